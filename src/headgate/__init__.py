@@ -1,0 +1,42 @@
+"""headgate: exact rate limiting for platforms where many agents talk to one hub."""
+
+from headgate.clock import ManualClock
+from headgate.core import Decision, Limit, Outcome
+from headgate.errors import HeadgateError, InvalidInput
+from headgate.limiter import Limiter
+from headgate.limits import (
+    BLOCKED,
+    UNLIMITED,
+    AllOf,
+    SlidingWindow,
+    TokenBucket,
+    limited,
+    per_day,
+    per_hour,
+    per_minute,
+    per_second,
+)
+from headgate.notation import parse
+from headgate.stores.memory import MemoryStore
+
+__all__ = [
+    "BLOCKED",
+    "UNLIMITED",
+    "AllOf",
+    "Decision",
+    "HeadgateError",
+    "InvalidInput",
+    "Limit",
+    "Limiter",
+    "ManualClock",
+    "MemoryStore",
+    "Outcome",
+    "SlidingWindow",
+    "TokenBucket",
+    "limited",
+    "parse",
+    "per_day",
+    "per_hour",
+    "per_minute",
+    "per_second",
+]

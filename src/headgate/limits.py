@@ -1,0 +1,543 @@
+"""Limits: how much is allowed, in exact integers.
+
+A token bucket of `refill` tokens per `per` seconds is counted in units, small enough that both what a tick of time
+gives (`gain`) and what a token costs (`unit`) are whole numbers. No rate is rounded and no fraction of a token is
+lost. A tick is one microsecond; where `capacity * unit` would pass 2**53, beyond which Redis' doubles are no longer
+exact, the tick is the shortest power of ten microseconds, up to a second, at which it fits. Ticks are counted from
+the moment at which the bucket was last full, not from a common grid, so that a coarse tick makes credit late by less
+than a tick and never early.
+
+A sliding window keeps the time of every request: at most `limit` in any span of `window` seconds.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from fractions import Fraction
+from math import ceil, lcm
+from typing import Final, SupportsIndex
+
+from headgate._native import i64, mypyc_attr
+from headgate.core import NEVER, Decision, Limit, State, binding, judged
+from headgate.inputs import LARGEST, Number, positive, refuse, whole
+
+MAX_WINDOW_LIMIT: Final = 1_000_000
+"""The largest `SlidingWindow`: it keeps 16 bytes for each request in the window."""
+
+_UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
+_TICKS: Final = tuple(10**exponent for exponent in range(7))
+_DEBT: Final[i64] = 2**53 - 1
+
+
+@mypyc_attr(acyclic=True)
+class Bucket(State):
+    """Units in the bucket (below zero: a debt) at a moment; each whole tick since then has given `gain` more."""
+
+    __slots__ = ("level", "stamp")
+
+    def __init__(self, level: i64, stamp: i64) -> None:
+        self.level = level
+        self.stamp = stamp
+
+
+class TokenBucket(Limit):
+    """Up to `capacity` tokens, refilled steadily with `refill` tokens per `per` seconds.
+
+    In any t seconds at most capacity + refill / per * t tokens pass.
+
+    >>> TokenBucket(capacity=10, refill=60, per=60)
+    TokenBucket(capacity=10, refill=60, per=60)
+    >>> print(TokenBucket(capacity=10, refill=60, per=60))
+    60/minute burst 10
+    """
+
+    __slots__ = ("_capacity", "_full", "_gain", "_hash", "_per", "_refill", "_tick", "_unit")
+
+    def __init__(self, capacity: SupportsIndex, refill: Number, per: Number) -> None:
+        self._capacity: Final[i64] = whole("TokenBucket capacity", capacity)
+        given_refill, given_per = positive("TokenBucket refill", refill), positive("TokenBucket per", per)
+        scale = lcm(_not_decimal(given_refill), _not_decimal(given_per))  # so that both can be written as decimals
+        self._refill: Final = given_refill * scale
+        self._per: Final = given_per * scale
+        tick, unit, gain = _fit(self._capacity, self._refill / self._per / 1_000_000)
+        if not tick:
+            refuse(
+                "TokenBucket",
+                "a capacity and a refill that can be counted exactly (a smaller capacity or a rounder refill is)",
+                self,
+            )
+        self._tick: Final[i64] = tick
+        self._unit: Final[i64] = unit
+        self._gain: Final[i64] = gain
+        self._full: Final[i64] = self._capacity * unit
+        self._hash: Final = hash(self._fields())
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def refill(self) -> float:
+        """How many tokens come in within `per` seconds."""
+        return float(self._refill)
+
+    @property
+    def per(self) -> float:
+        """The seconds in which `refill` tokens come in."""
+        return float(self._per)
+
+    @property
+    def parts(self) -> tuple[Limit, ...]:
+        return (self,)
+
+    @property
+    def uninterrupted(self) -> bool:
+        return True
+
+    def fresh(self, now: i64) -> State:
+        return Bucket(self._full, now)
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        assert isinstance(state, Bucket)
+        elapsed = now - state.stamp
+        if elapsed > 0:  # a clock that stepped back keeps the old stamp: it neither takes nor gives
+            if elapsed >= self._to_full(state.level):
+                state.level = self._full
+                state.stamp = now
+            elif self._tick == 1:
+                state.level += elapsed * self._gain
+                state.stamp = now
+            else:
+                ticks = elapsed // self._tick
+                state.level += ticks * self._gain
+                state.stamp += ticks * self._tick
+        if cost > self._capacity:
+            return NEVER
+        missing = cost * self._unit - state.level
+        if missing <= 0:
+            return 0
+        until = (missing + self._gain - 1) // self._gain * self._tick
+        return min(until, self._to_full(state.level)) - (now - state.stamp)
+
+    def _to_full(self, level: i64) -> i64:
+        """Microseconds from a bucket's stamp until it is full."""
+        missing = self._full - level
+        ticks = missing // self._gain
+        rest = missing - ticks * self._gain
+        if rest == 0:
+            return ticks * self._tick
+        return ticks * self._tick + (rest * self._tick + self._gain - 1) // self._gain
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        assert isinstance(state, Bucket)
+        if cost > (state.level + _DEBT) // self._unit:
+            state.level = -_DEBT
+        else:
+            state.level -= cost * self._unit
+
+    def refund(self, state: State, cost: i64) -> None:
+        assert isinstance(state, Bucket)
+        if cost > (self._full - state.level) // self._unit:
+            state.level = self._full
+        else:
+            state.level += cost * self._unit
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, Bucket)
+        return now - state.stamp >= self._to_full(state.level)
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        assert isinstance(state, Bucket)
+        level = state.level
+        scarce = (level - cost * self._unit) * 1000 < self._full * low
+        reset = max(self._to_full(level) - (now - state.stamp), 0)
+        return judged(self, wait, level // self._unit, scarce, reset)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenBucket) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _fields(self) -> tuple[int, Fraction, Fraction]:
+        return self._capacity, self._refill, self._per
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenBucket, self._fields()
+
+    def __repr__(self) -> str:
+        return f"TokenBucket(capacity={self._capacity}, refill={_literal(self._refill)}, per={_literal(self._per)})"
+
+    def __str__(self) -> str:
+        rate = _rate_text(self._refill, self._per)
+        return rate if self._capacity == ceil(self._refill) else f"{rate} burst {self._capacity}"
+
+
+@mypyc_attr(acyclic=True)
+class Log(State):
+    """The requests in a window: the time of each, and the sum of all costs up to it.
+
+    Entries before `first` have left the window; `gone` is the sum up to them.
+    """
+
+    __slots__ = ("first", "gone", "sums", "times")
+
+    def __init__(self) -> None:
+        self.times: array[int] = array("q")
+        self.sums: array[int] = array("q")
+        self.first: i64 = 0
+        self.gone: i64 = 0
+
+    def used(self) -> i64:
+        return i64(self.sums[-1]) - self.gone if self.sums else 0
+
+
+class SlidingWindow(Limit):
+    """At most `limit` in any span of `window` seconds: a request stops counting exactly `window` after it was made.
+
+    >>> print(SlidingWindow(limit=100, window=60))
+    100/minute sliding
+    """
+
+    __slots__ = ("_hash", "_limit", "_span", "_window")
+
+    def __init__(self, limit: SupportsIndex, window: Number) -> None:
+        self._limit: Final[i64] = whole("SlidingWindow limit", limit, MAX_WINDOW_LIMIT)
+        self._window: Final = positive("SlidingWindow window", window)
+        span = self._window * 1_000_000
+        if span.denominator != 1 or span > LARGEST:
+            refuse("SlidingWindow window", f"whole microseconds, up to {LARGEST} of them", window)
+        self._span: Final[i64] = span.numerator
+        self._hash: Final = hash(self._fields())
+
+    @property
+    def capacity(self) -> int:
+        return self._limit
+
+    @property
+    def window(self) -> float:
+        """The length of the window in seconds."""
+        return float(self._window)
+
+    @property
+    def parts(self) -> tuple[Limit, ...]:
+        return (self,)
+
+    @property
+    def uninterrupted(self) -> bool:
+        return False
+
+    def fresh(self, now: i64) -> State:
+        return Log()
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        assert isinstance(state, Log)
+        self._leave(state, now)
+        if cost > self._limit:
+            return NEVER
+        excess = state.used() + cost - self._limit
+        if excess <= 0:
+            return 0
+        last = bisect_left(state.sums, state.gone + excess, state.first)  # the last one that has to leave
+        return i64(state.times[last]) + self._span - now
+
+    def _leave(self, state: Log, now: i64) -> None:
+        first: i64 = bisect_right(state.times, now - self._span, state.first)
+        if first == state.first:
+            return
+        state.gone = state.sums[first - 1]
+        state.first = first
+        if first * 2 >= len(state.times):  # so each entry is moved once at most on average
+            del state.times[:first]
+            del state.sums[:first]
+            state.first = 0
+            if not state.sums:
+                state.gone = 0
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        assert isinstance(state, Log)
+        if not state.sums:
+            state.times.append(now)
+            state.sums.append(cost)
+            return
+        total = i64(state.sums[-1]) + min(cost, _DEBT - state.used())
+        if state.times[-1] >= now:
+            state.sums[-1] = total
+        else:
+            state.times.append(now)
+            state.sums.append(total)
+
+    def refund(self, state: State, cost: i64) -> None:
+        assert isinstance(state, Log)
+        used = state.used()
+        if cost >= used:
+            del state.times[:]
+            del state.sums[:]
+            state.first = 0
+            state.gone = 0
+        else:  # the newest are given back first
+            total = state.gone + used - cost
+            last = bisect_left(state.sums, total, state.first)
+            del state.times[last + 1 :]
+            del state.sums[last + 1 :]
+            state.sums[last] = total
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, Log)
+        return not state.times or i64(state.times[-1]) + self._span <= now
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        assert isinstance(state, Log)
+        left = self._limit - state.used()
+        scarce = (left - cost) * 1000 < self._limit * low
+        reset = i64(state.times[-1]) + self._span - now if state.times else i64(0)
+        return judged(self, wait, left, scarce, reset)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SlidingWindow) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _fields(self) -> tuple[int, Fraction]:
+        return self._limit, self._window
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return SlidingWindow, self._fields()
+
+    def __repr__(self) -> str:
+        return f"SlidingWindow(limit={self._limit}, window={_literal(self._window)})"
+
+    def __str__(self) -> str:
+        return f"{_rate_text(Fraction(self._limit), self._window)} sliding"
+
+
+@mypyc_attr(acyclic=True)
+class Several(State):
+    """One state for each limit of an `AllOf`."""
+
+    __slots__ = ("states",)
+
+    def __init__(self, states: list[State]) -> None:
+        self.states: Final = states
+
+
+class AllOf(Limit):
+    """Several limits at once: all pass and all are charged, or none is.
+
+    >>> print(AllOf([per_second(5), per_minute(100)]))
+    5/second; 100/minute
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, limits: Iterable[Limit]) -> None:
+        parts: list[Limit] = []
+        for limit in limits:
+            if not isinstance(limit, Limit):
+                refuse("AllOf", "limits", limit)
+            for part in limit.parts:
+                if part not in parts:
+                    parts.append(part)
+        if not parts:
+            refuse("AllOf", "at least one limit", parts)
+        self._parts: Final = tuple(parts)
+
+    @property
+    def capacity(self) -> int:
+        return min([part.capacity for part in self._parts])
+
+    @property
+    def parts(self) -> tuple[Limit, ...]:
+        return self._parts
+
+    @property
+    def uninterrupted(self) -> bool:
+        return all([part.uninterrupted for part in self._parts])
+
+    def fresh(self, now: i64) -> State:
+        return Several([part.fresh(now) for part in self._parts])
+
+    # Plain loops: a generator or a zip would be an object that the garbage collector tracks.
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        assert isinstance(state, Several)
+        longest: i64 = 0
+        for i in range(len(self._parts)):
+            wait = self._parts[i].wait(state.states[i], now, cost)
+            if longest != NEVER and (wait == NEVER or wait > longest):
+                longest = wait
+        return longest
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        assert isinstance(state, Several)
+        for i in range(len(self._parts)):
+            self._parts[i].spend(state.states[i], now, cost)
+
+    def refund(self, state: State, cost: i64) -> None:
+        assert isinstance(state, Several)
+        for i in range(len(self._parts)):
+            self._parts[i].refund(state.states[i], cost)
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, Several)
+        for i in range(len(self._parts)):  # noqa: SIM110
+            if not self._parts[i].idle(state.states[i], now):
+                return False
+        return True
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        assert isinstance(state, Several)
+        decisions = []
+        for i in range(len(self._parts)):
+            part, inner = self._parts[i], state.states[i]
+            part_wait = part.wait(inner, now, cost) if wait != 0 else i64(0)
+            decisions.append(part.decide(inner, now, cost, part_wait, low))
+        return binding(decisions)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AllOf) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return AllOf, (self._parts,)
+
+    def __repr__(self) -> str:
+        return f"AllOf({list(self._parts)!r})"
+
+    def __str__(self) -> str:
+        return "; ".join([str(part) for part in self._parts])
+
+
+class _Fixed(Limit):
+    """A limit that counts nothing: everything passes, or nothing does."""
+
+    __slots__ = ("_capacity", "_name")
+
+    def __init__(self, name: str, capacity: i64) -> None:
+        self._name: Final = name
+        self._capacity: Final = capacity
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def parts(self) -> tuple[Limit, ...]:
+        return (self,)
+
+    @property
+    def uninterrupted(self) -> bool:
+        return True
+
+    def fresh(self, now: i64) -> State:
+        return State()
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        return 0 if self._capacity else NEVER
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        return
+
+    def refund(self, state: State, cost: i64) -> None:
+        return
+
+    def idle(self, state: State, now: i64) -> bool:
+        return True
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        return judged(self, wait, self._capacity, False, 0)
+
+    def __reduce__(self) -> str:
+        return self._name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __str__(self) -> str:
+        return self._name.lower()
+
+
+UNLIMITED: Final = _Fixed("UNLIMITED", LARGEST)
+"""Everything passes. `remaining` stays at 2**53 - 1."""
+
+BLOCKED: Final = _Fixed("BLOCKED", 0)
+"""Nothing passes, and no wait helps."""
+
+
+def limited(rate: Number, burst: SupportsIndex) -> TokenBucket:
+    """`rate` tokens per second, up to `burst` at once: `limited(0.5, 10)`."""
+    return TokenBucket(burst, rate, 1)
+
+
+def per_second(count: Number, burst: SupportsIndex | None = None) -> TokenBucket:
+    """`count` tokens per second; `burst` at once, or `count`."""
+    return per_period(count, 1, burst)
+
+
+def per_minute(count: Number, burst: SupportsIndex | None = None) -> TokenBucket:
+    """`count` tokens per minute; `burst` at once, or `count`.
+
+    >>> print(per_minute(60, burst=10))
+    60/minute burst 10
+    """
+    return per_period(count, 60, burst)
+
+
+def per_hour(count: Number, burst: SupportsIndex | None = None) -> TokenBucket:
+    """`count` tokens per hour; `burst` at once, or `count`."""
+    return per_period(count, 3_600, burst)
+
+
+def per_day(count: Number, burst: SupportsIndex | None = None) -> TokenBucket:
+    """`count` tokens per day; `burst` at once, or `count`."""
+    return per_period(count, 86_400, burst)
+
+
+def per_period(count: Number, seconds: Number, burst: SupportsIndex | None) -> TokenBucket:
+    """`count` tokens per `seconds`; `burst` at once, or `count` (rounded up: of 0.5 a second one can still pass)."""
+    if burst is None:
+        return TokenBucket(ceil(positive("TokenBucket refill", count)), count, seconds)
+    return TokenBucket(burst, count, seconds)
+
+
+def _fit(capacity: int, rate: Fraction) -> tuple[int, int, int]:
+    """The finest tick at which a bucket can be counted exactly, the units of a token, and those that a tick gives.
+
+    `rate` is in tokens per microsecond. The tick is 0 where nothing fits.
+    """
+    for tick in _TICKS:
+        gain, unit = (rate * tick).as_integer_ratio()
+        if capacity * unit <= LARGEST and gain * tick <= LARGEST:
+            return tick, unit, gain
+    return 0, 0, 0
+
+
+def _rate_text(count: Fraction, seconds: Fraction) -> str:
+    """A rate in the notation that `parse` reads, "60/minute" or "10 per 5 minutes"."""
+    for unit, length in _UNITS:
+        if seconds % length == 0 or unit == "second":
+            break
+    if seconds == length:
+        return f"{_literal(count)}/{unit}"
+    return f"{_literal(count)} per {_literal(seconds / length)} {unit}s"
+
+
+def _not_decimal(number: Fraction) -> int:
+    """What `number` has to be multiplied by to be a decimal fraction."""
+    rest = number.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest
+
+
+def _literal(number: Fraction) -> str:
+    """A decimal fraction as text, exactly: 60, 0.25."""
+    if number.denominator == 1:
+        return str(number.numerator)
+    digits = number.denominator.bit_length()  # more than enough, so that nothing is cut off
+    text = str(number.numerator * 10**digits // number.denominator).rjust(digits + 1, "0")
+    return f"{text[:-digits]}.{text[-digits:]}".rstrip("0")

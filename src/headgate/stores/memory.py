@@ -1,0 +1,340 @@
+"""The store in this process's memory.
+
+How it stays small. A full bucket is the same as none, so an entry that is full again is dropped. No thread does this
+and no check pays for a scan: now and then a check also looks at a few other entries. It takes them out of a dict that
+has been set aside (`Table.old`), drops those that are full and puts the others into a new dict, so that the table of
+a dict which was once large goes away with it. One round through all entries begins at most once a second, unless room
+is needed.
+
+How it stays exact. Uncompiled, or without a GIL, a lock guards every step. Compiled and under the GIL none is needed
+as long as nothing between reading and writing a state can let another thread run. Only Python code can, and Python
+code can only come in through an allocation that sets off the garbage collector. So wherever something is allocated,
+what was read before it is read again. A sliding window can't keep to this; a store that has one takes the lock.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Final
+
+from headgate._native import i64
+from headgate.clock import Clock, MonotonicClock
+from headgate.core import DENY, Decision, Limit, State, binding
+from headgate.inputs import refuse, whole
+from headgate.stores import Ask, Verb
+
+_SHARDS: Final[i64] = 256
+_SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
+_LOOKED_AT: Final = 4  # entries that one check looks at besides its own, if it does
+_EVERY: Final[i64] = 16  # checks of known keys between two such looks, while none of them finds anything to drop
+_ROUND: Final[i64] = 1_000_000  # microseconds from the start of one round to that of the next
+_SPARED: Final[i64] = 10_000  # an entry used within the last so many microseconds is likely to be used again
+_CROWDED: Final[i64] = 1_000_000  # the wait that a new key is told when there is no room
+
+CHECK: Final = Verb.CHECK
+CHARGE: Final = Verb.CHARGE
+REFUND: Final = Verb.REFUND
+
+_opening: Final = threading.Lock()
+_log = logging.getLogger("headgate")
+
+
+class Table:
+    """The entries of one limiter's name and limit."""
+
+    def __init__(self, store: "MemoryStore", limit: Limit) -> None:
+        self.store: Final = store
+        self.limit: Final = limit
+        self.size: i64 = 0
+        self.mask: i64 = 0
+        self.dicts: list[dict[str, State]] = [{}]
+        self.old: dict[str, State] | None = None  # set aside, on its way into the dicts
+        self.next: i64 = 0  # the dict to be set aside next in this round
+
+    def shard(self, key: str) -> i64:
+        # Not the lowest bits: they choose the place within the dict.
+        return 0 if self.mask == 0 else (i64(hash(key)) >> 32) & self.mask
+
+    def find(self, key: str) -> State | None:
+        found = self.dicts[self.shard(key)].get(key)
+        if found is None and self.old is not None:
+            found = self.old.get(key)
+        return found
+
+    def keep(self, key: str, state: State) -> None:
+        self.dicts[self.shard(key)][key] = state
+        self.size += 1
+        self.store.size += 1
+
+    def drop(self, key: str) -> State | None:
+        state = self.find(key)
+        if state is not None:
+            self.dicts[self.shard(key)].pop(key, None)
+            if self.old is not None:
+                self.old.pop(key, None)
+            self.size -= 1
+            self.store.size -= 1
+        return state
+
+    def take(self, key: str, cost: i64, low: i64) -> Decision:
+        """Verb.CHECK on one key."""
+        lock = self.store.lock
+        if lock is None:
+            return self._take(key, cost, low)
+        with lock:
+            return self._take(key, cost, low)
+
+    def _take(self, key: str, cost: i64, low: i64) -> Decision:
+        store, limit = self.store, self.limit
+        now = store.now()
+        state = self.find(key)
+        if state is None:
+            return self._take_new(key, cost, low, now)
+        wait = limit.wait(state, now, cost)
+        if wait == 0:
+            limit.spend(state, now, cost)
+            cost = 0
+        decision = limit.decide(state, now, cost, wait, low)
+        store.pause -= 1
+        if store.pause < 0:
+            store.look_around(now)
+        return decision
+
+    def _take_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
+        store, limit = self.store, self.limit
+        if store.size >= store.max_keys:
+            store.make_room(now)
+        fresh = limit.fresh(now)
+        state = self.find(key)  # again: another thread may have been quicker
+        known = state is not None
+        if state is None:
+            state = fresh
+        wait = limit.wait(state, now, cost)
+        if wait == 0:
+            if not known and store.size >= store.max_keys:
+                return store.crowded(limit)
+            limit.spend(state, now, cost)
+            cost = 0
+            if not known and not limit.idle(state, now):
+                self.keep(key, state)
+        decision = limit.decide(state, now, cost, wait, low)
+        self._split()
+        store.look_around(now)
+        return decision
+
+    def _split(self) -> None:
+        if self.mask == 0 and self.old is None and len(self.dicts[0]) > _SPLIT:
+            self._set_all_aside([{} for _ in range(_SHARDS)])
+
+    def _set_all_aside(self, empty: list[dict[str, State]]) -> None:
+        if self.mask == 0 and self.old is None:
+            self.old = self.dicts[0]
+            self.dicts = empty
+            self.mask = _SHARDS - 1
+            self.next = _SHARDS  # this round will have seen them all
+
+    def _set_aside(self, empty: dict[str, State]) -> None:
+        """Begin with the next dict. Making the empty one may have let another thread do so."""
+        if self.old is None and self.next < len(self.dicts):
+            self.old = self.dicts[self.next]
+            self.dicts[self.next] = empty
+            self.next += 1
+
+    def look_at_one(self, now: i64) -> i64:
+        """Go on with the round by one entry: 1 if it was dropped, 0 if not, -1 if the round is over."""
+        if self.old is None:
+            if self.next >= len(self.dicts):
+                self.next = 0
+                return -1
+            if not self.dicts[self.next]:
+                self.next += 1
+                return 0
+            self._set_aside({})
+        old = self.old
+        if not old:
+            self.old = None
+            return 0
+        try:
+            key, state = old.popitem()
+        except KeyError:  # another thread had the last one
+            return 0
+        if self.limit.idle(state, now - _SPARED):
+            self.size -= 1
+            self.store.size -= 1
+            return 1
+        self.dicts[self.shard(key)][key] = state
+        return 0
+
+
+class MemoryStore:
+    """Keeps what is counted in this process's memory. Its clock is the machine's monotonic one.
+
+    Memory follows the keys that are not full. `max_keys` bounds it: when so many keys are kept and none of the
+    entries looked at can be dropped, a key that isn't known yet is denied, told to come back in a second, and counted
+    nowhere. Keys that are known are never dropped for it, so a blocked key stays blocked. (`charge` on an unknown key
+    is always kept: what has been spent is counted.)
+
+    >>> from headgate import Limiter, MemoryStore, per_minute
+    >>> store = MemoryStore(max_keys=2)
+    >>> limiter = Limiter(per_minute(1), store=store)
+    >>> [bool(limiter.check(key)) for key in ("a", "b", "c", "a")]
+    [True, True, False, False]
+    >>> len(store)
+    2
+    """
+
+    def __init__(self, *, clock: Clock | None = None, max_keys: int | None = None) -> None:
+        self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        self._manual: Final = clock is not None
+        self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without the way there
+        self._tables: Final[dict[tuple[str, Limit], Table]] = {}
+        self._ring: Final[list[Table]] = []
+        self._warned = False
+        self.max_keys: Final[i64] = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
+        self.lock: threading.RLock | None = None if _uninterruptible() else threading.RLock()
+        self.size: i64 = 0
+        self.pause: i64 = 0  # checks of known keys until the next look around
+        self.turn: i64 = 0  # the table that the round has come to; as many as there are: no round is under way
+        self.round_at: i64 = 0  # when the next round may begin
+        self.looked_at: i64 = 0  # how many entries have been looked at besides the ones asked for
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def __len__(self) -> int:
+        """How many keys are kept."""
+        return self.size
+
+    def now(self) -> i64:
+        return self._clock.now() if self._manual else self._read() // 1000
+
+    def table(self, name: str, limit: Limit) -> Table:
+        """The entries of one limiter's name and limit. It is made once: whoever asks often keeps it."""
+        found = self._tables.get((name, limit))
+        if found is None:
+            with _opening:
+                found = self._tables.get((name, limit))
+                if found is None:
+                    if self.lock is None and not limit.uninterrupted:
+                        self.lock = threading.RLock()
+                    found = Table(self, limit)
+                    self._tables[(name, limit)] = found
+                    self._ring.append(found)
+        return found
+
+    def apply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
+        """See `Store.apply`."""
+        tables = [self.table(ask.name, ask.limit) for ask in asks]
+        if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
+            refuse("asks", "each key once", [ask.key for ask in asks])
+        if self.lock is None:
+            return self._apply(verb, asks, tables, low)
+        with self.lock:
+            return self._apply(verb, asks, tables, low)
+
+    def _apply(self, verb: Verb, asks: Sequence[Ask], tables: list[Table], low: i64) -> Decision:
+        now = self.now()
+        if self.size >= self.max_keys:
+            self.make_room(now)
+        keys = [ask.key for ask in asks]
+        costs = [ask.cost for ask in asks]
+        states = [table.limit.fresh(now) for table in tables]
+        known = [False] * len(states)
+        waits = [0] * len(states)
+        # From here to the last write nothing is allocated that the garbage collector tracks.
+        passes = True
+        new: i64 = 0
+        for i in range(len(states)):
+            found = tables[i].find(keys[i])
+            if found is not None:
+                states[i] = found
+                known[i] = True
+            else:
+                new += 1
+            waits[i] = tables[i].limit.wait(states[i], now, costs[i])
+            passes = passes and waits[i] == 0
+        if verb is CHECK and passes and new and self.size + new > self.max_keys:
+            return self.crowded(tables[0].limit)
+        if verb is CHARGE or (verb is CHECK and passes):
+            for i in range(len(states)):
+                limit = tables[i].limit
+                limit.spend(states[i], now, costs[i])
+                if not known[i] and not limit.idle(states[i], now):
+                    tables[i].keep(keys[i], states[i])
+        elif verb is REFUND:
+            for i in range(len(states)):
+                tables[i].limit.refund(states[i], costs[i])
+        decisions = []
+        for i in range(len(states)):
+            cost, wait = costs[i], waits[i]
+            if verb is CHECK and passes:
+                cost = 0
+            elif verb is CHARGE or verb is REFUND:
+                cost, wait = 1, tables[i].limit.wait(states[i], now, 1)
+            decisions.append(tables[i].limit.decide(states[i], now, cost, wait, low))
+        self.look_around(now)
+        return decisions[0] if len(decisions) == 1 else binding(decisions)
+
+    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
+        return self.apply(verb, asks, low)
+
+    def forget(self, name: str, key: str, limit: Limit) -> bool:
+        """See `Store.forget`."""
+        table = self.table(name, limit)
+        if self.lock is None:
+            dropped = table.drop(key)
+        else:
+            with self.lock:
+                dropped = table.drop(key)
+        return dropped is not None and not limit.idle(dropped, self.now())
+
+    async def aforget(self, name: str, key: str, limit: Limit) -> bool:
+        return self.forget(name, key, limit)
+
+    def look_around(self, now: i64) -> None:
+        """Go on with the round by a few entries, or begin one if it is time."""
+        dropped = False
+        for _ in range(_LOOKED_AT):
+            if self.turn >= len(self._ring):
+                if now < self.round_at:
+                    break
+                self._begin_round(now)
+            dropped = self._look_at_one(now) or dropped
+        self.pause = 0 if dropped else _EVERY
+
+    def make_room(self, now: i64) -> None:
+        """Look at a few entries, whether or not it is time for a round, until one is dropped."""
+        for _ in range(2 * _LOOKED_AT):
+            if self.turn >= len(self._ring):
+                self._begin_round(now)
+            if self._look_at_one(now):
+                break
+
+    def _begin_round(self, now: i64) -> None:
+        self.turn = 0
+        self.round_at = now + _ROUND
+
+    def _look_at_one(self, now: i64) -> bool:
+        result = self._ring[self.turn].look_at_one(now)
+        if result < 0:
+            self.turn += 1
+        else:
+            self.looked_at += 1
+        return result > 0
+
+    def crowded(self, limit: Limit) -> Decision:
+        """The denial of a new key for which there is no room."""
+        if not self._warned:
+            self._warned = True
+            _log.warning("MemoryStore: all %d keys are in use; new ones are denied until some are full", self.max_keys)
+        return Decision(DENY, limit, 0, _CROWDED, 0, -1)
+
+
+def _uninterruptible() -> bool:
+    """Whether this module is compiled and runs under a GIL, so that only what it calls can let another thread run."""
+    with_gil: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
+    return not isinstance(Table.take, FunctionType) and (with_gil is None or with_gil())
