@@ -13,7 +13,7 @@ Everything is whole numbers: times are microseconds of the store's clock, costs 
 depends on its arguments alone, and only the state that is handed in is written.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from enum import Enum
 from typing import Final
 
@@ -44,7 +44,7 @@ class State:
     __slots__ = ()
 
 
-class Limit(ABC):
+class Limit:
     """How much is allowed: a value, compared and hashed by what it says.
 
     An application builds limits and reads them; the methods are for stores. Times are microseconds, costs are tokens.
@@ -209,7 +209,7 @@ def binding(decisions: list[Decision]) -> Decision:
 
 def _outranks(one: Decision, other: Decision) -> bool:
     if one._outcome is DENY or other._outcome is DENY:
-        return one._retry == NEVER or (other._retry != NEVER and one._retry > other._retry)
+        return other._retry != NEVER and (one._retry == NEVER or one._retry > other._retry)
     if one._outcome is not other._outcome:
         return one._outcome is WARN
     return one._remaining < other._remaining

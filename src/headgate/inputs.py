@@ -16,7 +16,7 @@ LARGEST: Final = 2**53 - 1
 def refuse(where: str, expected: str, got: object) -> NoReturn:
     """Raise `InvalidInput` with the one text that all refusals have."""
     try:
-        shown = repr(got)
+        shown = str(got) if isinstance(got, Fraction) else repr(got)
     except ValueError:  # more digits than Python converts
         shown = "an int of thousands of digits"
     if len(shown) > 100:

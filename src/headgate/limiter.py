@@ -35,11 +35,13 @@ class Limiter:
         limit: Limit | str | Iterable[Limit | str],
         *,
         store: Store | None = None,
-        name: str = "",
+        name: Text = "",
         warn_at: Number = 0.8,
     ) -> None:
         if not isinstance(name, str):
             refuse("Limiter name", "a string", name)
+        if store is not None and not callable(getattr(store, "apply", None)):
+            refuse("Limiter store", "a store such as MemoryStore()", store)
         self._limit: Final = _limit_of(limit)
         self._store: Final[Store] = MemoryStore() if store is None else store
         self._name: Final = name

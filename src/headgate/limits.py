@@ -26,7 +26,8 @@ MAX_WINDOW_LIMIT: Final = 1_000_000
 
 _UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 _TICKS: Final = tuple(10**exponent for exponent in range(7))
-_DEBT: Final[i64] = 2**53 - 1
+_DEBT: Final[i64] = 2**53 - 1  # units
+_LONGEST: Final[i64] = 2**53 - 1  # microseconds, 285 years: no clock runs that long, and no longer wait is told
 
 
 @mypyc_attr(acyclic=True)
@@ -51,7 +52,7 @@ class TokenBucket(Limit):
     60/minute burst 10
     """
 
-    __slots__ = ("_capacity", "_full", "_gain", "_hash", "_per", "_refill", "_tick", "_unit")
+    __slots__ = ("_capacity", "_full", "_gain", "_hash", "_most_ticks", "_per", "_refill", "_tick", "_unit")
 
     def __init__(self, capacity: SupportsIndex, refill: Number, per: Number) -> None:
         self._capacity: Final[i64] = whole("TokenBucket capacity", capacity)
@@ -70,6 +71,7 @@ class TokenBucket(Limit):
         self._unit: Final[i64] = unit
         self._gain: Final[i64] = gain
         self._full: Final[i64] = self._capacity * unit
+        self._most_ticks: Final[i64] = LARGEST // tick
         self._hash: Final = hash(self._fields())
 
     @property
@@ -87,6 +89,11 @@ class TokenBucket(Limit):
         return float(self._per)
 
     @property
+    def tick(self) -> float:
+        """The grain of its time in seconds: credit comes in at whole ticks after the bucket was last full."""
+        return self._tick / 1_000_000
+
+    @property
     def parts(self) -> tuple[Limit, ...]:
         return (self,)
 
@@ -100,7 +107,10 @@ class TokenBucket(Limit):
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, Bucket)
         elapsed = now - state.stamp
-        if elapsed > 0:  # a clock that stepped back keeps the old stamp: it neither takes nor gives
+        if elapsed < 0:  # a clock that stepped back neither takes nor gives: what is counted keeps its stamp
+            if state.level == self._full:
+                state.stamp = now
+        elif elapsed > 0:
             if elapsed >= self._to_full(state.level):
                 state.level = self._full
                 state.stamp = now
@@ -116,17 +126,23 @@ class TokenBucket(Limit):
         missing = cost * self._unit - state.level
         if missing <= 0:
             return 0
-        until = (missing + self._gain - 1) // self._gain * self._tick
-        return min(until, self._to_full(state.level)) - (now - state.stamp)
+        ticks = (missing + self._gain - 1) // self._gain
+        until = _LONGEST if ticks >= self._most_ticks else ticks * self._tick
+        return self._from_now(min(until, self._to_full(state.level)), state, now)
 
     def _to_full(self, level: i64) -> i64:
         """Microseconds from a bucket's stamp until it is full."""
         missing = self._full - level
         ticks = missing // self._gain
+        if ticks >= self._most_ticks:
+            return _LONGEST
         rest = missing - ticks * self._gain
         if rest == 0:
             return ticks * self._tick
         return ticks * self._tick + (rest * self._tick + self._gain - 1) // self._gain
+
+    def _from_now(self, span: i64, state: Bucket, now: i64) -> i64:
+        return span if span == _LONGEST else max(span - (now - state.stamp), 0)
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, Bucket)
@@ -150,7 +166,7 @@ class TokenBucket(Limit):
         assert isinstance(state, Bucket)
         level = state.level
         scarce = (level - cost * self._unit) * 1000 < self._full * low
-        reset = max(self._to_full(level) - (now - state.stamp), 0)
+        reset = self._from_now(self._to_full(level), state, now)
         return judged(self, wait, level // self._unit, scarce, reset)
 
     def __eq__(self, other: object) -> bool:
@@ -333,7 +349,8 @@ class AllOf(Limit):
 
     def __init__(self, limits: Iterable[Limit]) -> None:
         parts: list[Limit] = []
-        for limit in limits:
+        given: Iterable[object] = limits  # whatever they are
+        for limit in given:
             if not isinstance(limit, Limit):
                 refuse("AllOf", "limits", limit)
             for part in limit.parts:

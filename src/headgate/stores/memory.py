@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Final
+from typing import Final, SupportsIndex
 
 from headgate._native import i64
 from headgate.clock import Clock, MonotonicClock
@@ -134,7 +134,7 @@ class Table:
             self.old = self.dicts[0]
             self.dicts = empty
             self.mask = _SHARDS - 1
-            self.next = _SHARDS  # this round will have seen them all
+            self.next = 0
 
     def _set_aside(self, empty: dict[str, State]) -> None:
         """Begin with the next dict. Making the empty one may have let another thread do so."""
@@ -186,7 +186,7 @@ class MemoryStore:
     2
     """
 
-    def __init__(self, *, clock: Clock | None = None, max_keys: int | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None, max_keys: SupportsIndex | None = None) -> None:
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
         self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without the way there
@@ -334,7 +334,12 @@ class MemoryStore:
         return Decision(DENY, limit, 0, _CROWDED, 0, -1)
 
 
+def compiled() -> bool:
+    """Whether this module runs as machine code."""
+    return not isinstance(Table.take, FunctionType)
+
+
 def _uninterruptible() -> bool:
-    """Whether this module is compiled and runs under a GIL, so that only what it calls can let another thread run."""
+    """Whether no other thread can run unless something that is called here lets it."""
     with_gil: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
-    return not isinstance(Table.take, FunctionType) and (with_gil is None or with_gil())
+    return compiled() and (with_gil is None or with_gil())

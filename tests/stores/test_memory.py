@@ -1,0 +1,190 @@
+"""The in-memory store: it conforms, it stays small, and no check pays for it."""
+
+import sys
+import tracemalloc
+
+import pytest
+
+from headgate import Limit, Limiter, ManualClock, MemoryStore, SlidingWindow, per_day, per_minute, per_second
+from headgate.stores import Ask, Verb, conformance
+
+
+@pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: case.__name__)
+def test_conformance(case: conformance.Case) -> None:
+    case(lambda clock: MemoryStore(clock=clock))
+
+
+def test_run_calls_every_case() -> None:
+    conformance.run(lambda clock: MemoryStore(clock=clock))
+
+
+def test_conformance_can_fail() -> None:
+    """A store whose clock runs at half speed doesn't pass."""
+
+    class Slow(ManualClock):
+        def __init__(self, clock: ManualClock) -> None:
+            super().__init__()
+            self.clock = clock
+
+        def now(self) -> int:
+            return self.clock.now() // 2
+
+    with pytest.raises(conformance.NotConforming, match=r"^when the wait on 7/minute burst 3 is over: expected True"):
+        conformance.a_denial_holds_until_its_wait_is_over(lambda clock: MemoryStore(clock=Slow(clock)))
+
+
+def one_shot_keys_come_and_go(limiter: Limiter, clock: ManualClock, count: int) -> None:
+    """Use keys once, let them become full again, and check others until the store has forgotten them."""
+    store = limiter.store
+    assert isinstance(store, MemoryStore)
+    most = 0
+    for i in range(count):
+        before = store.looked_at
+        limiter.check(f"agent-{i}")
+        most = max(most, store.looked_at - before)
+    assert len(store) == count
+    clock.advance(61)
+    checks = 0
+    while len(store) > 10:
+        before = store.looked_at
+        limiter.check(f"other-{checks % 10}")
+        most = max(most, store.looked_at - before)
+        checks += 1
+        assert checks < count
+    assert most <= 4, "no check looks at more than a few entries"
+
+
+def test_a13_a_million_one_shot_keys_go_away_by_themselves() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(per_minute(60), store=store)
+    one_shot_keys_come_and_go(limiter, clock, 1_000_000)
+    table = store.table("", limiter.limit)
+    dicts = [*table.dicts, *([] if table.old is None else [table.old])]
+    assert sum(map(sys.getsizeof, dicts)) < 50_000, "the tables of the dicts went with their entries"
+
+
+@pytest.mark.parametrize("limit", [per_minute(60), SlidingWindow(60, 60)], ids=str)
+def test_a13_their_memory_is_given_back(limit: Limit) -> None:
+    clock = ManualClock()
+    tracemalloc.start()
+    try:
+        limiter = Limiter(limit, store=MemoryStore(clock=clock))
+        empty, _ = tracemalloc.get_traced_memory()
+        one_shot_keys_come_and_go(limiter, clock, 50_000)
+        used, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - empty > 5_000_000
+    assert used - empty < 100_000
+
+
+def test_a13_entries_of_other_limiters_on_the_store_go_away_too() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    idle = Limiter(per_second(10), store=store, name="idle")
+    for i in range(1000):
+        idle.check(f"agent-{i}")
+    clock.advance(2)
+    busy = Limiter(per_day(10**6), store=store, name="busy")
+    for _ in range(1000):
+        busy.check("agent")
+    assert len(store) == 1
+
+
+def test_a13_dropping_changes_no_decision() -> None:
+    """What is dropped is full: the next check finds it as it would have been."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(per_minute(60), store=store)
+    limiter.check("half", 30)
+    limiter.check("debtor")
+    limiter.charge("debtor", 100)
+    clock.advance(29.999)
+    for i in range(10_000):
+        limiter.check(f"passer-by-{i}")
+    assert limiter.peek("half").remaining == 59
+    assert limiter.peek("debtor").remaining == 0
+    clock.advance(10)
+    for i in range(10_000):
+        limiter.check(f"passer-by-{i}")
+    assert limiter.peek("half").remaining == 60
+    assert not limiter.peek("debtor")
+
+
+def test_a13_memory_follows_the_live_keys_while_new_ones_keep_coming() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(per_minute(60), store=store)  # each of these keys is full again after one second
+    sizes = []
+    for i in range(50_000):
+        clock.advance(0.001)
+        limiter.check(f"agent-{i}")
+        sizes.append(len(store))
+    assert max(sizes) < 4000  # 1,000 are live; on top come those of the second between two rounds, and of a round
+
+
+def test_denied_and_unlimited_keys_are_not_kept() -> None:
+    store = MemoryStore()
+    Limiter(per_minute(5), store=store).check("too much", 6)
+    Limiter("unlimited", store=store).check("free")
+    Limiter("blocked", store=store).check("never")
+    Limiter(per_minute(5), store=store).peek("seen")
+    Limiter(per_minute(5), store=store).refund("given", 3)
+    assert len(store) == 0
+
+
+def test_max_keys_denies_new_keys_and_keeps_blocked_ones_blocked(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock, max_keys=100)
+    limiter = Limiter(per_minute(1), store=store)
+    assert all(limiter.check(f"agent-{i}") for i in range(100))
+    denied = [limiter.check(f"new-{i}") for i in range(1000)]
+    assert not any(denied)
+    assert {decision.retry_after for decision in denied} == {1.0}
+    assert [record.message for record in caplog.records] == [
+        "MemoryStore: all 100 keys are in use; new ones are denied until some are full"
+    ]
+    assert not any(limiter.check(f"agent-{i}") for i in range(100)), "a blocked key stays blocked"
+    assert len(store) == 100
+    clock.advance(61)
+    assert all(limiter.check(f"new-{i}") for i in range(100)), "room is made as it is needed"
+    assert len(store) == 100
+
+
+def test_max_keys_counts_what_has_been_spent_in_any_case() -> None:
+    store = MemoryStore(max_keys=1)
+    limiter = Limiter(per_minute(10), store=store)
+    limiter.check("known")
+    assert not limiter.check("new")
+    assert not limiter.charge("new", 20)
+    assert len(store) == 2
+
+
+def test_max_keys_holds_for_several_keys_at_once() -> None:
+    store = MemoryStore(max_keys=1)
+    asks = [Ask("", key, per_minute(1), 1) for key in "ab"]
+    assert not store.apply(Verb.CHECK, asks, 200)
+    assert len(store) == 0
+
+
+def test_peers_defect_3_other_keys_never_unblock_a_key() -> None:
+    limiter = Limiter(per_day(1), store=MemoryStore(clock=ManualClock()))
+    limiter.check("blocked")
+    for i in range(5000):
+        limiter.check(f"other-{i}")
+    assert not limiter.check("blocked")
+
+
+def test_asks_that_name_a_key_twice_are_refused() -> None:
+    store = MemoryStore()
+    ask = Ask("", "a", per_minute(1), 1)
+    with pytest.raises(ValueError, match=r"^asks: expected each key once, got \['a', 'a'\]$"):
+        store.apply(Verb.CHECK, [ask, ask], 200)
+    assert len(store) == 0
+
+
+def test_max_keys_bad_input() -> None:
+    for bad in (0, -1, True, 1.5, "many"):
+        with pytest.raises(ValueError, match=r"^MemoryStore max_keys: expected a whole number from 1 to 9007"):
+            MemoryStore(max_keys=bad)  # type: ignore[arg-type]

@@ -1,0 +1,344 @@
+"""Limiter: the verbs, in both colours, and the requirements that it meets by itself."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import pytest
+
+from headgate import (
+    UNLIMITED,
+    Decision,
+    InvalidInput,
+    Limit,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    SlidingWindow,
+    limited,
+    parse,
+    per_day,
+    per_hour,
+    per_minute,
+    per_second,
+)
+from headgate.clock import Clock
+from headgate.stores import Ask, Verb
+
+Call: TypeAlias = Callable[..., Any]
+
+
+class Elsewhere:
+    """A store that isn't a `MemoryStore`, as far as a limiter can see."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._memory = MemoryStore(clock=clock)
+
+    @property
+    def clock(self) -> Clock:
+        return self._memory.clock
+
+    def apply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
+        return self._memory.apply(verb, asks, low)
+
+    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
+        await asyncio.sleep(0)
+        return self._memory.apply(verb, asks, low)
+
+    def forget(self, name: str, key: str, limit: Limit) -> bool:
+        return self._memory.forget(name, key, limit)
+
+    async def aforget(self, name: str, key: str, limit: Limit) -> bool:
+        await asyncio.sleep(0)
+        return self._memory.forget(name, key, limit)
+
+
+@pytest.fixture(params=[MemoryStore, Elsewhere])
+def store(request: pytest.FixtureRequest) -> Any:
+    return request.param(clock=ManualClock())
+
+
+@pytest.fixture(params=["", "a"], ids=["sync", "async"])
+def verb(request: pytest.FixtureRequest) -> Callable[[Limiter, str], Call]:
+    """A verb of a limiter: itself, or its async twin run in a loop."""
+
+    def find(limiter: Limiter, name: str) -> Call:
+        method = getattr(limiter, request.param + name)
+        if not request.param:
+            return method  # type: ignore[no-any-return]
+
+        async def run(*args: Any, **options: Any) -> Any:
+            return await method(*args, **options)
+
+        return lambda *args, **options: asyncio.run(run(*args, **options))
+
+    return find
+
+
+Verbs: TypeAlias = Callable[[Limiter, str], Call]
+
+
+def test_check_spends_and_peek_does_not(store: Any, verb: Verbs) -> None:
+    limiter = Limiter(per_minute(10), store=store)
+    check, peek = verb(limiter, "check"), verb(limiter, "peek")
+    assert check("a").remaining == 9
+    assert check("a", cost=4).remaining == 5
+    assert [peek("a").remaining, peek("a", 5).outcome, peek("a", 6).outcome] == [5, Outcome.WARN, Outcome.DENY]
+    assert peek("a").remaining == 5
+
+
+def test_charge_leaves_a_debt_that_refill_pays_off(store: Any, verb: Verbs) -> None:
+    limiter = Limiter(per_minute(60), store=store)
+    decision = verb(limiter, "charge")("a", 100)
+    assert (bool(decision), decision.remaining, decision.retry_after, decision.reset_after) == (False, 0, 41.0, 100.0)
+    store.clock.advance(41)
+    assert verb(limiter, "check")("a").remaining == 0
+
+
+def test_refund_gives_back_up_to_the_capacity(store: Any, verb: Verbs) -> None:
+    limiter = Limiter(per_minute(10), store=store)
+    verb(limiter, "check")("a", 6)
+    assert verb(limiter, "refund")("a").remaining == 5
+    assert verb(limiter, "refund")("a", 3).remaining == 8
+    assert verb(limiter, "refund")("a", 300).remaining == 10
+
+
+def test_a_window_gives_back_the_newest_first(store: Any, verb: Verbs) -> None:
+    limiter = Limiter(SlidingWindow(3, 60), store=store)
+    for _ in range(3):
+        limiter.check("a")
+        store.clock.advance(10)
+    verb(limiter, "refund")("a", 2)
+    store.clock.advance(29)
+    assert limiter.peek("a").remaining == 2
+    store.clock.advance(1)
+    assert limiter.peek("a").remaining == 3
+
+
+def test_reset_forgets_and_says_whether_there_was_anything(store: Any, verb: Verbs) -> None:
+    limiter = Limiter(per_minute(10), store=store)
+    reset = verb(limiter, "reset")
+    assert reset("a") is False
+    limiter.check("a", 10)
+    assert reset("a") is True
+    assert limiter.check("a").remaining == 9
+    store.clock.advance(60)
+    assert reset("a") is False, "a full bucket is the same as none"
+
+
+def test_every_verb_has_an_async_twin() -> None:
+    for name in ("check", "peek", "charge", "refund", "reset", "acquire"):
+        assert inspect.iscoroutinefunction(getattr(Limiter, f"a{name}"))
+
+
+# The requirements ----------------------------------------------------------------------------------------------------
+
+
+def test_a1_allow_warn_deny() -> None:
+    limiter = Limiter(per_minute(10), store=MemoryStore(clock=ManualClock()))
+    decisions = [limiter.check("a") for _ in range(11)]
+    assert [d.outcome.value for d in decisions] == ["allow"] * 8 + ["warn"] * 2 + ["deny"]
+    assert [d.remaining for d in decisions] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+    assert decisions[-1].retry_after == 6.0
+
+
+@pytest.mark.parametrize(("warn_at", "outcomes"), [(0.5, "aaaaawwwww"), (1, "aaaaaaaaaa"), (0, "wwwwwwwwww")])
+def test_a1_the_warning_can_be_set(warn_at: float, outcomes: str) -> None:
+    limiter = Limiter(per_day(10), warn_at=warn_at)
+    assert "".join(limiter.check("a").outcome.value[0] for _ in range(10)) == outcomes
+
+
+def test_a2_a_new_bucket_is_full_and_refills_as_time_passes() -> None:
+    clock = ManualClock()
+    limiter = Limiter(per_minute(60), store=MemoryStore(clock=clock))
+    assert limiter.check("a").remaining == 59
+    limiter.check("a", 59)
+    remaining = []
+    for _ in range(61):
+        clock.advance(1)
+        remaining.append(limiter.peek("a").remaining)
+    assert remaining == [*range(1, 61), 60]
+
+
+def test_a3_keys_are_independent() -> None:
+    limiter = Limiter(per_day(1))
+    assert all(limiter.check(key) for key in ("a", "b", "a:b", "", "A", "a "))
+    assert not any(limiter.check(key) for key in ("a", "b", "a:b", "", "A", "a "))
+
+
+def test_a5_a_clock_that_steps_back_neither_takes_nor_gives() -> None:
+    clock = ManualClock(start=10_000)
+    limiter = Limiter(per_minute(60, burst=10), store=MemoryStore(clock=clock))
+    limiter.check("a", 8)
+    clock.step_back(3600)
+    assert limiter.peek("a").remaining == 2
+    clock.advance(3600)
+    assert limiter.peek("a").remaining == 2
+    clock.advance(1)
+    assert limiter.peek("a").remaining == 3
+
+
+def test_a6_and_peers_defect_2_polling_loses_no_refill() -> None:
+    clock = ManualClock()
+    limiter = Limiter(per_minute(90, burst=2), store=MemoryStore(clock=clock))
+    passed = 0
+    for _ in range(600_000 // 7 + 1):
+        passed += sum(bool(limiter.check("a")) for _ in range(2))
+        clock.advance(min(0.007, 600 - clock.now() / 1e6))
+    passed += bool(limiter.check("a"))
+    assert clock.now() == 600_000_000
+    assert passed == 902
+
+
+def test_c1_a_request_stops_counting_exactly_a_window_after_it_was_made() -> None:
+    clock = ManualClock()
+    limiter = Limiter(SlidingWindow(2, 60), store=MemoryStore(clock=clock))
+    assert limiter.check("a")
+    clock.advance(30)
+    assert limiter.check("a")
+    assert limiter.check("a").retry_after == 30.0
+    clock.advance(29.999999)
+    assert limiter.check("a").retry_after == 0.000001
+    clock.advance(0.000001)
+    assert limiter.check("a")
+    assert limiter.check("a").retry_after == 30.0
+
+
+def test_e7_a_burst_up_to_the_capacity_never_fails() -> None:
+    for burst in (1, 2, 10, 1000):
+        limiter = Limiter(limited(rate=0.001, burst=burst))
+        assert all(limiter.check("session") for _ in range(burst))
+
+
+def test_peers_defect_6_a_denied_request_spends_nothing_on_any_limit() -> None:
+    limiter = Limiter("100/minute;2/hour")
+    assert [bool(limiter.check("a")) for _ in range(10)] == [True, True] + [False] * 8
+    single = Limiter(per_minute(10))
+    assert not single.check("a", cost=11)
+    assert single.peek("a").remaining == 10
+
+
+def test_peers_defect_8_setting_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Limiter(per_second(1000, burst=1))
+    assert limiter.check("a")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    decision = limiter.check("a")
+    assert decision or (decision.retry_after or 0) <= 0.001
+    assert limiter.acquire("a", timeout=5)
+
+
+# What a limiter is given ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        (per_minute(60), "60/minute"),
+        ("60/minute burst 10", "60/minute burst 10"),
+        ([per_second(5), per_minute(100)], "5/second; 100/minute"),
+        (("5/second", per_minute(100)), "5/second; 100/minute"),
+        ([per_second(5)], "5/second"),
+        (UNLIMITED, "unlimited"),
+    ],
+)
+def test_a_limiter_takes_a_limit_its_text_or_several(given: Any, limit: str) -> None:
+    assert Limiter(given).limit == parse(limit)
+
+
+def test_limiters_on_one_store_share_by_name_and_limit() -> None:
+    store = MemoryStore()
+    Limiter(per_hour(5), store=store, name="api").check("a", 5)
+    assert not Limiter(per_hour(5), store=store, name="api").check("a")
+    assert Limiter(per_hour(5), store=store, name="web").check("a")
+    assert Limiter(per_hour(6), store=store, name="api").check("a")
+    assert Limiter(per_hour(5), name="api").check("a"), "a store of its own, where none is given"
+
+
+def test_what_a_limiter_says_of_itself() -> None:
+    store = MemoryStore()
+    limiter = Limiter("60/minute", store=store, name="api")
+    assert repr(limiter) == "Limiter('60/minute', name='api')"
+    assert repr(Limiter("60/minute")) == "Limiter('60/minute')"
+    assert limiter.store is store
+
+
+class Plan(StrEnum):
+    FREE = "free"
+
+
+def test_a_key_may_be_a_kind_of_string() -> None:
+    limiter = Limiter(per_day(1))
+    assert limiter.check(Plan.FREE)
+    assert not limiter.check("free")
+
+
+@pytest.mark.parametrize("bad", [42, None, b"a", ("a", "b"), 1.5])
+def test_a_key_that_is_not_a_string(bad: Any, verb: Verbs) -> None:
+    store = MemoryStore()
+    limiter = Limiter(per_minute(10), store=store)
+    for name, args in (("check", ()), ("peek", ()), ("charge", (1,)), ("refund", ()), ("reset", ()), ("acquire", ())):
+        with pytest.raises(InvalidInput) as caught:
+            verb(limiter, name)(bad, *args)
+        assert str(caught.value) == f"key: expected a string, got {bad!r}"
+    with pytest.raises(InvalidInput):
+        limiter.waiting(bad)
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("bad", [0, -5, math.nan, math.inf, 1.5, True, "1", None])
+def test_a_cost_that_is_none(bad: Any, verb: Verbs) -> None:
+    store = MemoryStore()
+    limiter = Limiter(per_minute(10), store=store)
+    for name in ("check", "peek", "charge", "refund", "acquire"):
+        with pytest.raises(InvalidInput) as caught:
+            verb(limiter, name)("a", bad)
+        assert str(caught.value) == f"cost: expected a whole number of at least 1, got {bad!r}"
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("cost", [11, 2**53, 2**63, 10**30])
+def test_a_cost_above_the_capacity_is_denied_for_good(cost: int, store: Any, verb: Verbs) -> None:
+    limiter = Limiter(per_minute(10), store=store)
+    for name in ("check", "peek", "acquire"):
+        decision = verb(limiter, name)("a", cost)
+        assert (decision.outcome, decision.retry_after) == (Outcome.DENY, None)
+    assert limiter.peek("a").remaining == 10
+
+
+@pytest.mark.parametrize("cost", [2**53, 2**63, 10**30])
+def test_a_debt_has_a_bottom(cost: int) -> None:
+    limiter = Limiter([per_minute(10), SlidingWindow(10, 60)], store=MemoryStore(clock=ManualClock()))
+    for _ in range(3):
+        decision = limiter.charge("a", cost)
+        assert not decision
+        assert decision.retry_after is not None
+    assert limiter.refund("a", 10**30).remaining == 10
+
+
+def test_bad_limits_names_and_warnings() -> None:
+    for bad, text in (
+        (5, "Limiter limit: expected a limit, its text, or several of either, got 5"),
+        ([], "AllOf: expected at least one limit, got []"),
+        ([5], "Limiter limit: expected a limit, its text, or several of either, got 5"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            Limiter(bad)  # type: ignore[arg-type]
+        assert str(caught.value) == text
+    for bad_name in (5, None, b"api"):
+        with pytest.raises(InvalidInput) as caught:
+            Limiter("1/day", name=bad_name)  # type: ignore[arg-type]
+        assert str(caught.value) == f"Limiter name: expected a string, got {bad_name!r}"
+    for bad_share in (-0.1, 1.1, 0.8005, math.nan, True, "0.8", None):
+        with pytest.raises(InvalidInput) as caught:
+            Limiter("1/day", warn_at=bad_share)  # type: ignore[arg-type]
+        assert str(caught.value) == (
+            f"Limiter warn_at: expected a number from 0 to 1 with at most three decimals, got {bad_share!r}"
+        )
+    for bad_store in ("redis://localhost", 5):
+        with pytest.raises(InvalidInput) as caught:
+            Limiter("1/day", store=bad_store)  # type: ignore[arg-type]
+        assert str(caught.value) == f"Limiter store: expected a store such as MemoryStore(), got {bad_store!r}"

@@ -1,0 +1,87 @@
+"""Limits as text."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from headgate import BLOCKED, UNLIMITED, AllOf, InvalidInput, Limit, SlidingWindow, TokenBucket, parse, per_minute
+
+EXPECTED = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("60/minute burst 10", per_minute(60, burst=10)),
+        ("10/minute", per_minute(10)),
+        ("10 per 5 minutes", TokenBucket(10, 10, 300)),
+        ("10 / 5 minute", TokenBucket(10, 10, 300)),
+        ("1 per day", TokenBucket(1, 1, 86_400)),
+        ("  10   PER   2   Hours ", TokenBucket(10, 10, 7200)),
+        ("100/hour;5/second", AllOf([TokenBucket(100, 100, 3600), TokenBucket(5, 5, 1)])),
+        ("9/hour, 5/s | 1/month", AllOf([TokenBucket(9, 9, 3600), TokenBucket(5, 5, 1), TokenBucket(1, 1, 2_592_000)])),
+        ("0.5/second", TokenBucket(1, 0.5, 1)),
+        ("2/ms", TokenBucket(2, 2, Fraction(1, 1000))),
+        ("2/s", TokenBucket(2, 2, 1)),
+        ("2/m burst 5", TokenBucket(5, 2, 60)),
+        ("2/hrs", TokenBucket(2, 2, 3600)),
+        ("2/week", TokenBucket(2, 2, 604_800)),
+        ("1000/year", TokenBucket(1000, 1000, 31_536_000)),
+        ("100 per 1.5 seconds sliding", SlidingWindow(100, 1.5)),
+        ("Unlimited", UNLIMITED),
+        ("blocked", BLOCKED),
+    ],
+)  # fmt: skip
+def test_what_parse_reads(text: str, limit: Limit) -> None:
+    assert parse(text) == limit
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "abc", "10", "10/", "/minute", "10/fortnight", "10/minute burst", "-5/minute", "1e3/minute",
+            "10/minute burst 1.5", "10/minute sliding burst 5", "10/minute; ", "9" * 40 + "/minute", "\uff15/minute"],
+)  # fmt: skip
+def test_what_parse_refuses(bad: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(bad)
+    part = bad.split(";")[-1].strip()
+    assert str(caught.value) == f"limit {bad!r}: expected {EXPECTED}, got {part!r}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ("0/minute", "TokenBucket refill: expected a number above 0, got 0"),
+        ("5/minute burst 0", "TokenBucket capacity: expected a whole number from 1 to 9007199254740991, got 0"),
+        ("5 per 0 minutes", "TokenBucket per: expected a number above 0, got 0"),
+        ("2.5/minute sliding", "SlidingWindow limit: expected a whole number, got '2.5'"),
+    ],
+)
+def test_a_limit_that_can_be_read_but_not_be(bad: str, text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(bad)
+    assert str(caught.value) == f"limit {bad!r}: {text}"
+
+
+@pytest.mark.parametrize("bad", [None, 5, b"5/minute"])
+def test_what_is_no_text(bad: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(bad)
+    assert str(caught.value) == f"limit: expected a string such as '60/minute', got {bad!r}"
+
+
+@given(
+    st.integers(1, 10**9),
+    st.fractions(Fraction(1, 1000), 10**7, max_denominator=1000),
+    st.sampled_from(["1/1000", "1/7", "1", "90", "3600", "2592000"]).map(Fraction),
+)
+def test_parse_reads_what_a_limit_prints(capacity: int, refill: Fraction, per: Fraction) -> None:
+    try:
+        bucket = TokenBucket(capacity, refill, per)
+    except InvalidInput:
+        assume(False)
+    assert parse(str(bucket)) == bucket
+    window = SlidingWindow(min(capacity, 10**6), per if per != Fraction(1, 7) else 7)
+    assert parse(f"{bucket}; {window}") == AllOf([bucket, window])
