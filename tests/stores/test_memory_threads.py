@@ -84,36 +84,35 @@ class Interrupter:
         time.sleep(0)
 
 
-def test_a7_exact_when_the_garbage_collector_lets_other_threads_run() -> None:
+@pytest.mark.parametrize("limit", [per_day(1), AllOf([per_day(1), per_day(2)])], ids=str)
+def test_a7_exact_when_the_garbage_collector_lets_other_threads_run(limit: Limit) -> None:
     """Before Python 3.12 any allocation may set it off, in the middle of a check."""
-    store = MemoryStore()
-    limiter = Limiter([per_day(100), per_day(200)], store=store)
-    single = Limiter(per_day(100), store=store)
-    counts: list[tuple[int, int]] = []
+    limiter = Limiter(limit)
+    counts: list[int] = []
+    keys = [f"key-{i}" for i in range(300)]
     start = threading.Barrier(8)
 
-    def hammer(number: int) -> None:
-        start.wait()
-        passed = passed_single = 0
-        for i in range(1000):
+    def hammer() -> None:
+        passed = 0
+        for key in keys:
+            start.wait()
+            hoard: list[list[int]] = [[] for _ in range(200)]  # Python keeps freed lists in stock, and hands them out
             Interrupter()
-            single.check(f"passer-by-{number}-{i}")
-            passed += bool(limiter.check(f"key-{i // 500}"))
-            passed_single += bool(single.check(f"key-{i // 500}"))
-        counts.append((passed, passed_single))
+            passed += bool(limiter.check(key))
+            assert hoard
+        counts.append(passed)
 
     before = gc.get_threshold()
-    gc.set_threshold(1, 1, 1000)
+    gc.set_threshold(1, 1000, 1000)
     try:
-        threads = [threading.Thread(target=hammer, args=(number,)) for number in range(8)]
+        threads = [threading.Thread(target=hammer) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         gc.set_threshold(*before)
-    assert [sum(passed) for passed in zip(*counts, strict=True)] == [200, 200]
-    assert len(store) == 8000 + 4
+    assert sum(counts) == len(keys)
 
 
 def test_a7_the_lock_is_there_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
