@@ -165,6 +165,18 @@ def test_any_course_of_events_equals_the_reference(found: list[Model], data: st.
     compare_with_reference(lambda clock: MemoryStore(clock=clock), found, data.draw(steps))
 
 
+@given(buckets(), st.data())
+def test_a2_a_bucket_is_full_exactly_when_it_said_it_would_be(bucket: TokenBucket, data: st.DataObject) -> None:
+    limiter, clock = limiter_of(bucket)
+    limiter.check("a", data.draw(spread(1, bucket.capacity)))
+    reset = limiter.peek("a").reset_after
+    assume(reset < 5 * YEAR / 1e6)
+    clock.advance(reset - MICROSECOND)
+    assert limiter.peek("a").reset_after == 1e-6
+    clock.advance(MICROSECOND)
+    assert (limiter.peek("a").remaining, limiter.peek("a").reset_after) == (bucket.capacity, 0.0)
+
+
 @pytest.mark.parametrize("years", [1, 100])
 def test_a_year_of_idleness_at_9_999_991_per_second(years: int) -> None:
     limiter, clock = limiter_of(TokenBucket(10**9, 9_999_991, 1))
