@@ -3,17 +3,16 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 import pytest
+from elsewhere import Elsewhere
 
 from headgate import (
     UNLIMITED,
-    Decision,
     InvalidInput,
-    Limit,
     Limiter,
     ManualClock,
     MemoryStore,
@@ -26,35 +25,8 @@ from headgate import (
     per_minute,
     per_second,
 )
-from headgate.clock import Clock
-from headgate.stores import Ask, Verb
 
 Call: TypeAlias = Callable[..., Any]
-
-
-class Elsewhere:
-    """A store that isn't a `MemoryStore`, as far as a limiter can see."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self._memory = MemoryStore(clock=clock)
-
-    @property
-    def clock(self) -> Clock:
-        return self._memory.clock
-
-    def apply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
-        return self._memory.apply(verb, asks, low)
-
-    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
-        await asyncio.sleep(0)
-        return self._memory.apply(verb, asks, low)
-
-    def forget(self, name: str, key: str, limit: Limit) -> bool:
-        return self._memory.forget(name, key, limit)
-
-    async def aforget(self, name: str, key: str, limit: Limit) -> bool:
-        await asyncio.sleep(0)
-        return self._memory.forget(name, key, limit)
 
 
 @pytest.fixture(params=[MemoryStore, Elsewhere])

@@ -2,7 +2,8 @@
 
 from headgate.clock import ManualClock
 from headgate.core import Decision, Limit, Outcome
-from headgate.errors import HeadgateError, InvalidInput
+from headgate.errors import HeadgateError, InvalidInput, RateLimited, SessionClosed
+from headgate.gate import Gate
 from headgate.limiter import Limiter
 from headgate.limits import (
     BLOCKED,
@@ -17,6 +18,7 @@ from headgate.limits import (
     per_second,
 )
 from headgate.notation import parse
+from headgate.policy import Policy, PolicyError
 from headgate.stores.memory import MemoryStore
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "UNLIMITED",
     "AllOf",
     "Decision",
+    "Gate",
     "HeadgateError",
     "InvalidInput",
     "Limit",
@@ -31,6 +34,10 @@ __all__ = [
     "ManualClock",
     "MemoryStore",
     "Outcome",
+    "Policy",
+    "PolicyError",
+    "RateLimited",
+    "SessionClosed",
     "SlidingWindow",
     "TokenBucket",
     "limited",

@@ -44,11 +44,8 @@ class State:
     __slots__ = ()
 
 
-class Limit:
-    """How much is allowed: a value, compared and hashed by what it says.
-
-    An application builds limits and reads them; the methods are for stores. Times are microseconds, costs are tokens.
-    """
+class Rule:
+    """What a store keeps states for: a value, compared and hashed by what it says."""
 
     __slots__ = ()
 
@@ -60,6 +57,23 @@ class Limit:
         Under the GIL no other thread can then come between its reading and its writing.
         """
 
+    @abstractmethod
+    def fresh(self, now: i64) -> State:
+        """The state of a key for which nothing is counted."""
+
+    @abstractmethod
+    def idle(self, state: State, now: i64) -> bool:
+        """Whether the state is that of a key for which nothing is counted, so that dropping it changes no decision."""
+
+
+class Limit(Rule):
+    """How much is allowed.
+
+    An application builds limits and reads them; the methods are for stores. Times are microseconds, costs are tokens.
+    """
+
+    __slots__ = ()
+
     @property
     @abstractmethod
     def capacity(self) -> int:
@@ -69,10 +83,6 @@ class Limit:
     @abstractmethod
     def parts(self) -> tuple["Limit", ...]:
         """The limits that this one is made of: itself, unless it joins several."""
-
-    @abstractmethod
-    def fresh(self, now: i64) -> State:
-        """The state of a key that has spent nothing."""
 
     @abstractmethod
     def wait(self, state: State, now: i64, cost: i64) -> i64:
@@ -87,16 +97,54 @@ class Limit:
         """Give `cost` back, up to the capacity, to a state that is up to now."""
 
     @abstractmethod
-    def idle(self, state: State, now: i64) -> bool:
-        """Whether the state is that of a key that has spent nothing, so that dropping it changes no decision."""
-
-    @abstractmethod
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> "Decision":
         """Describe a state that is up to now, after `wait` was said of a request.
 
         `cost` is what the request would still take from the state: 0 if it has been taken. With less than `low`
         thousandths of the capacity left after it, the outcome is a warning.
         """
+
+
+@mypyc_attr(acyclic=True)
+class Violation:
+    """A denial that was recorded against an agent."""
+
+    __slots__ = ("_advised", "_alert", "_count")
+
+    def __init__(self, count: i64, advised: i64, alert: bool) -> None:
+        self._count: Final = count
+        self._advised: Final = advised
+        self._alert: Final = alert
+
+    @property
+    def count(self) -> int:
+        """How many there have been in a row, this one included."""
+        return self._count
+
+    @property
+    def advised(self) -> float:
+        """The seconds that the agent is told to wait for it."""
+        return self._advised / 1_000_000
+
+    @property
+    def alert(self) -> bool:
+        """Whether it is the one that raises an alert."""
+        return self._alert
+
+    def _fields(self) -> tuple[int, int, bool]:
+        return self._count, self._advised, self._alert
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Violation) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Violation, self._fields()
+
+    def __repr__(self) -> str:
+        return f"Violation(count={self.count}, advised={self.advised}, alert={self.alert})"
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -109,10 +157,20 @@ class Decision:
     (True, 'allow', 9, 1.0)
     """
 
-    __slots__ = ("_bound", "_limit", "_outcome", "_remaining", "_reset", "_retry")
+    __slots__ = ("_aside", "_bound", "_limit", "_outcome", "_remaining", "_reset", "_retry")
 
-    def __init__(self, outcome: Outcome, limit: Limit, remaining: i64, retry: i64, reset: i64, bound: i64) -> None:
+    def __init__(
+        self,
+        outcome: Outcome,
+        limit: Limit,
+        remaining: i64,
+        retry: i64,
+        reset: i64,
+        bound: i64,
+        aside: "Aside | None" = None,
+    ) -> None:
         """Stores make decisions: `retry` (or NEVER) and `reset` are microseconds, `bound` is -1 for a lone limit."""
+        self._aside: Final = aside
         self._outcome: Final = outcome
         self._limit: Final = limit
         self._remaining: Final = remaining
@@ -153,21 +211,62 @@ class Decision:
         """Seconds until everything that was spent has come back."""
         return self._reset / 1_000_000
 
-    def __bool__(self) -> bool:
-        return self._outcome is not DENY
+    @property
+    def bucket_retry_after(self) -> float | None:
+        """The limit's own wait, where a gate advises a longer one in `retry_after`."""
+        own = self._retry if self._aside is None else self._aside.own
+        return None if own == NEVER else own / 1_000_000
+
+    @property
+    def violation(self) -> Violation | None:
+        """What a gate recorded for this denial."""
+        return None if self._aside is None else self._aside.violation
+
+    @property
+    def would_be(self) -> Outcome | None:
+        """What the outcome would have been, where a limit is watched and not enforced."""
+        return None if self._aside is None else self._aside.would_be
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the store was away, and something else decided."""
+        return False if self._aside is None else self._aside.degraded
 
     @property
     def retry_us(self) -> int | None:
         """`retry_after` in whole microseconds, as the stores count."""
         return None if self._retry == NEVER else self._retry
 
+    def __bool__(self) -> bool:
+        return self._outcome is not DENY
+
     def denied(self) -> "Decision":
         """The same, denied: for one whom something other than the limit holds up."""
         wait = self._retry if self._outcome is DENY else 1
         return Decision(DENY, self._limit, self._remaining, wait, self._reset, self._bound)
 
-    def _fields(self) -> tuple[Outcome, Limit, int, int, int, int]:
-        return self._outcome, self._limit, self._remaining, self._retry, self._reset, self._bound
+    def offended(self, violation: Violation, held: i64) -> "Decision":
+        """The denial, recorded: the wait is the longest of the limit's own, the advised one, and `held`."""
+        own = self._retry
+        retry = own if own == NEVER else max(own, violation._advised, held)
+        return Decision(
+            DENY, self._limit, self._remaining, retry, self._reset, self._bound, Aside(own, violation, None, False)
+        )
+
+    def watched(self) -> "Decision":
+        """The same where it is only watched: it passes, and says what it would have been."""
+        return Decision(
+            ALLOW,
+            self._limit,
+            self._remaining,
+            0,
+            self._reset,
+            self._bound,
+            Aside(self._retry, None, self._outcome, False),
+        )
+
+    def _fields(self) -> tuple[object, ...]:
+        return self._outcome, self._limit, self._remaining, self._retry, self._reset, self._bound, self._aside
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Decision) and self._fields() == other._fields()
@@ -179,11 +278,44 @@ class Decision:
         return Decision, self._fields()
 
     def __repr__(self) -> str:
-        bound = "" if self._bound < 0 else f", bound={self.bound}"
-        return (
-            f"Decision({self._outcome.name}, limit={str(self._limit)!r}, remaining={self.remaining}, "
-            f"retry_after={self.retry_after}, reset_after={self.reset_after}{bound})"
-        )
+        shown = f"{self._outcome.name}, limit={str(self._limit)!r}, remaining={self.remaining}, "
+        shown += f"retry_after={self.retry_after}, reset_after={self.reset_after}"
+        if self._bound >= 0:
+            shown += f", bound={self.bound}"
+        if self.bucket_retry_after != self.retry_after:
+            shown += f", bucket_retry_after={self.bucket_retry_after}"
+        if self.violation is not None:
+            shown += f", violation={self.violation}"
+        if self.would_be is not None:
+            shown += f", would_be={self.would_be.name}"
+        if self.degraded:
+            shown += ", degraded"
+        return f"Decision({shown})"
+
+
+@mypyc_attr(acyclic=True)
+class Aside:
+    """What few decisions have to say besides, kept apart so that the others don't pay for it."""
+
+    __slots__ = ("degraded", "own", "violation", "would_be")
+
+    def __init__(self, own: i64, violation: Violation | None, would_be: Outcome | None, degraded: bool) -> None:
+        self.own: Final = own
+        self.violation: Final = violation
+        self.would_be: Final = would_be
+        self.degraded: Final = degraded
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.own, self.violation, self.would_be, self.degraded
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Aside) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Aside, self._fields()
 
 
 def judged(limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64) -> Decision:

@@ -6,10 +6,9 @@ from typing import Final, SupportsIndex
 from headgate._native import Text, i64
 from headgate.core import Decision, Limit
 from headgate.inputs import LARGEST, Number, cost_of, permille, refuse
-from headgate.limits import AllOf
-from headgate.notation import parse
+from headgate.notation import limit_of
 from headgate.stores import Ask, Store, Verb
-from headgate.stores.memory import MemoryStore, Table
+from headgate.stores.memory import Buckets, MemoryStore
 from headgate.waiting import Lines, aacquire, acquire
 
 
@@ -42,12 +41,12 @@ class Limiter:
             refuse("Limiter name", "a string", name)
         if store is not None and not callable(getattr(store, "apply", None)):
             refuse("Limiter store", "a store such as MemoryStore()", store)
-        self._limit: Final = _limit_of(limit)
+        self._limit: Final = limit_of("Limiter limit", limit)
         self._store: Final[Store] = MemoryStore() if store is None else store
         self._name: Final = name
         self._low: Final[i64] = 1000 - permille("Limiter warn_at", warn_at)
-        self._table: Final[Table | None] = (
-            self._store.table(name, self._limit) if isinstance(self._store, MemoryStore) else None
+        self._table: Final[Buckets | None] = (
+            self._store.buckets(name, self._limit) if isinstance(self._store, MemoryStore) else None
         )
         self._lines: Final = Lines()
 
@@ -65,7 +64,7 @@ class Limiter:
         """Let a request of this cost pass and count it, or deny it and count nothing."""
         table = self._table
         if table is not None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
-            return table.take(key, cost, self._low)
+            return table.take(key, cost, self._low, None)
         return self._apply(Verb.CHECK, key, cost)
 
     async def acheck(self, key: Text, cost: SupportsIndex = 1) -> Decision:
@@ -146,14 +145,3 @@ def _key(key: object) -> str:
     if not isinstance(key, str):
         refuse("key", "a string", key)
     return str.__str__(key)  # of a subclass, the plain string: its own hash and equality don't count
-
-
-def _limit_of(limit: object) -> Limit:
-    if isinstance(limit, str):
-        return parse(limit)
-    if isinstance(limit, Limit):
-        return limit
-    if not isinstance(limit, Iterable):
-        refuse("Limiter limit", "a limit, its text, or several of either", limit)
-    limits = [_limit_of(one) for one in limit]
-    return limits[0] if len(limits) == 1 else AllOf(limits)

@@ -1,6 +1,7 @@
 """Limits written as text: "60/minute burst 10". `str(limit)` writes what `parse` reads."""
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Final
 
@@ -79,3 +80,15 @@ def _parse_one(part: str, text: str) -> Limit:
         return per_period(count, period, None if match["burst"] is None else int(match["burst"]))
     except InvalidInput as error:
         raise InvalidInput(f"limit {text!r}: {error}") from None
+
+
+def limit_of(where: str, given: object) -> Limit:
+    """A limit, its text, or several of either, as one limit."""
+    if isinstance(given, str):
+        return parse(given)
+    if isinstance(given, Limit):
+        return given
+    if not isinstance(given, Iterable):
+        refuse(where, "a limit, its text, or several of either", given)
+    limits = [limit_of(where, one) for one in given]
+    return limits[0] if len(limits) == 1 else AllOf(limits)

@@ -59,7 +59,7 @@ def test_a13_a_million_one_shot_keys_go_away_by_themselves() -> None:
     store = MemoryStore(clock=clock)
     limiter = Limiter(per_minute(60), store=store)
     one_shot_keys_come_and_go(limiter, clock, 1_000_000)
-    table = store.table("", limiter.limit)
+    table = store.buckets("", limiter.limit)
     dicts = [*table.dicts, *([] if table.old is None else [table.old])]
     assert sum(map(sys.getsizeof, dicts)) < 50_000, "the tables of the dicts went with their entries"
 

@@ -5,7 +5,8 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from headgate.clock import Clock
-from headgate.core import Decision, Limit
+from headgate.core import Decision, Limit, Rule, Violation
+from headgate.violations import Backoff, Standing
 
 
 class Verb(Enum):
@@ -31,26 +32,53 @@ class Ask(NamedTuple):
     cost: int
 
 
+class Offence(NamedTuple):
+    """Against whom a denial is recorded, and what it adds up to."""
+
+    name: str
+    key: str
+    backoff: Backoff
+
+
 class Store(Protocol):
-    """Keeps what is counted. `headgate.stores.conformance` holds every store to what is said here."""
+    """Keeps what is counted. `headgate.stores.conformance` holds every store to what is said here.
+
+    Each verb has an async twin for event loops.
+    """
 
     @property
     def clock(self) -> Clock:
         """The clock on which callers wait."""
 
-    def apply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
+    def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
         """Carry out one verb on all of the asks in one atomic step, and describe what came of it.
 
         CHECK takes every cost if all of them pass, and otherwise none. CHARGE and REFUND answer as a PEEK for cost 1
         would right after them. `low` is the share of the capacity, in thousandths, below which a decision warns. Where
         there are several asks, the decision is that of the one that bound. Each key may be asked once.
+
+        With an `offence`, a CHECK that is denied is recorded as a violation in the same step; and where the backoff is
+        enforced, one whose advised wait isn't over is denied.
         """
 
-    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
-        """`apply`, for an event loop."""
+    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision: ...
 
-    def forget(self, name: str, key: str, limit: Limit) -> bool:
-        """Drop what is counted for a key, and say whether there was anything."""
+    def offend(self, offence: Offence) -> Violation:
+        """Record a violation."""
 
-    async def aforget(self, name: str, key: str, limit: Limit) -> bool:
-        """`forget`, for an event loop."""
+    async def aoffend(self, offence: Offence) -> Violation: ...
+
+    def standing(self, offence: Offence) -> Standing:
+        """Say how somebody stands."""
+
+    async def astanding(self, offence: Offence) -> Standing: ...
+
+    def forget(self, name: str, key: str, rule: Rule) -> bool:
+        """Drop what is counted for a key under a limit or a backoff, and say whether there was anything."""
+
+    async def aforget(self, name: str, key: str, rule: Rule) -> bool: ...
+
+    def clear(self, name: str, rule: Rule) -> None:
+        """Drop what is counted for every key under a name and a limit or backoff."""
+
+    async def aclear(self, name: str, rule: Rule) -> None: ...

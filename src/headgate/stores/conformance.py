@@ -315,14 +315,15 @@ def several_limits_pass_together_or_not_at_all(make: MakeStore) -> None:
 
 
 def several_keys_pass_together_or_not_at_all(make: MakeStore) -> None:
-    bench = Bench(make)
     team, agent = Ask("team", "t", per_minute(5), 2), Ask("agent", "a", SlidingWindow(3, 60), 1)
-    outcomes = [bool(bench.store.apply(Verb.CHECK, [team, agent], LOW)) for _ in range(4)]
-    expect("two keys at once", outcomes, [True, True, False, False])
-    expect("left for the team", bench.apply(Verb.PEEK, team.limit, "t", 1, "team").remaining, 1)
-    expect("left for the agent", bench.apply(Verb.PEEK, agent.limit, "a", 1, "agent").remaining, 1)
-    denied = bench.store.apply(Verb.CHECK, [team, agent], LOW)
-    expect("the one that bound", (denied.bound, denied.limit), (0, team.limit))
+    for asks in ([team, agent], [agent, team]):
+        bench = Bench(make)
+        outcomes = [bool(bench.store.apply(Verb.CHECK, asks, LOW)) for _ in range(4)]
+        expect("two keys at once", outcomes, [True, True, False, False])
+        expect("left for the team", bench.apply(Verb.PEEK, team.limit, "t", 1, "team").remaining, 1)
+        expect("left for the agent", bench.apply(Verb.PEEK, agent.limit, "a", 1, "agent").remaining, 1)
+        denied = bench.store.apply(Verb.CHECK, asks, LOW)
+        expect("the one that bound", (denied.bound, denied.limit), (asks.index(team), team.limit))
 
 
 def unlimited_and_blocked_count_nothing(make: MakeStore) -> None:

@@ -22,9 +22,10 @@ from typing import Final, SupportsIndex
 
 from headgate._native import i64
 from headgate.clock import Clock, MonotonicClock
-from headgate.core import DENY, Decision, Limit, State, binding
+from headgate.core import DENY, Decision, Limit, Rule, State, Violation, binding
 from headgate.inputs import refuse, whole
-from headgate.stores import Ask, Verb
+from headgate.stores import Ask, Offence, Verb
+from headgate.violations import Backoff, Standing
 
 _SHARDS: Final[i64] = 256
 _SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
@@ -43,11 +44,11 @@ _log = logging.getLogger("headgate")
 
 
 class Table:
-    """The entries of one limiter's name and limit."""
+    """The entries of one name and rule."""
 
-    def __init__(self, store: "MemoryStore", limit: Limit) -> None:
+    def __init__(self, store: "MemoryStore", rule: Rule) -> None:
         self.store: Final = store
-        self.limit: Final = limit
+        self.rule: Final = rule
         self.size: i64 = 0
         self.mask: i64 = 0
         self.dicts: list[dict[str, State]] = [{}]
@@ -79,53 +80,17 @@ class Table:
             self.store.size -= 1
         return state
 
-    def take(self, key: str, cost: i64, low: i64) -> Decision:
-        """Verb.CHECK on one key."""
-        lock = self.store.lock
-        if lock is None:
-            return self._take(key, cost, low)
-        with lock:
-            return self._take(key, cost, low)
+    def clear(self) -> None:
+        """Drop every entry."""
+        empty: list[dict[str, State]] = [{}]
+        self.store.size -= self.size
+        self.size = 0
+        self.old = None
+        self.dicts = empty
+        self.mask = 0
+        self.next = 0
 
-    def _take(self, key: str, cost: i64, low: i64) -> Decision:
-        store, limit = self.store, self.limit
-        now = store.now()
-        state = self.find(key)
-        if state is None:
-            return self._take_new(key, cost, low, now)
-        wait = limit.wait(state, now, cost)
-        if wait == 0:
-            limit.spend(state, now, cost)
-            cost = 0
-        decision = limit.decide(state, now, cost, wait, low)
-        store.pause -= 1
-        if store.pause < 0:
-            store.look_around(now)
-        return decision
-
-    def _take_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
-        store, limit = self.store, self.limit
-        if store.size >= store.max_keys:
-            store.make_room(now)
-        fresh = limit.fresh(now)
-        state = self.find(key)  # again: another thread may have been quicker
-        known = state is not None
-        if state is None:
-            state = fresh
-        wait = limit.wait(state, now, cost)
-        if wait == 0:
-            if not known and store.size >= store.max_keys:
-                return store.crowded(limit)
-            limit.spend(state, now, cost)
-            cost = 0
-            if not known and not limit.idle(state, now):
-                self.keep(key, state)
-        decision = limit.decide(state, now, cost, wait, low)
-        self._split()
-        store.look_around(now)
-        return decision
-
-    def _split(self) -> None:
+    def split(self) -> None:
         if self.mask == 0 and self.old is None and len(self.dicts[0]) > _SPLIT:
             self._set_all_aside([{} for _ in range(_SHARDS)])
 
@@ -161,12 +126,108 @@ class Table:
             key, state = old.popitem()
         except KeyError:  # another thread had the last one
             return 0
-        if self.limit.idle(state, now - _SPARED):
+        if self.rule.idle(state, now - _SPARED):
             self.size -= 1
             self.store.size -= 1
             return 1
         self.dicts[self.shard(key)][key] = state
         return 0
+
+
+class Buckets(Table):
+    """The entries of one limiter's name and limit."""
+
+    def __init__(self, store: "MemoryStore", limit: Limit) -> None:
+        super().__init__(store, limit)
+        self.limit: Final = limit
+        self.guard: Callable[[object], object] | None = None  # sees each key when it is new, and may refuse it
+
+    def take(self, key: str, cost: i64, low: i64, offenders: "Offenders | None") -> Decision:
+        """Verb.CHECK on one key; a denial is recorded against it, if somebody keeps a record."""
+        lock = self.store.lock
+        if lock is None:
+            return self._take(key, cost, low, offenders)
+        with lock:
+            return self._take(key, cost, low, offenders)
+
+    def _take(self, key: str, cost: i64, low: i64, offenders: "Offenders | None") -> Decision:
+        store, limit = self.store, self.limit
+        now = store.now()
+        if offenders is not None and offenders.backoff.enforce and (held := offenders.left(key, now)) > 0:
+            return offenders.hold(self, key, cost, low, now, held)
+        state = self.find(key)
+        if state is None:
+            decision = self._take_new(key, cost, low, now)
+        else:
+            wait = limit.wait(state, now, cost)
+            if wait == 0:
+                limit.spend(state, now, cost)
+                cost = 0
+            decision = limit.decide(state, now, cost, wait, low)
+            store.pause -= 1
+            if store.pause < 0:
+                store.look_around(now)
+        if offenders is not None and decision.outcome is DENY:
+            return decision.offended(offenders.record(key, now), 0)
+        return decision
+
+    def _take_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
+        store, limit = self.store, self.limit
+        if self.guard is not None:
+            self.guard(key)
+        if store.size >= store.max_keys:
+            store.make_room(now)
+        fresh = limit.fresh(now)
+        state = self.find(key)  # again: another thread may have been quicker
+        known = state is not None
+        if state is None:
+            state = fresh
+        wait = limit.wait(state, now, cost)
+        if wait == 0:
+            if not known and store.size >= store.max_keys:
+                return store.crowded(limit)
+            limit.spend(state, now, cost)
+            cost = 0
+            if not known and not limit.idle(state, now):
+                self.keep(key, state)
+        decision = limit.decide(state, now, cost, wait, low)
+        self.split()
+        store.look_around(now)
+        return decision
+
+
+class Offenders(Table):
+    """The violations that are recorded under one name and backoff."""
+
+    def __init__(self, store: "MemoryStore", backoff: Backoff) -> None:
+        super().__init__(store, backoff)
+        self.backoff: Final = backoff
+
+    def left(self, key: str, now: i64) -> i64:
+        """Microseconds of the advised wait that are left."""
+        state = self.find(key)
+        return 0 if state is None else self.backoff.left(state, now)
+
+    def record(self, key: str, now: i64) -> Violation:
+        state = self.find(key)
+        if state is None:
+            fresh = self.backoff.fresh(now)
+            state = self.find(key)  # again: another thread may have been quicker
+            if state is None:
+                state = fresh
+                self.keep(key, state)
+        alert = self.backoff.record(state, now)
+        count = self.backoff.count(state, now)
+        return Violation(count, self.backoff.advised(count), alert)
+
+    def hold(self, table: Buckets, key: str, cost: i64, low: i64, now: i64, held: i64) -> Decision:
+        """Deny one who came back before the advised wait was over."""
+        limit = table.limit
+        state = table.find(key)
+        if state is None:
+            state = limit.fresh(now)
+        decision = limit.decide(state, now, cost, limit.wait(state, now, cost), low)
+        return decision.offended(self.record(key, now), held)
 
 
 class MemoryStore:
@@ -190,7 +251,7 @@ class MemoryStore:
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
         self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without the way there
-        self._tables: Final[dict[tuple[str, Limit], Table]] = {}
+        self._tables: Final[dict[tuple[str, Rule], Table]] = {}
         self._ring: Final[list[Table]] = []
         self._warned = False
         self.max_keys: Final[i64] = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
@@ -212,31 +273,52 @@ class MemoryStore:
     def now(self) -> i64:
         return self._clock.now() if self._manual else self._read() // 1000
 
-    def table(self, name: str, limit: Limit) -> Table:
-        """The entries of one limiter's name and limit. It is made once: whoever asks often keeps it."""
+    def buckets(self, name: str, limit: Limit) -> Buckets:
+        """The entries of a limiter's name and limit. They are made once: whoever asks often keeps them."""
         found = self._tables.get((name, limit))
         if found is None:
-            with _opening:
-                found = self._tables.get((name, limit))
-                if found is None:
-                    if self.lock is None and not limit.uninterrupted:
-                        self.lock = threading.RLock()
-                    found = Table(self, limit)
-                    self._tables[(name, limit)] = found
-                    self._ring.append(found)
+            found = self._open(name, Buckets(self, limit))
+        assert isinstance(found, Buckets)
         return found
 
-    def apply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
+    def offenders(self, name: str, backoff: Backoff) -> Offenders:
+        """The violations that are recorded under a name and backoff."""
+        found = self._tables.get((name, backoff))
+        if found is None:
+            found = self._open(name, Offenders(self, backoff))
+        assert isinstance(found, Offenders)
+        return found
+
+    def _open(self, name: str, table: Table) -> Table:
+        with _opening:
+            found = self._tables.setdefault((name, table.rule), table)
+            if found is table:
+                if self.lock is None and not table.rule.uninterrupted:
+                    self.lock = threading.RLock()
+                self._ring.append(table)
+            return found
+
+    def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
         """See `Store.apply`."""
-        tables = [self.table(ask.name, ask.limit) for ask in asks]
+        tables = [self.buckets(ask.name, ask.limit) for ask in asks]
+        offenders = None if offence is None else self.offenders(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
+        offender = "" if offence is None else offence.key
         if self.lock is None:
-            return self._apply(verb, asks, tables, low)
+            return self._apply(verb, asks, tables, low, offenders, offender)
         with self.lock:
-            return self._apply(verb, asks, tables, low)
+            return self._apply(verb, asks, tables, low, offenders, offender)
 
-    def _apply(self, verb: Verb, asks: Sequence[Ask], tables: list[Table], low: i64) -> Decision:
+    def _apply(
+        self,
+        verb: Verb,
+        asks: Sequence[Ask],
+        tables: list[Buckets],
+        low: i64,
+        offenders: Offenders | None,
+        offender: str,
+    ) -> Decision:
         now = self.now()
         if self.size >= self.max_keys:
             self.make_room(now)
@@ -246,7 +328,10 @@ class MemoryStore:
         known = [False] * len(states)
         waits = [0] * len(states)
         # From here to the last write nothing is allocated that the garbage collector tracks.
-        passes = True
+        held: i64 = 0
+        if offenders is not None and offenders.backoff.enforce:
+            held = offenders.left(offender, now)
+        passes = held == 0
         new: i64 = 0
         for i in range(len(states)):
             found = tables[i].find(keys[i])
@@ -277,23 +362,64 @@ class MemoryStore:
                 cost, wait = 1, tables[i].limit.wait(states[i], now, 1)
             decisions.append(tables[i].limit.decide(states[i], now, cost, wait, low))
         self.look_around(now)
-        return decisions[0] if len(decisions) == 1 else binding(decisions)
+        decision = decisions[0] if len(decisions) == 1 else binding(decisions)
+        if offenders is not None and verb is CHECK and not passes:
+            decision = decision.offended(offenders.record(offender, now), held)
+        return decision
 
-    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int) -> Decision:
-        return self.apply(verb, asks, low)
+    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
+        return self.apply(verb, asks, low, offence)
 
-    def forget(self, name: str, key: str, limit: Limit) -> bool:
+    def offend(self, offence: Offence) -> Violation:
+        """See `Store.offend`."""
+        offenders = self.offenders(offence.name, offence.backoff)
+        if self.lock is None:
+            return offenders.record(offence.key, self.now())
+        with self.lock:
+            return offenders.record(offence.key, self.now())
+
+    async def aoffend(self, offence: Offence) -> Violation:
+        return self.offend(offence)
+
+    def standing(self, offence: Offence) -> Standing:
+        """See `Store.standing`."""
+        backoff = offence.backoff
+        state = self.offenders(offence.name, backoff).find(offence.key)
+        if state is None:
+            return Standing(0, 0, 0)
+        now = self.now()
+        return Standing(backoff.count(state, now), backoff.left(state, now), backoff.quiet_left(state, now))
+
+    async def astanding(self, offence: Offence) -> Standing:
+        return self.standing(offence)
+
+    def forget(self, name: str, key: str, rule: Rule) -> bool:
         """See `Store.forget`."""
-        table = self.table(name, limit)
+        table = self._tables.get((name, rule))
+        if table is None:
+            return False
         if self.lock is None:
             dropped = table.drop(key)
         else:
             with self.lock:
                 dropped = table.drop(key)
-        return dropped is not None and not limit.idle(dropped, self.now())
+        return dropped is not None and not rule.idle(dropped, self.now())
 
-    async def aforget(self, name: str, key: str, limit: Limit) -> bool:
-        return self.forget(name, key, limit)
+    async def aforget(self, name: str, key: str, rule: Rule) -> bool:
+        return self.forget(name, key, rule)
+
+    def clear(self, name: str, rule: Rule) -> None:
+        """See `Store.clear`."""
+        table = self._tables.get((name, rule))
+        if table is not None:
+            if self.lock is None:
+                table.clear()
+            else:
+                with self.lock:
+                    table.clear()
+
+    async def aclear(self, name: str, rule: Rule) -> None:
+        self.clear(name, rule)
 
     def look_around(self, now: i64) -> None:
         """Go on with the round by a few entries, or begin one if it is time."""
@@ -336,7 +462,7 @@ class MemoryStore:
 
 def compiled() -> bool:
     """Whether this module runs as machine code."""
-    return not isinstance(Table.take, FunctionType)
+    return not isinstance(Table.find, FunctionType)
 
 
 def _uninterruptible() -> bool:

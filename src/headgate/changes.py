@@ -1,0 +1,109 @@
+"""What an operator has changed on top of the policy, and a book that remembers it.
+
+Changes are kept as they were made, one after the other, with who made them and when. What holds is what comes of
+applying them in order, by the one function that also applies them while running. So what runs and what is remembered
+can't differ.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from headgate.core import Limit
+from headgate.notation import parse
+from headgate.policy import Lane, Policy
+
+KINDS: Final = ("override", "exemption", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change: an override, an exemption or a default was set, or (with no value) taken back.
+
+    `channel` and `tier` are empty where every one is meant. `value` is a limit's text, or "exempt".
+    """
+
+    kind: str
+    agent: str = ""
+    channel: str = ""
+    tier: str = ""
+    value: str | None = None
+    by: str = ""
+    at: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        what = [self.kind]
+        if self.agent:
+            what.append(f"of {self.agent!r}")
+        if self.channel or self.tier:
+            what.append("for " + " ".join(filter(None, (self.channel, self.tier))))
+        what.append("removed" if self.value is None else f"set to {self.value}")
+        return " ".join(what)
+
+
+class Book(Protocol):
+    """Where changes are remembered."""
+
+    def read(self) -> list[Change]:
+        """All changes, oldest first."""
+
+    def write(self, change: Change) -> None:
+        """Remember a change. When this returns, it is kept, whatever happens next."""
+
+    def close(self) -> None: ...
+
+
+class Notebook:
+    """A book in memory, gone with the process."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+
+    def read(self) -> list[Change]:
+        return list(self._changes)
+
+    def write(self, change: Change) -> None:
+        self._changes.append(change)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What holds: the policy with all changes applied."""
+
+    limits: Mapping[Lane, Limit]
+    overrides: Mapping[str, Mapping[Lane, Limit]]
+    exempt: frozenset[str]
+
+
+def held(policy: Policy, changes: Iterable[Change] = ()) -> Held:
+    """What holds after these changes to a policy."""
+    result = Held(policy.limits, policy.overrides, policy.exempt)
+    for change in changes:
+        result = changed(result, policy, change)
+    return result
+
+
+def changed(before: Held, policy: Policy, change: Change) -> Held:
+    """What holds after one more change."""
+    if change.kind == "exemption":
+        one = {change.agent}
+        return replace(before, exempt=before.exempt - one if change.value is None else before.exempt | one)
+    lanes = [
+        lane for lane in policy.limits if change.channel in ("", lane[0]) and change.tier in ("", lane[1])
+    ]  # a lane that the policy no longer has is left out
+    if change.kind == "default":
+        return replace(before, limits={**before.limits, **_values(lanes, change, policy)})
+    own = {lane: limit for lane, limit in before.overrides.get(change.agent, {}).items() if lane not in lanes}
+    if change.value is not None:
+        own |= dict.fromkeys(lanes, parse(change.value))
+    overrides = {agent: of_agent for agent, of_agent in before.overrides.items() if agent != change.agent}
+    return replace(before, overrides={**overrides, change.agent: own} if own else overrides)
+
+
+def _values(lanes: Iterable[Lane], change: Change, policy: Policy) -> dict[Lane, Limit]:
+    """The limit set, or the policy's own where it was taken back."""
+    return {lane: policy.limits[lane] if change.value is None else parse(change.value) for lane in lanes}

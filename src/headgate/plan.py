@@ -1,0 +1,104 @@
+"""What a check looks up: every limit of a policy with its changes, and where it is counted."""
+
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
+from typing import Final
+
+from headgate._native import i64
+from headgate.changes import Held
+from headgate.core import Limit
+from headgate.inputs import permille, refuse
+from headgate.policy import Policy, check_agent
+from headgate.stores import Store
+from headgate.stores.memory import Buckets, MemoryStore, Offenders
+
+AGENTS: Final = "agents"
+ADDRESSES: Final = "addresses"
+
+
+class Meter:
+    """One limit at work: where it is counted, and whether it is only watched."""
+
+    def __init__(self, store: Store, channel: str, tier: str, kind: str, limit: Limit, watched: bool) -> None:
+        self.channel: Final = channel
+        self.tier: Final = tier
+        self.name: Final = f"{channel}:{tier}:{kind}"
+        self.limit: Final = limit
+        self.identity: Final = (self.name, limit)
+        self.watched: Final = watched
+        self.buckets: Final[Buckets | None] = (
+            store.buckets(self.name, limit) if isinstance(store, MemoryStore) else None
+        )
+
+
+class Plan:
+    """Everything that a check looks up. It is replaced as a whole, so that each check sees one state of affairs."""
+
+    def __init__(self, policy: Policy, holds: Held, store: Store) -> None:
+        self.policy: Final = policy
+        self.holds: Final = holds
+        self.exempt: Final = holds.exempt
+        self.any_exempt: Final = bool(holds.exempt)
+        self.meters: Final = self._meters(store, None)
+        self.by_action: Final[dict[str, dict[str, Meter]]] = {channel: {} for channel in policy.channels}
+        for (channel, action), tier in policy.actions.items():
+            self.by_action[channel][action] = self.meters[channel][tier]
+        self.own: Final = {agent: self._meters(store, agent) for agent in {*holds.overrides, *policy.shadow_agents}}
+        self.addresses: Final = {
+            "request": Meter(store, "address", "request", "default", policy.address_limit, policy.shadow),
+            "registration": Meter(
+                store, "address", "registration", "default", policy.registration_limit, policy.shadow
+            ),
+        }
+        self.low: Final[i64] = 1000 - permille("warn_at", policy.warn_at)
+        self.backoff: Final = policy.backoff
+        memory = store if isinstance(store, MemoryStore) else None
+        self.offenders: Final[Offenders | None] = None if memory is None else memory.offenders(AGENTS, policy.backoff)
+        self.address_offenders: Final[Offenders | None] = (
+            None if memory is None else memory.offenders(ADDRESSES, policy.backoff)
+        )
+
+    def _meters(self, store: Store, agent: str | None) -> dict[str, dict[str, Meter]]:
+        """The meters by channel and tier: everybody's, or an agent's own."""
+        policy = self.policy
+        own: Mapping[tuple[str, str], Limit] = {} if agent is None else self.holds.overrides.get(agent, {})
+        meters: dict[str, dict[str, Meter]] = {channel: {} for channel in policy.channels}
+        for lane, limit in self.holds.limits.items():
+            channel, tier = lane
+            watched = policy.shadow or tier in policy.shadow_tiers or agent in policy.shadow_agents
+            kind = "own" if lane in own else "default"
+            meter = Meter(store, channel, tier, kind, own.get(lane, limit), watched)
+            if meter.buckets is not None:
+                meter.buckets.guard = check_agent
+            meters[channel][tier] = meter
+        return meters
+
+    def meters_of(self, agent: str) -> list[Meter]:
+        """The meters that hold for an agent."""
+        meters = self.own.get(agent, self.meters)
+        return [meter for of_channel in meters.values() for meter in of_channel.values()]
+
+
+def address_key(plan: Plan, address: object) -> str | None:
+    """The key that an address counts under, or None if it is exempt."""
+    try:
+        found = ip_address(address) if isinstance(address, str) else None
+    except ValueError:
+        found = None
+    if found is None:
+        refuse("address", "an IP address", address)
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    for network in plan.policy.exempt_addresses:
+        if found in network:
+            return None
+    if isinstance(found, IPv6Address):
+        return f"{IPv6Address(int(found) >> 64 << 64)}/64"
+    return str(found)
+
+
+def address_meter(plan: Plan, purpose: object) -> Meter:
+    meter = plan.addresses.get(purpose) if isinstance(purpose, str) else None
+    if meter is None:
+        refuse("purpose", "one of request, registration", purpose)
+    return meter

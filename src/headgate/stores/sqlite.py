@@ -1,0 +1,72 @@
+"""A book of changes in an SQLite file, for one node."""
+
+import sqlite3
+import threading
+from os import PathLike
+
+from headgate.changes import Change
+from headgate.errors import HeadgateError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS changes (
+    number INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    by TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    tier TEXT NOT NULL,
+    value TEXT
+)
+"""
+_FORMAT = 1
+
+
+class BookError(HeadgateError):
+    """What is remembered can't be read or written."""
+
+
+class SqliteBook:
+    """Remembers changes in a file. A change that `write` has taken survives a kill and a loss of power."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=FULL")
+            self._file.execute("PRAGMA busy_timeout=5000")
+            (found,) = self._file.execute("PRAGMA user_version").fetchone()
+            if found not in (0, _FORMAT):
+                raise BookError(
+                    f"{path}: expected a book of format {_FORMAT}, got format {found}; use a newer headgate"
+                )
+            self._file.execute(_SCHEMA)
+            self._file.execute(f"PRAGMA user_version={_FORMAT}")
+        except sqlite3.Error as error:
+            raise BookError(f"{path}: expected an SQLite file that can be written, got: {error}") from error
+
+    def read(self) -> list[Change]:
+        with self._lock:
+            try:
+                rows = self._file.execute(
+                    "SELECT kind, agent, channel, tier, value, by, at FROM changes ORDER BY number"
+                ).fetchall()
+            except sqlite3.Error as error:
+                raise BookError(f"{self._path}: the changes can't be read: {error}") from error
+        return [Change(*row) for row in rows]
+
+    def write(self, change: Change) -> None:
+        row = (change.kind, change.agent, change.channel, change.tier, change.value, change.by, change.at)
+        with self._lock:
+            try:
+                self._file.execute(
+                    "INSERT INTO changes (kind, agent, channel, tier, value, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+                )
+            except sqlite3.Error as error:
+                raise BookError(f"{self._path}: the change is not made, it can't be remembered: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()

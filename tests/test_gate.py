@@ -1,0 +1,616 @@
+"""The gate: requirements A1 to A13 and B8 to B10, each by its number."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+from elsewhere import Elsewhere
+
+from headgate import (
+    UNLIMITED,
+    Decision,
+    Gate,
+    InvalidInput,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    Policy,
+    SlidingWindow,
+    parse,
+    per_minute,
+)
+from headgate.events import AddressChecked, Alerted, Checked, Event, PolicyChanged, Violated
+
+Call: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture(params=[MemoryStore, Elsewhere], ids=["memory", "elsewhere"])
+def store(request: pytest.FixtureRequest) -> Any:
+    return request.param(clock=ManualClock(start=1000))
+
+
+@pytest.fixture
+def clock(store: Any) -> ManualClock:
+    return store.clock  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def gate(store: Any) -> Gate:
+    return Gate(Policy(), store=store)
+
+
+@pytest.fixture(params=["", "a"], ids=["sync", "async"])
+def verb(request: pytest.FixtureRequest) -> Callable[[Gate, str], Call]:
+    """A verb of a gate: itself, or its async twin run in a loop."""
+
+    def find(gate: Gate, name: str) -> Call:
+        method = getattr(gate, request.param + name)
+        if not request.param:
+            return method  # type: ignore[no-any-return]
+
+        async def run(*args: Any, **options: Any) -> Any:
+            return await method(*args, **options)
+
+        return lambda *args, **options: asyncio.run(run(*args, **options))
+
+    return find
+
+
+Verbs: TypeAlias = Callable[[Gate, str], Call]
+
+
+def use_up(gate: Gate, agent: str, channel: str = "ws", tier: str = "heavy") -> Decision:
+    """Check until denied, and once more: the first denial."""
+    while decision := gate.check(agent, channel, tier):
+        pass
+    return decision
+
+
+# A -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a1_allow_warn_deny_exempt(gate: Gate, verb: Verbs) -> None:
+    check = verb(gate, "check")
+    outcomes = [check("a", "ws", "heavy").outcome.value for _ in range(11)]
+    assert outcomes == ["allow"] * 8 + ["warn"] * 2 + ["deny"]
+    gate.add_exemption("vip")
+    for _ in range(500):
+        decision = check("vip", "ws", "heavy")
+    assert (decision.outcome, decision.limit) == (Outcome.EXEMPT, UNLIMITED)
+    gate.remove_exemption("vip")
+    assert check("vip", "ws", "heavy").remaining == 9, "nothing was counted"
+
+
+def test_a1_a_denial_spends_nothing(gate: Gate, verb: Verbs) -> None:
+    check = verb(gate, "check")
+    check("a", "ws", "heavy", cost=7)
+    assert not check("a", "ws", "heavy", cost=4)
+    assert check("a", "ws", "heavy", cost=3)
+    assert check("a", "ws", "heavy", cost=11).retry_after is None
+
+
+def test_a1_an_exempt_agent_touches_no_store() -> None:
+    class Untouchable:
+        def __getattr__(self, name: str) -> Any:
+            def asked(*_args: Any) -> None:
+                raise AssertionError(f"the store was asked to {name}")
+
+            return asked
+
+    gate = Gate(Policy(exempt=["vip"]), store=Untouchable())  # type: ignore[arg-type]
+    assert gate.check("vip", "ws", "heavy").outcome is Outcome.EXEMPT
+    assert gate.record_violation("vip") == 0.0
+    assert not gate.is_rate_limited("vip")
+
+
+def test_a2_the_first_request_on_60_leaves_59(gate: Gate, clock: ManualClock) -> None:
+    assert gate.check("a", "ws", "normal").remaining == 59
+    clock.advance(1)
+    assert gate.peek("a", "ws", "normal").remaining == 60
+
+
+def test_a3_buckets_are_independent(gate: Gate) -> None:
+    use_up(gate, "a")
+    for agent, channel, tier in (("b", "ws", "heavy"), ("a", "http", "heavy"), ("a", "ws", "light")):
+        assert gate.peek(agent, channel, tier).reset_after == 0.0
+
+
+def test_a3_an_unknown_channel_or_tier_is_an_error(gate: Gate) -> None:
+    for bad in ("smtp", "", None, 5):
+        with pytest.raises(InvalidInput) as caught:
+            gate.check("a", bad, "heavy")  # type: ignore[arg-type]
+        assert str(caught.value) == f"channel: expected one of ws, http, got {bad!r}"
+    for bad in ("huge", "", 5):
+        with pytest.raises(InvalidInput) as caught:
+            gate.check("a", "ws", bad)  # type: ignore[arg-type]
+        assert str(caught.value) == f"tier: expected one of light, normal, heavy, got {bad!r}"
+    more = Gate(Policy(channels=["ws", "http", "smtp"]))
+    assert more.check("a", "smtp", "heavy").remaining == 9
+
+
+@pytest.mark.parametrize(("tier", "capacity"), [("light", 120), ("normal", 60), ("heavy", 10)])
+def test_a4_default_limits(gate: Gate, clock: ManualClock, tier: str, capacity: int) -> None:
+    for channel in ("ws", "http"):
+        assert gate.capacity("a", channel, tier) == capacity
+        assert sum(bool(gate.check("a", channel, tier)) for _ in range(capacity + 5)) == capacity
+    clock.advance(59.999999)
+    assert gate.peek("a", "ws", tier).remaining == capacity - 1
+    clock.advance(0.000001)
+    assert gate.peek("a", "ws", tier).remaining == capacity
+
+
+def test_a6_fractions_of_a_token_are_kept(store: Any, clock: ManualClock) -> None:
+    gate = Gate(Policy(limits={"heavy": "90/minute burst 2"}), store=store)
+    passed = 0
+    for _ in range(6000):
+        passed += sum(bool(gate.check("a", "ws", "heavy")) for _ in range(2))
+        clock.advance(0.1)
+    passed += bool(gate.check("a", "ws", "heavy"))
+    assert passed == 902
+
+
+def test_a8_an_action_is_classified_by_the_policy(gate: Gate, verb: Verbs, caplog: pytest.LogCaptureFixture) -> None:
+    check = verb(gate, "check")
+    assert check("a", "ws", action="ping").limit.capacity == 120
+    assert check("a", "ws", action="message").limit.capacity == 60
+    assert check("a", "http", action="post_task").limit.capacity == 10
+    assert (gate.tier_of("ws", "session_open"), gate.tier_of("http", "get_health")) == ("heavy", "light")
+    assert not caplog.records
+
+
+def test_a8_an_unknown_action_is_normal_and_logged_once(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert gate.check("a", "ws", action="dance").limit.capacity == 60
+    assert gate.tier_of("ws", "dance") == "normal"
+    assert [record.getMessage() for record in caplog.records] == [
+        "unknown action 'dance' on channel ws: taken as normal"
+    ]
+    for i in range(3000):
+        gate.tier_of("ws", f"dance-{i}")
+    assert len(caplog.records) == 1000, "for a bounded number of names"
+
+
+def test_a8_the_table_can_be_changed() -> None:
+    gate = Gate(Policy(actions={"ws": {"ping": "heavy", "dance": "light"}}))
+    assert (gate.tier_of("ws", "ping"), gate.tier_of("ws", "dance")) == ("heavy", "light")
+
+
+def test_a8_tier_or_action_but_not_both_and_not_none(gate: Gate) -> None:
+    with pytest.raises(InvalidInput, match=r"^check: expected a tier or an action, got None$"):
+        gate.check("a", "ws")
+    with pytest.raises(InvalidInput, match=r"^check: expected a tier or an action, not both, got \('light', 'ping'\)$"):
+        gate.check("a", "ws", "light", action="ping")
+
+
+def test_a9_denials_escalate_the_wait_that_is_told(gate: Gate, verb: Verbs) -> None:
+    check = verb(gate, "check")
+    first = use_up(gate, "a")
+    waits = [(d.retry_after, d.bucket_retry_after) for d in [first] + [check("a", "ws", "heavy") for _ in range(6)]]
+    assert waits == [(6.0, 6.0)] * 3 + [(10.0, 6.0)] + [(30.0, 6.0)] * 3
+    assert [check("a", "ws", "heavy").violation.count for _ in range(2)] == [8, 9]
+
+
+def test_a9_by_default_the_advice_is_not_enforced(gate: Gate, clock: ManualClock) -> None:
+    for _ in range(16):
+        gate.check("a", "ws", "heavy")
+    clock.advance(6)
+    assert gate.check("a", "ws", "heavy"), "judged by the bucket alone"
+
+
+def test_a9_a_policy_can_enforce_it(store: Any, clock: ManualClock, verb: Verbs) -> None:
+    gate = Gate(Policy(backoff={"enforce": True}), store=store)
+    check = verb(gate, "check")
+    for _ in range(15):
+        gate.check("a", "ws", "heavy")
+    clock.advance(29.999999)
+    early = check("a", "ws", "light")
+    assert (early.outcome, early.retry_after, early.bucket_retry_after) == (Outcome.DENY, 30.0, 0.0)
+    assert early.violation.count == 6
+    clock.advance(30)
+    assert check("a", "ws", "light").remaining == 119, "it had spent nothing"
+
+
+def test_a9_record_violation_is_for_denials_made_elsewhere(gate: Gate, verb: Verbs) -> None:
+    record = verb(gate, "record_violation")
+    assert [record("a") for _ in range(7)] == [1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 30.0]
+    assert gate.standing("a").violations == 7
+    assert gate.standing("b").violations == 0
+
+
+def test_a10_is_rate_limited_until_the_quiet_period_has_passed(gate: Gate, clock: ManualClock, verb: Verbs) -> None:
+    limited, reset = verb(gate, "is_rate_limited"), verb(gate, "reset_violations")
+    assert not limited("a")
+    use_up(gate, "a")
+    assert limited("a")
+    assert not limited("b")
+    clock.advance(59.999999)
+    assert limited("a")
+    clock.advance(0.000001)
+    assert not limited("a")
+    gate.record_violation("a")
+    assert reset("a") is True
+    assert not limited("a")
+    assert reset("a") is False
+
+
+def test_a10_standing_says_how_long(gate: Gate, clock: ManualClock, verb: Verbs) -> None:
+    for _ in range(3):
+        gate.record_violation("a")
+    clock.advance(2)
+    standing = verb(gate, "standing")("a")
+    assert (standing.violations, standing.wait_left, standing.quiet_left) == (3, 3.0, 58.0)
+    assert repr(standing) == "Standing(violations=3, wait_left=3.0, quiet_left=58.0)"
+
+
+def test_a11_an_override_holds_at_once_for_one_agent(gate: Gate) -> None:
+    use_up(gate, "a")
+    gate.set_override("a", "heavy", "20/minute")
+    assert gate.check("a", "ws", "heavy").remaining == 19
+    assert gate.capacity("a", "http", "heavy") == 20
+    assert gate.limits_for("a", "ws", "heavy") == per_minute(20)
+    assert gate.capacity("b", "ws", "heavy") == 10
+    gate.set_override("a", "heavy", [per_minute(3), SlidingWindow(2, 60)], "ws")
+    assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [2, 20]
+    assert [bool(gate.check("a", "ws", "heavy")) for _ in range(3)] == [True, True, False]
+    gate.remove_override("a", "light")
+    assert gate.capacity("a", "ws", "heavy") == 2
+    gate.remove_override("a")
+    assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [10, 10]
+    assert gate.check("a", "ws", "heavy").remaining == 9, "back to a full bucket"
+
+
+def test_a11_going_back_and_forth_always_meets_a_full_bucket(gate: Gate) -> None:
+    for _ in range(3):
+        use_up(gate, "a")
+        gate.set_override("a", "heavy", "5/minute")
+        assert gate.check("a", "ws", "heavy").remaining == 4
+        use_up(gate, "a")
+        gate.remove_override("a")
+        assert gate.check("a", "ws", "heavy").remaining == 9
+
+
+def test_a11_a_changed_default_drops_the_buckets_of_agents_without_an_override(gate: Gate) -> None:
+    gate.set_override("special", "heavy", "10/minute")
+    for agent in ("a", "special"):
+        gate.check(agent, "ws", "heavy", cost=4)
+        gate.check(agent, "ws", "light", cost=4)
+    gate.set_default("heavy", "30/minute")
+    assert gate.peek("a", "ws", "heavy").remaining == 30
+    assert gate.peek("a", "ws", "light").remaining == 116, "another tier is not affected"
+    assert gate.peek("special", "ws", "heavy").remaining == 6, "nor is an override"
+    gate.check("a", "ws", "heavy", cost=4)
+    gate.set_default("heavy", "10/minute")
+    assert gate.peek("a", "ws", "heavy").remaining == 10
+    gate.set_default("heavy", "7/minute", "http")
+    assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [10, 7]
+
+
+def test_a11_exemptions(gate: Gate) -> None:
+    use_up(gate, "a")
+    assert not gate.is_exempt("a")
+    gate.add_exemption("a")
+    assert gate.is_exempt("a")
+    assert gate.check("a", "ws", "heavy").outcome is Outcome.EXEMPT
+    assert gate.limits_for("a", "ws", "heavy") == UNLIMITED
+    gate.remove_exemption("a")
+    assert gate.check("a", "ws", "heavy").remaining == 9
+
+
+def test_a11_changes_while_eight_threads_check() -> None:
+    """Each holds from the very next check of that agent, and no check in between fails."""
+    gate = Gate(Policy(limits={"heavy": "1000000/minute"}))
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def check(number: int) -> None:
+        try:
+            while not done.is_set():
+                for agent in ("a", f"other-{number}"):
+                    gate.check(agent, "ws", "heavy")
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=check, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        for i in range(50):
+            gate.set_override("mine", "heavy", f"{i + 2}/day")
+            assert gate.check("mine", "ws", "heavy").remaining == i + 1
+            gate.add_exemption("mine")
+            assert gate.check("mine", "ws", "heavy").outcome is Outcome.EXEMPT
+            gate.remove_exemption("mine")
+            gate.remove_override("mine")
+            gate.set_default("heavy", f"{1000 + i}/day")
+            assert gate.check("mine", "ws", "heavy").remaining == 999 + i
+            gate.set_override("a", "heavy", f"{i + 1}/day")
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_a11_addresses_and_networks_have_an_exempt_list_of_their_own() -> None:
+    gate = Gate(Policy(addresses={"exempt": ["10.0.0.0/8", "::1"]}))
+    for address in ("10.1.2.3", "::ffff:10.1.2.3", "::1"):
+        assert gate.check_address(address).outcome is Outcome.EXEMPT
+    assert gate.check_address("11.1.2.3").remaining == 59
+
+
+def test_a12_events_for_checks_and_violations(gate: Gate, verb: Verbs) -> None:
+    events: list[Event] = []
+    unsubscribe = gate.subscribe(events.append)
+    check = verb(gate, "check")
+    for _ in range(11):
+        check("a", "ws", action="session_open")
+    verb(gate, "record_violation")("a")
+    checked = [event for event in events if isinstance(event, Checked)]
+    assert [event.remaining for event in checked] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+    assert {(event.agent, event.channel, event.tier) for event in checked} == {("a", "ws", "heavy")}
+    assert [event.outcome.value for event in checked][-3:] == ["warn", "warn", "deny"]
+    violated = [event for event in events if isinstance(event, Violated)]
+    assert violated == [Violated("a", "ws", "heavy", 1, 1.0), Violated("a", "", "", 2, 2.0)]
+    unsubscribe()
+    check("a", "ws", "light")
+    assert len(events) == 13
+
+
+def test_a12_exempt_checks_changes_and_addresses_are_told_too(gate: Gate) -> None:
+    events: list[Event] = []
+    gate.subscribe(events.append)
+    gate.add_exemption("vip", by="ada")
+    gate.check("vip", "http", "light")
+    gate.check_address("2001:db8::1", "registration")
+    changed, checked, address = events
+    assert changed == PolicyChanged("exemption of 'vip' set to exempt", "ada")
+    assert isinstance(checked, Checked)
+    assert checked.outcome is Outcome.EXEMPT
+    assert isinstance(address, AddressChecked)
+    assert (address.address, address.purpose, address.decision.remaining) == ("2001:db8::/64", "registration", 4)
+
+
+def test_a12_a_listener_that_raises_is_logged_and_harms_nobody(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+
+    def broken(_event: Event) -> None:
+        raise RuntimeError("deaf")
+
+    gate.subscribe(broken)
+    gate.subscribe(heard.append)
+    assert gate.check("a", "ws", "light")
+    assert len(heard) == 1
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "a listener failed on Checked(agent='a'" in caplog.text
+
+
+def test_a13_buckets_and_violations_of_agents_that_went_away_are_forgotten() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    gate = Gate(Policy(), store=store)
+    for i in range(2000):
+        use_up(gate, f"agent-{i}")
+    assert len(store) == 4000
+    clock.advance(400)
+    for _ in range(2000):
+        gate.check("here", "ws", "light", cost=1)
+    assert len(store) == 2, "one bucket, and its violations"
+
+
+def test_a13_drop_agent_forgets_everything_about_it(gate: Gate) -> None:
+    use_up(gate, "a")
+    use_up(gate, "b")
+    gate.drop_agent("a")
+    assert gate.check("a", "ws", "heavy").remaining == 9
+    assert not gate.is_rate_limited("a")
+    assert gate.is_rate_limited("b")
+
+
+# B -------------------------------------------------------------------------------------------------------------------
+
+
+def test_b3_addresses_have_limits_of_their_own(gate: Gate, verb: Verbs) -> None:
+    check = verb(gate, "check_address")
+    assert check("1.2.3.4").remaining == 59
+    assert check("1.2.3.4", "registration").remaining == 4
+    assert gate.check("1.2.3.4", "http", "normal").remaining == 59, "an agent may be named like an address"
+    assert check("1.2.3.4").remaining == 58
+
+
+def test_b3_ipv6_addresses_count_by_64_and_mapped_ones_as_ipv4(gate: Gate) -> None:
+    assert gate.check_address("2001:db8:0:1::1").remaining == 59
+    assert gate.check_address("2001:db8:0:1:ffff::2").remaining == 58
+    assert gate.check_address("2001:db8:0:2::1").remaining == 59
+    assert gate.check_address("1.2.3.4").remaining == 59
+    assert gate.check_address("::ffff:1.2.3.4").remaining == 58
+
+
+def test_b3_denials_by_address_escalate_but_are_no_agents_violations(gate: Gate) -> None:
+    events: list[Event] = []
+    gate.subscribe(events.append)
+    denials = [gate.check_address("1.2.3.4", "registration") for _ in range(16)][5:]
+    assert [d.violation.count for d in denials if d.violation] == list(range(1, 12))
+    assert denials[-1].retry_after == 30.0
+    assert not any(isinstance(event, (Violated, Alerted)) for event in events)
+    assert not gate.is_rate_limited("1.2.3.4")
+
+
+@pytest.mark.parametrize("bad", ["", "localhost", "1.2.3", None, 5])
+def test_b3_what_is_no_address(gate: Gate, bad: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        gate.check_address(bad)
+    assert str(caught.value) == f"address: expected an IP address, got {bad!r}"
+    with pytest.raises(InvalidInput, match=r"^purpose: expected one of request, registration, got 'fun'$"):
+        gate.check_address("1.2.3.4", "fun")
+
+
+def test_b4_an_agent_at_one_limit_can_use_the_other_channel(gate: Gate) -> None:
+    use_up(gate, "a", "ws")
+    assert gate.check("a", "http", "heavy")
+    use_up(gate, "b", "http")
+    assert gate.check("b", "ws", "heavy")
+
+
+def test_b8_ten_violations_within_five_minutes_are_one_alert(gate: Gate, clock: ManualClock) -> None:
+    alerts: list[Event] = []
+    gate.subscribe(lambda event: alerts.append(event) if isinstance(event, Alerted) else None)
+    use_up(gate, "a")
+    for _ in range(30):
+        gate.check("a", "ws", "heavy")
+    assert alerts == [Alerted("a", 10, 300.0)]
+    clock.advance(300)
+    for _ in range(10):
+        gate.record_violation("a")
+    assert len(alerts) == 2, "armed again"
+
+
+def test_b10_being_limited_is_looked_up(gate: Gate, clock: ManualClock) -> None:
+    """It ends by itself: nothing has to happen in between."""
+    use_up(gate, "a")
+    assert gate.is_rate_limited("a")
+    clock.advance(60)
+    assert not gate.is_rate_limited("a")
+
+
+# Shadow --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [{"shadow": True}, {"shadow": ["heavy"]}, {"agents": {"a": {"shadow": True}}}], ids=str
+)
+def test_shadow_passes_and_says_what_it_would_have_been(store: Any, settings: Any, verb: Verbs) -> None:
+    gate = Gate(Policy(**settings), store=store)
+    events: list[Event] = []
+    gate.subscribe(events.append)
+    decisions = [verb(gate, "check")("a", "ws", "heavy") for _ in range(12)]
+    assert all(decisions)
+    assert [d.would_be.value for d in decisions if d.would_be] == ["allow"] * 8 + ["warn"] * 2 + ["deny"] * 2
+    assert (decisions[-1].retry_after, decisions[-1].bucket_retry_after) == (0.0, 6.0)
+    assert not gate.is_rate_limited("a")
+    assert {type(event) for event in events} == {Checked}
+
+
+def test_shadow_of_one_tier_or_agent_leaves_the_others_enforced() -> None:
+    gate = Gate(Policy(shadow=["light"], agents={"watched": {"shadow": True, "heavy": "1/minute"}}))
+    use_up(gate, "a")
+    assert gate.is_rate_limited("a")
+    assert all(gate.check("watched", "ws", "heavy") for _ in range(5))
+    assert gate.check("a", "ws", "light").would_be is Outcome.ALLOW
+    assert gate.check("b", "ws", "heavy").would_be is None
+
+
+# Bad input and the rest ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 129, "a\n", 5, None, b"a"])
+def test_bad_agents(gate: Gate, store: Any, verb: Verbs, bad: Any) -> None:
+    shown = repr(bad) if len(repr(bad)) <= 100 else repr(bad)[:97] + "..."
+    for name, args in (
+        ("check", ("ws", "heavy")), ("peek", ("ws", "heavy")), ("record_violation", ()), ("is_rate_limited", ()),
+        ("reset_violations", ()), ("standing", ()),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput) as caught:
+            verb(gate, name)(bad, *args)
+        assert str(caught.value) == f"agent: expected 1 to 128 printable characters, got {shown}"
+    for call in (gate.drop_agent, gate.is_exempt, gate.add_exemption, gate.remove_exemption, gate.remove_override):
+        with pytest.raises(InvalidInput):
+            call(bad)
+    assert gate.history() == []
+
+
+def test_a_bad_agent_is_refused_before_anything_is_counted() -> None:
+    store = MemoryStore()
+    gate = Gate(Policy(), store=store)
+    for bad in ("a\n", "", "x" * 129):
+        with pytest.raises(InvalidInput):
+            gate.check(bad, "ws", "heavy")
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "1", None, float("nan")])
+def test_bad_costs(gate: Gate, verb: Verbs, bad: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        verb(gate, "check")("a", "ws", "heavy", cost=bad)
+    assert str(caught.value) == f"cost: expected a whole number of at least 1, got {bad!r}"
+    assert gate.peek("a", "ws", "heavy").remaining == 10
+
+
+def test_bad_changes_change_nothing(gate: Gate) -> None:
+    for call, text in (
+        (lambda: gate.set_override("a", "huge", "1/s"), "tier: expected one of light, normal, heavy, got 'huge'"),
+        (lambda: gate.set_override("a", "heavy", "1/s", "smtp"), "channel: expected one of ws, http, got 'smtp'"),
+        (lambda: gate.set_override("a", "heavy", 5),
+         "override: expected a limit, its text, or several of either, got 5"),
+        (lambda: gate.set_default("huge", "1/s"), "tier: expected one of light, normal, heavy, got 'huge'"),
+        (lambda: gate.set_default("heavy", None), "default: expected a limit, its text, or several of either, got None"),
+        (lambda: gate.add_exemption("a", by=5), "by: expected a string, got 5"),  # type: ignore[arg-type]
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput) as caught:
+            call()
+        assert str(caught.value) == text
+    assert gate.history() == []
+    assert gate.holds.overrides == {}
+
+
+def test_bad_gates() -> None:
+    for options, text in (
+        ({"policy": "headgate.toml"}, "Gate policy: expected a Policy, got 'headgate.toml'"),
+        ({"store": "redis://localhost"}, "Gate store: expected a store such as MemoryStore(), got 'redis://localhost'"),
+        ({"remember": 5}, "Gate remember: expected a path, a book of changes, or None, got 5"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            Gate(**options)  # type: ignore[arg-type]
+        assert str(caught.value) == text
+
+
+def test_everything_has_a_default() -> None:
+    assert Gate().check("agent-7", "ws", "heavy").remaining == 9
+    assert Gate().policy == Policy()
+
+
+# Reload --------------------------------------------------------------------------------------------------------------
+
+
+def test_reload_keeps_the_buckets_whose_limit_did_not_change(gate: Gate) -> None:
+    gate.set_override("special", "light", "500/minute")
+    for agent in ("a", "special", "vip"):
+        gate.check(agent, "ws", "heavy", cost=4)
+        gate.check(agent, "ws", "light", cost=4)
+    gate.record_violation("a")
+    gate.reload(Policy(limits={"heavy": "20/minute"}, exempt=["vip"], agents={"a": {"http": {"light": "1/minute"}}}))
+    assert gate.peek("a", "ws", "heavy").remaining == 20
+    assert gate.peek("special", "ws", "light").remaining == 496, (
+        "a change made while running stays, and so does its bucket"
+    )
+    assert gate.is_exempt("vip")
+    assert gate.is_rate_limited("a")
+    gate.reload(Policy(limits={"heavy": "20/minute"}))
+    assert gate.check("vip", "ws", "heavy").remaining == 19
+
+
+def test_reload_of_the_same_policy_changes_nothing(gate: Gate) -> None:
+    gate.check("a", "ws", "heavy", cost=4)
+    gate.reload(Policy())
+    assert gate.peek("a", "ws", "heavy").remaining == 6
+    with pytest.raises(InvalidInput, match=r"^reload: expected a Policy, got None$"):
+        gate.reload(None)  # type: ignore[arg-type]
+
+
+def test_gates_on_one_store_see_one_count(store: Any) -> None:
+    one, two = Gate(Policy(), store=store), Gate(Policy(), store=store)
+    use_up(one, "a")
+    assert not two.check("a", "ws", "heavy")
+    assert two.standing("a").violations == 2
+
+
+def test_what_holds_is_told(gate: Gate) -> None:
+    gate.set_override("a", "heavy", "20/minute", "ws")
+    gate.set_default("light", "240/minute")
+    gate.add_exemption("vip")
+    assert gate.holds.overrides == {"a": {("ws", "heavy"): parse("20/minute")}}
+    assert gate.holds.limits["http", "light"] == parse("240/minute")
+    assert gate.holds.exempt == {"vip"}
+    assert gate.policy == Policy()
