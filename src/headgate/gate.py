@@ -12,7 +12,7 @@ from headgate.core import Decision, Limit, Outcome, Violation
 from headgate.events import AddressChecked, Alerted, Checked, Event, Listener, PolicyChanged, Violated, emit
 from headgate.inputs import LARGEST, cost_of, refuse
 from headgate.limits import UNLIMITED
-from headgate.notation import limit_of
+from headgate.notation import LimitLike, limit_of
 from headgate.plan import ADDRESSES, AGENTS, Meter, Plan, address_key, address_meter
 from headgate.policy import MAX_AGENT, TIERS, UNKNOWN_TIER, Policy, check_agent
 from headgate.sessions import Session, Sessions
@@ -189,9 +189,9 @@ class Gate:
             emit(self._listeners, AddressChecked(key, str(purpose), decision))
         return decision
 
-    def session(self, agent: Text, session_id: Text | int, limit: Limit = UNLIMITED) -> Session:
+    def session(self, agent: Text, session_id: Text | int, limit: LimitLike = UNLIMITED) -> Session:
         """Open a session with a budget of its own: unlimited, unless a limit such as `limited(5, 20)` is given."""
-        return self._sessions.open(agent, session_id, limit)
+        return self._sessions.open(agent, session_id, limit_of("session limit", limit))
 
     @property
     def active_buckets(self) -> int:
@@ -288,40 +288,43 @@ class Gate:
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def set_override(
-        self, agent: Text, tier: Text, limit: object, channel: Text | None = None, *, by: str = ""
+        self, agent: Text, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = ""
     ) -> None:
         """Give an agent a limit of its own for a tier, on one channel or on all."""
         value = str(limit_of("override", limit))
-        self._change(Change("override", check_agent(agent), self._channel(channel), self._tier(tier), value, by))
+        self._change(Change("override", check_agent(agent), self._channel(channel), self._tier(tier), value, _by(by)))
 
-    def remove_override(self, agent: Text, tier: Text | None = None, *, by: str = "") -> None:
+    def remove_override(self, agent: Text, tier: Text | None = None, *, by: Text = "") -> None:
         """Put an agent back to the defaults, for a tier or for all."""
-        self._change(Change("override", check_agent(agent), "", "" if tier is None else self._tier(tier), None, by))
+        self._change(
+            Change("override", check_agent(agent), "", "" if tier is None else self._tier(tier), None, _by(by))
+        )
 
-    def add_exemption(self, agent: Text, *, by: str = "") -> None:
+    def add_exemption(self, agent: Text, *, by: Text = "") -> None:
         """Let an agent always pass."""
-        self._change(Change("exemption", check_agent(agent), value="exempt", by=by))
+        self._change(Change("exemption", check_agent(agent), value="exempt", by=_by(by)))
 
-    def remove_exemption(self, agent: Text, *, by: str = "") -> None:
+    def remove_exemption(self, agent: Text, *, by: Text = "") -> None:
         """Hold an agent to its limits again."""
-        self._change(Change("exemption", check_agent(agent), by=by))
+        self._change(Change("exemption", check_agent(agent), by=_by(by)))
 
-    def set_default(self, tier: Text, limit: object, channel: Text | None = None, *, by: str = "") -> None:
+    def set_default(self, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = "") -> None:
         """Change the limit of a tier for every agent without an override."""
         value = str(limit_of("default", limit))
-        self._change(Change("default", "", self._channel(channel), self._tier(tier), value, by))
+        self._change(Change("default", "", self._channel(channel), self._tier(tier), value, _by(by)))
 
     def history(self) -> list[Change]:
         """Every change that was made, with who made it and when, oldest first."""
         return self._book.read()
 
-    def reload(self, policy: Policy, *, by: str = "") -> None:
+    def reload(self, policy: Policy, *, by: Text = "") -> None:
         """Put another policy in the place of the one that holds; changes made while running stay on top of it.
 
         Buckets whose limit stays the same keep what they have counted.
         """
         if not isinstance(policy, Policy):
             refuse("reload", "a Policy", policy)
+        who = _by(by)
         with self._changing:
             before = self._plan
             after = Plan(policy, held(policy, self._book.read()), self._store)
@@ -333,7 +336,7 @@ class Gate:
             self._switch(before, after, before.exempt ^ after.exempt)
             for agent in {*before.own, *after.own}:
                 self._drop_buckets(before, agent, after)
-        self._emit(PolicyChanged("policy reloaded", by))
+        self._emit(PolicyChanged("policy reloaded", who))
 
     def _tier(self, tier: object) -> str:
         if not isinstance(tier, str) or tier not in TIERS:
@@ -350,8 +353,6 @@ class Gate:
 
     def _change(self, change: Change) -> None:
         """Remember a change and let it hold: the one way in which anything is changed while running."""
-        if not isinstance(change.by, str):
-            refuse("by", "a string", change.by)
         with self._changing:
             before = self._plan
             holds = changed(before.holds, before.policy, change)
@@ -419,6 +420,12 @@ class Gate:
     def close(self) -> None:
         """Let go of the file that changes are remembered in."""
         self._book.close()
+
+
+def _by(by: object) -> str:
+    if not isinstance(by, str):
+        refuse("by", "a string", by)
+    return by
 
 
 def _cost(cost: object) -> i64:

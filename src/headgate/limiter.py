@@ -1,12 +1,11 @@
 """Limiter: limits without a policy, for any application."""
 
-from collections.abc import Iterable
 from typing import Final, SupportsIndex
 
 from headgate._native import Text, i64
 from headgate.core import Decision, Limit
 from headgate.inputs import LARGEST, Number, cost_of, permille, refuse
-from headgate.notation import limit_of
+from headgate.notation import LimitLike, limit_of
 from headgate.stores import Ask, Store, Verb
 from headgate.stores.memory import Buckets, MemoryStore
 from headgate.waiting import Lines, aacquire, acquire
@@ -31,7 +30,7 @@ class Limiter:
 
     def __init__(
         self,
-        limit: Limit | str | Iterable[Limit | str],
+        limit: LimitLike,
         *,
         store: Store | None = None,
         name: Text = "",

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeAlias
 
 from headgate.core import Limit
 from headgate.errors import InvalidInput
 from headgate.inputs import refuse
 from headgate.limits import BLOCKED, UNLIMITED, AllOf, SlidingWindow, per_period
+
+LimitLike: TypeAlias = Limit | str | Iterable[Limit | str]
+"""What stands for a limit wherever one is asked for: itself, its text, or several of either."""
 
 _SECONDS: Final = {
     name: Fraction(seconds)

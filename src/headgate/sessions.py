@@ -30,8 +30,6 @@ class Sessions:
         name = check_agent(agent)
         if isinstance(session_id, bool) or not isinstance(session_id, (str, int)):
             refuse("session", "a string or an int", session_id)
-        if not isinstance(limit, Limit):
-            refuse("session limit", "a limit such as limited(rate=5, burst=20)", limit)
         text = str(session_id)
         key = f"{len(name)}:{name}{text}"  # the length first, so that no two pairs share a key
         session = self._open.setdefault(key, Session(self, name, text, key, limit))
