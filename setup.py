@@ -6,7 +6,16 @@ import sys
 from setuptools import setup
 from setuptools.extension import Extension
 
-COMPILED = ["core.py", "limits.py", "violations.py", "limiter.py", "plan.py", "gate.py", "stores/memory.py"]
+COMPILED = [
+    "core.py",
+    "limits.py",
+    "windows.py",
+    "violations.py",
+    "limiter.py",
+    "plan.py",
+    "gate.py",
+    "stores/memory.py",
+]
 
 
 def extensions() -> list[Extension]:

@@ -9,7 +9,6 @@ from headgate.limits import (
     BLOCKED,
     UNLIMITED,
     AllOf,
-    SlidingWindow,
     TokenBucket,
     limited,
     per_day,
@@ -20,6 +19,7 @@ from headgate.limits import (
 from headgate.notation import parse
 from headgate.policy import Policy, PolicyError
 from headgate.stores.memory import MemoryStore
+from headgate.windows import SlidingWindow
 
 __all__ = [
     "BLOCKED",

@@ -1,4 +1,4 @@
-"""Numbers as users give them, read exactly or refused with a text that says what was expected and what came."""
+"""Numbers as users give them: read exactly, or refused with a text that says what was expected and what came."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -11,6 +11,8 @@ Number: TypeAlias = int | float | Fraction | Decimal
 
 LARGEST: Final = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis' scripts have doubles)."""
+
+_PERIODS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def refuse(where: str, expected: str, got: object) -> NoReturn:
@@ -84,3 +86,31 @@ def _fraction(value: object) -> Fraction | None:
         return value
     number = _int(value)
     return None if number is None else Fraction(number)
+
+
+def rate_text(count: Fraction, seconds: Fraction) -> str:
+    """A rate in the notation that `parse` reads, "60/minute" or "10 per 5 minutes"."""
+    for unit, length in _PERIODS:
+        if seconds % length == 0 or unit == "second":
+            break
+    if seconds == length:
+        return f"{decimal_text(count)}/{unit}"
+    return f"{decimal_text(count)} per {decimal_text(seconds / length)} {unit}s"
+
+
+def not_decimal(number: Fraction) -> int:
+    """What `number` has to be multiplied by to be a decimal fraction."""
+    rest = number.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest
+
+
+def decimal_text(number: Fraction) -> str:
+    """A decimal fraction as text, exactly: 60, 0.25."""
+    if number.denominator == 1:
+        return str(number.numerator)
+    digits = number.denominator.bit_length()  # more than enough, so that nothing is cut off
+    text = str(number.numerator * 10**digits // number.denominator).rjust(digits + 1, "0")
+    return f"{text[:-digits]}.{text[-digits:]}".rstrip("0")

@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 from headgate.core import Limit
 from headgate.errors import InvalidInput
 from headgate.inputs import refuse
-from headgate.limits import BLOCKED, UNLIMITED, AllOf, SlidingWindow, per_period
+from headgate.limits import BLOCKED, UNLIMITED, AllOf, per_period
+from headgate.windows import SlidingWindow
 
 LimitLike: TypeAlias = Limit | str | Iterable[Limit | str]
 """What stands for a limit wherever one is asked for: itself, its text, or several of either."""

@@ -23,8 +23,9 @@ from typing import Final, TypeAlias
 from headgate.clock import ManualClock
 from headgate.core import Decision, Limit, Outcome
 from headgate.inputs import LARGEST, microseconds
-from headgate.limits import BLOCKED, UNLIMITED, AllOf, SlidingWindow, TokenBucket, per_day, per_minute, per_second
+from headgate.limits import BLOCKED, UNLIMITED, AllOf, TokenBucket, per_day, per_minute, per_second
 from headgate.stores import Ask, Store, Verb
+from headgate.windows import SlidingWindow
 
 MakeStore: TypeAlias = Callable[[ManualClock], Store]
 Case: TypeAlias = Callable[[MakeStore], None]
