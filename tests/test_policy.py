@@ -216,3 +216,7 @@ def test_names_that_no_agent_can_have(bad: Any) -> None:
         check_agent(bad)
     shown = repr(bad) if len(repr(bad)) <= 100 else repr(bad)[:97] + "..."
     assert str(caught.value) == f"agent: expected 1 to 128 printable characters, got {shown}"
+
+
+def test_the_annotated_example_is_the_default_policy() -> None:
+    assert Policy.load(ROOT / "docs" / "headgate.toml") == Policy()

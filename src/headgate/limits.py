@@ -23,7 +23,7 @@ _LONGEST: Final[i64] = 2**53 - 1  # microseconds, 285 years: no clock runs that 
 
 
 @mypyc_attr(acyclic=True)
-class Bucket(State):
+class Bucket:
     """Units in the bucket (below zero: a debt) at a moment; each whole tick since then has given `gain` more."""
 
     __slots__ = ("level", "stamp")
@@ -44,7 +44,18 @@ class TokenBucket(Limit):
     60/minute burst 10
     """
 
-    __slots__ = ("_capacity", "_full", "_gain", "_hash", "_most_ticks", "_per", "_refill", "_tick", "_unit")
+    __slots__ = (
+        "_capacity",
+        "_full",
+        "_gain",
+        "_hash",
+        "_most_elapsed",
+        "_most_ticks",
+        "_per",
+        "_refill",
+        "_tick",
+        "_unit",
+    )
 
     def __init__(self, capacity: SupportsIndex, refill: Number, per: Number) -> None:
         self._capacity: Final[i64] = whole("TokenBucket capacity", capacity)
@@ -64,6 +75,8 @@ class TokenBucket(Limit):
         self._gain: Final[i64] = gain
         self._full: Final[i64] = self._capacity * unit
         self._most_ticks: Final[i64] = LARGEST // tick
+        # The longest time whose credit is found by multiplying alone; longer, or at a coarse tick, it takes divisions.
+        self._most_elapsed: Final[i64] = LARGEST // gain if tick == 1 else 0
         self._hash: Final = hash(self._fields())
 
     @property
@@ -102,12 +115,12 @@ class TokenBucket(Limit):
         if elapsed < 0:  # a clock that stepped back neither takes nor gives: what is counted keeps its stamp
             if state.level == self._full:
                 state.stamp = now
+        elif 0 < elapsed <= self._most_elapsed:
+            state.level = min(state.level + elapsed * self._gain, self._full)
+            state.stamp = now
         elif elapsed > 0:
             if elapsed >= self._to_full(state.level):
                 state.level = self._full
-                state.stamp = now
-            elif self._tick == 1:
-                state.level += elapsed * self._gain
                 state.stamp = now
             else:
                 ticks = elapsed // self._tick
@@ -138,7 +151,9 @@ class TokenBucket(Limit):
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, Bucket)
-        if cost > (state.level + _DEBT) // self._unit:
+        if cost <= self._capacity:
+            state.level = max(state.level - cost * self._unit, -_DEBT)
+        elif cost > (state.level + _DEBT) // self._unit:
             state.level = -_DEBT
         else:
             state.level -= cost * self._unit
@@ -183,7 +198,7 @@ class TokenBucket(Limit):
 
 
 @mypyc_attr(acyclic=True)
-class Several(State):
+class Several:
     """One state for each limit of an `AllOf`."""
 
     __slots__ = ("states",)
@@ -304,7 +319,7 @@ class _Fixed(Limit):
         return True
 
     def fresh(self, now: i64) -> State:
-        return State()
+        return None
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         return 0 if self._capacity else NEVER

@@ -24,7 +24,7 @@ _NEVER_ALERTED: Final[i64] = -(2**60)
 
 
 @mypyc_attr(acyclic=True)
-class Offender(State):
+class Offender:
     """The violations of one agent: how many in a row, when the newest were, and when an alert was raised."""
 
     __slots__ = ("alerted", "count", "last", "newest")

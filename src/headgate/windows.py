@@ -14,7 +14,7 @@ MAX_WINDOW_LIMIT: Final = 1_000_000
 
 
 @mypyc_attr(acyclic=True)
-class Log(State):
+class Log:
     """The requests in a window: the time of each, and the sum of all costs up to it.
 
     Entries before `first` have left the window; `gone` is the sum up to them.

@@ -51,7 +51,7 @@ def one_shot_keys_come_and_go(limiter: Limiter, clock: ManualClock, count: int) 
         most = max(most, store.looked_at - before)
         checks += 1
         assert checks < count
-    assert most <= 4, "no check looks at more than a few entries"
+    assert most <= 3, "no check looks at more than a few entries"
 
 
 def test_a13_a_million_one_shot_keys_go_away_by_themselves() -> None:
@@ -59,6 +59,8 @@ def test_a13_a_million_one_shot_keys_go_away_by_themselves() -> None:
     store = MemoryStore(clock=clock)
     limiter = Limiter(per_minute(60), store=store)
     one_shot_keys_come_and_go(limiter, clock, 1_000_000)
+    for _ in range(100):
+        limiter.check("other-0")  # the round goes on to its end
     table = store.buckets("", limiter.limit)
     dicts = [*table.dicts, *([] if table.old is None else [table.old])]
     assert sum(map(sys.getsizeof, dicts)) < 50_000, "the tables of the dicts went with their entries"
