@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
 STATEMENTS = re.findall(r"^([A-E]\d+)\. ", PAGE, re.MULTILINE)
-NOT_BUILT = re.findall(r"[A-E]\d+", re.search(r"Not built yet: (.*?)\.\n\n", PAGE, re.DOTALL)[1])  # type: ignore[index]
+NOT_BUILT = re.findall(r"[A-E]\d+", re.search(r"Not built yet, or not in whole: (.*?)\.\n\n", PAGE, re.DOTALL)[1])  # type: ignore[index]
 
 
 def test_every_built_statement_has_a_test_that_carries_its_number() -> None:

@@ -155,6 +155,12 @@ class Policy:
         """The whole policy as TOML that `load` reads."""
         return "\n".join(_toml(self.settings(), ())).strip() + "\n"
 
+    def changed(self) -> list[tuple[str, str, str]]:
+        """What differs from the default policy: the path, the value, and the default, as TOML writes them."""
+        ordinary = dict(_flat(Policy().settings()))
+        found = [(path, value, ordinary.get(path, "")) for path, value in _flat(self.settings())]
+        return [(path, value, default) for path, value, default in found if value != default]
+
     def __repr__(self) -> str:
         ordinary = Policy().settings()
         changed = {name: value for name, value in self.settings().items() if value != ordinary[name]}
@@ -399,6 +405,14 @@ def _toml(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _toml(value, (*path, key))
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{_key(key)}.")
+        else:
+            yield f"{path}{_key(key)}", _toml_value(value)
 
 
 def _toml_value(value: object) -> str:

@@ -1,0 +1,1 @@
+"""headgate measured beside other rate limiters: `python benchmarks/run.py`."""

@@ -1,0 +1,135 @@
+"""How times are taken. Nothing here knows one rate limiter from another.
+
+The contenders take turns within each round, so that a slow phase of the machine hits all of them, and the best round
+counts: noise only ever adds. The loop around the calls is in every figure and is subtracted from none. The time is the
+processor's time for this process, with all its threads: on a busy machine the slow would otherwise be interrupted by
+other programs in every round, and the quick in none.
+
+Before each turn everything that exists is frozen out of the garbage collector's sight. The collector stays on, so that
+each contender pays for the garbage that it makes, but not for walking through what the others keep.
+"""
+
+import gc
+import random
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from time import perf_counter_ns, process_time_ns
+from typing import Final, NamedTuple, TypeVar
+
+from benchmarks.contenders import Contender
+
+THREADS: Final = 8
+_WARM_UP: Final = 1000
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds per check."""
+
+    best: float
+    median: float
+    """Of the rounds: how far it is from the best says how noisy the machine was."""
+
+
+class Turn(NamedTuple):
+    """One contender, and the keys that it is asked for in each round."""
+
+    contender: Contender
+    keys: Sequence[str]
+    new_strings: bool = False
+    """Whether each key is a string of its own that has no hash yet, as each request brings one."""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Nanoseconds per check of one thread, and of several that share the work."""
+
+    one: float
+    several: float
+
+
+def name(number: int) -> str:
+    return f"agent-{number:07d}"
+
+
+def names(count: int) -> list[str]:
+    return [name(number) for number in range(count)]
+
+
+def shuffled(keys: Sequence[str], checks: int) -> list[str]:
+    """So many keys in random order, the same in every run."""
+    return random.Random(checks).choices(keys, k=checks)
+
+
+def best_of(rounds: int, turns: Mapping[Label, Turn]) -> dict[Label, Timing]:
+    times: dict[Label, list[float]] = {label: [] for label in turns}
+    for _ in range(rounds):
+        for label, (contender, keys, new_strings) in turns.items():
+            contender.run(keys[:_WARM_UP])  # the caches hold what the one before has left there
+            contender.settle()
+            asked = [key.encode().decode() for key in keys] if new_strings else keys
+            _freeze()
+            start = process_time_ns()
+            contender.run(asked)
+            times[label].append((process_time_ns() - start) / len(asked))
+            contender.settle()
+    gc.unfreeze()
+    return {label: Timing(min(taken), median(taken)) for label, taken in times.items()}
+
+
+def in_threads(
+    rounds: int, seconds: float, contenders: Mapping[str, Contender], keys: Sequence[str]
+) -> dict[str, Threads]:
+    """The time of the same work done by one thread and by several at once, by the clock on the wall.
+
+    `seconds` is how long one thread should take: long enough for the threads to interrupt each other many times.
+    """
+    work: dict[str, list[str]] = {}
+    for label, contender in contenders.items():
+        start = perf_counter_ns()
+        contender.run(keys)
+        checks = ceil(seconds * 1e9 / (perf_counter_ns() - start) * len(keys))
+        work[label] = shuffled(keys, checks)
+        contender.settle()
+    one: dict[str, list[float]] = {label: [] for label in contenders}
+    several: dict[str, list[float]] = {label: [] for label in contenders}
+    for _ in range(rounds):
+        for label, contender in contenders.items():
+            for threads, times in ((1, one[label]), (THREADS, several[label])):
+                _freeze()
+                times.append(_together(contender, work[label], threads) / len(work[label]))
+                contender.settle()
+    gc.unfreeze()
+    return {label: Threads(min(one[label]), min(several[label])) for label in contenders}
+
+
+def _together(contender: Contender, keys: Sequence[str], threads: int) -> int:
+    """Nanoseconds from the first thread's start to the last one's end."""
+    ready = threading.Barrier(threads)
+    starts: list[int] = []
+    ends: list[int] = []
+
+    def work(share: Sequence[str]) -> None:
+        ready.wait()
+        starts.append(perf_counter_ns())
+        contender.run(share)
+        ends.append(perf_counter_ns())
+
+    workers = [threading.Thread(target=work, args=(keys[i::threads],)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if len(ends) < threads:
+        raise RuntimeError("a thread failed")
+    return max(ends) - min(starts)
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()

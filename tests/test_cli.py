@@ -1,0 +1,330 @@
+"""The command `headgate`, run as users run it."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import headgate
+import headgate.core
+from headgate import Policy
+from headgate.cli import VERSION
+
+PACKAGES = Path(headgate.__file__).parents[1]
+SOURCE = Path(__file__).parents[1] / "src"
+MODULE = [sys.executable, "-m", "headgate"]
+SCRIPT = [str(Path(sys.executable).with_name("headgate"))]
+COMMANDS = [MODULE, SCRIPT] if PACKAGES != SOURCE else [MODULE]  # src/ is not installed, it has no script
+DEADLINE = 60.0
+
+
+def surroundings(packages: Path = PACKAGES) -> dict[str, str]:
+    """The same headgate as in this process, and nothing from outside that changes what is printed."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    return kept | {"PYTHONPATH": str(packages), "PYTHONUTF8": "1", "TERM": "xterm"}
+
+
+def run(*arguments: str, command: list[str] = MODULE, packages: Path = PACKAGES) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *arguments],
+        env=surroundings(packages),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_version_says_whether_it_is_compiled(command: list[str]) -> None:
+    how = "plain Python: not compiled" if headgate.core.__file__.endswith(".py") else "compiled"
+    result = run("--version", command=command)
+    assert (result.stdout, result.stderr, result.returncode) == (f"headgate {VERSION} ({how})\n", "", 0)
+
+
+def test_version_from_the_source_says_plain_python() -> None:
+    result = run("--version", packages=SOURCE)
+    assert result.stdout == f"headgate {VERSION} (plain Python: not compiled)\n"
+
+
+def test_without_arguments_the_commands_are_listed() -> None:
+    result = run()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search(r"^ +demo +watch some agents", result.stdout, re.MULTILINE)
+
+
+SECONDS = "headgate demo: error: argument --seconds: expected a number of seconds above 0, at most 3600, got "
+AGENTS = "headgate demo: error: argument --agents: expected a whole number from 1 to 100, got "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, policy"),
+        (["--verbose", "dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, policy"),
+        (["--verbose"], "headgate: error: unrecognized arguments: --verbose"),
+        (["policy"], "headgate policy: error: the following arguments are required: COMMAND"),
+        (["policy", "chek"], "headgate policy: error: unknown command 'chek'; the commands are: check, show"),
+        (["policy", "check"], "headgate policy check: error: the following arguments are required: FILE"),
+        (["demo", "now"], "headgate: error: unrecognized arguments: now"),
+        (["demo", "--seed"], "headgate demo: error: argument --seed: expected one argument"),
+        (["demo", "--seed", "x"], "headgate demo: error: argument --seed: expected a whole number, got 'x'"),
+        *[(["demo", "--seconds", bad], f"{SECONDS}'{bad}'") for bad in ("soon", "0", "-1", "nan", "inf", "3601")],
+        *[(["demo", "--agents", bad], f"{AGENTS}'{bad}'") for bad in ("many", "0", "-1", "1.5", "101")],
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    usage, error = result.stderr.splitlines()
+    assert usage.startswith("usage: headgate")
+    assert error == text
+
+
+LINE = re.compile(r" *(?P<elapsed>[\d.]+) of [\d.]+ s: (?P<totals>\d+ allowed, \d+ warned, \d+ denied)")
+SUMMARY = re.compile(
+    r"(?P<checks>\d+) checks in (?P<elapsed>[\d.]+) s: (?P<allowed>\d+) allowed, (?P<warned>\d+) warned, "
+    r"(?P<denied>\d+) denied\. A warning passes: little is left after it\."
+)
+WORST = re.compile(
+    r"runaway-4 asked for (?P<asked>\d+) tokens within (?P<span>[\d.]+) s and got (?P<got>\d+); "
+    r"its limit gives at most (?P<most>\d+) in that time\."
+)
+MEASURED = re.compile(r"200,000 checks without a pause, of 1,000 keys in turn: ([\d,]+) a second, (\d+) ns each\.")
+
+
+def summary(lines: list[str]) -> re.Match[str]:
+    """Check the three closing lines against each other, and return the first."""
+    found, worst, measured = (
+        pattern.fullmatch(line) for pattern, line in zip((SUMMARY, WORST, MEASURED), lines[-3:], strict=True)
+    )
+    assert found
+    assert worst
+    assert measured
+    assert int(found["checks"]) == sum(int(found[outcome]) for outcome in ("allowed", "warned", "denied"))
+    assert 0 < int(worst["got"]) <= int(worst["most"]) < int(worst["asked"])
+    assert int(worst["asked"]) - int(worst["got"]) <= int(found["denied"])
+    assert int(measured[1].replace(",", "")) == pytest.approx(1e9 / int(measured[2]), rel=0.05)
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
+    result = run("demo", "--seconds", "1", "--seed", "7", command=command)
+    assert (result.stderr, result.returncode) == ("", 0)
+    assert "\x1b" not in result.stdout
+    version, opening, *lines = result.stdout.splitlines()
+    assert version.startswith(f"headgate {VERSION} (")
+    assert opening == "Each of 6 agents has a bucket of its own: 5/second burst 20. Ctrl-C ends the demonstration."
+    found = summary(lines)
+    assert float(found["elapsed"]) >= 1.0
+    drawn = [LINE.fullmatch(line) for line in lines[:-3]]
+    assert drawn
+    assert all(drawn)
+    assert drawn[-1]
+    assert drawn[-1]["elapsed"] == "1.0"
+    assert drawn[-1]["totals"] in found[0]
+
+
+def test_demo_with_agents_who_are_never_denied_names_none() -> None:
+    result = run("demo", "--seconds", "0.5", "--agents", "1")
+    _, opening, *_, last, measured = result.stdout.splitlines()
+    assert opening == "One agent has a bucket: 5/second burst 20. Ctrl-C ends the demonstration."
+    found = SUMMARY.fullmatch(last)
+    assert found
+    assert found["denied"] == "0"
+    assert MEASURED.fullmatch(measured)
+
+
+@contextmanager
+def running(
+    *arguments: str, output: int = subprocess.PIPE, more: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """The command while it runs. It is not left running, whatever becomes of the test."""
+    command, environment = [*MODULE, *arguments], surroundings() | (more or {})
+    with subprocess.Popen(command, env=environment, text=True, stdout=output, stderr=output) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_demo_whose_reader_goes_away_ends_without_a_word() -> None:
+    with running("demo", "--seconds", "600") as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(DEADLINE) == 0
+        assert process.stderr.read() == ""
+
+
+def test_ctrl_c_ends_the_demo_with_its_summary() -> None:
+    with running("demo", "--seconds", "600") as process:
+        assert process.stdout
+        opening = [process.stdout.readline() for _ in range(3)]
+        assert LINE.fullmatch(opening[2].rstrip())  # a second has passed: some have been denied
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=DEADLINE)
+        assert (process.returncode, errors) == (0, "")
+    assert float(summary(rest.splitlines())["elapsed"]) < 600
+
+
+class Terminal:
+    """What headgate writes on a pseudo-terminal."""
+
+    def __init__(self, rows: int = 24, columns: int = 100) -> None:
+        self._master, self.slave = pty.openpty()
+        termios.tcsetwinsize(self.slave, (rows, columns))
+        self._written = b""
+        self._deadline = time.monotonic() + DEADLINE
+
+    @property
+    def text(self) -> str:
+        return self._written.decode().replace("\r\n", "\n")
+
+    def read(self) -> bool:
+        """Wait for more, and say whether there was any before the end."""
+        ready, _, _ = select.select([self._master], [], [], max(self._deadline - time.monotonic(), 0))
+        assert ready, f"nothing more came in time after {self.text!r}"
+        try:
+            more = os.read(self._master, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            more = b""
+        self._written += more
+        return bool(more)
+
+    @contextmanager
+    def running(self, *arguments: str, more: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+        """The command while it writes here. What it has not written by then is read at the end."""
+        with running(*arguments, output=self.slave, more=more) as process:
+            os.close(self.slave)
+            yield process
+            while self.read():
+                pass
+            assert process.wait(DEADLINE) == 0
+        os.close(self._master)
+
+
+def on_terminal(*arguments: str, rows: int = 24, columns: int = 100, more: dict[str, str] | None = None) -> str:
+    """All that is written on a terminal of this size, with these environment variables too."""
+    terminal = Terminal(rows, columns)
+    with terminal.running(*arguments, more=more):
+        pass
+    return terminal.text
+
+
+HIDE, SHOW, COLOUR = "\x1b[?25l", "\x1b[?25h", re.compile(r"\x1b\[(3[123]|0)m")
+ROW = re.compile(r"(?P<name>\w+-\d) +(?P<bar>█*░*) +(?P<used>\d+)% +\d+ +\d+ +\d+ +(-|[\d.]+ s)")
+
+
+def last_picture(text: str) -> list[str]:
+    """The rows of the last picture, without the marks that clear the rest of a line."""
+    picture = text.split(SHOW)[0].rpartition("\x1b[9F")[2]
+    return [row.removesuffix("\x1b[K") for row in picture.splitlines()]
+
+
+def test_demo_on_a_terminal_draws_over_its_last_picture() -> None:
+    text = on_terminal("demo", "--seconds", "1")
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert text.index(HIDE) < text.index("\x1b[9F") < text.index(SHOW)
+    assert text.count("\x1b[9F") >= 4
+    head, *agents, empty, progress = last_picture(text)
+    assert head.split() == ["agent", "bucket", "used", "allowed", "warned", "denied", "retry", "in"]
+    assert empty == ""
+    assert re.fullmatch(r"time +█{40}  100%  1\.0 of 1 s", progress)
+    assert len(agents) == 6
+    for row in agents:
+        plain = COLOUR.sub("", row)
+        assert len(plain) == len(head) <= 99
+        match = ROW.fullmatch(plain)
+        assert match
+        used = int(match["used"])
+        assert len(match["bar"]) == 40
+        assert match["bar"].count("█") == round(used * 40 / 100)
+        colour = "\x1b[32m" if used < 50 else "\x1b[33m" if used <= 80 else "\x1b[31m"
+        assert colour in row
+    assert "\x1b[31m" in agents[3]
+    assert "\x1b[32m" in agents[0]
+    summary(text.splitlines())
+
+
+def test_no_color_leaves_the_colours_out() -> None:
+    text = on_terminal("demo", "--seconds", "0.5", more={"NO_COLOR": "1"})
+    assert "\x1b[9F" in text
+    assert not COLOUR.search(text)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "more"),
+    [(24, 60, {}), (8, 100, {}), (24, 100, {"TERM": "dumb"}), (24, 100, {"PYTHONIOENCODING": "ascii"})],
+    ids=["narrow", "low", "dumb", "ascii"],
+)
+def test_a_terminal_that_cannot_show_the_picture_gets_lines(rows: int, columns: int, more: dict[str, str]) -> None:
+    text = on_terminal("demo", "--seconds", "0.5", rows=rows, columns=columns, more=more)
+    assert "\x1b" not in text
+    assert LINE.fullmatch(text.splitlines()[2])
+
+
+def test_ctrl_c_gives_the_terminal_back() -> None:
+    terminal = Terminal()
+    with terminal.running("demo", "--seconds", "600") as process:
+        while "\x1b[9F" not in terminal.text:
+            assert terminal.read()
+        process.send_signal(signal.SIGINT)
+    text = terminal.text
+    assert "Traceback" not in text
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert SUMMARY.search(text)
+    assert MEASURED.fullmatch(text.splitlines()[-1])
+
+
+def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text('warn_at = 0.9\n[limits]\nheavy = "5/minute"\n[agents."a b"]\nws.light = ["1/s", "5/m"]\n')
+    result = run("policy", "check", str(path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"{path}: no mistakes; it changes",
+        "  warn_at = 0.9  (default: 0.8)",
+        '  limits.ws.heavy = "5/minute"  (default: "10/minute")',
+        '  limits.http.heavy = "5/minute"  (default: "10/minute")',
+        '  agents."a b".ws.light = ["1/second", "5/minute"]',
+    ]
+    path.write_text("")
+    assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; it changes nothing\n"
+
+
+def test_policy_check_tells_all_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
+    result = run("policy", "check", str(path))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == [
+        f"{path}: 2 mistakes",
+        "  limits.heavy: expected a limit, its text, or several of either, got 5",
+        "  warn_at: expected a number from 0 to 1 with at most three decimals, got 9",
+    ]
+
+
+def test_policy_show_prints_a_file_that_comes_to_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text('exempt = ["vip"]\n')
+    for arguments, policy in (([], Policy()), ([str(path)], Policy(exempt=["vip"]))):
+        result = run("policy", "show", *arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        again = tmp_path / "again.toml"
+        again.write_text(result.stdout)
+        assert Policy.load(again) == policy
+    assert run("policy", "show", str(tmp_path / "none")).returncode == 1

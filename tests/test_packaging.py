@@ -1,0 +1,73 @@
+"""What is shipped: it needs nothing else, says its version once, and installs where nothing can be compiled."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+import headgate
+from headgate.cli import VERSION
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(headgate.__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_headgate_needs_nothing_but_python(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "headgate")
+    for library in PACKAGE.parent.glob("*__mypyc.*.so"):  # what the compiled modules share stands beside the package
+        shutil.copy(library, tmp_path)
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(tmp_path)!r})
+import headgate, headgate.cli
+print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]))
+"""
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+    files = [Path(file) for file in json.loads(result.stdout)]
+    own = [file for file in files if file.is_relative_to(tmp_path)]
+    assert tmp_path / "headgate" / "__init__.py" in own
+    assert [file for file in files if file not in own and {"site-packages", "dist-packages"} & set(file.parts)] == []
+
+
+def test_the_version_is_written_once() -> None:
+    assert "version" not in PROJECT["project"]
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "headgate.cli.VERSION"}
+    installed = [info.name for info in PACKAGE.parent.glob("headgate-*.dist-info")]
+    assert installed == ([] if PACKAGE.parent == ROOT / "src" else [f"headgate-{VERSION}.dist-info"])
+
+
+def test_nothing_is_required() -> None:
+    assert PROJECT["project"]["dependencies"] == []
+
+
+@pytest.mark.long
+def test_without_a_compiler_headgate_installs_as_plain_python(tmp_path: Path) -> None:
+    source, home, nowhere = tmp_path / "source", tmp_path / "home", tmp_path / "nowhere"
+    unwanted = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT / "src", source / "src", ignore=unwanted)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    nowhere.mkdir()
+    venv.create(home, symlinks=True)
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HEADGATE_PURE")}
+    without = kept | {"PATH": str(nowhere), "CC": "no-such-compiler", "CXX": "no-such-compiler"}
+    pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "--quiet", "--no-input"]
+    subprocess.run([*pip, "install", str(source)], cwd=ROOT, env=without | pins, check=True)
+
+    def run(*command: str) -> str:
+        program = [str(home / "bin" / command[0]), *command[1:]]
+        return subprocess.run(program, cwd=tmp_path, env=without, capture_output=True, text=True, check=True).stdout
+
+    assert run("headgate", "--version") == f"headgate {VERSION} (plain Python: not compiled)\n"
+    check = "import headgate; limiter = headgate.Limiter('1/minute'); print([bool(limiter.check('a')) for _ in 'ab'])"
+    assert run("python", "-c", check) == "[True, False]\n"
+    assert list(home.rglob("headgate/**/*.so")) == []
