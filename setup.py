@@ -2,9 +2,9 @@
 
 import os
 import sys
+from typing import Any
 
 from setuptools import setup
-from setuptools.extension import Extension
 
 COMPILED = [
     "core.py",
@@ -18,7 +18,7 @@ COMPILED = [
 ]
 
 
-def extensions() -> list[Extension]:
+def extensions() -> list[Any]:
     """What to compile: nothing if HEADGATE_PURE=1, or where mypyc can't be had."""
     if os.environ.get("HEADGATE_PURE") == "1":
         return []
