@@ -248,6 +248,25 @@ def test_a_key_may_be_a_kind_of_string() -> None:
     assert not limiter.check("free")
 
 
+class Odd(str):
+    """A string that equals none, not even itself."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        raise AssertionError("this hash doesn't count")
+
+
+def test_a_key_counts_by_its_text_alone() -> None:
+    limiter = Limiter(per_day(1))
+    assert limiter.check(Odd("a"))
+    assert not limiter.check(Odd("a"))
+    assert not limiter.check("a")
+
+
 @pytest.mark.parametrize("bad", [42, None, b"a", ("a", "b"), 1.5])
 def test_a_key_that_is_not_a_string(bad: Any, verb: Verbs) -> None:
     store = MemoryStore()

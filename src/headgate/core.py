@@ -226,7 +226,7 @@ class Decision:
 
     @property
     def degraded(self) -> bool:
-        """Whether the store was away, and something else decided."""
+        """Whether something else than the limit decided: the store was away, or had no room for a new key."""
         return False if self._aside is None else self._aside.degraded
 
     @property

@@ -5,7 +5,18 @@ import tracemalloc
 
 import pytest
 
-from headgate import Limit, Limiter, ManualClock, MemoryStore, SlidingWindow, per_day, per_minute, per_second
+from headgate import (
+    UNLIMITED,
+    Gate,
+    Limit,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    SlidingWindow,
+    per_day,
+    per_minute,
+    per_second,
+)
 from headgate.stores import Ask, Verb, conformance
 
 
@@ -130,6 +141,7 @@ def test_denied_and_unlimited_keys_are_not_kept() -> None:
     store = MemoryStore()
     Limiter(per_minute(5), store=store).check("too much", 6)
     Limiter("unlimited", store=store).check("free")
+    store.apply(Verb.CHECK, [Ask("", "free", UNLIMITED, 1), Ask("more", "free", UNLIMITED, 1)], 200)
     Limiter("blocked", store=store).check("never")
     Limiter(per_minute(5), store=store).peek("seen")
     Limiter(per_minute(5), store=store).refund("given", 3)
@@ -143,7 +155,7 @@ def test_max_keys_denies_new_keys_and_keeps_blocked_ones_blocked(caplog: pytest.
     assert all(limiter.check(f"agent-{i}") for i in range(100))
     denied = [limiter.check(f"new-{i}") for i in range(1000)]
     assert not any(denied)
-    assert {decision.retry_after for decision in denied} == {1.0}
+    assert {(decision.retry_after, decision.degraded) for decision in denied} == {(1.0, True)}
     assert [record.message for record in caplog.records] == [
         "MemoryStore: all 100 keys are in use; new ones are denied until some are full"
     ]
@@ -168,6 +180,29 @@ def test_max_keys_holds_for_several_keys_at_once() -> None:
     asks = [Ask("", key, per_minute(1), 1) for key in "ab"]
     assert not store.apply(Verb.CHECK, asks, 200)
     assert len(store) == 0
+
+
+def test_max_keys_bounds_a_flood_of_made_up_agents_too() -> None:
+    store = MemoryStore(clock=ManualClock(), max_keys=100)
+    gate = Gate(store=store)
+    for i in range(60):
+        while gate.check(f"agent-{i}", "ws", "heavy"):
+            pass
+    for i in range(2000):
+        gate.check(f"flood-{i}", "ws", "heavy")
+        assert gate.record_violation(f"other-{i}") == 1.0
+    assert len(store) == 100
+    assert not any(gate.check(f"agent-{i}", "ws", "heavy") for i in range(50))
+
+
+def test_violations_alone_are_tidied_up_as_well() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    gate = Gate(store=store)
+    for i in range(20_000):
+        gate.record_violation(f"agent-{i}")
+        clock.advance(0.1)
+    assert len(store) < 6000, "3,000 are within the five minutes in which they may count toward an alert"
 
 
 def test_peers_defect_3_other_keys_never_unblock_a_key() -> None:

@@ -22,7 +22,7 @@ from typing import Final, SupportsIndex
 
 from headgate._native import i64
 from headgate.clock import Clock, MonotonicClock
-from headgate.core import DENY, Decision, Limit, Rule, State, Violation, binding
+from headgate.core import DENY, Aside, Decision, Limit, Rule, State, Violation, binding
 from headgate.inputs import refuse, whole
 from headgate.stores import Ask, Offence, Verb
 from headgate.violations import Backoff, Standing
@@ -126,6 +126,8 @@ class Table:
             key, state = old.popitem()
         except KeyError:  # another thread had the last one
             return 0
+        if old is not self.old:  # cleared meanwhile
+            return 0
         if self.rule.idle(state, now - _SPARED):
             self.size -= 1
             self.store.size -= 1
@@ -167,7 +169,7 @@ class Buckets(Table):
             store.pause -= 1
             if store.pause < 0:
                 store.look_around(now)
-        if offenders is not None and decision.outcome is DENY:
+        if offenders is not None and decision.outcome is DENY and not decision.degraded:
             return decision.offended(offenders.record(key, now), 0)
         return decision
 
@@ -209,13 +211,17 @@ class Offenders(Table):
         return 0 if state is None else self.backoff.left(state, now)
 
     def record(self, key: str, now: i64) -> Violation:
+        """Count a violation. Where there is no room for somebody new, it is told as the first, and not kept."""
         state = self.find(key)
         if state is None:
+            self.split()
+            self.store.look_around(now)
             fresh = self.backoff.fresh(now)
             state = self.find(key)  # again: another thread may have been quicker
             if state is None:
                 state = fresh
-                self.keep(key, state)
+                if self.store.size < self.store.max_keys:
+                    self.keep(key, state)
         alert = self.backoff.record(state, now)
         count = self.backoff.count(state, now)
         return Violation(count, self.backoff.advised(count), alert)
@@ -234,9 +240,9 @@ class MemoryStore:
     """Keeps what is counted in this process's memory. Its clock is the machine's monotonic one.
 
     Memory follows the keys that are not full. `max_keys` bounds it: when so many keys are kept and none of the
-    entries looked at can be dropped, a key that isn't known yet is denied, told to come back in a second, and counted
-    nowhere. Keys that are known are never dropped for it, so a blocked key stays blocked. (`charge` on an unknown key
-    is always kept: what has been spent is counted.)
+    entries looked at can be dropped, a key that isn't known yet is denied (and the decision is `degraded`), told to
+    come back in a second, and counted nowhere. Keys that are known are never dropped for it, so a blocked key stays
+    blocked. (`charge` on an unknown key is always kept: what has been spent is counted.)
 
     >>> from headgate import Limiter, MemoryStore, per_minute
     >>> store = MemoryStore(max_keys=2)
@@ -457,7 +463,7 @@ class MemoryStore:
         if not self._warned:
             self._warned = True
             _log.warning("MemoryStore: all %d keys are in use; new ones are denied until some are full", self.max_keys)
-        return Decision(DENY, limit, 0, _CROWDED, 0, -1)
+        return Decision(DENY, limit, 0, _CROWDED, 0, -1, Aside(_CROWDED, None, None, True))
 
 
 def compiled() -> bool:
