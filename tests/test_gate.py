@@ -152,6 +152,27 @@ def test_a6_fractions_of_a_token_are_kept(store: Any, clock: ManualClock) -> Non
     assert passed == 902
 
 
+def test_a7_concurrent_requests_and_their_violations_are_counted_exactly() -> None:
+    gate = Gate(Policy(limits={"heavy": "100/day"}, alerts={"violations": 100}))
+    alerts: list[Event] = []
+    gate.subscribe(lambda event: alerts.append(event) if isinstance(event, Alerted) else None)
+    start = threading.Barrier(8)
+    passed: list[int] = []
+
+    def hammer() -> None:
+        start.wait()
+        passed.append(sum(bool(gate.check("a", "ws", "heavy")) for _ in range(100)))
+
+    threads = [threading.Thread(target=hammer) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(passed) == 100
+    assert gate.standing("a").violations == 700
+    assert len(alerts) == 1
+
+
 def test_a8_an_action_is_classified_by_the_policy(gate: Gate, verb: Verbs, caplog: pytest.LogCaptureFixture) -> None:
     check = verb(gate, "check")
     assert check("a", "ws", action="ping").limit.capacity == 120
@@ -260,6 +281,26 @@ def test_a11_an_override_holds_at_once_for_one_agent(gate: Gate) -> None:
     gate.remove_override("a")
     assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [10, 10]
     assert gate.check("a", "ws", "heavy").remaining == 9, "back to a full bucket"
+
+
+def test_a11_every_change_has_an_async_twin(gate: Gate) -> None:
+    async def main() -> None:
+        await gate.aset_override("a", "heavy", "20/minute", "ws", by="ada")
+        await gate.aset_default("light", "240/minute", by="ada")
+        await gate.aadd_exemption("vip", by="ada")
+        assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [20, 10]
+        assert gate.capacity("b", "ws", "light") == 240
+        assert gate.is_exempt("vip")
+        await gate.aremove_override("a")
+        await gate.aremove_exemption("vip")
+        gate.check("a", "ws", "heavy", cost=10)
+        await gate.adrop_agent("a")
+        assert gate.peek("a", "ws", "heavy").remaining == 10
+        await gate.areload(Policy(limits={"heavy": "7/minute"}))
+        assert gate.capacity("a", "ws", "heavy") == 7
+
+    asyncio.run(main())
+    assert [change.by for change in gate.history()] == ["ada", "ada", "ada", "", ""]
 
 
 def test_a11_going_back_and_forth_always_meets_a_full_bucket(gate: Gate) -> None:

@@ -1,5 +1,6 @@
 """Gate: the policy, applied. What an agent platform calls."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -40,7 +41,7 @@ class Gate:
     >>> gate.check("agent-7", "http", action="post_task").remaining
     9
 
-    Each verb that asks the store has an async twin that begins with an "a".
+    Each verb that waits for the store or the disk has an async twin that begins with an "a".
     """
 
     def __init__(
@@ -337,6 +338,31 @@ class Gate:
             for agent in {*before.own, *after.own}:
                 self._drop_buckets(before, agent, after)
         self._emit(PolicyChanged("policy reloaded", who))
+
+    # A change waits for the disk and perhaps for a store: the twins do so in a thread, and leave the loop free.
+
+    async def aset_override(
+        self, agent: Text, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = ""
+    ) -> None:
+        await asyncio.to_thread(self.set_override, agent, tier, limit, channel, by=by)
+
+    async def aremove_override(self, agent: Text, tier: Text | None = None, *, by: Text = "") -> None:
+        await asyncio.to_thread(self.remove_override, agent, tier, by=by)
+
+    async def aadd_exemption(self, agent: Text, *, by: Text = "") -> None:
+        await asyncio.to_thread(self.add_exemption, agent, by=by)
+
+    async def aremove_exemption(self, agent: Text, *, by: Text = "") -> None:
+        await asyncio.to_thread(self.remove_exemption, agent, by=by)
+
+    async def aset_default(self, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = "") -> None:
+        await asyncio.to_thread(self.set_default, tier, limit, channel, by=by)
+
+    async def areload(self, policy: Policy, *, by: Text = "") -> None:
+        await asyncio.to_thread(self.reload, policy, by=by)
+
+    async def adrop_agent(self, agent: Text) -> None:
+        await asyncio.to_thread(self.drop_agent, agent)
 
     def _tier(self, tier: object) -> str:
         if not isinstance(tier, str) or tier not in TIERS:
