@@ -11,9 +11,8 @@ COMPILED = [
     "limits.py",
     "windows.py",
     "violations.py",
-    "limiter.py",
     "plan.py",
-    "gate.py",
+    "checks.py",
     "stores/memory.py",
 ]
 

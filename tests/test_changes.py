@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,13 @@ def test_changes_survive_a_restart(tmp_path: Path) -> None:
     before = gate.holds
     history = gate.history()
     gate.close()
-    again = Gate(policy, remember=str(tmp_path / "headgate.db"))
-    assert again.holds == before
-    assert again.history() == history
-    assert again.check("a", "ws", "heavy").limit == parse("5/second")
-    assert again.is_exempt("vip")
-    assert not again.is_exempt("filed")
-    assert again.capacity("anybody", "http", "light") == 240
+    with Gate(policy, remember=str(tmp_path / "headgate.db")) as again:
+        assert again.holds == before
+        assert again.history() == history
+        assert again.check("a", "ws", "heavy").limit == parse("5/second")
+        assert again.is_exempt("vip")
+        assert not again.is_exempt("filed")
+        assert again.capacity("anybody", "http", "light") == 240
 
 
 def test_without_a_book_changes_end_with_the_process() -> None:
@@ -52,12 +53,13 @@ def test_without_a_book_changes_end_with_the_process() -> None:
 
 
 def test_who_changed_what_and_when_is_kept(tmp_path: Path) -> None:
-    gate = Gate(remember=tmp_path / "headgate.db")
-    begin = time.time()
-    make_changes(gate)
-    times = [begin, *(change.at for change in gate.history()), time.time()]
+    with Gate(remember=tmp_path / "headgate.db") as gate:
+        begin = time.time()
+        make_changes(gate)
+        history = gate.history()
+    times = [begin, *(change.at for change in history), time.time()]
     assert times == sorted(times)
-    assert [(change.by, str(change)) for change in gate.history()] == [
+    assert [(change.by, str(change)) for change in history] == [
         ("ada", "override of 'a' for heavy set to 20/minute"),
         ("ada", "override of 'a' for ws heavy set to 5/second; 50/minute"),
         ("", "override of 'gone' for light set to 1/minute"),
@@ -90,16 +92,18 @@ def test_a_file_that_is_no_book(tmp_path: Path) -> None:
     with pytest.raises(BookError, match="got: unable to open database file"):
         Gate(remember=tmp_path / "none" / "headgate.db")
     newer = tmp_path / "newer.db"
-    sqlite3.connect(newer).execute("PRAGMA user_version=7").connection.close()
+    with closing(sqlite3.connect(newer)) as file:
+        file.execute("PRAGMA user_version=7")
     with pytest.raises(BookError, match="expected a book of format 1, got format 7; use a newer headgate"):
         Gate(remember=newer)
 
 
 def test_two_gates_can_write_one_book(tmp_path: Path) -> None:
-    one, two = SqliteBook(tmp_path / "headgate.db"), SqliteBook(tmp_path / "headgate.db")
-    for i in range(20):
-        (one if i % 2 else two).write(Change("exemption", f"agent-{i}", value="exempt"))
-    assert [change.agent for change in one.read()] == [f"agent-{i}" for i in range(20)]
+    path = tmp_path / "headgate.db"
+    with closing(SqliteBook(path)) as one, closing(SqliteBook(path)) as two:
+        for i in range(20):
+            (one if i % 2 else two).write(Change("exemption", f"agent-{i}", value="exempt"))
+        assert [change.agent for change in one.read()] == [f"agent-{i}" for i in range(20)]
 
 
 def test_a_change_of_a_channel_that_is_no_more_is_passed_over(tmp_path: Path) -> None:
@@ -107,9 +111,9 @@ def test_a_change_of_a_channel_that_is_no_more_is_passed_over(tmp_path: Path) ->
     gate = Gate(policy, remember=tmp_path / "headgate.db")
     gate.set_override("a", "heavy", "20/minute", "smtp")
     gate.close()
-    again = Gate(Policy(), remember=tmp_path / "headgate.db")
-    assert again.holds.overrides == {}
-    assert again.check("a", "ws", "heavy").remaining == 9
+    with Gate(Policy(), remember=tmp_path / "headgate.db") as again:
+        assert again.holds.overrides == {}
+        assert again.check("a", "ws", "heavy").remaining == 9
 
 
 WRITER = """

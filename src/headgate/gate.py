@@ -1,34 +1,29 @@
 """Gate: the policy, applied. What an agent platform calls."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import Final, SupportsIndex
+from types import TracebackType
+from typing import Final, Self, SupportsIndex
 
-from headgate._native import Text, i64
 from headgate.changes import Book, Change, Held, Notebook, changed, held
-from headgate.core import Decision, Limit, Outcome, Violation
-from headgate.events import AddressChecked, Alerted, Checked, Event, Listener, PolicyChanged, Violated, emit
-from headgate.inputs import LARGEST, cost_of, refuse
+from headgate.checks import EXEMPT, GateChecks
+from headgate.core import Decision, Limit
+from headgate.events import AddressChecked, Listener, PolicyChanged, emit
+from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED
 from headgate.notation import LimitLike, limit_of
 from headgate.plan import ADDRESSES, AGENTS, Meter, Plan, address_key, address_meter
-from headgate.policy import MAX_AGENT, TIERS, UNKNOWN_TIER, Policy, check_agent
+from headgate.policy import TIERS, Policy, check_agent
 from headgate.sessions import Session, Sessions
 from headgate.stores import Ask, Offence, Store, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteBook
-from headgate.violations import Backoff, Standing
-
-_LOGGED: Final = 1000  # names of unknown actions that are logged at the most
-
-_EXEMPT: Final = Decision(Outcome.EXEMPT, UNLIMITED, LARGEST, 0, 0, -1)
-_log = logging.getLogger("headgate")
+from headgate.violations import Standing
 
 
-class Gate:
+class Gate(GateChecks):
     """Says whether an agent may do something, and keeps account of it.
 
     `store` is where it is counted (None: this process's memory), `remember` where changes made while running are kept:
@@ -53,70 +48,33 @@ class Gate:
     ) -> None:
         if store is not None and not callable(getattr(store, "apply", None)):
             refuse("Gate store", "a store such as MemoryStore()", store)
-        self._store: Final[Store] = MemoryStore() if store is None else store
-        self._memory: Final = isinstance(self._store, MemoryStore)
-        self._book: Final[Book] = _book(remember)
-        self._changing: Final = threading.RLock()
-        self._listeners: tuple[Listener, ...] = ()
-        self._unknown: Final[set[tuple[object, str]]] = set()
-        self._sessions: Final = Sessions(self._store)
+        where: Store = MemoryStore() if store is None else store
         rules = Policy() if policy is None else policy
         if not isinstance(rules, Policy):
             refuse("Gate policy", "a Policy", rules)
-        self._plan = Plan(rules, held(rules, self._book.read()), self._store)
+        self._book: Final[Book] = _book(remember)
+        self._changing: Final = threading.RLock()
+        self._sessions: Final = Sessions(where)
+        super().__init__(where, Plan(rules, held(rules, self._book.read()), where, set()))
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
-    def check(
-        self,
-        agent: Text,
-        channel: Text,
-        tier: Text | None = None,
-        *,
-        action: Text | None = None,
-        cost: SupportsIndex = 1,
-    ) -> Decision:
-        """Let an agent's request pass and count it, or deny it, count nothing, and record a violation.
-
-        Name the tier, or the action that the policy classifies into one.
-        """
-        plan = self._plan
-        if type(agent) is not str or not 0 < len(agent) <= MAX_AGENT:
-            agent = check_agent(agent)
-        name: str = agent
-        meter = self._meter(plan, name, channel, tier, action)
-        number = _cost(cost)
-        if plan.any_exempt and name in plan.exempt:
-            decision = _EXEMPT
-        elif meter.buckets is not None:
-            decision = meter.buckets.take(name, number, plan.low, None if meter.watched else plan.offenders)
-            if meter.watched:
-                decision = decision.watched()
-        else:
-            ask = Ask(meter.name, check_agent(name), meter.limit, number)
-            decision = self._store.apply(Verb.CHECK, [ask], plan.low, self._offence(plan, name, meter))
-            if meter.watched:
-                decision = decision.watched()
-        if self._listeners:
-            self._tell(name, meter, decision)
-        return decision
-
     async def acheck(
         self,
-        agent: Text,
-        channel: Text,
-        tier: Text | None = None,
+        agent: str,
+        channel: str,
+        tier: str | None = None,
         *,
-        action: Text | None = None,
+        action: str | None = None,
         cost: SupportsIndex = 1,
     ) -> Decision:
         plan = self._plan
         name = check_agent(agent)
         if self._memory or name in plan.exempt:
             return self.check(name, channel, tier, action=action, cost=cost)
-        meter = self._meter(plan, name, channel, tier, action)
+        meter = plan.meter(name, channel, tier, action)
         decision = await self._store.aapply(
-            Verb.CHECK, [Ask(meter.name, name, meter.limit, _cost(cost))], plan.low, self._offence(plan, name, meter)
+            Verb.CHECK, [Ask(meter.name, name, meter.limit, cost_of(cost))], plan.low, self._offence(plan, name, meter)
         )
         if meter.watched:
             decision = decision.watched()
@@ -124,44 +82,7 @@ class Gate:
             self._tell(name, meter, decision)
         return decision
 
-    def _meter(self, plan: Plan, agent: str, channel: object, tier: object, action: object) -> Meter:
-        """The meter that a check runs under."""
-        of_channel = plan.by_action.get(channel) if isinstance(channel, str) else None
-        if of_channel is None:
-            refuse("channel", f"one of {', '.join(plan.policy.channels)}", channel)
-        if tier is None:
-            meter = of_channel.get(action) if isinstance(action, str) else None
-            if meter is None:
-                meter = plan.meters[str(channel)][self._unclassified(channel, action)]
-        elif action is not None:
-            refuse("check", "a tier or an action, not both", (tier, action))
-        else:
-            found = plan.meters[str(channel)].get(tier) if isinstance(tier, str) else None
-            if found is None:
-                refuse("tier", f"one of {', '.join(TIERS)}", tier)
-            meter = found
-        if plan.own:
-            own = plan.own.get(agent)
-            if own is not None:
-                return own[meter.channel][meter.tier]
-        return meter
-
-    def tier_of(self, channel: Text, action: Text) -> str:
-        """The tier that an action is classified into; one that nobody has classified is normal, and is logged once."""
-        return self._meter(self._plan, "", channel, None, action).tier
-
-    def _unclassified(self, channel: object, action: object) -> str:
-        if not isinstance(action, str):
-            refuse("check", "a tier or an action", action)
-        if len(self._unknown) < _LOGGED and (channel, action) not in self._unknown:
-            self._unknown.add((channel, action))
-            _log.warning("unknown action %.100r on channel %s: taken as %s", action, channel, UNKNOWN_TIER)
-        return UNKNOWN_TIER
-
-    def _offence(self, plan: Plan, agent: str, meter: Meter) -> Offence | None:
-        return None if meter.watched else Offence(AGENTS, agent, plan.backoff)
-
-    def check_address(self, address: Text, purpose: Text = "request", *, cost: SupportsIndex = 1) -> Decision:
+    def check_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
         """The check for somebody who isn't known yet, by address. `purpose` is "request" or "registration".
 
         An IPv6 address counts by its /64. Denials escalate the advised wait, but are nobody's violations.
@@ -169,17 +90,17 @@ class Gate:
         plan = self._plan
         key, meter = address_key(plan, address), address_meter(plan, purpose)
         if key is None:
-            return _EXEMPT
-        asks = [Ask(meter.name, key, meter.limit, _cost(cost))]
+            return EXEMPT
+        asks = [Ask(meter.name, key, meter.limit, cost_of(cost))]
         offence = None if meter.watched else Offence(ADDRESSES, key, plan.backoff)
         return self._finish_address(key, purpose, meter, self._store.apply(Verb.CHECK, asks, plan.low, offence))
 
-    async def acheck_address(self, address: Text, purpose: Text = "request", *, cost: SupportsIndex = 1) -> Decision:
+    async def acheck_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
         plan = self._plan
         key, meter = address_key(plan, address), address_meter(plan, purpose)
         if key is None:
-            return _EXEMPT
-        asks = [Ask(meter.name, key, meter.limit, _cost(cost))]
+            return EXEMPT
+        asks = [Ask(meter.name, key, meter.limit, cost_of(cost))]
         offence = None if meter.watched else Offence(ADDRESSES, key, plan.backoff)
         return self._finish_address(key, purpose, meter, await self._store.aapply(Verb.CHECK, asks, plan.low, offence))
 
@@ -190,7 +111,7 @@ class Gate:
             emit(self._listeners, AddressChecked(key, str(purpose), decision))
         return decision
 
-    def session(self, agent: Text, session_id: Text | int, limit: LimitLike = UNLIMITED) -> Session:
+    def session(self, agent: str, session_id: str | int, limit: LimitLike = UNLIMITED) -> Session:
         """Open a session with a budget of its own: unlimited, unless a limit such as `limited(5, 20)` is given."""
         return self._sessions.open(agent, session_id, limit_of("session limit", limit))
 
@@ -201,7 +122,7 @@ class Gate:
 
     # Violations ------------------------------------------------------------------------------------------------------
 
-    def record_violation(self, agent: Text) -> float:
+    def record_violation(self, agent: str) -> float:
         """Record a denial that was made elsewhere, and return the advised wait in seconds."""
         name, plan = check_agent(agent), self._plan
         if name in plan.exempt:
@@ -210,7 +131,7 @@ class Gate:
         self._tell_violation(name, "", "", violation)
         return violation.advised
 
-    async def arecord_violation(self, agent: Text) -> float:
+    async def arecord_violation(self, agent: str) -> float:
         name, plan = check_agent(agent), self._plan
         if name in plan.exempt:
             return 0.0
@@ -218,25 +139,25 @@ class Gate:
         self._tell_violation(name, "", "", violation)
         return violation.advised
 
-    def standing(self, agent: Text) -> Standing:
+    def standing(self, agent: str) -> Standing:
         """How an agent stands: its violations in a row, and how long they still count."""
         return self._store.standing(Offence(AGENTS, check_agent(agent), self._plan.backoff))
 
-    async def astanding(self, agent: Text) -> Standing:
+    async def astanding(self, agent: str) -> Standing:
         return await self._store.astanding(Offence(AGENTS, check_agent(agent), self._plan.backoff))
 
-    def is_rate_limited(self, agent: Text) -> bool:
+    def is_rate_limited(self, agent: str) -> bool:
         """Whether an agent has violations and the quiet period has not passed. One that is exempt is not."""
         return not self.is_exempt(agent) and bool(self.standing(agent))
 
-    async def ais_rate_limited(self, agent: Text) -> bool:
+    async def ais_rate_limited(self, agent: str) -> bool:
         return not self.is_exempt(agent) and bool(await self.astanding(agent))
 
-    def reset_violations(self, agent: Text) -> bool:
+    def reset_violations(self, agent: str) -> bool:
         """Forget an agent's violations, and say whether there were any."""
         return self._store.forget(AGENTS, check_agent(agent), self._plan.backoff)
 
-    async def areset_violations(self, agent: Text) -> bool:
+    async def areset_violations(self, agent: str) -> bool:
         return await self._store.aforget(AGENTS, check_agent(agent), self._plan.backoff)
 
     # What holds ------------------------------------------------------------------------------------------------------
@@ -251,36 +172,36 @@ class Gate:
         """The limits, overrides and exemptions that hold now, with the changes."""
         return self._plan.holds
 
-    def is_exempt(self, agent: Text) -> bool:
+    def is_exempt(self, agent: str) -> bool:
         """Whether an agent always passes."""
         return check_agent(agent) in self._plan.exempt
 
-    def limits_for(self, agent: Text, channel: Text, tier: Text) -> Limit:
+    def limits_for(self, agent: str, channel: str, tier: str) -> Limit:
         """The limit that holds for an agent now: `UNLIMITED` if it is exempt."""
         plan, name = self._plan, check_agent(agent)
-        meter = self._meter(plan, name, channel, tier, None)
+        meter = plan.meter(name, channel, tier, None)
         return UNLIMITED if name in plan.exempt else meter.limit
 
-    def capacity(self, agent: Text, channel: Text, tier: Text) -> int:
+    def capacity(self, agent: str, channel: str, tier: str) -> int:
         """How much an agent can do at once."""
         return self.limits_for(agent, channel, tier).capacity
 
-    def peek(self, agent: Text, channel: Text, tier: Text) -> Decision:
+    def peek(self, agent: str, channel: str, tier: str) -> Decision:
         """What a check would say, without counting anything."""
         plan, name = self._plan, check_agent(agent)
-        meter = self._meter(plan, name, channel, tier, None)
+        meter = plan.meter(name, channel, tier, None)
         if name in plan.exempt:
-            return _EXEMPT
+            return EXEMPT
         return self._store.apply(Verb.PEEK, [Ask(meter.name, name, meter.limit, 1)], plan.low)
 
-    async def apeek(self, agent: Text, channel: Text, tier: Text) -> Decision:
+    async def apeek(self, agent: str, channel: str, tier: str) -> Decision:
         plan, name = self._plan, check_agent(agent)
-        meter = self._meter(plan, name, channel, tier, None)
+        meter = plan.meter(name, channel, tier, None)
         if name in plan.exempt:
-            return _EXEMPT
+            return EXEMPT
         return await self._store.aapply(Verb.PEEK, [Ask(meter.name, name, meter.limit, 1)], plan.low)
 
-    def drop_agent(self, agent: Text) -> None:
+    def drop_agent(self, agent: str) -> None:
         """Forget what an agent has spent, and its violations."""
         name, plan = check_agent(agent), self._plan
         self._drop_buckets(plan, name)
@@ -289,27 +210,27 @@ class Gate:
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def set_override(
-        self, agent: Text, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = ""
+        self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
     ) -> None:
         """Give an agent a limit of its own for a tier, on one channel or on all."""
         value = str(limit_of("override", limit))
         self._change(Change("override", check_agent(agent), self._channel(channel), self._tier(tier), value, _by(by)))
 
-    def remove_override(self, agent: Text, tier: Text | None = None, *, by: Text = "") -> None:
+    def remove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
         """Put an agent back to the defaults, for a tier or for all."""
         self._change(
             Change("override", check_agent(agent), "", "" if tier is None else self._tier(tier), None, _by(by))
         )
 
-    def add_exemption(self, agent: Text, *, by: Text = "") -> None:
+    def add_exemption(self, agent: str, *, by: str = "") -> None:
         """Let an agent always pass."""
         self._change(Change("exemption", check_agent(agent), value="exempt", by=_by(by)))
 
-    def remove_exemption(self, agent: Text, *, by: Text = "") -> None:
+    def remove_exemption(self, agent: str, *, by: str = "") -> None:
         """Hold an agent to its limits again."""
         self._change(Change("exemption", check_agent(agent), by=_by(by)))
 
-    def set_default(self, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = "") -> None:
+    def set_default(self, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = "") -> None:
         """Change the limit of a tier for every agent without an override."""
         value = str(limit_of("default", limit))
         self._change(Change("default", "", self._channel(channel), self._tier(tier), value, _by(by)))
@@ -318,7 +239,7 @@ class Gate:
         """Every change that was made, with who made it and when, oldest first."""
         return self._book.read()
 
-    def reload(self, policy: Policy, *, by: Text = "") -> None:
+    def reload(self, policy: Policy, *, by: str = "") -> None:
         """Put another policy in the place of the one that holds; changes made while running stay on top of it.
 
         Buckets whose limit stays the same keep what they have counted.
@@ -328,7 +249,7 @@ class Gate:
         who = _by(by)
         with self._changing:
             before = self._plan
-            after = Plan(policy, held(policy, self._book.read()), self._store)
+            after = Plan(policy, held(policy, self._book.read()), self._store, before.unknown)
             if after.backoff != before.backoff:
                 self._store.clear(AGENTS, after.backoff)
                 self._store.clear(ADDRESSES, after.backoff)
@@ -342,26 +263,26 @@ class Gate:
     # A change waits for the disk and perhaps for a store: the twins do so in a thread, and leave the loop free.
 
     async def aset_override(
-        self, agent: Text, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = ""
+        self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
     ) -> None:
         await asyncio.to_thread(self.set_override, agent, tier, limit, channel, by=by)
 
-    async def aremove_override(self, agent: Text, tier: Text | None = None, *, by: Text = "") -> None:
+    async def aremove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
         await asyncio.to_thread(self.remove_override, agent, tier, by=by)
 
-    async def aadd_exemption(self, agent: Text, *, by: Text = "") -> None:
+    async def aadd_exemption(self, agent: str, *, by: str = "") -> None:
         await asyncio.to_thread(self.add_exemption, agent, by=by)
 
-    async def aremove_exemption(self, agent: Text, *, by: Text = "") -> None:
+    async def aremove_exemption(self, agent: str, *, by: str = "") -> None:
         await asyncio.to_thread(self.remove_exemption, agent, by=by)
 
-    async def aset_default(self, tier: Text, limit: LimitLike, channel: Text | None = None, *, by: Text = "") -> None:
+    async def aset_default(self, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = "") -> None:
         await asyncio.to_thread(self.set_default, tier, limit, channel, by=by)
 
-    async def areload(self, policy: Policy, *, by: Text = "") -> None:
+    async def areload(self, policy: Policy, *, by: str = "") -> None:
         await asyncio.to_thread(self.reload, policy, by=by)
 
-    async def adrop_agent(self, agent: Text) -> None:
+    async def adrop_agent(self, agent: str) -> None:
         await asyncio.to_thread(self.drop_agent, agent)
 
     def _tier(self, tier: object) -> str:
@@ -383,7 +304,7 @@ class Gate:
             before = self._plan
             holds = changed(before.holds, before.policy, change)
             self._book.write(change)
-            after = Plan(before.policy, holds, self._store)
+            after = Plan(before.policy, holds, self._store, before.unknown)
             self._switch(before, after, {change.agent} if change.agent else set())
         self._emit(PolicyChanged(str(change), change.by))
 
@@ -428,36 +349,21 @@ class Gate:
         with self._changing:
             self._listeners = tuple([other for other in self._listeners if other is not listener])
 
-    def _tell(self, agent: str, meter: Meter, decision: Decision) -> None:
-        emit(self._listeners, Checked(agent, meter.channel, meter.tier, decision))
-        if decision.violation is not None:
-            self._tell_violation(agent, meter.channel, meter.tier, decision.violation)
-
-    def _tell_violation(self, agent: str, channel: str, tier: str, violation: Violation) -> None:
-        self._emit(Violated(agent, channel, tier, violation.count, violation.advised))
-        if violation.alert:
-            backoff: Backoff = self._plan.backoff
-            self._emit(Alerted(agent, backoff.alert_after, backoff.alert_window))
-
-    def _emit(self, event: Event) -> None:
-        if self._listeners:
-            emit(self._listeners, event)
-
     def close(self) -> None:
-        """Let go of the file that changes are remembered in."""
+        """Let go of the file that changes are remembered in. A `with` block does so at its end."""
         self._book.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
 
 def _by(by: object) -> str:
     if not isinstance(by, str):
         refuse("by", "a string", by)
     return by
-
-
-def _cost(cost: object) -> i64:
-    if type(cost) is int and 0 < cost <= LARGEST:
-        return cost
-    return cost_of(cost)
 
 
 def _book(remember: object) -> Book:

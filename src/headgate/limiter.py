@@ -1,17 +1,17 @@
 """Limiter: limits without a policy, for any application."""
 
-from typing import Final, SupportsIndex
+from typing import SupportsIndex
 
-from headgate._native import Text, i64
+from headgate.checks import LimiterChecks, key_of
 from headgate.core import Decision, Limit
-from headgate.inputs import LARGEST, Number, cost_of, permille, refuse
+from headgate.inputs import Number, cost_of, permille, refuse
 from headgate.notation import LimitLike, limit_of
-from headgate.stores import Ask, Store, Verb
-from headgate.stores.memory import Buckets, MemoryStore
+from headgate.stores import Store, Verb
+from headgate.stores.memory import MemoryStore
 from headgate.waiting import Lines, aacquire, acquire
 
 
-class Limiter:
+class Limiter(LimiterChecks):
     """Says how much each key may do, and counts it.
 
     `limit` is a limit, its text, or several of either, which then hold all at once. `store` is where it is counted: a
@@ -33,21 +33,16 @@ class Limiter:
         limit: LimitLike,
         *,
         store: Store | None = None,
-        name: Text = "",
+        name: str = "",
         warn_at: Number = 0.8,
     ) -> None:
         if not isinstance(name, str):
             refuse("Limiter name", "a string", name)
         if store is not None and not callable(getattr(store, "apply", None)):
             refuse("Limiter store", "a store such as MemoryStore()", store)
-        self._limit: Final = limit_of("Limiter limit", limit)
-        self._store: Final[Store] = MemoryStore() if store is None else store
-        self._name: Final = name
-        self._low: Final[i64] = 1000 - permille("Limiter warn_at", warn_at)
-        self._table: Final[Buckets | None] = (
-            self._store.buckets(name, self._limit) if isinstance(self._store, MemoryStore) else None
-        )
-        self._lines: Final = Lines()
+        where: Store = MemoryStore() if store is None else store
+        super().__init__(limit_of("Limiter limit", limit), where, name, 1000 - permille("Limiter warn_at", warn_at))
+        self._lines = Lines()
 
     @property
     def limit(self) -> Limit:
@@ -59,88 +54,72 @@ class Limiter:
         """Where it is counted."""
         return self._store
 
-    def check(self, key: Text, cost: SupportsIndex = 1) -> Decision:
-        """Let a request of this cost pass and count it, or deny it and count nothing."""
-        table = self._table
-        if table is not None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
-            return table.take(key, cost, self._low, None)
-        return self._apply(Verb.CHECK, key, cost)
-
-    async def acheck(self, key: Text, cost: SupportsIndex = 1) -> Decision:
+    async def acheck(self, key: str, cost: SupportsIndex = 1) -> Decision:
         return self.check(key, cost) if self._table is not None else await self._aapply(Verb.CHECK, key, cost)
 
-    def peek(self, key: Text, cost: SupportsIndex = 1) -> Decision:
+    def peek(self, key: str, cost: SupportsIndex = 1) -> Decision:
         """Say what a check of this cost would say, and count nothing. `remaining` is what is there now."""
         return self._apply(Verb.PEEK, key, cost)
 
-    async def apeek(self, key: Text, cost: SupportsIndex = 1) -> Decision:
+    async def apeek(self, key: str, cost: SupportsIndex = 1) -> Decision:
         return await self._aapply(Verb.PEEK, key, cost)
 
-    def charge(self, key: Text, cost: SupportsIndex) -> Decision:
+    def charge(self, key: str, cost: SupportsIndex) -> Decision:
         """Count what has been spent already, even if that leaves a debt, which later refill pays off.
 
         Like `refund`, it answers as `peek` would right after it.
         """
         return self._apply(Verb.CHARGE, key, cost)
 
-    async def acharge(self, key: Text, cost: SupportsIndex) -> Decision:
+    async def acharge(self, key: str, cost: SupportsIndex) -> Decision:
         return await self._aapply(Verb.CHARGE, key, cost)
 
-    def refund(self, key: Text, cost: SupportsIndex = 1) -> Decision:
+    def refund(self, key: str, cost: SupportsIndex = 1) -> Decision:
         """Give back what was counted but not used, up to the capacity (of a window, what was counted last)."""
         decision = self._apply(Verb.REFUND, key, cost)
-        self._lines.ring(_key(key))
+        self._lines.ring(key_of(key))
         return decision
 
-    async def arefund(self, key: Text, cost: SupportsIndex = 1) -> Decision:
+    async def arefund(self, key: str, cost: SupportsIndex = 1) -> Decision:
         decision = await self._aapply(Verb.REFUND, key, cost)
-        self._lines.ring(_key(key))
+        self._lines.ring(key_of(key))
         return decision
 
-    def reset(self, key: Text) -> bool:
+    def reset(self, key: str) -> bool:
         """Forget what was counted for a key, and say whether there was anything."""
-        name = _key(key)
+        name = key_of(key)
         known = self._store.forget(self._name, name, self._limit)
         self._lines.ring(name)
         return known
 
-    async def areset(self, key: Text) -> bool:
-        name = _key(key)
+    async def areset(self, key: str) -> bool:
+        name = key_of(key)
         known = await self._store.aforget(self._name, name, self._limit)
         self._lines.ring(name)
         return known
 
-    def acquire(self, key: Text, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
+    def acquire(self, key: str, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
         """Wait until a request of this cost passes: first come, first served among those who wait for the key here.
 
         The answer is the decision that passed, or the denial when `timeout` seconds are over, or at once if no wait
         would help. Who was denied has spent nothing.
         """
-        name, number = _key(key), cost_of(cost)
+        name, number = key_of(key), cost_of(cost)
         return acquire(self._lines, name, self._store.clock, timeout, lambda verb: self._apply(verb, name, number))
 
-    async def aacquire(self, key: Text, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
-        name, number = _key(key), cost_of(cost)
+    async def aacquire(self, key: str, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
+        name, number = key_of(key), cost_of(cost)
         return await aacquire(
             self._lines, name, self._store.clock, timeout, lambda verb: self._aapply(verb, name, number)
         )
 
-    def waiting(self, key: Text) -> int:
+    def waiting(self, key: str) -> int:
         """How many wait in `acquire` for a key here."""
-        return self._lines.length(_key(key))
-
-    def _apply(self, verb: Verb, key: object, cost: object) -> Decision:
-        return self._store.apply(verb, [Ask(self._name, _key(key), self._limit, cost_of(cost))], self._low)
+        return self._lines.length(key_of(key))
 
     async def _aapply(self, verb: Verb, key: object, cost: object) -> Decision:
-        return await self._store.aapply(verb, [Ask(self._name, _key(key), self._limit, cost_of(cost))], self._low)
+        return await self._store.aapply(verb, [self._ask(key, cost)], self._low)
 
     def __repr__(self) -> str:
         name = f", name={self._name!r}" if self._name else ""
         return f"Limiter({str(self._limit)!r}{name})"
-
-
-def _key(key: object) -> str:
-    if not isinstance(key, str):
-        refuse("key", "a string", key)
-    return str.__str__(key)  # of a subclass, the plain string: its own hash and equality don't count

@@ -1,5 +1,6 @@
 """What a check looks up: every limit of a policy with its changes, and where it is counted."""
 
+import logging
 from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 from typing import Final
@@ -8,12 +9,15 @@ from headgate._native import i64
 from headgate.changes import Held
 from headgate.core import Limit
 from headgate.inputs import permille, refuse
-from headgate.policy import Policy, check_agent
+from headgate.policy import TIERS, UNKNOWN_TIER, Policy, check_agent
 from headgate.stores import Store
 from headgate.stores.memory import Buckets, MemoryStore, Offenders
 
 AGENTS: Final = "agents"
 ADDRESSES: Final = "addresses"
+_LOGGED: Final = 1000  # names of unknown actions that are logged at the most
+
+_log = logging.getLogger("headgate")
 
 
 class Meter:
@@ -34,7 +38,8 @@ class Meter:
 class Plan:
     """Everything that a check looks up. It is replaced as a whole, so that each check sees one state of affairs."""
 
-    def __init__(self, policy: Policy, holds: Held, store: Store) -> None:
+    def __init__(self, policy: Policy, holds: Held, store: Store, unknown: set[tuple[str, str]]) -> None:
+        self.unknown: Final = unknown  # the actions that were logged; it outlives the plan
         self.policy: Final = policy
         self.holds: Final = holds
         self.exempt: Final = holds.exempt
@@ -72,6 +77,36 @@ class Plan:
                 meter.buckets.guard = check_agent
             meters[channel][tier] = meter
         return meters
+
+    def meter(self, agent: str, channel: object, tier: object, action: object) -> Meter:
+        """The meter that an agent's check runs under: of a tier, or of an action, classified."""
+        of_channel = self.by_action.get(channel) if isinstance(channel, str) else None
+        if of_channel is None:
+            refuse("channel", f"one of {', '.join(self.policy.channels)}", channel)
+        if tier is None:
+            meter = of_channel.get(action) if isinstance(action, str) else None
+            if meter is None:
+                meter = self._unclassified(str(channel), action)
+        elif action is not None:
+            refuse("check", "a tier or an action, not both", (tier, action))
+        else:
+            found = self.meters[str(channel)].get(tier) if isinstance(tier, str) else None
+            if found is None:
+                refuse("tier", f"one of {', '.join(TIERS)}", tier)
+            meter = found
+        if self.own:
+            own = self.own.get(agent)
+            if own is not None:
+                return own[meter.channel][meter.tier]
+        return meter
+
+    def _unclassified(self, channel: str, action: object) -> Meter:
+        if not isinstance(action, str):
+            refuse("check", "a tier or an action", action)
+        if len(self.unknown) < _LOGGED and (channel, action) not in self.unknown:
+            self.unknown.add((channel, action))
+            _log.warning("unknown action %.100r on channel %s: taken as %s", action, channel, UNKNOWN_TIER)
+        return self.meters[channel][UNKNOWN_TIER]
 
     def meters_of(self, agent: str) -> list[Meter]:
         """The meters that hold for an agent."""

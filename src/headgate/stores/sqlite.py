@@ -34,18 +34,25 @@ class SqliteBook:
         self._lock = threading.Lock()
         try:
             self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=FULL")
-            self._file.execute("PRAGMA busy_timeout=5000")
-            (found,) = self._file.execute("PRAGMA user_version").fetchone()
-            if found not in (0, _FORMAT):
-                raise BookError(
-                    f"{path}: expected a book of format {_FORMAT}, got format {found}; use a newer headgate"
-                )
-            self._file.execute(_SCHEMA)
-            self._file.execute(f"PRAGMA user_version={_FORMAT}")
+            try:
+                self._prepare()
+            except BaseException:
+                self._file.close()
+                raise
         except sqlite3.Error as error:
             raise BookError(f"{path}: expected an SQLite file that can be written, got: {error}") from error
+
+    def _prepare(self) -> None:
+        self._file.execute("PRAGMA journal_mode=WAL")
+        self._file.execute("PRAGMA synchronous=FULL")
+        self._file.execute("PRAGMA busy_timeout=5000")
+        (found,) = self._file.execute("PRAGMA user_version").fetchone()
+        if found not in (0, _FORMAT):
+            raise BookError(
+                f"{self._path}: expected a book of format {_FORMAT}, got format {found}; use a newer headgate"
+            )
+        self._file.execute(_SCHEMA)
+        self._file.execute(f"PRAGMA user_version={_FORMAT}")
 
     def read(self) -> list[Change]:
         with self._lock:
