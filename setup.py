@@ -2,9 +2,12 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
 
 COMPILED = [
     "core.py",
@@ -17,6 +20,19 @@ COMPILED = [
 ]
 
 
+class AllOrNone(build_ext):
+    """Compiles every module, or none: they call each other, so that some without the others would not even import."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except (BaseError, CCompilerError, OSError) as error:
+            print(f"headgate: not compiled ({error}); installing as plain Python", file=sys.stderr)
+            for built in self.get_outputs():
+                Path(built).unlink(missing_ok=True)
+            self.extensions = []
+
+
 def extensions() -> list[Any]:
     """What to compile: nothing if HEADGATE_PURE=1, or where mypyc can't be had."""
     if os.environ.get("HEADGATE_PURE") == "1":
@@ -26,10 +42,7 @@ def extensions() -> list[Any]:
     except ImportError:
         print("headgate: mypyc is not installed; installing as plain Python", file=sys.stderr)
         return []
-    modules = mypycify([f"src/headgate/{name}" for name in COMPILED], opt_level="3", debug_level="0")
-    for module in modules:
-        module.optional = True  # no compiler: go on without it
-    return modules
+    return mypycify([f"src/headgate/{name}" for name in COMPILED], opt_level="3", debug_level="0")
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), cmdclass={"build_ext": AllOrNone})
