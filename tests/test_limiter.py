@@ -1,6 +1,5 @@
 """Limiter: the verbs, in both colours, and the requirements that it meets by itself."""
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable
@@ -8,7 +7,6 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 import pytest
-from elsewhere import Elsewhere
 
 from headgate import (
     UNLIMITED,
@@ -27,28 +25,6 @@ from headgate import (
 )
 
 Call: TypeAlias = Callable[..., Any]
-
-
-@pytest.fixture(params=[MemoryStore, Elsewhere])
-def store(request: pytest.FixtureRequest) -> Any:
-    return request.param(clock=ManualClock())
-
-
-@pytest.fixture(params=["", "a"], ids=["sync", "async"])
-def verb(request: pytest.FixtureRequest) -> Callable[[Limiter, str], Call]:
-    """A verb of a limiter: itself, or its async twin run in a loop."""
-
-    def find(limiter: Limiter, name: str) -> Call:
-        method = getattr(limiter, request.param + name)
-        if not request.param:
-            return method  # type: ignore[no-any-return]
-
-        async def run(*args: Any, **options: Any) -> Any:
-            return await method(*args, **options)
-
-        return lambda *args, **options: asyncio.run(run(*args, **options))
-
-    return find
 
 
 Verbs: TypeAlias = Callable[[Limiter, str], Call]

@@ -1,11 +1,9 @@
 """Sessions: requirements E1 to E7."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from elsewhere import Elsewhere
 
 from headgate import (
     BLOCKED,
@@ -13,8 +11,6 @@ from headgate import (
     Gate,
     HeadgateError,
     InvalidInput,
-    ManualClock,
-    MemoryStore,
     Policy,
     RateLimited,
     SessionClosed,
@@ -23,18 +19,9 @@ from headgate import (
 )
 
 
-@pytest.fixture(params=[MemoryStore, Elsewhere], ids=["memory", "elsewhere"])
-def gate(request: pytest.FixtureRequest) -> Gate:
-    return Gate(Policy(), store=request.param(clock=ManualClock()))
-
-
-@pytest.fixture(params=["", "a"], ids=["sync", "async"])
-def verb(request: pytest.FixtureRequest) -> Callable[[Any, str], Callable[..., Any]]:
-    def find(session: Any, name: str) -> Callable[..., Any]:
-        method = getattr(session, request.param + name)
-        return method if not request.param else lambda *args: asyncio.run(method(*args))
-
-    return find
+@pytest.fixture
+def gate(store: Any) -> Gate:
+    return Gate(Policy(), store=store)
 
 
 def test_e1_each_session_has_a_budget_of_its_own(gate: Gate, verb: Any) -> None:

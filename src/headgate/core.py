@@ -47,12 +47,12 @@ class Rule:
     __slots__ = ()
 
     @property
-    @abstractmethod
     def uninterrupted(self) -> bool:
         """Whether a compiled step allocates nothing that the garbage collector tracks, and calls no Python code.
 
         Under the GIL no other thread can then come between its reading and its writing.
         """
+        return True
 
     @abstractmethod
     def fresh(self, now: i64) -> State:
@@ -77,9 +77,9 @@ class Limit(Rule):
         """The largest cost that can ever pass at once."""
 
     @property
-    @abstractmethod
     def parts(self) -> tuple["Limit", ...]:
         """The limits that this one is made of: itself, unless it joins several."""
+        return (self,)
 
     @abstractmethod
     def wait(self, state: State, now: i64, cost: i64) -> i64:

@@ -10,11 +10,11 @@ from typing import Final, Self, SupportsIndex
 from headgate.changes import Book, Change, Held, Notebook, changed, held
 from headgate.checks import EXEMPT, GateChecks
 from headgate.core import Decision, Limit
-from headgate.events import AddressChecked, Listener, PolicyChanged, emit
+from headgate.events import AddressChecked, Listener, PolicyChanged
 from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED
 from headgate.notation import LimitLike, limit_of
-from headgate.plan import ADDRESSES, AGENTS, Meter, Plan, address_key, address_meter
+from headgate.plan import ADDRESSES, AGENTS, Plan, address_key, address_meter
 from headgate.policy import TIERS, Policy, check_agent
 from headgate.sessions import Session, Sessions
 from headgate.stores import Ask, Offence, Store, Verb
@@ -87,28 +87,31 @@ class Gate(GateChecks):
 
         An IPv6 address counts by its /64. Denials escalate the advised wait, but are nobody's violations.
         """
-        plan = self._plan
-        key, meter = address_key(plan, address), address_meter(plan, purpose)
-        if key is None:
+        plan, ask, offence = self._by_address(address, purpose, cost)
+        if ask is None:
             return EXEMPT
-        asks = [Ask(meter.name, key, meter.limit, cost_of(cost))]
-        offence = None if meter.watched else Offence(ADDRESSES, key, plan.backoff)
-        return self._finish_address(key, purpose, meter, self._store.apply(Verb.CHECK, asks, plan.low, offence))
+        return self._told_address(purpose, ask, offence, self._store.apply(Verb.CHECK, [ask], plan.low, offence))
 
     async def acheck_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
-        plan = self._plan
-        key, meter = address_key(plan, address), address_meter(plan, purpose)
-        if key is None:
+        plan, ask, offence = self._by_address(address, purpose, cost)
+        if ask is None:
             return EXEMPT
-        asks = [Ask(meter.name, key, meter.limit, cost_of(cost))]
-        offence = None if meter.watched else Offence(ADDRESSES, key, plan.backoff)
-        return self._finish_address(key, purpose, meter, await self._store.aapply(Verb.CHECK, asks, plan.low, offence))
+        decision = await self._store.aapply(Verb.CHECK, [ask], plan.low, offence)
+        return self._told_address(purpose, ask, offence, decision)
 
-    def _finish_address(self, key: str, purpose: object, meter: Meter, decision: Decision) -> Decision:
-        if meter.watched:
+    def _by_address(self, address: str, purpose: str, cost: object) -> tuple[Plan, Ask | None, Offence | None]:
+        """What to ask for an address, nothing if it is exempt, and against whom a denial is recorded."""
+        plan = self._plan
+        key, meter, number = address_key(plan, address), address_meter(plan, purpose), cost_of(cost)
+        if key is None:
+            return plan, None, None
+        offence = None if meter.watched else Offence(ADDRESSES, key, plan.backoff)
+        return plan, Ask(meter.name, key, meter.limit, number), offence
+
+    def _told_address(self, purpose: str, ask: Ask, offence: Offence | None, decision: Decision) -> Decision:
+        if offence is None:
             decision = decision.watched()
-        if self._listeners:
-            emit(self._listeners, AddressChecked(key, str(purpose), decision))
+        self._emit(AddressChecked(ask.key, purpose, decision))
         return decision
 
     def session(self, agent: str, session_id: str | int, limit: LimitLike = UNLIMITED) -> Session:

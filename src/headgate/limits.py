@@ -98,14 +98,6 @@ class TokenBucket(Limit):
         """The grain of its time in seconds: credit comes in at whole ticks after the bucket was last full."""
         return self._tick / 1_000_000
 
-    @property
-    def parts(self) -> tuple[Limit, ...]:
-        return (self,)
-
-    @property
-    def uninterrupted(self) -> bool:
-        return True
-
     def fresh(self, now: i64) -> State:
         return Bucket(self._full, now)
 
@@ -309,14 +301,6 @@ class _Fixed(Limit):
     @property
     def capacity(self) -> int:
         return self._capacity
-
-    @property
-    def parts(self) -> tuple[Limit, ...]:
-        return (self,)
-
-    @property
-    def uninterrupted(self) -> bool:
-        return True
 
     def fresh(self, now: i64) -> State:
         return None

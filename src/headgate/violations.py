@@ -83,10 +83,6 @@ class Backoff(Rule):
         """The span within which they do, and for which no other alert follows."""
         return self._window / 1_000_000
 
-    @property
-    def uninterrupted(self) -> bool:
-        return True
-
     def fresh(self, now: i64) -> State:
         return Offender()
 

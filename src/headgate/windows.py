@@ -60,10 +60,6 @@ class SlidingWindow(Limit):
         return float(self._window)
 
     @property
-    def parts(self) -> tuple[Limit, ...]:
-        return (self,)
-
-    @property
     def uninterrupted(self) -> bool:
         return False
 
