@@ -8,7 +8,7 @@ import pytest
 from elsewhere import Elsewhere
 from hypothesis import HealthCheck, settings
 
-from headgate import ManualClock, MemoryStore
+from headgate import Gate, ManualClock, MemoryStore, Policy
 
 # Decisions are exact whatever the speed of the machine: no deadline for an example.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +25,11 @@ def store(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def clock(store: Any) -> ManualClock:
     return store.clock  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def gate(store: Any) -> Gate:
+    return Gate(Policy(), store=store)
 
 
 @pytest.fixture(params=["", "a"], ids=["sync", "async"])

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
+from agents import use_up
 
 from headgate import (
     UNLIMITED,
-    Decision,
     Gate,
     InvalidInput,
     ManualClock,
@@ -25,20 +25,7 @@ from headgate.events import AddressChecked, Alerted, Checked, Event, PolicyChang
 Call: TypeAlias = Callable[..., Any]
 
 
-@pytest.fixture
-def gate(store: Any) -> Gate:
-    return Gate(Policy(), store=store)
-
-
 Verbs: TypeAlias = Callable[[Gate, str], Call]
-
-
-def use_up(gate: Gate, agent: str, channel: str = "ws", tier: str = "heavy") -> Decision:
-    """Check until denied: the denial."""
-    while True:
-        decision = gate.check(agent, channel, tier)
-        if not decision:
-            return decision
 
 
 # A -------------------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
+from agents import use_up
 
 from headgate import (
-    Decision,
     Gate,
     InvalidInput,
     ManualClock,
@@ -20,20 +20,7 @@ from headgate.events import Alerted, Checked, Event, Violated
 Call: TypeAlias = Callable[..., Any]
 
 
-@pytest.fixture
-def gate(store: Any) -> Gate:
-    return Gate(Policy(), store=store)
-
-
 Verbs: TypeAlias = Callable[[Gate, str], Call]
-
-
-def use_up(gate: Gate, agent: str, channel: str = "ws", tier: str = "heavy") -> Decision:
-    """Check until denied: the denial."""
-    while True:
-        decision = gate.check(agent, channel, tier)
-        if not decision:
-            return decision
 
 
 # B -------------------------------------------------------------------------------------------------------------------

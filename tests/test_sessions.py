@@ -11,17 +11,11 @@ from headgate import (
     Gate,
     HeadgateError,
     InvalidInput,
-    Policy,
     RateLimited,
     SessionClosed,
     SlidingWindow,
     limited,
 )
-
-
-@pytest.fixture
-def gate(store: Any) -> Gate:
-    return Gate(Policy(), store=store)
 
 
 def test_e1_each_session_has_a_budget_of_its_own(gate: Gate, verb: Any) -> None:

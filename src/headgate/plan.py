@@ -44,11 +44,13 @@ class Plan:
         self.holds: Final = holds
         self.exempt: Final = holds.exempt
         self.any_exempt: Final = bool(holds.exempt)
-        self.meters: Final = self._meters(store, None)
+        self.meters: Final[dict[str, dict[str, Meter]]] = {channel: {} for channel in policy.channels}
+        for lane, limit in holds.limits.items():
+            self.meters[lane[0]][lane[1]] = self._meter(store, lane, "default", limit, "")
         self.by_action: Final[dict[str, dict[str, Meter]]] = {channel: {} for channel in policy.channels}
         for (channel, action), tier in policy.actions.items():
             self.by_action[channel][action] = self.meters[channel][tier]
-        self.own: Final = {agent: self._meters(store, agent) for agent in {*holds.overrides, *policy.shadow_agents}}
+        self.own: Final = {agent: self._own_meters(store, agent) for agent in {*holds.overrides, *policy.shadow_agents}}
         self.addresses: Final = {
             "request": Meter(store, "address", "request", "default", policy.address_limit, policy.shadow),
             "registration": Meter(
@@ -57,25 +59,27 @@ class Plan:
         }
         self.low: Final[i64] = 1000 - permille("warn_at", policy.warn_at)
         self.backoff: Final = policy.backoff
-        memory = store if isinstance(store, MemoryStore) else None
-        self.offenders: Final[Offenders | None] = None if memory is None else memory.offenders(AGENTS, policy.backoff)
-        self.address_offenders: Final[Offenders | None] = (
-            None if memory is None else memory.offenders(ADDRESSES, policy.backoff)
+        self.offenders: Final[Offenders | None] = (
+            store.offenders(AGENTS, policy.backoff) if isinstance(store, MemoryStore) else None
         )
 
-    def _meters(self, store: Store, agent: str | None) -> dict[str, dict[str, Meter]]:
-        """The meters by channel and tier: everybody's, or an agent's own."""
-        policy = self.policy
-        own: Mapping[tuple[str, str], Limit] = {} if agent is None else self.holds.overrides.get(agent, {})
-        meters: dict[str, dict[str, Meter]] = {channel: {} for channel in policy.channels}
-        for lane, limit in self.holds.limits.items():
-            channel, tier = lane
-            watched = policy.shadow or tier in policy.shadow_tiers or agent in policy.shadow_agents
-            kind = "own" if lane in own else "default"
-            meter = Meter(store, channel, tier, kind, own.get(lane, limit), watched)
-            if meter.buckets is not None:
-                meter.buckets.guard = check_agent
-            meters[channel][tier] = meter
+    def _meter(self, store: Store, lane: tuple[str, str], kind: str, limit: Limit, agent: str) -> Meter:
+        policy, (channel, tier) = self.policy, lane
+        watched = policy.shadow or tier in policy.shadow_tiers or agent in policy.shadow_agents
+        meter = Meter(store, channel, tier, kind, limit, watched)
+        if meter.buckets is not None:
+            meter.buckets.guard = check_agent
+        return meter
+
+    def _own_meters(self, store: Store, agent: str) -> dict[str, dict[str, Meter]]:
+        """Everybody's meters, save where an agent has its own or is watched."""
+        meters = {channel: dict(of_channel) for channel, of_channel in self.meters.items()}
+        overrides: Mapping[tuple[str, str], Limit] = self.holds.overrides.get(agent, {})
+        lanes = self.holds.limits if agent in self.policy.shadow_agents else overrides
+        for lane in lanes:
+            own = overrides.get(lane)
+            kind, limit = ("default", self.holds.limits[lane]) if own is None else ("own", own)
+            meters[lane[0]][lane[1]] = self._meter(store, lane, kind, limit, agent)
         return meters
 
     def meter(self, agent: str, channel: object, tier: object, action: object) -> Meter:

@@ -1,0 +1,11 @@
+"""What agents do in the tests."""
+
+from headgate import Decision, Gate
+
+
+def use_up(gate: Gate, agent: str, channel: str = "ws", tier: str = "heavy") -> Decision:
+    """Check until denied: the denial."""
+    while True:
+        decision = gate.check(agent, channel, tier)
+        if not decision:
+            return decision
