@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
 from headgate.stores import Verb
-from headgate.stores.conformance import BucketModel, ReferenceKey
+from headgate.stores.reference import BucketModel, ReferenceKey
 
 LIMITS = {"light": 12, "normal": 6, "heavy": 2}
 STEPS = (1, 2, 5, 10, 30)

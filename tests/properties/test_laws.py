@@ -1,4 +1,4 @@
-"""The laws of limits, for any limit and any course of time. The reference is `headgate.stores.conformance`."""
+"""The laws of limits, for any limit and any course of time. The reference is `headgate.stores.reference`."""
 
 from fractions import Fraction
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from headgate import AllOf, InvalidInput, Limit, Limiter, ManualClock, MemoryStore, SlidingWindow, TokenBucket
 from headgate.stores import Verb
-from headgate.stores.conformance import BucketModel, Model, WindowModel, compare_with_reference
+from headgate.stores.conformance import compare_with_reference
+from headgate.stores.reference import BucketModel, Model, WindowModel
 
 DAY = 86_400
 YEAR = 365 * DAY * 10**6

@@ -8,178 +8,31 @@
         case(lambda clock: MyStore(clock=clock))
 
 Each case is a function that gets a way to make an empty store whose time is the `ManualClock` it is handed, and
-raises `NotConforming` where the store is wrong. `run` calls them all. The reference is a slow model in exact
-fractions, written from the meaning of a limit and not from the way stores count.
+raises `NotConforming` where the store is wrong. `run` calls them all. Some compare it with a slow model in exact
+fractions (`headgate.stores.reference`).
 """
 
+import asyncio
 import random
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import ceil, floor
 from typing import Final, TypeAlias
 
 from headgate.clock import ManualClock
-from headgate.core import Decision, Limit, Outcome
-from headgate.inputs import LARGEST, microseconds
-from headgate.limits import BLOCKED, UNLIMITED, AllOf, TokenBucket, per_day, per_minute, per_second
-from headgate.stores import Ask, Store, Verb
+from headgate.core import Decision, Limit, Outcome, Violation
+from headgate.limits import BLOCKED, UNLIMITED, AllOf, per_day, per_minute, per_second
+from headgate.stores import Ask, Offence, Store, Verb
+from headgate.stores.reference import LOW, Model, ReferenceKey, random_models, random_steps
+from headgate.violations import Backoff
 from headgate.windows import SlidingWindow
 
 MakeStore: TypeAlias = Callable[[ManualClock], Store]
 Case: TypeAlias = Callable[[MakeStore], None]
-LOW: Final = 200
-"""The share of the capacity, in thousandths, below which the cases ask to be warned."""
 
 
 class NotConforming(AssertionError):
     """A store did something else than it must."""
-
-
-# The reference -------------------------------------------------------------------------------------------------------
-
-
-class Model(ABC):
-    """What a limit means, for one key. Times are whole microseconds; nothing else is rounded."""
-
-    def __init__(self, limit: Limit) -> None:
-        self.limit = limit
-
-    @abstractmethod
-    def left(self, now: int) -> Fraction:
-        """Tokens, below zero in debt."""
-
-    @abstractmethod
-    def passes_at(self, now: int, cost: int) -> int | None:
-        """The first moment at which `cost` passes, or None."""
-
-    @abstractmethod
-    def whole_at(self, now: int) -> int:
-        """The moment at which everything has come back."""
-
-    @abstractmethod
-    def spend(self, now: int, cost: int) -> None: ...
-
-    @abstractmethod
-    def refund(self, now: int, cost: int) -> None: ...
-
-
-class BucketModel(Model):
-    """Since the bucket was last full, so much was spent and so much time has passed: that is all there is to it."""
-
-    def __init__(self, capacity: int, refill: Fraction, per: Fraction) -> None:
-        limit = TokenBucket(capacity, refill, per)
-        super().__init__(limit)
-        self.capacity = capacity
-        self.rate = refill / per / 1_000_000  # tokens per microsecond
-        self.tick = microseconds("tick", limit.tick)
-        self.deepest = Fraction(-LARGEST, (self.rate * self.tick).denominator)  # debt, as far as it can be counted
-        self.full_at = 0
-        self.spent = Fraction(0)
-        self.latest = 0
-
-    def left(self, now: int) -> Fraction:
-        full = self.whole_at(self.latest) <= self.latest
-        # A clock that steps back stands still until it has caught up; a full bucket has no time to remember.
-        self.latest = now = now if full else max(now, self.latest)
-        if full or self.whole_at(now) <= now:
-            self.full_at, self.spent = now, Fraction(0)
-        ticks = (now - self.full_at) // self.tick
-        return self.capacity - self.spent + ticks * self.tick * self.rate
-
-    def whole_at(self, now: int) -> int:
-        return self.full_at + ceil(self.spent / self.rate)
-
-    def passes_at(self, now: int, cost: int) -> int | None:
-        if cost > self.capacity:
-            return None
-        if self.left(now) >= cost:
-            return now
-        ticks = ceil((cost - self.capacity + self.spent) / (self.tick * self.rate))
-        return min(self.full_at + ticks * self.tick, self.whole_at(now))
-
-    def spend(self, now: int, cost: int) -> None:
-        left = self.left(now)
-        self.spent += min(Fraction(cost), left - self.deepest)
-
-    def refund(self, now: int, cost: int) -> None:
-        if self.left(now) + cost >= self.capacity:
-            self.full_at, self.spent = self.latest, Fraction(0)
-        else:
-            self.spent -= cost
-
-
-class WindowModel(Model):
-    """Every request, one by one."""
-
-    def __init__(self, limit: int, window: Fraction) -> None:
-        super().__init__(SlidingWindow(limit, window))
-        self.most = limit
-        self.window = int(window * 1_000_000)
-        self.log: list[int] = []  # when each token was spent
-
-    def left(self, now: int) -> Fraction:
-        self.log = [made for made in self.log if made + self.window > now]
-        return Fraction(self.most - len(self.log))
-
-    def whole_at(self, now: int) -> int:
-        return self.log[-1] + self.window if self.log else now
-
-    def passes_at(self, now: int, cost: int) -> int | None:
-        if cost > self.most:
-            return None
-        excess = cost - int(self.left(now))
-        return now if excess <= 0 else self.log[excess - 1] + self.window
-
-    def spend(self, now: int, cost: int) -> None:
-        self.left(now)
-        self.log += [max([now, *self.log[-1:]])] * cost  # a clock that stepped back stands still
-
-    def refund(self, now: int, cost: int) -> None:
-        self.left(now)
-        del self.log[max(len(self.log) - cost, 0) :]
-
-
-class ReferenceKey:
-    """One key under some limits, all or nothing."""
-
-    def __init__(self, models: Sequence[Model]) -> None:
-        self.models = models
-        self.limit: Limit = models[0].limit if len(models) == 1 else AllOf([model.limit for model in models])
-
-    def apply(self, verb: Verb, now: int, cost: int, low: int = LOW) -> Decision:
-        waits = [self._wait(model, now, cost) for model in self.models]
-        passed = verb is Verb.CHECK and not any(waits)
-        for model in self.models:
-            if passed or verb is Verb.CHARGE:
-                model.spend(now, cost)
-            elif verb is Verb.REFUND:
-                model.refund(now, cost)
-        pending = 0 if passed else cost if verb in (Verb.CHECK, Verb.PEEK) else 1
-        if verb in (Verb.CHARGE, Verb.REFUND):
-            waits = [self._wait(model, now, 1) for model in self.models]
-        ranked = []
-        for position, (model, wait) in enumerate(zip(self.models, waits, strict=True)):
-            left = model.left(now)
-            if wait != 0:
-                outcome, rank = Outcome.DENY, (0, -(10**30) if wait < 0 else -wait)
-            elif (left - pending) * 1000 < model.limit.capacity * low:
-                outcome, rank = Outcome.WARN, (1, floor(left))
-            else:
-                outcome, rank = Outcome.ALLOW, (2, floor(left))
-            reset = min(max(model.whole_at(now) - now, 0), LARGEST)
-            bound = position if len(self.models) > 1 else -1
-            ranked.append((rank, position, Decision(outcome, model.limit, max(floor(left), 0), wait, reset, bound)))
-        return min(ranked)[2]
-
-    @staticmethod
-    def _wait(model: Model, now: int, cost: int) -> int:
-        at = model.passes_at(now, cost)
-        return -1 if at is None else min(at - now, LARGEST)
-
-
-# Cases ---------------------------------------------------------------------------------------------------------------
 
 
 class Bench:
@@ -359,30 +212,93 @@ def threads_are_counted_exactly(make: MakeStore) -> None:
         expect(f"passed of 8 threads on {limit}", sum(passed), 50)
 
 
+def a_denial_is_recorded_in_the_same_step(make: MakeStore) -> None:
+    bench, limit = Bench(make), per_minute(2)
+    offence = Offence("agents", "a", Backoff())
+    decisions = [bench.store.apply(Verb.CHECK, [Ask("", "a", limit, 1)], LOW, offence) for _ in range(8)]
+    expect("outcomes", "".join([d.outcome.value[0] for d in decisions]), "aw" + "d" * 6)
+    told = [(d.violation.count, d.violation.advised, d.retry_after) for d in decisions if d.violation]
+    expect("what is told", told, [(1, 1, 30), (2, 2, 30), (3, 5, 30), (4, 10, 30), (5, 30, 30), (6, 30, 30)])
+    expect("the bucket's own wait", {d.bucket_retry_after for d in decisions[2:]}, {30.0})
+    expect("a peek", bench.store.apply(Verb.PEEK, [Ask("", "a", limit, 1)], LOW, offence).violation, None)
+    expect("recorded elsewhere", bench.store.offend(offence), Violation(7, 30_000_000, False))
+    bench.clock.advance(1)
+    standing = bench.store.standing(offence)
+    expect("the standing", (standing.violations, standing.wait_left, standing.quiet_left), (7, 29.0, 59.0))
+    expect("somebody else's", bench.store.standing(offence._replace(key="b")).violations, 0)
+    bench.clock.advance(59)
+    expect("after the quiet period", bool(bench.store.standing(offence)), False)
+    expect("the next one", bench.store.offend(offence), Violation(1, 1_000_000, False))
+    expect("forgetting", bench.store.forget("agents", "a", offence.backoff), True)
+    expect("forgetting again", bench.store.forget("agents", "a", offence.backoff), False)
+    expect("after it", bench.store.offend(offence).count, 1)
+
+
+def an_enforced_backoff_denies_whoever_comes_back_early(make: MakeStore) -> None:
+    bench = Bench(make)
+    offence = Offence("agents", "a", Backoff(steps=[10], enforce=True))
+    bench.store.offend(offence)
+    asks = [Ask("one", "a", per_minute(60), 1), Ask("two", "a", SlidingWindow(5, 60), 1)]
+    for ask in ([asks[0]], asks):
+        bench.clock.advance(9)
+        early = bench.store.apply(Verb.CHECK, ask, LOW, offence)
+        expect("one who comes early", (bool(early), early.retry_after, early.bucket_retry_after), (False, 10.0, 0.0))
+    bench.clock.advance(10)
+    decision = bench.store.apply(Verb.CHECK, asks, LOW, offence)
+    expect("one who waited", (bool(decision), decision.remaining), (True, 4))
+
+
+def so_many_violations_within_a_span_raise_one_alert(make: MakeStore) -> None:
+    bench = Bench(make)
+    offence = Offence("agents", "a", Backoff(alert_after=3, alert_window=10))
+    alerts = []
+    for span in (0, 5, 5, 4, 0, 0, 0, 9, 1, 1):
+        bench.clock.advance(span)
+        alerts.append(bench.store.offend(offence).alert)
+    expect("alerts", alerts, [False, False, False, True, False, False, False, False, False, True])
+
+
+def clearing_forgets_every_key_of_a_name_and_rule(make: MakeStore) -> None:
+    bench, limit = Bench(make), per_day(1)
+    for name in ("one", "other"):
+        for key in "abc":
+            bench.check(limit, key, name=name)
+    bench.store.clear("one", limit)
+    expect("after clearing", [bool(bench.check(limit, key, name="one")) for key in "abc"], [True] * 3)
+    expect("another name", [bool(bench.check(limit, key, name="other")) for key in "abc"], [False] * 3)
+
+
+def the_async_twins_do_the_same(make: MakeStore) -> None:
+    chance = random.Random(11)  # noqa: S311
+    offence = Offence("agents", "a", Backoff())
+
+    async def walk() -> None:
+        for _ in range(10):
+            sync, twin = Bench(make), Bench(make)
+            limit = ReferenceKey(random_models(chance)).limit
+            for verb, span, cost in random_steps(chance, 30):
+                for bench in (sync, twin):
+                    bench.clock.advance(Fraction(abs(span), 1_000_000))
+                asks = [Ask("", "a", limit, cost)]
+                expect(
+                    f"aapply {verb.value}",
+                    await twin.store.aapply(verb, asks, LOW, offence),
+                    sync.store.apply(verb, asks, LOW, offence),
+                )
+            expect("aoffend", await twin.store.aoffend(offence), sync.store.offend(offence))
+            standings = [await twin.store.astanding(offence), sync.store.standing(offence)]
+            expect("astanding", repr(standings[0]), repr(standings[1]))
+            expect("aforget", await twin.store.aforget("", "a", limit), sync.store.forget("", "a", limit))
+            await twin.store.aclear("agents", offence.backoff)
+            expect("aclear", (await twin.store.astanding(offence)).violations, 0)
+
+    asyncio.run(walk())
+
+
 def random_traces_equal_the_reference(make: MakeStore) -> None:
     chance = random.Random(7)  # noqa: S311
     for _ in range(60):
         compare_with_reference(make, random_models(chance), random_steps(chance, 60))
-
-
-def random_models(chance: random.Random) -> list[Model]:
-    """One to three limits of any kind and size."""
-    models: list[Model] = []
-    for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        if chance.random() < 0.3:
-            models.append(WindowModel(chance.randint(1, 20), Fraction(chance.randint(1, 3_000_000), 1_000_000)))
-        else:
-            capacity = chance.choice((1, 2, 7, 60, 10**9))
-            refill = Fraction(chance.randint(1, 100), chance.choice((1, 1, 3, 7)))
-            models.append(BucketModel(capacity, refill, Fraction(chance.choice((1, 60, 86_400)))))
-    return models
-
-
-def random_steps(chance: random.Random, count: int) -> list[tuple[Verb, int, int]]:
-    """So many (verb, microseconds to go on before it, cost)."""
-    verbs = (Verb.CHECK, Verb.CHECK, Verb.CHECK, Verb.PEEK, Verb.CHARGE, Verb.REFUND)
-    spans = (0, 0, 1, 999, 100_000, 1_000_000, 86_400_000_000, -1, -500_000)
-    return [(chance.choice(verbs), chance.choice(spans), chance.choice((1, 1, 2, 5, 50))) for _ in range(count)]
 
 
 def compare_with_reference(make: MakeStore, models: Sequence[Model], steps: Sequence[tuple[Verb, int, int]]) -> None:
@@ -415,6 +331,11 @@ CASES: Final[tuple[Case, ...]] = (
     unlimited_and_blocked_count_nothing,
     warnings_begin_below_a_fifth,
     threads_are_counted_exactly,
+    a_denial_is_recorded_in_the_same_step,
+    an_enforced_backoff_denies_whoever_comes_back_early,
+    so_many_violations_within_a_span_raise_one_alert,
+    clearing_forgets_every_key_of_a_name_and_rule,
+    the_async_twins_do_the_same,
     random_traces_equal_the_reference,
 )
 
