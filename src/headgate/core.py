@@ -242,10 +242,10 @@ class Decision:
         wait = self._retry if self._outcome is DENY else 1
         return Decision(DENY, self._limit, self._remaining, wait, self._reset, self._bound)
 
-    def offended(self, violation: Violation, held: i64) -> "Decision":
-        """The denial, recorded: the wait is the longest of the limit's own, the advised one, and `held`."""
+    def offended(self, violation: Violation) -> "Decision":
+        """The denial, recorded: the wait is the longer of the limit's own and the advised one."""
         own = self._retry
-        retry = own if own == NEVER else max(own, violation._advised, held)
+        retry = own if own == NEVER else max(own, violation._advised)
         return Decision(
             DENY, self._limit, self._remaining, retry, self._reset, self._bound, Aside(own, violation, None, False)
         )

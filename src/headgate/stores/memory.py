@@ -155,8 +155,8 @@ class Buckets(Table):
     def _take(self, key: str, cost: i64, low: i64, offenders: "Offenders | None") -> Decision:
         store, limit = self.store, self.limit
         now = store.now()
-        if offenders is not None and offenders.backoff.enforce and (held := offenders.left(key, now)) > 0:
-            return offenders.hold(self, key, cost, low, now, held)
+        if offenders is not None and offenders.holds(key, now):
+            return offenders.deny(self, key, cost, low, now)
         state = self.find(key)
         if state is None:
             decision = self._take_new(key, cost, low, now)
@@ -170,7 +170,7 @@ class Buckets(Table):
             if store.pause < 0:
                 store.look_around(now)
         if offenders is not None and decision.outcome is DENY and not decision.degraded:
-            return decision.offended(offenders.record(key, now), 0)
+            return decision.offended(offenders.record(key, now))
         return decision
 
     def _take_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
@@ -205,10 +205,12 @@ class Offenders(Table):
         super().__init__(store, backoff)
         self.backoff: Final = backoff
 
-    def left(self, key: str, now: i64) -> i64:
-        """Microseconds of the advised wait that are left."""
+    def holds(self, key: str, now: i64) -> bool:
+        """Whether somebody is denied because the advised wait isn't over."""
+        if not self.backoff.enforce:
+            return False
         state = self.find(key)
-        return 0 if state is None else self.backoff.left(state, now)
+        return state is not None and self.backoff.left(state, now) > 0
 
     def record(self, key: str, now: i64) -> Violation:
         """Count a violation. Where there is no room for somebody new, it is told as the first, and not kept."""
@@ -226,14 +228,14 @@ class Offenders(Table):
         count = self.backoff.count(state, now)
         return Violation(count, self.backoff.advised(count), alert)
 
-    def hold(self, table: Buckets, key: str, cost: i64, low: i64, now: i64, held: i64) -> Decision:
+    def deny(self, table: Buckets, key: str, cost: i64, low: i64, now: i64) -> Decision:
         """Deny one who came back before the advised wait was over."""
         limit = table.limit
         state = table.find(key)
         if state is None:
             state = limit.fresh(now)
         decision = limit.decide(state, now, cost, limit.wait(state, now, cost), low)
-        return decision.offended(self.record(key, now), held)
+        return decision.offended(self.record(key, now))
 
 
 class MemoryStore:
@@ -334,10 +336,7 @@ class MemoryStore:
         known = [False] * len(states)
         waits = [0] * len(states)
         # From here to the last write nothing is allocated that the garbage collector tracks.
-        held: i64 = 0
-        if offenders is not None and offenders.backoff.enforce:
-            held = offenders.left(offender, now)
-        passes = held == 0
+        passes = offenders is None or not offenders.holds(offender, now)
         new: i64 = 0
         for i in range(len(states)):
             found = tables[i].find(keys[i])
@@ -370,7 +369,7 @@ class MemoryStore:
         self.look_around(now)
         decision = decisions[0] if len(decisions) == 1 else binding(decisions)
         if offenders is not None and verb is CHECK and not passes:
-            decision = decision.offended(offenders.record(offender, now), held)
+            decision = decision.offended(offenders.record(offender, now))
         return decision
 
     async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
