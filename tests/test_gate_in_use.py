@@ -206,6 +206,17 @@ def test_reload_keeps_the_buckets_whose_limit_did_not_change(gate: Gate) -> None
     assert gate.is_rate_limited("a")
     gate.reload(Policy(limits={"heavy": "20/minute"}))
     assert gate.check("vip", "ws", "heavy").remaining == 19
+    assert gate.peek("vip", "ws", "light").remaining == 120, "one that was exempt begins anew"
+
+
+def test_reload_of_an_override_and_back_meets_full_buckets(gate: Gate) -> None:
+    gate.check("a", "ws", "heavy", cost=4)
+    gate.check("a", "ws", "light", cost=4)
+    gate.reload(Policy(agents={"a": {"heavy": "5/minute"}}))
+    assert gate.check("a", "ws", "heavy").remaining == 4
+    gate.reload(Policy())
+    assert gate.peek("a", "ws", "heavy").remaining == 10
+    assert gate.peek("a", "ws", "light").remaining == 116
 
 
 def test_reload_of_the_same_policy_changes_nothing(gate: Gate) -> None:

@@ -259,8 +259,6 @@ class Gate(GateChecks):
             for agent in {*before.own, *after.own}:
                 self._drop_buckets(after, agent, before)
             self._switch(before, after, before.exempt ^ after.exempt)
-            for agent in {*before.own, *after.own}:
-                self._drop_buckets(before, agent, after)
         self._emit(PolicyChanged("policy reloaded", who))
 
     # A change waits for the disk and perhaps for a store: the twins do so in a thread, and leave the loop free.
@@ -312,18 +310,15 @@ class Gate(GateChecks):
         self._emit(PolicyChanged(str(change), change.by))
 
     def _switch(self, before: Plan, after: Plan, agents: Iterable[str]) -> None:
-        """Let a plan hold, and drop what these agents, or everybody under a changed default, have spent.
+        """Let a plan hold, for these agents and for everybody under a changed default with full buckets.
 
-        What is dropped before the switch is not in use yet, what is dropped after it no longer is: so the first check
-        under the new plan finds a full bucket, and no check fails.
+        What the new plan will count in is emptied first: it may be left from a time when that limit held before. No
+        check uses it until the switch, save where a limit stays the same.
         """
         for agent in agents:
             self._drop_buckets(after, agent)
         self._clear_defaults(after, before)
         self._plan = after
-        for agent in agents:
-            self._drop_buckets(before, agent)
-        self._clear_defaults(before, after)
 
     def _drop_buckets(self, plan: Plan, agent: str, other: Plan | None = None) -> None:
         """Drop an agent's buckets under a plan, save those that are the same under another."""
