@@ -30,7 +30,7 @@ from headgate.violations import Backoff, Standing
 _SHARDS: Final[i64] = 256
 _SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
 _LOOKED_AT: Final = 3  # entries that one check looks at besides its own, if it does
-_EVERY: Final[i64] = 256  # checks of known keys between two such looks, while none of them finds anything to drop
+_EVERY: Final[i64] = 64  # checks of known keys between two such looks, while none of them finds anything to drop
 _ROUND: Final[i64] = 1_000_000  # microseconds from the start of one round to that of the next
 _SPARED: Final[i64] = 10_000  # an entry used within the last so many microseconds is likely to be used again
 _CROWDED: Final[i64] = 1_000_000  # the wait that a new key is told when there is no room
