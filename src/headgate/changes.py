@@ -8,13 +8,11 @@ can't differ.
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from headgate.core import Limit
 from headgate.notation import parse
 from headgate.policy import Lane, Policy
-
-KINDS: Final = ("override", "exemption", "default")
 
 
 @dataclass(frozen=True, slots=True)

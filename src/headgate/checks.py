@@ -82,13 +82,12 @@ class GateChecks:
         number = _cost(cost)
         if plan.any_exempt and name in plan.exempt:
             decision = EXEMPT
-        elif meter.buckets is not None:
-            decision = meter.buckets.take(name, number, plan.low, None if meter.watched else plan.offenders)
-            if meter.watched:
-                decision = decision.watched()
         else:
-            ask = Ask(meter.name, check_agent(name), meter.limit, number)
-            decision = self._store.apply(Verb.CHECK, [ask], plan.low, self._offence(plan, name, meter))
+            if meter.buckets is not None:
+                decision = meter.buckets.take(name, number, plan.low, None if meter.watched else plan.offenders)
+            else:
+                ask = Ask(meter.name, check_agent(name), meter.limit, number)
+                decision = self._store.apply(Verb.CHECK, [ask], plan.low, self._offence(plan, name, meter))
             if meter.watched:
                 decision = decision.watched()
         if self._listeners:
