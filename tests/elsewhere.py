@@ -20,12 +20,16 @@ class Elsewhere:
     def clock(self) -> Clock:
         return self._memory.clock
 
-    def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
-        return self._memory.apply(verb, asks, low, offence)
+    def apply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
+        return self._memory.apply(verb, asks, low, offence, request_id)
 
-    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
+    async def aapply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
         await asyncio.sleep(0)
-        return self._memory.apply(verb, asks, low, offence)
+        return self._memory.apply(verb, asks, low, offence, request_id)
 
     def offend(self, offence: Offence) -> Violation:
         return self._memory.offend(offence)

@@ -16,6 +16,8 @@ from headgate.policy import MAX_AGENT, check_agent
 from headgate.stores import Ask, Offence, Store, Verb
 from headgate.stores.memory import Buckets, MemoryStore
 
+_LONGEST_ID: Final = 200
+
 EXEMPT: Final = Decision(Outcome.EXEMPT, UNLIMITED, LARGEST, 0, 0, -1)
 
 
@@ -30,15 +32,18 @@ class LimiterChecks:
         self._low: Final = low
         self._table: Final[Buckets | None] = store.buckets(name, limit) if isinstance(store, MemoryStore) else None
 
-    def check(self, key: Text, cost: SupportsIndex = 1) -> Decision:
-        """Let a request of this cost pass and count it, or deny it and count nothing."""
-        table = self._table
-        if table is not None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
-            return table.take(key, cost, self._low, None)
-        return self._apply(Verb.CHECK, key, cost)
+    def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
+        """Let a request of this cost pass and count it, or deny it and count nothing.
 
-    def _apply(self, verb: Verb, key: object, cost: object) -> Decision:
-        return self._store.apply(verb, [self._ask(key, cost)], self._low)
+        With a `request_id` it is counted once, however often it is asked within a minute.
+        """
+        table = self._table
+        if table is not None and request_id is None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
+            return table.take(key, cost, self._low, None)
+        return self._apply(Verb.CHECK, key, cost, request_id)
+
+    def _apply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
+        return self._store.apply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
 
     def _ask(self, key: object, cost: object) -> Ask:
         return Ask(self._name, key_of(key), self._limit, cost_of(cost))
@@ -49,6 +54,15 @@ def key_of(key: object) -> str:
     if not isinstance(key, str):
         refuse("key", "a string", key)
     return str.__str__(key)  # of a subclass, the plain string: its own hash and equality don't count
+
+
+def id_of(request_id: object) -> str:
+    """A request's id, or "" if it has none."""
+    if request_id is None:
+        return ""
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= _LONGEST_ID:
+        refuse("request_id", f"1 to {_LONGEST_ID} characters", request_id)
+    return request_id
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -69,10 +83,12 @@ class GateChecks:
         *,
         action: Text | None = None,
         cost: SupportsIndex = 1,
+        request_id: Text | None = None,
     ) -> Decision:
         """Let an agent's request pass and count it, or deny it, count nothing, and record a violation.
 
-        Name the tier, or the action that the policy classifies into one.
+        Name the tier, or the action that the policy classifies into one. With a `request_id` it is counted once,
+        however often it is asked within a minute.
         """
         plan = self._plan
         if type(agent) is not str or not 0 < len(agent) <= MAX_AGENT:
@@ -83,11 +99,12 @@ class GateChecks:
         if plan.any_exempt and name in plan.exempt:
             decision = EXEMPT
         else:
-            if meter.buckets is not None:
+            if meter.buckets is not None and request_id is None:
                 decision = meter.buckets.take(name, number, plan.low, None if meter.watched else plan.offenders)
             else:
                 ask = Ask(meter.name, check_agent(name), meter.limit, number)
-                decision = self._store.apply(Verb.CHECK, [ask], plan.low, self._offence(plan, name, meter))
+                offence = self._offence(plan, name, meter)
+                decision = self._store.apply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
             if meter.watched:
                 decision = decision.watched()
         if self._listeners:

@@ -240,7 +240,8 @@ class Decision:
     def denied(self) -> "Decision":
         """The same, denied: for one whom something other than the limit holds up."""
         wait = self._retry if self._outcome is DENY else 1
-        return Decision(DENY, self._limit, self._remaining, wait, self._reset, self._bound)
+        aside = Aside(wait, None, None, True) if self.degraded else None
+        return Decision(DENY, self._limit, self._remaining, wait, self._reset, self._bound, aside)
 
     def offended(self, violation: Violation) -> "Decision":
         """The denial, recorded: the wait is the longer of the limit's own and the advised one."""
@@ -259,8 +260,14 @@ class Decision:
             0,
             self._reset,
             self._bound,
-            Aside(self._retry, None, self._outcome, False),
+            Aside(self._retry, None, self._outcome, self.degraded),
         )
+
+    def adrift(self, limit: Limit) -> "Decision":
+        """The same, of this limit, made while the store was away."""
+        own = self._retry if self._aside is None else self._aside.own
+        aside = Aside(own, self.violation, self.would_be, True)
+        return Decision(self._outcome, limit, self._remaining, self._retry, self._reset, self._bound, aside)
 
     def _fields(self) -> tuple[object, ...]:
         return self._outcome, self._limit, self._remaining, self._retry, self._reset, self._bound, self._aside

@@ -24,6 +24,17 @@ class RateLimited(HeadgateError):
         super().__init__(f"rate limited: agent {agent!r} at {pace}, {wait}")
 
 
+class StoreError(HeadgateError):
+    """The server behind a store can't be used. The text says why, and what to do."""
+
+
+class StoreAway(StoreError):
+    """The server behind a store couldn't be asked, or didn't answer in time.
+
+    A check never raises it: it is decided without the server then.
+    """
+
+
 class SessionClosed(HeadgateError):
     """A session was used after it had been closed."""
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self, SupportsIndex
 
 from headgate.changes import Book, Change, Held, Notebook, changed, held
-from headgate.checks import EXEMPT, GateChecks
+from headgate.checks import EXEMPT, GateChecks, id_of
 from headgate.core import Decision, Limit
 from headgate.events import AddressChecked, Listener, PolicyChanged
 from headgate.inputs import cost_of, refuse
@@ -67,15 +67,15 @@ class Gate(GateChecks):
         *,
         action: str | None = None,
         cost: SupportsIndex = 1,
+        request_id: str | None = None,
     ) -> Decision:
         plan = self._plan
         name = check_agent(agent)
         if self._memory or name in plan.exempt:
-            return self.check(name, channel, tier, action=action, cost=cost)
+            return self.check(name, channel, tier, action=action, cost=cost, request_id=request_id)
         meter = plan.meter(name, channel, tier, action)
-        decision = await self._store.aapply(
-            Verb.CHECK, [Ask(meter.name, name, meter.limit, cost_of(cost))], plan.low, self._offence(plan, name, meter)
-        )
+        ask, offence = Ask(meter.name, name, meter.limit, cost_of(cost)), self._offence(plan, name, meter)
+        decision = await self._store.aapply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
         if meter.watched:
             decision = decision.watched()
         if self._listeners:

@@ -2,7 +2,7 @@
 
 from typing import SupportsIndex
 
-from headgate.checks import LimiterChecks, key_of
+from headgate.checks import LimiterChecks, id_of, key_of
 from headgate.core import Decision, Limit
 from headgate.inputs import Number, cost_of, permille, refuse
 from headgate.notation import LimitLike, limit_of
@@ -54,8 +54,10 @@ class Limiter(LimiterChecks):
         """Where it is counted."""
         return self._store
 
-    async def acheck(self, key: str, cost: SupportsIndex = 1) -> Decision:
-        return self.check(key, cost) if self._table is not None else await self._aapply(Verb.CHECK, key, cost)
+    async def acheck(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
+        if self._table is not None:
+            return self.check(key, cost, request_id=request_id)
+        return await self._aapply(Verb.CHECK, key, cost, request_id)
 
     def peek(self, key: str, cost: SupportsIndex = 1) -> Decision:
         """Say what a check of this cost would say, and count nothing. `remaining` is what is there now."""
@@ -64,24 +66,24 @@ class Limiter(LimiterChecks):
     async def apeek(self, key: str, cost: SupportsIndex = 1) -> Decision:
         return await self._aapply(Verb.PEEK, key, cost)
 
-    def charge(self, key: str, cost: SupportsIndex) -> Decision:
+    def charge(self, key: str, cost: SupportsIndex, *, request_id: str | None = None) -> Decision:
         """Count what has been spent already, even if that leaves a debt, which later refill pays off.
 
         Like `refund`, it answers as `peek` would right after it.
         """
-        return self._apply(Verb.CHARGE, key, cost)
+        return self._apply(Verb.CHARGE, key, cost, request_id)
 
-    async def acharge(self, key: str, cost: SupportsIndex) -> Decision:
-        return await self._aapply(Verb.CHARGE, key, cost)
+    async def acharge(self, key: str, cost: SupportsIndex, *, request_id: str | None = None) -> Decision:
+        return await self._aapply(Verb.CHARGE, key, cost, request_id)
 
-    def refund(self, key: str, cost: SupportsIndex = 1) -> Decision:
+    def refund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
         """Give back what was counted but not used, up to the capacity (of a window, what was counted last)."""
-        decision = self._apply(Verb.REFUND, key, cost)
+        decision = self._apply(Verb.REFUND, key, cost, request_id)
         self._lines.ring(key_of(key))
         return decision
 
-    async def arefund(self, key: str, cost: SupportsIndex = 1) -> Decision:
-        decision = await self._aapply(Verb.REFUND, key, cost)
+    async def arefund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
+        decision = await self._aapply(Verb.REFUND, key, cost, request_id)
         self._lines.ring(key_of(key))
         return decision
 
@@ -117,8 +119,8 @@ class Limiter(LimiterChecks):
         """How many wait in `acquire` for a key here."""
         return self._lines.length(key_of(key))
 
-    async def _aapply(self, verb: Verb, key: object, cost: object) -> Decision:
-        return await self._store.aapply(verb, [self._ask(key, cost)], self._low)
+    async def _aapply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
+        return await self._store.aapply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
 
     def __repr__(self) -> str:
         name = f", name={self._name!r}" if self._name else ""

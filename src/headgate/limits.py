@@ -77,7 +77,7 @@ class TokenBucket(Limit):
         self._most_ticks: Final[i64] = LARGEST // tick
         # The longest time whose credit is found by multiplying alone; longer, or at a coarse tick, it takes divisions.
         self._most_elapsed: Final[i64] = LARGEST // gain if tick == 1 else 0
-        self._hash: Final = hash(self._fields())
+        self._hash: Final = hash(self.fields())
 
     @property
     def capacity(self) -> int:
@@ -97,6 +97,14 @@ class TokenBucket(Limit):
     def tick(self) -> float:
         """The grain of its time in seconds: credit comes in at whole ticks after the bucket was last full."""
         return self._tick / 1_000_000
+
+    def counted(self) -> tuple[int, int, int, int, int]:
+        """How it is counted: capacity, units of a token and of a tick's gain, microseconds of a tick, units in all."""
+        return self._capacity, self._unit, self._gain, self._tick, self._full
+
+    def fields(self) -> tuple[int, Fraction, Fraction]:
+        """Capacity, refill and period, exactly."""
+        return self._capacity, self._refill, self._per
 
     def fresh(self, now: i64) -> State:
         return Bucket(self._full, now)
@@ -169,16 +177,13 @@ class TokenBucket(Limit):
         return judged(self, wait, level // self._unit, scarce, reset)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenBucket) and self._fields() == other._fields()
+        return isinstance(other, TokenBucket) and self.fields() == other.fields()
 
     def __hash__(self) -> int:
         return self._hash
 
-    def _fields(self) -> tuple[int, Fraction, Fraction]:
-        return self._capacity, self._refill, self._per
-
     def __reduce__(self) -> tuple[object, ...]:
-        return TokenBucket, self._fields()
+        return TokenBucket, self.fields()
 
     def __repr__(self) -> str:
         refill, per = decimal_text(self._refill), decimal_text(self._per)

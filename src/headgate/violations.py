@@ -83,6 +83,10 @@ class Backoff(Rule):
         """The span within which they do, and for which no other alert follows."""
         return self._window / 1_000_000
 
+    def counted(self) -> tuple[int, ...]:
+        """How it is counted, in microseconds: quiet period, window, violations to an alert, enforced or not, steps."""
+        return self._quiet, self._window, self._after, int(self._enforce), len(self._steps), *self._steps
+
     def fresh(self, now: i64) -> State:
         return Offender()
 

@@ -63,6 +63,21 @@ class SlidingWindow(Limit):
     def uninterrupted(self) -> bool:
         return False
 
+    def counted(self) -> tuple[int, int]:
+        """How it is counted: the limit, and the window in microseconds."""
+        return self._limit, self._span
+
+    def judge(self, used: i64, frees: i64, newest: i64, now: i64, cost: i64, low: i64) -> Decision:
+        """Describe a log that is kept elsewhere by what is used, when enough has left for `cost`, and the newest."""
+        wait: i64 = 0
+        if cost > self._limit:
+            wait = NEVER
+        elif used + cost > self._limit:
+            wait = frees - now
+        left = self._limit - used
+        reset = newest + self._span - now if used else i64(0)
+        return judged(self, wait, left, (left - cost) * 1000 < self._limit * low, reset)
+
     def fresh(self, now: i64) -> State:
         return Log()
 

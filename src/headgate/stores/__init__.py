@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from headgate.clock import Clock
 from headgate.core import Decision, Limit, Rule, Violation
 from headgate.violations import Backoff, Standing
+
+REMEMBERED: Final = 60_000_000
+"""Microseconds for which a request's id is remembered."""
 
 
 class Verb(Enum):
@@ -50,7 +53,9 @@ class Store(Protocol):
     def clock(self) -> Clock:
         """The clock on which callers wait."""
 
-    def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
+    def apply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
         """Carry out one verb on all of the asks in one atomic step, and describe what came of it.
 
         CHECK takes every cost if all of them pass, and otherwise none. CHARGE and REFUND answer as a PEEK for cost 1
@@ -59,9 +64,14 @@ class Store(Protocol):
 
         With an `offence`, a CHECK that is denied is recorded as a violation in the same step; and where the backoff is
         enforced, one whose advised wait isn't over is denied.
+
+        With a `request_id`, what was counted is counted once: the same verb on the same first key with the same id
+        gets the same answer again, for `REMEMBERED` microseconds. A denial counts nothing, and is judged anew.
         """
 
-    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision: ...
+    async def aapply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision: ...
 
     def offend(self, offence: Offence) -> Violation:
         """Record a violation."""

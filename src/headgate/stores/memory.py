@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import FunctionType
 from typing import Final, SupportsIndex
 
@@ -24,7 +25,7 @@ from headgate._native import i64
 from headgate.clock import Clock, MonotonicClock
 from headgate.core import DENY, Aside, Decision, Limit, Rule, State, Violation, binding
 from headgate.inputs import refuse, whole
-from headgate.stores import Ask, Offence, Verb
+from headgate.stores import REMEMBERED, Ask, Offence, Verb
 from headgate.violations import Backoff, Standing
 
 _SHARDS: Final[i64] = 256
@@ -264,6 +265,8 @@ class MemoryStore:
         self._warned = False
         self.max_keys: Final[i64] = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
         self.lock: threading.RLock | None = None if _uninterruptible() else threading.RLock()
+        self._answering: Final = threading.Lock()
+        self._answers: Final[dict[tuple[str, str, str, str], tuple[int, Decision]]] = {}  # by request id, oldest first
         self.size: i64 = 0
         self.pause: i64 = 0  # checks of known keys until the next look around
         self.turn: i64 = 0  # the table that the round has come to; as many as there are: no round is under way
@@ -306,8 +309,28 @@ class MemoryStore:
                 self._ring.append(table)
             return found
 
-    def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
+    def apply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
         """See `Store.apply`."""
+        if not request_id:
+            return self._apply_all(verb, asks, low, offence)
+        identity = (verb.value, asks[0].name, asks[0].key, request_id)
+        with self._answering:
+            now = self.now()
+            for known, answer in list(islice(self._answers.items(), 2)):  # the oldest
+                if answer[0] <= now:
+                    del self._answers[known]
+            found = self._answers.get(identity)
+            if found is not None and found[0] > now:
+                return found[1]
+            decision = self._apply_all(verb, asks, low, offence)
+            if verb is CHARGE or verb is REFUND or (verb is CHECK and decision):
+                self._answers.pop(identity, None)
+                self._answers[identity] = (now + REMEMBERED, decision)
+            return decision
+
+    def _apply_all(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
         tables = [self.buckets(ask.name, ask.limit) for ask in asks]
         offenders = None if offence is None else self.offenders(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
@@ -372,8 +395,10 @@ class MemoryStore:
             decision = decision.offended(offenders.record(offender, now))
         return decision
 
-    async def aapply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None) -> Decision:
-        return self.apply(verb, asks, low, offence)
+    async def aapply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
+        return self.apply(verb, asks, low, offence, request_id)
 
     def offend(self, offence: Offence) -> Violation:
         """See `Store.offend`."""

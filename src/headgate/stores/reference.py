@@ -170,7 +170,16 @@ def random_models(chance: random.Random) -> list[Model]:
 
 
 def random_steps(chance: random.Random, count: int) -> list[tuple[Verb, int, int]]:
-    """So many (verb, microseconds to go on before it, cost)."""
+    """So many (verb, microseconds to go on before it, cost).
+
+    The clock steps back only right after something was counted: a store needn't write down what a peek or a denial saw.
+    """
     verbs = (Verb.CHECK, Verb.CHECK, Verb.CHECK, Verb.PEEK, Verb.CHARGE, Verb.REFUND)
     spans = (0, 0, 1, 999, 100_000, 1_000_000, 86_400_000_000, -1, -500_000)
-    return [(chance.choice(verbs), chance.choice(spans), chance.choice((1, 1, 2, 5, 50))) for _ in range(count)]
+    steps: list[tuple[Verb, int, int]] = []
+    while len(steps) < count:
+        span = chance.choice(spans)
+        if span < 0:
+            steps.append((Verb.CHARGE, 0, 1))
+        steps.append((chance.choice(verbs), span, chance.choice((1, 1, 2, 5, 50))))
+    return steps

@@ -1,0 +1,5 @@
+"""The store in Redis or Valkey. It needs redis-py: `pip install headgate[redis]`."""
+
+from headgate.stores.redis.store import RedisStore
+
+__all__ = ["RedisStore"]

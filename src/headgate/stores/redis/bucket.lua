@@ -1,0 +1,127 @@
+-- Token buckets. The arithmetic is that of `TokenBucket` in limits.py, in whole numbers that doubles hold exactly.
+--
+-- Stored: a string of little-endian doubles, the level in units and its stamp in microseconds; then three more for each
+-- lease: the node that holds it, its tokens, and the moment at which it ends. A full bucket is not stored.
+
+-- level + count * size, without a product beyond 2^53 where the result isn't.
+local function added(level, count, size)
+  local half = floor(count / 2)
+  return level + half * size + (count - half) * size
+end
+
+-- Microseconds from a level until the bucket is at its cap.
+local function to_cap(limit, level, cap)
+  local gain = limit.gain
+  local below, above = 0, level
+  if level < 0 then
+    below, above = -level, 0 -- apart, since the difference to the cap may pass 2^53
+  end
+  local rest_above, rest_below = fmod(cap - above, gain), fmod(below, gain)
+  local ticks, rest = (cap - above - rest_above) / gain + (below - rest_below) / gain, rest_above + rest_below
+  if rest >= gain then
+    rest, ticks = rest - gain, ticks + 1
+  end
+  if ticks >= floor(LARGEST / limit.tick) then
+    return LARGEST
+  end
+  return ticks * limit.tick + math.ceil(rest * limit.tick / gain)
+end
+
+-- Bring a bucket up to a moment.
+local function earn(bucket, limit, moment)
+  local elapsed, gain = moment - bucket.stamp, limit.gain
+  if elapsed > 0 then
+    if limit.tick == 1 and elapsed * gain <= LARGEST then
+      bucket.level, bucket.stamp = min(bucket.level + elapsed * gain, bucket.cap), moment
+    elseif elapsed >= to_cap(limit, bucket.level, bucket.cap) then
+      bucket.level, bucket.stamp = bucket.cap, moment
+    else
+      local ticks = (elapsed - fmod(elapsed, limit.tick)) / limit.tick
+      bucket.level, bucket.stamp = added(bucket.level, ticks, gain), bucket.stamp + ticks * limit.tick
+    end
+  elseif elapsed < 0 then
+    if bucket.level == bucket.cap then
+      bucket.stamp = moment
+    elseif -elapsed >= patience then
+      bucket.stamp, bucket.changed, stepped = moment, true, 1
+    end
+  end
+end
+
+local function passes(bucket, limit, cost)
+  return cost <= limit.capacity and cost * limit.unit <= bucket.level
+end
+
+local function spend(bucket, limit, cost)
+  local level = bucket.level - cost * limit.unit
+  if cost > limit.capacity or level < -LARGEST then
+    level = max(added(bucket.level, -cost, limit.unit), -LARGEST)
+  end
+  bucket.level = level
+end
+
+local function refund(bucket, limit, cost)
+  bucket.level = min(added(bucket.level, cost, limit.unit), bucket.cap)
+end
+
+local function load(limit, key)
+  local stored = pcall('GET', key)
+  if not stored then
+    return { key = key, level = limit.full, stamp = now, cap = limit.full, leases = false, known = false }
+  end
+  local size = type(stored) == 'string' and #stored or 0
+  if size % 24 ~= 16 then
+    return nil
+  end
+  local level, stamp = unpacked('<dd', stored)
+  if not are_whole(level, stamp) or level > limit.full then
+    return nil
+  end
+  local bucket = { key = key, level = level, stamp = stamp, cap = limit.full, leases = false, known = true }
+  if size > 16 and not leasing().load(bucket, limit, stored, earn) then
+    return nil
+  end
+  earn(bucket, limit, now)
+  return bucket
+end
+
+local function save(bucket, limit)
+  local level, stamp = bucket.level, bucket.stamp
+  if level < limit.full then
+    local stored, refill = packed('<dd', level, stamp), (limit.full - level) / limit.gain * limit.tick
+    local expiry = stamp - now + refill -- to a microsecond or so, which `milliseconds` makes up for
+    if bucket.leases then
+      for _, lease in ipairs(bucket.leases) do
+        stored = stored .. packed('<ddd', lease.node, lease.tokens, lease.ends)
+        expiry = max(expiry, lease.ends - now + refill) -- at the worst nothing is refilled before it ends
+      end
+    end
+    call('SET', bucket.key, stored, 'PX', milliseconds(expiry))
+  elseif bucket.known then
+    call('DEL', bucket.key)
+  end
+end
+
+local function tell(bucket)
+  answer[length + 1], answer[length + 2] = bucket.level, bucket.stamp
+  length = length + 2
+end
+
+local function counts(bucket)
+  return bucket.level < bucket.cap
+end
+
+-- Fill it up: tokens that are out on lease stay out.
+local function forget(bucket, limit)
+  bucket.level, bucket.stamp = bucket.cap, now
+  save(bucket, limit)
+end
+
+return {
+  numbers = '<ddddd',
+  read = function(capacity, unit, gain, tick, full)
+    return { capacity = capacity, unit = unit, gain = gain, tick = tick, full = full }
+  end,
+  load = load, passes = passes, spend = spend, refund = refund, save = save, tell = tell, counts = counts,
+  forget = forget,
+}

@@ -1,0 +1,263 @@
+"""Clients of redis-py: made from a URL, or the application's own.
+
+| URL                                            | what is there                                             |
+|------------------------------------------------|-----------------------------------------------------------|
+| redis://[[user]:password@]host[:port][/db]     | one server; rediss:// with TLS; valkey:// means the same  |
+| unix:///path/to/socket                         | one server, through a socket on this machine              |
+| redis+sentinel://host:port,host:port/name[/db] | the master of that name, which these Sentinels know       |
+| redis+cluster://host:port,host:port            | a cluster, of which these nodes are some                  |
+
+What follows a question mark goes to redis-py: `?ssl_ca_certs=ca.pem`.
+"""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakKeyDictionary
+
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.retry
+import redis.asyncio.sentinel
+import redis.backoff
+import redis.cluster
+import redis.retry
+import redis.sentinel
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterError,
+    InvalidResponse,
+    NoPermissionError,
+    ResponseError,
+)
+
+from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
+
+Client: TypeAlias = redis.Redis | redis.RedisCluster
+AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
+
+OLDEST: Final = (6, 2)
+"""The oldest version of Redis that is supported. (Valkey counts on from 7.2.)"""
+
+_FORMS: Final = (
+    "redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name or redis+cluster://host:7000"
+)
+_SCHEMES: Final = re.compile(r"(redis|rediss|valkey|valkeys|unix)(\+sentinel|\+cluster)?", re.IGNORECASE)
+
+
+class Clients:
+    """Where the clients come from: for threads one, for each event loop one of its own."""
+
+    def __init__(self, where: object, timeout: float) -> None:
+        self.cluster = False
+        self._lock: Final = threading.Lock()
+        self._make: Callable[[], Client] | None = None
+        self._make_async: Callable[[], AsyncClient] | None = None
+        self._client: Client | None = None
+        self._owned: Final = isinstance(where, str)
+        self._given_async: AsyncClient | None = None
+        self._by_loop: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]] = WeakKeyDictionary()
+        self._closers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]]] = WeakKeyDictionary()
+        if isinstance(where, str):
+            self._from_url(where, timeout)
+        else:
+            for client in where if isinstance(where, tuple) else (where,):
+                self._given(client)
+
+    def _given(self, client: object) -> None:
+        if isinstance(client, (redis.Redis, redis.RedisCluster)):
+            self._client = client
+        elif isinstance(client, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+            self._given_async = client
+        else:
+            raise InvalidInput(f"RedisStore: expected a URL or clients of redis-py, got {client!r:.100}")
+        self.cluster = isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
+
+    def _from_url(self, url: str, timeout: float) -> None:
+        scheme, kind, options, nodes, name = _parsed(url)
+        options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout} | options
+        options.setdefault("protocol", 2)
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # what was sent may have been counted: never sent twice
+        aretry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
+        secure = scheme.endswith("s")
+        if kind == "+cluster":
+            self.cluster = True
+            options |= {"ssl": True} if secure else {}
+            starts = [redis.cluster.ClusterNode(*node) for node in nodes]  # type: ignore[no-untyped-call]
+            astarts = [redis.asyncio.cluster.ClusterNode(*node) for node in nodes]
+            self._make = lambda: redis.RedisCluster(startup_nodes=starts, retry=retry, **options)
+            self._make_async = lambda: redis.asyncio.RedisCluster(startup_nodes=astarts, retry=aretry, **options)
+        elif kind == "+sentinel":
+            options |= {"ssl": True} if secure else {}
+            to_sentinels = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
+            sentinel = redis.sentinel.Sentinel(nodes, sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
+            self._make = lambda: sentinel.master_for(name, retry=retry, **options)  # type: ignore[no-untyped-call]
+            self._make_async = lambda: _asentinel(nodes, to_sentinels).master_for(name, retry=aretry, **options)
+        else:
+            plain = re.sub("^valkey", "redis", url, flags=re.IGNORECASE)
+            ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
+            try:
+                redis.connection.parse_url(plain)  # type: ignore[no-untyped-call]
+            except ValueError as error:
+                raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_shown(url)!r}: {error}") from None
+            self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
+            self._make_async = lambda: redis.asyncio.Redis.from_url(plain, retry=aretry, **ours)
+
+    def client(self) -> Client:
+        """The client for threads. It may connect, which may fail."""
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    if self._make is None:
+                        raise HeadgateError(
+                            "RedisStore: expected a client for threads, got only one for asyncio; "
+                            "pass both, as RedisStore((client, asyncio_client)), or call the async verbs"
+                        )
+                    self._client = self._make()
+        return self._client
+
+    async def aclient(self) -> AsyncClient:
+        """The client of the running loop."""
+        if self._given_async is not None:
+            return self._given_async
+        loop = asyncio.get_running_loop()
+        found = self._by_loop.get(loop)
+        if found is None:
+            if self._make_async is None:
+                raise HeadgateError(
+                    "RedisStore: expected a client for asyncio, got only one for threads; "
+                    "pass both, as RedisStore((client, asyncio_client)), or call the verbs without an a"
+                )
+            found = self._by_loop[loop] = self._make_async()
+            self._closers[loop] = closer = self._close_with_loop(loop)
+            await anext(closer)
+        return found
+
+    async def _close_with_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        """Close a loop's client when the loop shuts its generators down, which is the last thing that it runs."""
+        try:
+            yield
+        finally:
+            client = self._by_loop.pop(loop, None)
+            if client is not None:
+                await client.aclose()
+
+    def renew(self) -> None:
+        """Make another client for the next call: this one knows a master that no longer is one.
+
+        Calls that are under way on it come to their end.
+        """
+        if self._owned:
+            self._client = None
+
+    async def arenew(self) -> None:
+        loop = asyncio.get_running_loop()
+        client = self._by_loop.pop(loop, None)
+        if client is not None:
+            await client.aclose()
+
+    def close(self) -> None:
+        if self._owned:
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
+
+    async def aclose(self) -> None:
+        """Close the client of the running loop."""
+        closer = self._closers.pop(asyncio.get_running_loop(), None)
+        if closer is not None:
+            await closer.aclose()
+
+
+def _asentinel(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.asyncio.sentinel.Sentinel:
+    return redis.asyncio.sentinel.Sentinel(nodes, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+
+
+def check_server(info: Mapping[str, Any]) -> list[str]:
+    """What an operator should know of a server, from its INFO; raises `StoreError` if it can't be used."""
+    version = str(info.get("redis_version", ""))
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    if tuple(numbers) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise StoreError(f"store: expected Redis {oldest} or later, or Valkey, got version {version or 'unknown'}")
+    notes = []
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy.startswith("allkeys-"):
+        notes.append(
+            f"the server's maxmemory-policy is {policy}: short of memory it may forget a key that is blocked, and so "
+            "unblock it; use noeviction, or a server of its own"
+        )
+    elif policy.startswith("volatile-"):
+        notes.append(
+            f"the server's maxmemory-policy is {policy}: short of memory it may forget keys before they expire, and so "
+            "unblock somebody; use noeviction, or a server of its own"
+        )
+    return notes
+
+
+def trouble(error: BaseException) -> StoreError:
+    """What to tell whoever starts a program, of an error on the first contact."""
+    cause = error.__cause__ or error
+    said = explained(cause)
+    if isinstance(cause, AuthenticationError):
+        return StoreError(f"store: expected a user and a password that the server accepts, got {said}")
+    if isinstance(cause, NoPermissionError):
+        return StoreError(
+            f"store: expected a user that may run scripts and read and write our keys (+@scripting +@read +@write "
+            f"+@keyspace +@pubsub ~headgate* &headgate*), got {said}"
+        )
+    if isinstance(cause, (InvalidResponse, ResponseError)) and not isinstance(cause, BusyLoadingError | ClusterError):
+        return StoreError(f"store: expected a Redis or Valkey server that takes writes, got {said}")
+    return StoreAway(f"store: expected a Redis or Valkey server that answers, got {said}")
+
+
+def explained(error: BaseException) -> str:
+    """An error of redis-py in a few words, without what might be secret."""
+    return f"{type(error).__name__}: {str(error) or 'no answer in time'}"[:300]
+
+
+def _parsed(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], str]:
+    """The parts of a URL: scheme, "+sentinel", "+cluster" or "", options, nodes, and the name that Sentinels know."""
+    scheme, _, rest = url.partition("://")
+    found = _SCHEMES.fullmatch(scheme)
+    if found is None or not rest:
+        raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_shown(url)!r}")
+    kind = (found[2] or "").lower()
+    if not kind:
+        return found[1].lower(), "", {}, [], ""
+    parts = urlsplit(f"any://{rest}")
+    options: dict[str, Any] = {key: _value(value) for key, value in parse_qsl(parts.query)}
+    where = parts.netloc
+    if "@" in where:
+        user, _, where = where.rpartition("@")
+        username, _, password = user.partition(":")
+        options |= {"username": unquote(username)} if username else {}
+        options |= {"password": unquote(password)} if password else {}
+    nodes = []
+    for node in where.split(","):
+        host, _, port = node.rpartition(":")
+        if not host or not port.isdigit():
+            raise InvalidInput(f"store: expected host:port,host:port in the URL, got {node!r}")
+        nodes.append((host.strip("[]"), int(port)))
+    name, _, db = parts.path.strip("/").partition("/")
+    if kind == "+sentinel":
+        if not name:
+            raise InvalidInput(
+                f"store: expected the master's name, as in redis+sentinel://host:26379/name, got {_shown(url)!r}"
+            )
+        options |= {"db": int(db)} if db.isdigit() else {}
+    return found[1].lower(), kind, options, nodes, name
+
+
+def _value(text: str) -> object:
+    return int(text) if text.isdigit() else {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _shown(url: str) -> str:
+    """A URL without its password."""
+    return re.sub(r"(//[^/@]*:)[^@]*@", r"\1***@", url)[:100]

@@ -1,0 +1,157 @@
+-- What is asked, one request after the other, all in one atomic step and at one moment.
+--
+-- KEYS: the keys of every request, in their order.
+-- ARGV: the time in microseconds, or "" for the server's; milliseconds by which every expiry is put off; then for each
+-- request what it is (the same bytes for many requests), and its numbers.
+-- The answer is a list of whole numbers: the time; whether the clock was seen to have stepped back; and for each
+-- request a status (1 done or passed, 0 denied, -1 there is something under a key that isn't ours: nothing was done)
+-- followed by what the verb says, except after -1.
+--
+-- What a request is: a letter for the verb; for each limit a letter for its kind, followed by its numbers as
+-- little-endian doubles; 'o' and the numbers of a backoff, if violations are recorded; 'i' and the microseconds for
+-- which the request's id is remembered, if it has one.
+
+-- Unlimited, or blocked: there is nothing to store.
+local function fixed()
+  local function nothing() end
+  return {
+    numbers = '<d', read = function(capacity) return { capacity = capacity, keyless = true } end,
+    load = function() return {} end, passes = function(_, limit) return limit.capacity > 0 end,
+    spend = nothing, refund = nothing, save = nothing, tell = nothing, counts = nothing, forget = nothing,
+  }
+end
+
+local kinds, modules, known, offences = {}, { b = bucket, w = window, f = fixed }, {}, nil
+local next_key = 1
+
+local function read(text)
+  local request, at = { verb = string.sub(text, 1, 1), limits = {} }, 2
+  while at <= #text do
+    local letter = string.sub(text, at, at)
+    if letter == 'o' then
+      offences = offences or violations()
+      request.backoff, at = offences.read(text, at + 1)
+    elseif letter == 'i' then
+      request.remembered, at = unpacked('<d', text, at + 1), at + 9
+    else
+      local kind = kinds[letter] or modules[letter]()
+      kinds[letter] = kind
+      local limit = kind.read(unpacked(kind.numbers, text, at + 1))
+      limit.kind, at = kind, at + 1 + 8 * (#kind.numbers - 1)
+      request.limits[#request.limits + 1] = limit
+    end
+  end
+  known[text] = request
+  return request
+end
+
+-- Check, peek, charge or refund: all limits together or none. Say whether anything was counted.
+local function apply(verb, limits, backoff, costs, states, offender)
+  local passed = not offender or not offences.holds_up(offender, backoff)
+  for i = 1, #limits do
+    passed = passed and limits[i].kind.passes(states[i], limits[i], costs[i])
+  end
+  say(passed and 1 or 0)
+  local spends, refunds = verb == 'g' or (verb == 'c' and passed), verb == 'r'
+  for i = 1, #limits do
+    local limit, state, cost = limits[i], states[i], costs[i]
+    local kind = limit.kind
+    if spends then
+      kind.spend(state, limit, cost)
+    elseif refunds then
+      kind.refund(state, limit, cost)
+    end
+    if spends or refunds or state.changed then
+      kind.save(state, limit)
+    end
+    kind.tell(state, limit, verb == 'c' and passed and 0 or (verb == 'g' or refunds) and 1 or cost)
+  end
+  if offender then
+    offences.tell(offender, verb == 'c' and not passed and offences.record(offender, backoff, 1) or 0)
+  end
+  return spends or refunds
+end
+
+local function perform(request, numbers, states, offender)
+  local verb, limits, backoff = request.verb, request.limits, request.backoff
+  if verb == 'o' then
+    local alert = offences.record(offender, backoff, tonumber(numbers))
+    say(1)
+    offences.tell(offender, alert)
+  elseif verb == 's' then
+    say(1)
+    offences.tell(offender, 0)
+  elseif verb == 'f' then
+    local counted = offender and offences.forget(offender, backoff)
+    for i = 1, #limits do
+      counted = limits[i].kind.counts(states[i], limits[i]) or counted
+      limits[i].kind.forget(states[i], limits[i])
+    end
+    say(counted and 1 or 0)
+  elseif verb == 'l' then
+    local granted = leasing().draw(limits[1].kind, states[1], limits[1], unpacked('<ddddd', numbers))
+    say(granted and 1 or 0)
+    limits[1].kind.tell(states[1])
+    say(granted or 0)
+  else
+    local costs = { tonumber(numbers) }
+    if #limits > 1 then
+      costs = { unpacked('<' .. string.rep('d', #limits), numbers) }
+    end
+    return apply(verb, limits, backoff, costs, states, offender)
+  end
+end
+
+-- Say again what was said to a request with this id, if it was carried out.
+local function repeated(name)
+  local stored = pcall('GET', name)
+  for number in string.gmatch(type(stored) == 'string' and stored or '', '%S+') do
+    say(tonumber(number))
+  end
+  return type(stored) == 'string'
+end
+
+local function remember(name, first, span)
+  local text = {}
+  for i = first, length do
+    text[#text + 1] = digits(answer[i])
+  end
+  call('SET', name, table.concat(text, ' '), 'PX', milliseconds(span))
+end
+
+local function carry_out(request, numbers)
+  local limits, states, foreign, offender, name = request.limits, {}, false, nil, nil
+  for i = 1, #limits do
+    local limit = limits[i]
+    if limit.keyless then
+      states[i] = limit.kind.load()
+    else
+      states[i] = limit.kind.load(limit, KEYS[next_key])
+      next_key = next_key + 1
+      foreign = foreign or not states[i]
+    end
+  end
+  if request.backoff then
+    offender = offences.load(KEYS[next_key])
+    next_key = next_key + 1
+    foreign = foreign or not offender
+  end
+  if request.remembered then
+    name = KEYS[next_key]
+    next_key = next_key + 1
+  end
+  local first = length + 1
+  if foreign then
+    say(-1)
+  elseif not name then
+    perform(request, numbers, states, offender)
+  elseif not repeated(name) and perform(request, numbers, states, offender) then
+    remember(name, first, request.remembered)
+  end
+end
+
+for position = 3, #ARGV, 2 do
+  carry_out(known[ARGV[position]] or read(ARGV[position]), ARGV[position + 1])
+end
+answer[2] = stepped
+return answer

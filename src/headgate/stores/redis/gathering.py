@@ -1,0 +1,295 @@
+"""Requests that come at the same time are sent together.
+
+In an event loop, whatever is asked within one turn goes out in one call. Among threads, whoever finds a connection
+free sends its own request at once; the others wait, and the first of them to get the connection sends for all. So one
+that is alone never waits for others, and two thousand at once need a handful of connections.
+
+A conversation with the server is written once, as a generator that says what to send; a thread and a task differ only
+in how they send it.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias, cast
+
+import redis
+from redis.crc import key_slot
+from redis.exceptions import ClusterError, NoScriptError, ReadOnlyError, RedisError
+
+from headgate.errors import StoreAway
+from headgate.stores.redis.connecting import AsyncClient, Client, Clients, explained
+from headgate.stores.redis.failing import Breaker
+from headgate.stores.redis.requests import Answer, Request, command, read_all
+from headgate.stores.redis.script import DIGEST, SOURCE
+
+MOST: Final = 256
+"""Requests in one call: the server does nothing else meanwhile, so it must not take long."""
+
+_SENDERS: Final = 8  # threads that send at the same time
+_FLYING: Final = 4  # calls that one event loop has under way at the same time
+_SPLIT: Final = 24  # more than twice as many requests go out in two calls, so that client and server both have work
+
+_EVALSHA: Final = ("EVALSHA", DIGEST)
+_EVAL: Final = ("EVAL", SOURCE)
+_MOVED: Final = (ReadOnlyError, ClusterError, redis.ConnectionError, redis.TimeoutError)
+
+Command: TypeAlias = list[Any]
+Reply: TypeAlias = Any
+Conversation: TypeAlias = Generator[list[Command], list[Reply], None]
+
+
+class Wire:
+    """How requests are put to the server, and who is told what was seen."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        breaker: Breaker,
+        header: Callable[[], list[bytes]],
+        on_step_back: Callable[[], None],
+    ) -> None:
+        self.clients: Final = clients
+        self.breaker: Final = breaker
+        self._header: Final = header
+        self._on_step_back: Final = on_step_back
+
+    def talk(self, requests: list[Request[Any]]) -> Conversation:
+        """Have requests carried out: each gets its answer, or the error as its answer."""
+        groups = _by_slot(requests) if self.clients.cluster else [requests]
+        header = self._header()
+        replies = yield [command(_EVALSHA, group, header) for group in groups]
+        missing = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if missing:
+            again = yield [command(_EVAL, groups[number], header) for number in missing]
+            for number, reply in zip(missing, again, strict=True):
+                replies[number] = reply
+        for group, reply in zip(groups, replies, strict=True):
+            if isinstance(reply, BaseException):
+                self.fail(group, reply)
+            else:
+                self.breaker.worked()
+                if reply[1]:
+                    self._on_step_back()
+                read_all(group, reply)
+
+    def fail(self, requests: list[Request[Any]], error: BaseException) -> None:
+        away = self.broken(error)
+        for request in requests:
+            request.answer = away
+
+    def broken(self, error: BaseException) -> StoreAway:
+        """Tell the breaker of an error of the server or on the way to it."""
+        reason = explained(error)
+        self.breaker.failed(reason, isinstance(error, (TimeoutError, redis.TimeoutError)))
+        away = StoreAway(reason)
+        away.__cause__ = error
+        return away
+
+    def stale(self, replies: list[Reply]) -> bool:
+        """Whether the client may know a master that no longer is one."""
+        signs = _MOVED if self.clients.cluster else ReadOnlyError
+        return any([isinstance(reply, signs) for reply in replies])
+
+
+def _by_slot(requests: list[Request[Any]]) -> list[list[Request[Any]]]:
+    found: dict[int, list[Request[Any]]] = {}
+    for request in requests:
+        found.setdefault(key_slot(request.keys[0]), []).append(request)
+    return list(found.values())
+
+
+class Job:
+    """A thread's request that waits to be sent."""
+
+    def __init__(self, request: Request[Any]) -> None:
+        self.request = request
+        self.done = False
+        self.batch: list[Job] | None = None  # set when it is this thread's turn to send them
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def wait(self, seconds: float) -> None:
+        self._bell.acquire(timeout=seconds)
+
+    def ring(self) -> None:
+        self._bell.release()
+
+
+class Threads:
+    """Gathers the requests of threads."""
+
+    def __init__(self, wire: Wire, timeout: float) -> None:
+        self._wire: Final = wire
+        self._patience: Final = 2 * timeout  # for the call before one's own, and for that
+        self._lock: Final = threading.Lock()
+        self._sending = 0
+        self._waiting: Final[deque[Job]] = deque()
+
+    def ask(self, request: Request[Answer]) -> Answer:
+        """The answer to a request; raises `StoreAway` if there is none."""
+        self._wire.breaker.enter()
+        job = None
+        with self._lock:
+            if self._sending < _SENDERS:
+                self._sending += 1
+            else:
+                job = Job(request)
+                self._waiting.append(job)
+        if job is None:
+            self._send([request])
+        else:
+            self._wait(job)
+        answer = request.answer
+        if isinstance(answer, BaseException):
+            raise answer
+        return cast("Answer", answer)
+
+    def _wait(self, job: Job) -> None:
+        """Wait until another thread has sent a request, or it is one's turn to send for those who wait."""
+        job.wait(self._patience)
+        with self._lock:
+            if job.batch is None and not job.done:
+                if job in self._waiting:
+                    self._waiting.remove(job)
+                job.request.answer = StoreAway("the store is away: no connection was free in time")
+                return
+        if job.batch is not None:
+            try:
+                self._send([other.request for other in job.batch])
+            finally:
+                for other in job.batch:
+                    other.done = True
+                    if other is not job:
+                        other.ring()
+
+    def _send(self, requests: list[Request[Any]]) -> None:
+        try:
+            self._perform(requests)
+        except (RedisError, OSError) as error:
+            self._wire.fail(requests, error)
+        finally:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the first of those who wait send for all of them."""
+        with self._lock:
+            if not self._waiting:
+                self._sending -= 1
+                return
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST))]
+            batch[0].batch = batch
+        batch[0].ring()
+
+    def _perform(self, requests: list[Request[Any]]) -> None:
+        clients = self._wire.clients
+        client = clients.client()
+        conversation = self._wire.talk(requests)
+        commands = next(conversation)
+        while True:
+            replies = _replies(client, commands)
+            if self._wire.stale(replies):
+                clients.renew()
+            try:
+                commands = conversation.send(replies)
+            except StopIteration:
+                return
+
+
+def _replies(client: Client, commands: list[Command]) -> list[Reply]:
+    if len(commands) == 1:
+        try:
+            return [client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
+        except (RedisError, OSError) as error:
+            return [error]
+    with client.pipeline(transaction=False) as pipe:
+        for one in commands:
+            pipe.execute_command(*one)
+        return pipe.execute(raise_on_error=False)
+
+
+class Tasks:
+    """Gathers the requests of one event loop's tasks."""
+
+    def __init__(self, wire: Wire, timeout: float) -> None:
+        self._wire: Final = wire
+        self._timeout: Final = timeout
+        self._loop: Final = asyncio.get_running_loop()
+        self._waiting: Final[deque[tuple[Request[Any], asyncio.Future[None]]]] = deque()
+        self._calls: Final[set[asyncio.Task[None]]] = set()
+        self._woken = False
+
+    async def ask(self, request: Request[Answer]) -> Answer:
+        """The answer to a request; raises `StoreAway` if there is none."""
+        self._wire.breaker.enter()
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((request, done))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._send_waiting)
+        await done
+        answer = request.answer
+        if isinstance(answer, BaseException):
+            raise answer
+        return cast("Answer", answer)
+
+    def _send_waiting(self) -> None:
+        self._woken = False
+        while self._waiting and len(self._calls) < _FLYING:
+            count = len(self._waiting)
+            count = min(count if count <= 2 * _SPLIT else max(count // 2, _SPLIT), MOST)
+            batch = [self._waiting.popleft() for _ in range(count)]
+            batch = [one for one in batch if not one[1].done()]  # whoever was cancelled asks for nothing
+            if batch:
+                call = self._loop.create_task(self._send(batch))
+                self._calls.add(call)
+                call.add_done_callback(self._landed)
+
+    def _landed(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if self._waiting and not self._woken:
+            self._send_waiting()
+
+    async def _send(self, batch: list[tuple[Request[Any], asyncio.Future[None]]]) -> None:
+        requests = [request for request, _ in batch]
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._perform(requests)
+        except (RedisError, OSError) as error:
+            batch += self._waiting  # they would fail the same way
+            self._waiting.clear()
+            self._wire.fail([request for request, _ in batch], error)
+        except BaseException:
+            for _, done in batch:
+                done.cancel()
+            raise
+        for _, done in batch:
+            if not done.done():
+                done.set_result(None)
+
+    async def _perform(self, requests: list[Request[Any]]) -> None:
+        clients = self._wire.clients
+        client = await clients.aclient()
+        conversation = self._wire.talk(requests)
+        commands = next(conversation)
+        while True:
+            replies = await _areplies(client, commands)
+            if self._wire.stale(replies):
+                await clients.arenew()
+            try:
+                commands = conversation.send(replies)
+            except StopIteration:
+                return
+
+
+async def _areplies(client: AsyncClient, commands: list[Command]) -> list[Reply]:
+    if len(commands) == 1:
+        try:
+            return [await client.execute_command(*commands[0])]
+        except (RedisError, OSError) as error:
+            return [error]
+    async with client.pipeline(transaction=False) as pipe:
+        for one in commands:
+            pipe.execute_command(*one)
+        return await pipe.execute(raise_on_error=False)

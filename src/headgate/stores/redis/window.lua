@@ -1,0 +1,180 @@
+-- Sliding windows: an exact log of what was spent, and when.
+--
+-- Stored: a list of whole numbers. First the longest window that was asked for in microseconds, and the sum of all
+-- costs that have left it; then for each moment at which something was spent the time, and the sum of all costs up to
+-- it. Cutting off what has left makes the last sum that is cut the first one that stays.
+
+local function at(log, index)
+  return tonumber(call('LINDEX', log.key, index))
+end
+
+-- The entries are counted from 1. Their times and sums are read as they are needed: few are.
+local function time_of(log, entry) return at(log, 2 * entry) end
+local function sum_of(log, entry) return at(log, 2 * entry + 1) end
+
+-- The first entry from `low` on for which `holds` is true, known to be true of `high`. It is looked for close to `low`.
+local function first_entry(low, high, holds)
+  local step = 1
+  while low + step <= high do
+    local probe = low + step - 1
+    if holds(probe) then
+      high = probe
+      break
+    end
+    low, step = probe + 1, step * 2
+  end
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if holds(middle) then high = middle else low = middle + 1 end
+  end
+  return low
+end
+
+-- How many entries have left a span.
+local function left(log, span)
+  if log.count == 0 or log.oldest > now - span then
+    return 0
+  elseif log.newest <= now - span then
+    return log.count
+  end
+  return first_entry(1, log.count, function(entry) return time_of(log, entry) > now - span end) - 1
+end
+
+-- What of the log is in the window that is asked for.
+local function look(log, limit)
+  log.gone = left(log, limit.span)
+  log.before = log.gone == 0 and log.base or log.gone == log.count and log.total or sum_of(log, log.gone)
+  log.used = log.total - log.before
+end
+
+-- Count the sums from 0 again, and move the times back: after the clock stepped back, or sums have grown too large.
+local function rewrite(log, shift)
+  local numbers = call('LRANGE', log.key, 0, -1)
+  local base = tonumber(numbers[2])
+  for i = 2, #numbers do
+    numbers[i] = digits(numbers[i] - (i % 2 == 1 and shift or base))
+  end
+  call('DEL', log.key)
+  for first = 1, #numbers, 1000 do
+    call('RPUSH', log.key, unpack(numbers, first, min(first + 999, #numbers)))
+  end
+  log.total, log.base = log.total - base, 0
+  log.oldest, log.newest = log.oldest - shift, log.newest - shift
+  call('PEXPIRE', log.key, milliseconds(log.newest + log.horizon - now))
+end
+
+local function load(limit, key)
+  local size = pcall('LLEN', key)
+  if type(size) == 'table' then
+    return nil
+  end
+  local log = { key = key, horizon = limit.span, count = 0, base = 0, total = 0, gone = 0, before = 0, used = 0 }
+  if size == 0 then
+    return log
+  end
+  local head, tail = call('LRANGE', key, 0, 2), call('LRANGE', key, -2, -1)
+  local horizon, base, oldest = tonumber(head[1]), tonumber(head[2]), tonumber(head[3])
+  local newest, total = tonumber(tail[1]), tonumber(tail[2])
+  if size < 4 or size % 2 == 1 or not (horizon and base and oldest and newest and total)
+    or not (are_whole(horizon, base) and are_whole(newest, total) and oldest <= newest and base < total) then
+    return nil
+  end
+  log.horizon, log.known, log.count = max(horizon, limit.span), horizon, (size - 2) / 2
+  log.base, log.oldest, log.newest, log.total = base, oldest, newest, total
+  if newest - now >= patience then
+    rewrite(log, newest - now)
+    stepped = 1
+  end
+  look(log, limit)
+  return log
+end
+
+local function passes(log, limit, cost)
+  return log.used + cost <= limit.capacity
+end
+
+-- Drop the entries that have left the longest window.
+local function cut(log, limit)
+  local gone = log.horizon == limit.span and log.gone or left(log, log.horizon)
+  if gone == log.count then
+    if gone > 0 then
+      call('DEL', log.key)
+    end
+    log.known, log.count, log.base, log.total = nil, 0, 0, 0
+  elseif gone > 0 then
+    log.base = sum_of(log, gone)
+    call('LTRIM', log.key, 2 * gone + 1, -1)
+    call('LPUSH', log.key, digits(log.horizon))
+    log.known, log.count, log.oldest = log.horizon, log.count - gone, time_of(log, 1)
+  end
+end
+
+local function spend(log, limit, cost)
+  cut(log, limit)
+  local taken = min(cost, LARGEST - (log.total - log.base))
+  if log.count > 0 and log.total + taken > LARGEST then
+    rewrite(log, 0)
+  end
+  local total = log.total + taken
+  if log.count == 0 then
+    call('RPUSH', log.key, digits(log.horizon), '0', digits(now), digits(total))
+    log.known, log.count, log.oldest, log.newest = log.horizon, 1, now, now
+  elseif log.newest >= now then
+    call('LSET', log.key, -1, digits(total))
+  else
+    call('RPUSH', log.key, digits(now), digits(total))
+    log.count, log.newest = log.count + 1, now
+  end
+  if log.known ~= log.horizon then
+    call('LSET', log.key, 0, digits(log.horizon))
+  end
+  log.total = total
+  look(log, limit)
+end
+
+-- What was spent last is given back first.
+local function refund(log, limit, cost)
+  local target = log.total - min(cost, log.used)
+  if log.used == 0 then
+    return
+  elseif target > log.before then
+    local last = first_entry(log.gone + 1, log.count, function(entry) return sum_of(log, entry) >= target end)
+    call('LTRIM', log.key, 0, 2 * last + 1)
+    call('LSET', log.key, -1, digits(target))
+    log.count, log.newest, log.total = last, time_of(log, last), target
+  elseif log.gone > 0 then
+    call('LTRIM', log.key, 0, 2 * log.gone + 1)
+    log.count, log.newest, log.total = log.gone, time_of(log, log.gone), target
+  else
+    call('DEL', log.key)
+    log.known, log.count, log.base, log.total = nil, 0, 0, 0
+  end
+  look(log, limit)
+end
+
+local function save(log)
+  if log.count > 0 then
+    call('PEXPIRE', log.key, milliseconds(log.newest + log.horizon - now))
+  end
+end
+
+-- What is used, when enough has left for `cost`, and the newest; 0 where there is no such moment.
+local function tell(log, limit, cost)
+  local frees, excess = 0, log.used + cost - limit.capacity
+  if excess > 0 and cost <= limit.capacity then
+    local target = log.before + excess
+    local entry = first_entry(log.gone + 1, log.count, function(entry) return sum_of(log, entry) >= target end)
+    frees = time_of(log, entry) + limit.span
+  end
+  say(log.used)
+  say(frees)
+  say(log.used > 0 and log.newest or 0)
+end
+
+return {
+  numbers = '<dd',
+  read = function(capacity, span) return { capacity = capacity, span = span } end,
+  load = load, passes = passes, spend = spend, refund = refund, save = save, tell = tell,
+  counts = function(log) return log.used > 0 end,
+  forget = function(log) call('DEL', log.key) end,
+}

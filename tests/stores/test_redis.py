@@ -1,0 +1,34 @@
+"""The store in a real server, on clocks that tests set and on the server's own."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from servers import Server, other_servers
+
+from headgate import ManualClock
+from headgate.stores import conformance
+from headgate.stores.redis import RedisStore
+
+_prefixes = (f"test{number}:" for number in count())
+
+
+@pytest.fixture(scope="module", params=["valkey", *other_servers()])
+def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server(program=other_servers().get(request.param)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: case.__name__)
+def test_it_conforms(any_server: Server, case: conformance.Case) -> None:
+    made = []
+
+    def make(clock: ManualClock) -> RedisStore:
+        made.append(RedisStore(any_server.url, prefix=next(_prefixes), clock=clock))
+        return made[-1]
+
+    try:
+        case(make)
+    finally:
+        for store in made:
+            store.close()
