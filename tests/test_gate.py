@@ -53,6 +53,9 @@ def test_a1_a_denial_spends_nothing(gate: Gate, verb: Verbs) -> None:
 def test_a1_an_exempt_agent_touches_no_store() -> None:
     class Untouchable:
         def __getattr__(self, name: str) -> Any:
+            if name in ("book", "subscribe"):  # what only some stores have
+                raise AttributeError(name)
+
             def asked(*_args: Any) -> None:
                 raise AssertionError(f"the store was asked to {name}")
 

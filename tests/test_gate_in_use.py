@@ -174,7 +174,7 @@ def test_bad_changes_change_nothing(gate: Gate) -> None:
 def test_bad_gates() -> None:
     attempts: list[tuple[Any, str]] = [
         ({"policy": "headgate.toml"}, "Gate policy: expected a Policy, got 'headgate.toml'"),
-        ({"store": "redis://localhost"}, "Gate store: expected a store such as MemoryStore(), got 'redis://localhost'"),
+        ({"store": 5}, "Gate store: expected a store such as MemoryStore(), or a URL such as redis://localhost, got 5"),
         ({"remember": 5}, "Gate remember: expected a path, a book of changes, or None, got 5"),
     ]
     for options, text in attempts:

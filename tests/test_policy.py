@@ -31,7 +31,7 @@ def test_the_other_defaults() -> None:
     assert policy.backoff.steps == (1, 2, 5, 10, 30)
     assert (policy.backoff.quiet, policy.backoff.enforce) == (60, False)
     assert (policy.backoff.alert_after, policy.backoff.alert_window) == (10, 300)
-    assert (policy.on_failure, policy.store_timeout) == ("local", 0.25)
+    assert (policy.on_failure, policy.store_timeout, policy.nodes) == ("local", 0.25, 1)
 
 
 def test_a8_every_action_of_the_table_is_classified() -> None:
@@ -89,6 +89,7 @@ window = 60
 [store]
 on_failure = "closed"
 timeout = 0.1
+nodes = 3
 """
 
 
@@ -114,7 +115,7 @@ def test_a_file_says_everything(full: Policy) -> None:
     assert (full.shadow, set(full.shadow_tiers), set(full.shadow_agents)) == (False, {"light"}, {"a b"})
     assert [str(network) for network in full.exempt_addresses] == ["127.0.0.1/32", "10.0.0.0/8", "::1/128"]
     assert (full.backoff.steps, full.backoff.enforce, full.backoff.alert_after) == ((0.5, 1), True, 3)
-    assert (full.on_failure, full.store_timeout, full.warn_at) == ("closed", 0.1, 0.9)
+    assert (full.on_failure, full.store_timeout, full.nodes, full.warn_at) == ("closed", 0.1, 3, 0.9)
 
 
 def test_a_policy_writes_what_it_reads(full: Policy, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """headgate: exact rate limiting for platforms where many agents talk to one hub."""
 
+from typing import TYPE_CHECKING
+
 from headgate.clock import ManualClock
 from headgate.core import Decision, Limit, Outcome
-from headgate.errors import HeadgateError, InvalidInput, RateLimited, SessionClosed
+from headgate.errors import HeadgateError, InvalidInput, RateLimited, SessionClosed, StoreAway, StoreError
 from headgate.gate import Gate
 from headgate.limiter import Limiter
 from headgate.limits import (
@@ -21,6 +23,9 @@ from headgate.policy import Policy, PolicyError
 from headgate.stores.memory import MemoryStore
 from headgate.windows import SlidingWindow
 
+if TYPE_CHECKING:
+    from headgate.stores.redis import RedisStore
+
 __all__ = [
     "BLOCKED",
     "UNLIMITED",
@@ -37,8 +42,11 @@ __all__ = [
     "Policy",
     "PolicyError",
     "RateLimited",
+    "RedisStore",
     "SessionClosed",
     "SlidingWindow",
+    "StoreAway",
+    "StoreError",
     "TokenBucket",
     "limited",
     "parse",
@@ -47,3 +55,11 @@ __all__ = [
     "per_minute",
     "per_second",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "RedisStore":  # when it is asked for: it needs redis-py
+        from headgate.stores.redis import RedisStore
+
+        return RedisStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

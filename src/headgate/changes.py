@@ -75,6 +75,8 @@ class Held:
     limits: Mapping[Lane, Limit]
     overrides: Mapping[str, Mapping[Lane, Limit]]
     exempt: frozenset[str]
+    turns: Mapping[Lane, int] = field(default_factory=dict)
+    """How often a default was changed. Each time counts in buckets of its own, so that everybody begins full."""
 
 
 def held(policy: Policy, changes: Iterable[Change] = ()) -> Held:
@@ -94,7 +96,9 @@ def changed(before: Held, policy: Policy, change: Change) -> Held:
         lane for lane in policy.limits if change.channel in ("", lane[0]) and change.tier in ("", lane[1])
     ]  # a lane that the policy no longer has is left out
     if change.kind == "default":
-        return replace(before, limits={**before.limits, **_values(lanes, change, policy)})
+        values = _values(lanes, change, policy)
+        turns = {lane: before.turns.get(lane, 0) + 1 for lane in lanes if values[lane] != before.limits[lane]}
+        return replace(before, limits={**before.limits, **values}, turns={**before.turns, **turns})
     own = {lane: limit for lane, limit in before.overrides.get(change.agent, {}).items() if lane not in lanes}
     if change.value is not None:
         own |= dict.fromkeys(lanes, parse(change.value))

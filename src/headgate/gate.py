@@ -1,8 +1,9 @@
 """Gate: the policy, applied. What an agent platform calls."""
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from os import PathLike
 from types import TracebackType
 from typing import Final, Self, SupportsIndex
@@ -10,6 +11,7 @@ from typing import Final, Self, SupportsIndex
 from headgate.changes import Book, Change, Held, Notebook, changed, held
 from headgate.checks import EXEMPT, GateChecks, id_of
 from headgate.core import Decision, Limit
+from headgate.errors import StoreAway
 from headgate.events import AddressChecked, Listener, PolicyChanged
 from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED
@@ -18,16 +20,19 @@ from headgate.plan import ADDRESSES, AGENTS, Plan, address_key, address_meter
 from headgate.policy import TIERS, Policy, check_agent
 from headgate.sessions import Session, Sessions
 from headgate.stores import Ask, Offence, Store, Verb
-from headgate.stores.memory import MemoryStore
+from headgate.stores.opening import open_store
 from headgate.stores.sqlite import SqliteBook
 from headgate.violations import Standing
+
+_log = logging.getLogger("headgate")
 
 
 class Gate(GateChecks):
     """Says whether an agent may do something, and keeps account of it.
 
-    `store` is where it is counted (None: this process's memory), `remember` where changes made while running are kept:
-    the path of a file, or None to forget them with the process.
+    `store` is where it is counted: a store, the URL of a Redis or Valkey server, or None for this process's memory.
+    `remember` is where changes made while running are kept: the path of a file, or None. Without a path they are kept
+    in the server, where all gates share them, and in memory they are forgotten with the process.
 
     >>> from headgate import Gate, Policy
     >>> gate = Gate(Policy())
@@ -43,19 +48,36 @@ class Gate(GateChecks):
         self,
         policy: Policy | None = None,
         *,
-        store: Store | None = None,
+        store: Store | str | None = None,
         remember: str | PathLike[str] | Book | None = None,
     ) -> None:
-        if store is not None and not callable(getattr(store, "apply", None)):
-            refuse("Gate store", "a store such as MemoryStore()", store)
-        where: Store = MemoryStore() if store is None else store
         rules = Policy() if policy is None else policy
         if not isinstance(rules, Policy):
             refuse("Gate policy", "a Policy", rules)
-        self._book: Final[Book] = _book(remember)
+        where = open_store(
+            "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
+        )
+        self._book: Final[Book] = _book(remember, where)
         self._changing: Final = threading.RLock()
         self._sessions: Final = Sessions(where)
-        super().__init__(where, Plan(rules, held(rules, self._book.read()), where, set()))
+        self._known = 0  # changes that are taken in
+        follow: Callable[[Callable[[], None]], None] | None = getattr(self._book, "follow", None)
+        self._shared: Final = follow is not None
+        super().__init__(where, Plan(rules, held(rules, self._changes()), where, set()))
+        subscribe: Callable[[Listener], Callable[[], None]] | None = getattr(where, "subscribe", None)
+        self._unsubscribe_store: Final = None if subscribe is None else subscribe(self._emit)
+        if follow is not None:
+            follow(self._take_over)
+
+    def _changes(self) -> list[Change]:
+        """The changes that are remembered; none yet, if the server that remembers them is away."""
+        try:
+            changes = self._book.read()
+        except StoreAway as away:
+            _log.error("starting without the changes made while running, until they can be read: %s", away)
+            return []
+        self._known = len(changes)
+        return changes
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -245,7 +267,9 @@ class Gate(GateChecks):
     def reload(self, policy: Policy, *, by: str = "") -> None:
         """Put another policy in the place of the one that holds; changes made while running stay on top of it.
 
-        Buckets whose limit stays the same keep what they have counted.
+        Buckets whose limit stays the same keep what they have counted; others begin full. Gates that share a server are
+        reloaded one after the other, and the second must not fill up what the first has counted: there a limit that
+        held before goes on with what it has counted.
         """
         if not isinstance(policy, Policy):
             refuse("reload", "a Policy", policy)
@@ -253,13 +277,25 @@ class Gate(GateChecks):
         with self._changing:
             before = self._plan
             after = Plan(policy, held(policy, self._book.read()), self._store, before.unknown)
-            if after.backoff != before.backoff:
-                self._store.clear(AGENTS, after.backoff)
-                self._store.clear(ADDRESSES, after.backoff)
-            for agent in {*before.own, *after.own}:
-                self._drop_buckets(after, agent, before)
-            self._switch(before, after, before.exempt ^ after.exempt)
+            if not self._shared:
+                self._drop_changed(before, after)
+            self._plan = after
         self._emit(PolicyChanged("policy reloaded", who))
+
+    def _drop_changed(self, before: Plan, after: Plan) -> None:
+        """Let a new policy begin with full buckets wherever a limit has changed."""
+        if after.backoff != before.backoff:
+            self._store.clear(AGENTS, after.backoff)
+            self._store.clear(ADDRESSES, after.backoff)
+        for agent in {*before.own, *after.own}:
+            self._drop_buckets(after, agent, before)
+        for agent in before.exempt ^ after.exempt:
+            self._drop_buckets(after, agent)
+        for channel, of_channel in after.meters.items():
+            for tier, meter in of_channel.items():
+                elsewhere = before.meters.get(channel, {}).get(tier)
+                if elsewhere is None or elsewhere.limit != meter.limit:
+                    self._store.clear(meter.name, meter.limit)
 
     # A change waits for the disk and perhaps for a store: the twins do so in a thread, and leave the loop free.
 
@@ -303,22 +339,29 @@ class Gate(GateChecks):
         """Remember a change and let it hold: the one way in which anything is changed while running."""
         with self._changing:
             before = self._plan
-            holds = changed(before.holds, before.policy, change)
+            after = Plan(before.policy, changed(before.holds, before.policy, change), self._store, before.unknown)
+            if change.agent:
+                # First, so that whoever hears of the change finds them empty: they may be left from a time when that
+                # limit held before. No check uses them until the switch, save where a limit stays the same.
+                self._drop_buckets(after, change.agent)
             self._book.write(change)
-            after = Plan(before.policy, holds, self._store, before.unknown)
-            self._switch(before, after, {change.agent} if change.agent else set())
+            if self._shared:
+                self._take_over()
+                return
+            self._plan = after
+            self._known += 1
         self._emit(PolicyChanged(str(change), change.by))
 
-    def _switch(self, before: Plan, after: Plan, agents: Iterable[str]) -> None:
-        """Let a plan hold, for these agents and for everybody under a changed default with full buckets.
-
-        What the new plan will count in is emptied first: it may be left from a time when that limit held before. No
-        check uses it until the switch, save where a limit stays the same.
-        """
-        for agent in agents:
-            self._drop_buckets(after, agent)
-        self._clear_defaults(after, before)
-        self._plan = after
+    def _take_over(self) -> None:
+        """Let the changes hold that are in a book which others write to as well."""
+        with self._changing:
+            changes = self._book.read()
+            before, news = self._plan, changes[self._known :]
+            if len(changes) != self._known:
+                self._plan = Plan(before.policy, held(before.policy, changes), self._store, before.unknown)
+                self._known = len(changes)
+        for change in news:
+            self._emit(PolicyChanged(str(change), change.by))
 
     def _drop_buckets(self, plan: Plan, agent: str, other: Plan | None = None) -> None:
         """Drop an agent's buckets under a plan, save those that are the same under another."""
@@ -326,14 +369,6 @@ class Gate(GateChecks):
         for meter in plan.meters_of(agent):
             if meter.identity not in spared:
                 self._store.forget(meter.name, agent, meter.limit)
-
-    def _clear_defaults(self, plan: Plan, other: Plan) -> None:
-        """Drop the buckets of each default that differs in another plan."""
-        for channel, of_channel in plan.meters.items():
-            for tier, meter in of_channel.items():
-                elsewhere = other.meters.get(channel, {}).get(tier)
-                if elsewhere is None or elsewhere.limit != meter.limit:
-                    self._store.clear(meter.name, meter.limit)
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -348,7 +383,9 @@ class Gate(GateChecks):
             self._listeners = tuple([other for other in self._listeners if other is not listener])
 
     def close(self) -> None:
-        """Let go of the file that changes are remembered in. A `with` block does so at its end."""
+        """Let go of where changes are remembered. A `with` block does so at its end."""
+        if self._unsubscribe_store is not None:
+            self._unsubscribe_store()
         self._book.close()
 
     def __enter__(self) -> Self:
@@ -364,9 +401,10 @@ def _by(by: object) -> str:
     return by
 
 
-def _book(remember: object) -> Book:
+def _book(remember: object, store: Store) -> Book:
     if remember is None:
-        return Notebook()
+        shared: Callable[[], Book] | None = getattr(store, "book", None)
+        return Notebook() if shared is None else shared()
     if isinstance(remember, (str, PathLike)):
         return SqliteBook(remember)
     if callable(getattr(remember, "write", None)) and callable(getattr(remember, "read", None)):

@@ -7,7 +7,7 @@ from headgate.core import Decision, Limit
 from headgate.inputs import Number, cost_of, permille, refuse
 from headgate.notation import LimitLike, limit_of
 from headgate.stores import Store, Verb
-from headgate.stores.memory import MemoryStore
+from headgate.stores.opening import open_store
 from headgate.waiting import Lines, aacquire, acquire
 
 
@@ -15,8 +15,9 @@ class Limiter(LimiterChecks):
     """Says how much each key may do, and counts it.
 
     `limit` is a limit, its text, or several of either, which then hold all at once. `store` is where it is counted: a
-    store, or None for this process's memory. Limiters on one store that have the same name and the same limit share
-    what they count. With less than 1 - `warn_at` of the capacity left, a check that passes is a warning; 1 for never.
+    store, the URL of a Redis or Valkey server, or None for this process's memory. Limiters on one store that have the
+    same name and the same limit share what they count. With less than 1 - `warn_at` of the capacity left, a check that
+    passes is a warning; 1 for never.
 
     >>> from headgate import Limiter, per_minute
     >>> limiter = Limiter(per_minute(60, burst=10))
@@ -32,16 +33,14 @@ class Limiter(LimiterChecks):
         self,
         limit: LimitLike,
         *,
-        store: Store | None = None,
+        store: Store | str | None = None,
         name: str = "",
         warn_at: Number = 0.8,
     ) -> None:
         if not isinstance(name, str):
             refuse("Limiter name", "a string", name)
-        if store is not None and not callable(getattr(store, "apply", None)):
-            refuse("Limiter store", "a store such as MemoryStore()", store)
-        where: Store = MemoryStore() if store is None else store
-        super().__init__(limit_of("Limiter limit", limit), where, name, 1000 - permille("Limiter warn_at", warn_at))
+        rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
+        super().__init__(rules, open_store("Limiter store", store), name, low)
         self._lines = Lines()
 
     @property

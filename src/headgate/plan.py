@@ -46,7 +46,7 @@ class Plan:
         self.any_exempt: Final = bool(holds.exempt)
         self.meters: Final[dict[str, dict[str, Meter]]] = {channel: {} for channel in policy.channels}
         for lane, limit in holds.limits.items():
-            self.meters[lane[0]][lane[1]] = self._meter(store, lane, "default", limit, "")
+            self.meters[lane[0]][lane[1]] = self._meter(store, lane, self._default(lane), limit, "")
         self.by_action: Final[dict[str, dict[str, Meter]]] = {channel: {} for channel in policy.channels}
         for (channel, action), tier in policy.actions.items():
             self.by_action[channel][action] = self.meters[channel][tier]
@@ -63,6 +63,10 @@ class Plan:
             store.offenders(AGENTS, policy.backoff) if isinstance(store, MemoryStore) else None
         )
 
+    def _default(self, lane: tuple[str, str]) -> str:
+        turn = self.holds.turns.get(lane, 0)
+        return f"default.{turn}" if turn else "default"
+
     def _meter(self, store: Store, lane: tuple[str, str], kind: str, limit: Limit, agent: str) -> Meter:
         policy, (channel, tier) = self.policy, lane
         watched = policy.shadow or tier in policy.shadow_tiers or agent in policy.shadow_agents
@@ -78,7 +82,7 @@ class Plan:
         lanes = self.holds.limits if agent in self.policy.shadow_agents else overrides
         for lane in lanes:
             own = overrides.get(lane)
-            kind, limit = ("default", self.holds.limits[lane]) if own is None else ("own", own)
+            kind, limit = (self._default(lane), self.holds.limits[lane]) if own is None else ("own", own)
             meters[lane[0]][lane[1]] = self._meter(store, lane, kind, limit, agent)
         return meters
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from headgate.core import Limit
 from headgate.errors import HeadgateError, InvalidInput
-from headgate.inputs import permille, positive, refuse
+from headgate.inputs import permille, positive, refuse, whole
 from headgate.notation import limit_of, parse
 from headgate.violations import Backoff
 
@@ -85,6 +85,8 @@ class Policy:
     """What holds while the store is away: "open", "closed", or "local"."""
     store_timeout: float
     """Seconds that a check waits for the store at most."""
+    nodes: int
+    """How many nodes share the store: while it is away, "local" judges by a share of each limit."""
 
     def __init__(self, **settings: Any) -> None:
         self._read("policy", settings)
@@ -148,7 +150,7 @@ class Policy:
                 "enforce": self.backoff.enforce,
             },
             "alerts": {"violations": self.backoff.alert_after, "window": self.backoff.alert_window},
-            "store": {"on_failure": self.on_failure, "timeout": self.store_timeout},
+            "store": {"on_failure": self.on_failure, "timeout": self.store_timeout, "nodes": self.nodes},
         }
 
     def toml(self) -> str:
@@ -191,7 +193,7 @@ class _Reader:
         addresses = self._table("addresses", settings)
         self._known("addresses", addresses, ["limit", "registration", "exempt"])
         store = self._table("store", settings)
-        self._known("store", store, ["on_failure", "timeout"])
+        self._known("store", store, ["on_failure", "timeout", "nodes"])
         return {
             "channels": channels,
             "limits": ordinary | limits,
@@ -212,6 +214,7 @@ class _Reader:
             "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
             "on_failure": self._value("store.on_failure", store, "local", _on_failure),
             "store_timeout": self._value("store.timeout", store, 0.25, _seconds),
+            "nodes": self._value("store.nodes", store, 1, _nodes),
         }
 
     def _channels(self, given: object) -> tuple[str, ...]:
@@ -362,6 +365,10 @@ def _on_failure(value: object) -> str:
     if not isinstance(value, str) or value not in _ON_FAILURE:
         refuse("", f"one of {', '.join(_ON_FAILURE)}", value)
     return value
+
+
+def _nodes(value: object) -> int:
+    return whole("", value, 10_000)
 
 
 def _channel(value: object) -> str:

@@ -1,10 +1,11 @@
 """Sessions: a budget of its own for each session of an agent."""
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, SupportsIndex
 
 from headgate.core import Decision, Limit
-from headgate.errors import RateLimited, SessionClosed
+from headgate.errors import RateLimited, SessionClosed, StoreAway
 from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED, TokenBucket
 from headgate.policy import check_agent
@@ -70,11 +71,13 @@ class Session:
     def close(self) -> None:
         """End the session and forget what it has spent."""
         if self._end():
-            self._sessions.store.forget(_NAME, self._key, self.limit)
+            with suppress(StoreAway):  # it will be forgotten by itself when it is full
+                self._sessions.store.forget(_NAME, self._key, self.limit)
 
     async def aclose(self) -> None:
         if self._end():
-            await self._sessions.store.aforget(_NAME, self._key, self.limit)
+            with suppress(StoreAway):
+                await self._sessions.store.aforget(_NAME, self._key, self.limit)
 
     def _ask(self, cost: object) -> Ask:
         if self.closed:

@@ -11,8 +11,10 @@ What follows a question mark goes to redis-py: `?ssl_ca_certs=ca.pem`.
 """
 
 import asyncio
+import os
 import re
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -33,6 +35,7 @@ from redis.exceptions import (
     ClusterError,
     InvalidResponse,
     NoPermissionError,
+    RedisError,
     ResponseError,
 )
 
@@ -47,6 +50,7 @@ OLDEST: Final = (6, 2)
 _FORMS: Final = (
     "redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name or redis+cluster://host:7000"
 )
+_FRESH: Final = 0.02  # seconds for which a connection that has just worked is trusted to work again
 _SCHEMES: Final = re.compile(r"(redis|rediss|valkey|valkeys|unix)(\+sentinel|\+cluster)?", re.IGNORECASE)
 
 
@@ -59,6 +63,8 @@ class Clients:
         self._make: Callable[[], Client] | None = None
         self._make_async: Callable[[], AsyncClient] | None = None
         self._client: Client | None = None
+        self._line: Line | None = None
+        self._process = os.getpid()
         self._owned: Final = isinstance(where, str)
         self._given_async: AsyncClient | None = None
         self._by_loop: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]] = WeakKeyDictionary()
@@ -108,6 +114,18 @@ class Clients:
             self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
             self._make_async = lambda: redis.asyncio.Redis.from_url(plain, retry=aretry, **ours)
 
+    def call(self, command: list[Any]) -> Any:
+        """Have a command carried out for a thread."""
+        if self._process != os.getpid():  # a fork must not share its parent's connections
+            self._process = os.getpid()
+            self._line = None
+        if self._line is None:
+            client = self.client()
+            if not self._owned or not isinstance(client, redis.Redis):
+                return client.execute_command(*command)  # type: ignore[no-untyped-call]
+            self._line = Line(client)
+        return self._line.call(command)
+
     def client(self) -> Client:
         """The client for threads. It may connect, which may fail."""
         if self._client is None:
@@ -153,7 +171,7 @@ class Clients:
         Calls that are under way on it come to their end.
         """
         if self._owned:
-            self._client = None
+            self._line = self._client = None
 
     async def arenew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -163,6 +181,9 @@ class Clients:
 
     def close(self) -> None:
         if self._owned:
+            line, self._line = self._line, None
+            if line is not None:
+                line.close()
             client, self._client = self._client, None
             if client is not None:
                 client.close()
@@ -172,6 +193,47 @@ class Clients:
         closer = self._closers.pop(asyncio.get_running_loop(), None)
         if closer is not None:
             await closer.aclose()
+
+
+class Line:
+    """Connections of one client, which threads use one after the other without going back to its pool each time.
+
+    One that has been idle is looked at first: if the server has closed it, it is opened again before anything is sent.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._pool: Final = client.connection_pool
+        self._idle: Final[list[tuple[Any, float]]] = []
+
+    def call(self, command: list[Any]) -> Any:
+        connection, used = self._idle.pop() if self._idle else (self._pool.get_connection(), 0.0)
+        try:
+            if used and time.monotonic() - used > _FRESH and _is_closed(connection):
+                connection.disconnect()
+            connection.send_command(*command)
+            reply = connection.read_response()
+        except ResponseError:  # the server has answered
+            self._idle.append((connection, time.monotonic()))
+            raise
+        except BaseException:
+            connection.disconnect()
+            self._pool.release(connection)
+            raise
+        self._idle.append((connection, time.monotonic()))
+        return reply
+
+    def close(self) -> None:
+        while self._idle:
+            connection, _ = self._idle.pop()
+            connection.disconnect()
+            self._pool.release(connection)
+
+
+def _is_closed(connection: Any) -> bool:
+    try:
+        return bool(connection.can_read(timeout=0))
+    except (RedisError, OSError):
+        return True
 
 
 def _asentinel(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.asyncio.sentinel.Sentinel:

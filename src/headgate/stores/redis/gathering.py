@@ -19,7 +19,7 @@ from redis.crc import key_slot
 from redis.exceptions import ClusterError, NoScriptError, ReadOnlyError, RedisError
 
 from headgate.errors import StoreAway
-from headgate.stores.redis.connecting import AsyncClient, Client, Clients, explained
+from headgate.stores.redis.connecting import AsyncClient, Clients, explained
 from headgate.stores.redis.failing import Breaker
 from headgate.stores.redis.requests import Answer, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
@@ -184,11 +184,10 @@ class Threads:
 
     def _perform(self, requests: list[Request[Any]]) -> None:
         clients = self._wire.clients
-        client = clients.client()
         conversation = self._wire.talk(requests)
         commands = next(conversation)
         while True:
-            replies = _replies(client, commands)
+            replies = _replies(clients, commands)
             if self._wire.stale(replies):
                 clients.renew()
             try:
@@ -197,13 +196,13 @@ class Threads:
                 return
 
 
-def _replies(client: Client, commands: list[Command]) -> list[Reply]:
+def _replies(clients: Clients, commands: list[Command]) -> list[Reply]:
     if len(commands) == 1:
         try:
-            return [client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
+            return [clients.call(commands[0])]
         except (RedisError, OSError) as error:
             return [error]
-    with client.pipeline(transaction=False) as pipe:
+    with clients.client().pipeline(transaction=False) as pipe:
         for one in commands:
             pipe.execute_command(*one)
         return pipe.execute(raise_on_error=False)

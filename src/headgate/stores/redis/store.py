@@ -22,6 +22,7 @@ from headgate.inputs import Number, microseconds, refuse
 from headgate.limits import per_second
 from headgate.stores import Ask, Offence, Verb
 from headgate.stores.memory import MemoryStore
+from headgate.stores.redis.book import RedisBook
 from headgate.stores.redis.connecting import AsyncClient, Client, Clients, check_server, explained, trouble
 from headgate.stores.redis.failing import Breaker, Fallback
 from headgate.stores.redis.gathering import Tasks, Threads, Wire
@@ -62,6 +63,7 @@ class RedisStore:
         if not seconds:
             refuse("RedisStore timeout", "a number of seconds above 0", timeout)
         self._timeout: Final = seconds
+        self._prefix: Final = prefix
         self._manual: Final = clock
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
@@ -215,6 +217,10 @@ class RedisStore:
     def _header(self) -> list[bytes]:
         """The time, or nothing for the server's; and by how many milliseconds expiries are put off."""
         return [b"", b"0"] if self._manual is None else [b"%d" % self._manual.now(), _PUT_OFF]
+
+    def book(self) -> RedisBook:
+        """A book of changes that all nodes share."""
+        return RedisBook(self._clients, self._prefix)
 
     # The server ------------------------------------------------------------------------------------------------------
 
