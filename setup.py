@@ -18,6 +18,7 @@ COMPILED = [
     "checks.py",
     "stores/memory.py",
     "stores/redis/requests.py",
+    "stores/redis/sparing.py",
 ]
 
 

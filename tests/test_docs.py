@@ -28,7 +28,7 @@ def missing(names: list[str], text: str) -> list[str]:
     return [name for name in names if not re.search(rf"[`.]{name}\b|\b{name}\(", text)]
 
 
-FOR_STORES = ("denied", "offended", "watched", "retry_us")
+FOR_STORES = ("adrift", "denied", "later", "offended", "own_wait", "watched", "retry_us")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 is cancelled throws into what it waits for in a way that Python 3.12 warns of.
 """
 
+from collections.abc import Callable
 from typing import Final, SupportsIndex
 
 from headgate._native import Text, i64, mypyc_attr
@@ -13,7 +14,7 @@ from headgate.inputs import LARGEST, cost_of, refuse
 from headgate.limits import UNLIMITED
 from headgate.plan import AGENTS, Meter, Plan
 from headgate.policy import MAX_AGENT, check_agent
-from headgate.stores import Ask, Offence, Store, Verb
+from headgate.stores import Ask, Offence, Spare, Store, Verb
 from headgate.stores.memory import Buckets, MemoryStore
 
 _LONGEST_ID: Final = 200
@@ -31,6 +32,8 @@ class LimiterChecks:
         self._name: Final = name
         self._low: Final = low
         self._table: Final[Buckets | None] = store.buckets(name, limit) if isinstance(store, MemoryStore) else None
+        spare: Callable[[str, Limit], Spare | None] | None = getattr(store, "spare", None)
+        self._spare: Final = None if spare is None else spare(name, limit)
 
     def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
         """Let a request of this cost pass and count it, or deny it and count nothing.
@@ -40,6 +43,10 @@ class LimiterChecks:
         table = self._table
         if table is not None and request_id is None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
             return table.take(key, cost, self._low, None)
+        if self._spare is not None and request_id is None:
+            served = self._spare.serve(key_of(key), cost_of(cost), self._low, None)
+            if served is not None:
+                return served
         return self._apply(Verb.CHECK, key, cost, request_id)
 
     def _apply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:

@@ -211,7 +211,7 @@ class Decision:
     @property
     def bucket_retry_after(self) -> float | None:
         """The limit's own wait, where a gate advises a longer one in `retry_after`."""
-        own = self._retry if self._aside is None else self._aside.own
+        own = self.own_wait()
         return None if own == NEVER else own / 1_000_000
 
     @property
@@ -263,10 +263,19 @@ class Decision:
             Aside(self._retry, None, self._outcome, self.degraded),
         )
 
+    def later(self, elapsed: i64) -> "Decision":
+        """The same denial so many microseconds later, by the limit alone."""
+        own = self.own_wait()
+        retry = own if own == NEVER else max(own - elapsed, 1)
+        return Decision(DENY, self._limit, self._remaining, retry, max(self._reset - elapsed, 0), self._bound)
+
+    def own_wait(self) -> i64:
+        """The limit's own wait in microseconds, or NEVER."""
+        return self._retry if self._aside is None else self._aside.own
+
     def adrift(self, limit: Limit) -> "Decision":
         """The same, of this limit, made while the store was away."""
-        own = self._retry if self._aside is None else self._aside.own
-        aside = Aside(own, self.violation, self.would_be, True)
+        aside = Aside(self.own_wait(), self.violation, self.would_be, True)
         return Decision(self._outcome, limit, self._remaining, self._retry, self._reset, self._bound, aside)
 
     def _fields(self) -> tuple[object, ...]:

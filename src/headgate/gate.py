@@ -12,14 +12,14 @@ from headgate.changes import Book, Change, Held, Notebook, changed, held
 from headgate.checks import EXEMPT, GateChecks, id_of
 from headgate.core import Decision, Limit
 from headgate.errors import StoreAway
-from headgate.events import AddressChecked, Listener, PolicyChanged
+from headgate.events import AddressChecked, Alerted, Degraded, Listener, PolicyChanged
 from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED
 from headgate.notation import LimitLike, limit_of
 from headgate.plan import ADDRESSES, AGENTS, Plan, address_key, address_meter
 from headgate.policy import TIERS, Policy, check_agent
 from headgate.sessions import Session, Sessions
-from headgate.stores import Ask, Offence, Store, Verb
+from headgate.stores import Ask, Offence, Recorded, Store, Verb
 from headgate.stores.opening import open_store
 from headgate.stores.sqlite import SqliteBook
 from headgate.violations import Standing
@@ -64,8 +64,8 @@ class Gate(GateChecks):
         follow: Callable[[Callable[[], None]], None] | None = getattr(self._book, "follow", None)
         self._shared: Final = follow is not None
         super().__init__(where, Plan(rules, held(rules, self._changes()), where, set()))
-        subscribe: Callable[[Listener], Callable[[], None]] | None = getattr(where, "subscribe", None)
-        self._unsubscribe_store: Final = None if subscribe is None else subscribe(self._emit)
+        subscribe: Callable[[Callable[..., None]], Callable[[], None]] | None = getattr(where, "subscribe", None)
+        self._unsubscribe_store: Final = None if subscribe is None else subscribe(self._hear)
         if follow is not None:
             follow(self._take_over)
 
@@ -377,6 +377,14 @@ class Gate(GateChecks):
         with self._changing:
             self._listeners = (*self._listeners, listener)
         return lambda: self._unsubscribe(listener)
+
+    def _hear(self, event: Degraded | Recorded) -> None:
+        """Pass on what a store has to say."""
+        if isinstance(event, Degraded):
+            self._emit(event)
+        elif event.violation.alert and event.offence.name == AGENTS:
+            backoff = event.offence.backoff
+            self._emit(Alerted(event.offence.key, backoff.alert_after, backoff.alert_window))
 
     def _unsubscribe(self, listener: Listener) -> None:
         with self._changing:

@@ -43,6 +43,19 @@ class Offence(NamedTuple):
     backoff: Backoff
 
 
+class Recorded(NamedTuple):
+    """Violations that a store has recorded on its own, some time after the denials."""
+
+    offence: Offence
+    violation: Violation
+
+
+class Spare(Protocol):
+    """Answers some checks of one name and limit without asking a server."""
+
+    def serve(self, key: str, cost: int, low: int, offence: Offence | None) -> Decision | None: ...
+
+
 class Store(Protocol):
     """Keeps what is counted. `headgate.stores.conformance` holds every store to what is said here.
 

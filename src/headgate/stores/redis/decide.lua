@@ -93,6 +93,9 @@ local function perform(request, numbers, states, offender)
     say(granted and 1 or 0)
     limits[1].kind.tell(states[1])
     say(granted or 0)
+    if offender then
+      offences.tell(offender, not granted and offences.record(offender, backoff, 1) or 0)
+    end
   else
     local costs = { tonumber(numbers) }
     if #limits > 1 then

@@ -146,6 +146,19 @@ class Threads:
             raise answer
         return cast("Answer", answer)
 
+    def ask_all(self, requests: list[Request[Any]]) -> None:
+        """Have many requests carried out, one call after the other: each gets its answer, or an error as that."""
+        for first in range(0, len(requests), MOST):
+            some = requests[first : first + MOST]
+            try:
+                self._wire.breaker.enter()
+                self._perform(some)
+            except StoreAway as away:
+                for request in some:
+                    request.answer = away
+            except (RedisError, OSError) as error:
+                self._wire.fail(some, error)
+
     def _wait(self, job: Job) -> None:
         """Wait until another thread has sent a request, or it is one's turn to send for those who wait."""
         job.wait(self._patience)

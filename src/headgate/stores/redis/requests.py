@@ -209,11 +209,12 @@ class Offend(Request[Violation]):
     """Some violations at once."""
 
     def __init__(self, keys: Keys, offence: Offence, times: int = 1) -> None:
-        self._backoff: Final = offence.backoff
+        self.offence: Final = offence
+        self.times: Final = times
         super().__init__(keys.spec(b"o", b"", offence.backoff), [keys.offender(offence)], b"%d" % times)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
-        self.answer = _violation(self._backoff, row, at + 1)
+        self.answer = _violation(self.offence.backoff, row, at + 1)
         return at + 4
 
 
@@ -229,6 +230,53 @@ class Stand(Request[Standing]):
         state.count, state.last = row[at + 1], row[at + 2]
         self.answer = Standing(backoff.count(state, now), backoff.left(state, now), backoff.quiet_left(state, now))
         return at + 4
+
+
+class Draw(Request[Decision]):
+    """A check that also draws tokens ahead, and gives back those that were drawn before and not used."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        ask: Ask,
+        low: i64,
+        offence: Offence | None,
+        slice_: i64,
+        unused: i64,
+        node: int,
+        span: i64,
+    ) -> None:
+        limit = ask.limit
+        assert isinstance(limit, TokenBucket)
+        form = keys.form(ask.name, limit)
+        self.unit: Final[i64] = limit.counted()[1]
+        self.limit: Final = limit
+        self.granted: i64 = 0
+        self.now: i64 = 0
+        self.bucket: Bucket = Bucket(0, 0)  # with the tokens that were drawn
+        self._cost: Final[i64] = ask.cost
+        self._low: Final = low
+        self._backoff: Final = None if offence is None else offence.backoff
+        names = [keys.root(ask.key) + form.endings[0]]
+        if offence is not None:
+            names.append(keys.offender(offence))
+        numbers = pack("<5d", ask.cost, slice_, unused, node, span)
+        super().__init__(keys.spec(b"l", form.spec, self._backoff), names, numbers)
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        limit, passed = self.limit, row[at] == 1
+        self.granted = row[at + 3]
+        self.now = now
+        self.bucket = Bucket(row[at + 1] + self.granted * self.unit, row[at + 2])
+        cost = i64(0) if passed else self._cost
+        decision = limit.decide(self.bucket, now, cost, limit.wait(self.bucket, now, cost), self._low)
+        at += 4
+        if self._backoff is not None:
+            if not passed:
+                decision = decision.offended(_violation(self._backoff, row, at))
+            at += 3
+        self.answer = decision
+        return at
 
 
 class Forget(Request[bool]):

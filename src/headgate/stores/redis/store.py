@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import re
+import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex, TypeAlias
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -15,25 +16,30 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from headgate.clock import Clock, ManualClock, MonotonicClock
-from headgate.core import Decision, Rule, Violation
-from headgate.errors import HeadgateError, StoreAway, StoreError
-from headgate.events import Degraded, Listener, emit
-from headgate.inputs import Number, microseconds, refuse
+from headgate.core import Decision, Limit, Rule, Violation
+from headgate.errors import StoreAway, StoreError
+from headgate.events import Degraded, emit
+from headgate.inputs import Number, microseconds, permille, refuse
 from headgate.limits import per_second
-from headgate.stores import Ask, Offence, Verb
+from headgate.stores import Ask, Offence, Recorded, Spare, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.book import RedisBook
 from headgate.stores.redis.connecting import AsyncClient, Client, Clients, check_server, explained, trouble
 from headgate.stores.redis.failing import Breaker, Fallback
 from headgate.stores.redis.gathering import Tasks, Threads, Wire
-from headgate.stores.redis.requests import Answer, Apply, ForeignData, Forget, Keys, Offend, Request, Stand
-from headgate.violations import Standing
+from headgate.stores.redis.requests import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
+from headgate.stores.redis.sparing import Sparing
+from headgate.violations import Backoff, Standing
 
 _SCANNED: Final = 1000  # keys that one SCAN looks at
 _PUT_OFF: Final = b"600000"  # on a clock for tests keys live longer: the server's own clock must not interfere
+_SEND_EVERY: Final = 0.5  # seconds between two times that owed violations are sent
 _SAY_EVERY: Final = 60.0  # seconds between two lines in the log that say the same
 
 _log = logging.getLogger("headgate")
+
+Flow: TypeAlias = Generator[Request[Any], Any, Decision]
+"""Yields what to ask the server, and returns a decision."""
 
 
 class RedisStore:
@@ -45,6 +51,11 @@ class RedisStore:
     A server that doesn't answer within `timeout` seconds, or can't be reached, is away, and decisions are `degraded`
     until it is back: with `on_failure` "open" everything passes, with "closed" nothing does, and with "local" this
     process's memory judges, by its share of each limit where there are several `nodes`.
+
+    Two options ask the server less. With `remember_denials`, a key that was denied is denied here until its wait is
+    over, for a second at the most. With a `lease`, say 0.05, this process draws up to that share of a busy bucket's
+    capacity ahead; all processes together never let more pass than the limit, but those that are not busy may find up
+    to that share for each of the others gone for a second.
     """
 
     def __init__(
@@ -55,6 +66,8 @@ class RedisStore:
         timeout: Number = 0.25,
         on_failure: str = "local",
         nodes: SupportsIndex = 1,
+        remember_denials: bool = False,
+        lease: Number = 0,
         clock: ManualClock | None = None,
     ) -> None:
         if not re.fullmatch(r"[^{}]+", str(prefix)):
@@ -74,9 +87,14 @@ class RedisStore:
         self._threads: Final = Threads(self._wire, seconds)
         self._tasks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks]] = WeakKeyDictionary()
         self._lock: Final = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[Callable[[Any], object], ...] = ()
         self._said: Final[dict[str, float]] = {}
         self._looked_at = False
+        share = permille("RedisStore lease", lease)
+        self._sparing: Final = Sparing(self._clock, remember_denials, share) if remember_denials or share else None
+        self._node: Final = secrets.randbits(48)
+        self._sender: threading.Thread | None = None
+        self._closing = threading.Event()
 
     @property
     def clock(self) -> Clock:
@@ -93,35 +111,58 @@ class RedisStore:
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision:
         """See `Store.apply`."""
-        request = self._applying(verb, asks, low, offence, request_id)
-        if isinstance(request, Decision):
-            return request
+        flow = self._decide(verb, asks, low, offence, request_id)
         try:
-            return self._ask(request)
-        except (StoreAway, ForeignData) as error:
-            return self._decide_without(error, verb, asks, low, offence, request_id)
+            step = next(flow)
+            while True:
+                try:
+                    answer = self._ask(step)
+                except (StoreAway, ForeignData) as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            decision: Decision = end.value
+            return decision
+        finally:
+            flow.close()
 
     async def aapply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision:
-        request = self._applying(verb, asks, low, offence, request_id)
-        if isinstance(request, Decision):
-            return request
+        flow = self._decide(verb, asks, low, offence, request_id)
         try:
-            return await self._aask(request)
-        except (StoreAway, ForeignData) as error:
-            return self._decide_without(error, verb, asks, low, offence, request_id)
+            step = next(flow)
+            while True:
+                try:
+                    answer = await self._aask(step)
+                except (StoreAway, ForeignData) as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            decision: Decision = end.value
+            return decision
+        finally:
+            flow.close()
 
-    def _applying(
-        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str
-    ) -> Apply | Decision:
-        """What to ask the server; or the decision, where there is nothing to count."""
+    def _decide(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Flow:
+        """Decide on a request: yields what to ask the server, and is sent the answer or thrown the error."""
         request = Apply(self._keys, verb, asks, low, offence, request_id)
+        if not request.keys:  # there is nothing to count
+            return self._fallback.memory.apply(verb, asks, low)
         if len(asks) > 1:
             self._check_keys(request, asks)
-        if not request.keys:
-            return self._fallback.memory.apply(verb, asks, low)
-        return request
+        try:
+            if self._sparing is None or len(asks) > 1:
+                decision: Decision = yield request
+                return decision
+            return (yield from self._spare(self._sparing, request, verb, asks[0], low, offence, request_id))
+        except ForeignData as error:
+            self._say(logging.ERROR, str(error))
+        except StoreAway:
+            pass
+        return self._fallback.apply(verb, asks, low, offence, request_id)
 
     def _check_keys(self, request: Request[Decision], asks: Sequence[Ask]) -> None:
         if len(set(request.keys)) < len(request.keys):
@@ -129,18 +170,91 @@ class RedisStore:
         if self._clients.cluster and len({key_slot(key) for key in request.keys}) > 1:
             refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
 
-    def _decide_without(
+    def _spare(
         self,
-        error: HeadgateError,
+        sparing: Sparing,
+        request: Apply,
         verb: Verb,
-        asks: Sequence[Ask],
+        ask: Ask,
         low: int,
         offence: Offence | None,
         request_id: str,
-    ) -> Decision:
-        if isinstance(error, ForeignData):
-            self._say(logging.ERROR, str(error))
-        return self._fallback.apply(verb, asks, low, offence, request_id)
+    ) -> Flow:
+        """`_decide` where some requests can be answered here."""
+        table = sparing.table(ask.name, ask.limit)
+        decision: Decision
+        if verb is not Verb.CHECK:
+            if verb is not Verb.PEEK:
+                yield from table.forget(ask.key, self._keys, self._node)
+            decision = yield request
+            return decision
+        served = None if request_id else table.serve(ask.key, ask.cost, low, offence)
+        if served is not None:
+            return served
+        if offence is not None:
+            yield from self._pay(sparing, offence)
+        asked_at = self._clock.now()
+        draw = None if request_id else table.draws(ask, low, offence, self._keys, self._node)
+        got = None
+        try:
+            decision = yield request if draw is None else draw
+            got = draw
+        finally:
+            if draw is not None:
+                table.drawn(ask.key, got, asked_at)
+        if sparing.remembers and not decision:
+            table.denied(ask.key, ask.cost, decision, asked_at)
+        self._send_soon(sparing)
+        return decision
+
+    def _pay(self, sparing: Sparing, offence: Offence) -> Generator[Request[Any], Any, None]:
+        """Tell the server first what it isn't told yet of somebody."""
+        for owed in sparing.take_owed(self._keys, offence):
+            try:
+                violation = yield owed
+            except (StoreAway, ForeignData):
+                sparing.owe_again(offence, owed.times)
+                raise
+            self._late(offence, violation)
+
+    def spare(self, name: str, limit: Limit) -> Spare | None:
+        """What may answer some checks under a name and limit without asking the server."""
+        return None if self._sparing is None else self._sparing.table(name, limit)
+
+    def _late(self, offence: Offence, violation: Violation) -> None:
+        for listener in self._listeners:
+            listener(Recorded(offence, violation))
+
+    def _send_soon(self, sparing: Sparing) -> None:
+        """See to it that what is owed is sent, and what isn't used is given back."""
+        if sparing.busy():
+            with self._lock:
+                if self._sender is None and not self._closing.is_set():
+                    self._sender = threading.Thread(
+                        target=self._send_now_and_then, name="headgate-sparing", daemon=True
+                    )
+                    self._sender.start()
+
+    def _send_now_and_then(self) -> None:
+        while not self._closing.wait(_SEND_EVERY):
+            self.flush()
+            with self._lock:
+                if self._sparing is None or not self._sparing.busy():
+                    self._sender = None
+                    return
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Send what is owed to the server, and give back leases that are idle, or all of them."""
+        sparing = self._sparing
+        if sparing is None:
+            return
+        owed, backs = sparing.take_owed(self._keys), sparing.idle(self._keys, self._node, everything)
+        self._threads.ask_all([*owed, *backs])
+        for offend in owed:
+            if isinstance(offend.answer, Violation):
+                self._late(offend.offence, offend.answer)
+            else:
+                sparing.owe_again(offend.offence, offend.times)
 
     def offend(self, offence: Offence) -> Violation:
         """See `Store.offend`."""
@@ -171,13 +285,27 @@ class RedisStore:
     def forget(self, name: str, key: str, rule: Rule) -> bool:
         """See `Store.forget`. Raises `StoreAway` while the server is: what it has counted can't be dropped then."""
         self._fallback.memory.forget(name, key, rule)
+        for back in self._backs(name, key, rule):
+            self._ask(back)
         request = Forget(self._keys, name, key, rule)
         return bool(request.keys) and self._ask(request)
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool:
         self._fallback.memory.forget(name, key, rule)
+        for back in self._backs(name, key, rule):
+            await self._aask(back)
         request = Forget(self._keys, name, key, rule)
         return bool(request.keys) and await self._aask(request)
+
+    def _backs(self, name: str, key: str, rule: Rule) -> list[Draw]:
+        """Forget what is kept here of a key; what to give back."""
+        if self._sparing is None:
+            return []
+        if isinstance(rule, Limit):
+            return self._sparing.table(name, rule).forget(key, self._keys, self._node)
+        assert isinstance(rule, Backoff)
+        self._sparing.take_owed(self._keys, Offence(name, key, rule))
+        return []
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
@@ -273,13 +401,16 @@ class RedisStore:
 
     # What is told ----------------------------------------------------------------------------------------------------
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` when the server goes away and when it is back; the function returned ends that."""
+    def subscribe(self, listener: Callable[[Degraded | Recorded], object]) -> Callable[[], None]:
+        """Call `listener` when the server goes away or comes back, and with violations that were recorded late.
+
+        The function returned ends that.
+        """
         with self._lock:
             self._listeners = (*self._listeners, listener)
         return lambda: self._unsubscribe(listener)
 
-    def _unsubscribe(self, listener: Listener) -> None:
+    def _unsubscribe(self, listener: Callable[[Any], object]) -> None:
         with self._lock:
             self._listeners = tuple([other for other in self._listeners if other is not listener])
 
@@ -311,12 +442,17 @@ class RedisStore:
 
     def close(self) -> None:
         """Close the connections of threads. Those of an event loop are closed with it, or by `aclose`."""
+        self._closing.set()
+        sender = self._sender
+        if sender is not None:
+            sender.join()
+        self.flush(everything=True)
         self._clients.close()
 
     async def aclose(self) -> None:
         """Close the connections of this event loop, and those of threads."""
         await self._clients.aclose()
-        self._clients.close()
+        await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
         return self
