@@ -1,5 +1,6 @@
 """Asking the server less: denials that are remembered, and tokens that are drawn ahead."""
 
+import asyncio
 import random
 from collections.abc import Iterator
 from itertools import count
@@ -174,6 +175,35 @@ def test_leases_never_let_more_pass_than_the_limit(server: Server) -> None:
                 if chance.random() < 0.02:
                     chance.choice(fleet.stores).flush()
             assert admitted > limit.capacity
+
+
+def test_a_lease_counts_against_the_capacity_until_it_ends_and_comes_back_as_refill(server: Server) -> None:
+    limit = TokenBucket(100, 1000, 1)
+    with Fleet(server, 1, lease=0.2) as fleet:
+        leased, plain = (Limiter(limit, store=store) for store in (fleet.stores[0], fleet.plain))
+        assert all(leased.check("a") for _ in range(3))
+        fleet.clock.advance(0.999_999)  # the bucket has been full for long, save what is out
+        assert sum(bool(plain.check("a")) for _ in range(200)) == 80
+        assert sum(bool(leased.check("a")) for _ in range(200)) == 19
+        fleet.stores[0].flush(everything=True)
+        fleet.clock.advance(10)
+        assert all(leased.check("a") for _ in range(3))
+        fleet.clock.advance(1)
+        assert plain.peek("a").remaining == 80
+        fleet.clock.advance(0.005)
+        assert plain.peek("a").remaining == 85
+
+
+def test_tasks_that_ask_at_the_same_time_draw_once(server: Server) -> None:
+    limit = per_minute(60, burst=1000)
+
+    async def burst(limiter: Limiter) -> None:
+        await limiter.acheck("a")
+        assert all(await asyncio.gather(*[limiter.acheck("a") for _ in range(50)]))
+
+    with Fleet(server, 1, lease=0.1) as fleet:
+        asyncio.run(burst(Limiter(limit, store=fleet.stores[0])))
+        assert Limiter(limit, store=fleet.plain).peek("a").remaining == 1000 - 51 - 100
 
 
 def test_what_a_node_does_not_use_comes_back(server: Server) -> None:

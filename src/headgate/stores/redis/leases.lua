@@ -45,7 +45,6 @@ local function draw(kind, bucket, limit, cost, slice, unused, node, span)
     granted = max(min(slice, floor(floor(bucket.level / limit.unit) / 2)), 0)
     if granted > 0 then
       kind.spend(bucket, limit, granted)
-      bucket.cap = bucket.cap - granted * limit.unit
       kept[#kept + 1] = { node = node, tokens = granted, ends = now + span }
     end
   end

@@ -47,7 +47,7 @@ class Form:
         self.parts: Final = limit.parts
         self._kinds: Final[list[i64]] = []
         self.endings: Final[list[bytes]] = []
-        self.spec: Final = b"".join([self._add(name, part, ending) for part in self.parts])
+        self.spec = b"".join([self._add(name, part, ending) for part in self.parts])
 
     def _add(self, name: str, part: Limit, ending: str | None) -> bytes:
         """Take a part in, and say how the script is told of it."""
@@ -55,7 +55,7 @@ class Form:
             kind, spec = "b", b"b" + pack("<5d", *part.counted())
             self._kinds.append(_BUCKET)
         elif isinstance(part, SlidingWindow):
-            kind, spec = "w", b"w" + pack("<2d", *part.counted())
+            kind, spec = "w", b"w" + pack("<3d", *part.counted(), 0)
             self._kinds.append(_WINDOW)
         else:
             self._kinds.append(_FIXED)

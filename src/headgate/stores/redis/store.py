@@ -80,7 +80,7 @@ class RedisStore:
         self._manual: Final = clock
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
-        self._keys: Final = Keys(prefix)
+        self.keys: Final = Keys(prefix)
         self._clients: Final = Clients(where, seconds)
         self._breaker: Final = Breaker(self._tell)
         self._wire: Final = Wire(self._clients, self._breaker, self._header, self._stepped_back)
@@ -116,7 +116,7 @@ class RedisStore:
             step = next(flow)
             while True:
                 try:
-                    answer = self._ask(step)
+                    answer = self.ask(step)
                 except (StoreAway, ForeignData) as error:
                     step = flow.throw(error)
                 else:
@@ -135,7 +135,7 @@ class RedisStore:
             step = next(flow)
             while True:
                 try:
-                    answer = await self._aask(step)
+                    answer = await self.aask(step)
                 except (StoreAway, ForeignData) as error:
                     step = flow.throw(error)
                 else:
@@ -148,7 +148,7 @@ class RedisStore:
 
     def _decide(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Flow:
         """Decide on a request: yields what to ask the server, and is sent the answer or thrown the error."""
-        request = Apply(self._keys, verb, asks, low, offence, request_id)
+        request = Apply(self.keys, verb, asks, low, offence, request_id)
         if not request.keys:  # there is nothing to count
             return self._fallback.memory.apply(verb, asks, low)
         if len(asks) > 1:
@@ -162,6 +162,12 @@ class RedisStore:
             self._say(logging.ERROR, str(error))
         except StoreAway:
             pass
+        return self.decide_without(verb, asks, low, offence, request_id)
+
+    def decide_without(
+        self, verb: Verb, asks: Sequence[Ask], low: int = 0, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
+        """What is decided while the server is away."""
         return self._fallback.apply(verb, asks, low, offence, request_id)
 
     def _check_keys(self, request: Request[Decision], asks: Sequence[Ask]) -> None:
@@ -185,7 +191,7 @@ class RedisStore:
         decision: Decision
         if verb is not Verb.CHECK:
             if verb is not Verb.PEEK:
-                yield from table.forget(ask.key, self._keys, self._node)
+                yield from table.forget(ask.key, self.keys, self._node)
             decision = yield request
             return decision
         served = None if request_id else table.serve(ask.key, ask.cost, low, offence)
@@ -194,7 +200,7 @@ class RedisStore:
         if offence is not None:
             yield from self._pay(sparing, offence)
         asked_at = self._clock.now()
-        draw = None if request_id else table.draws(ask, low, offence, self._keys, self._node)
+        draw = None if request_id else table.draws(ask, low, offence, self.keys, self._node)
         got = None
         try:
             decision = yield request if draw is None else draw
@@ -209,7 +215,7 @@ class RedisStore:
 
     def _pay(self, sparing: Sparing, offence: Offence) -> Generator[Request[Any], Any, None]:
         """Tell the server first what it isn't told yet of somebody."""
-        for owed in sparing.take_owed(self._keys, offence):
+        for owed in sparing.take_owed(self.keys, offence):
             try:
                 violation = yield owed
             except (StoreAway, ForeignData):
@@ -248,7 +254,7 @@ class RedisStore:
         sparing = self._sparing
         if sparing is None:
             return
-        owed, backs = sparing.take_owed(self._keys), sparing.idle(self._keys, self._node, everything)
+        owed, backs = sparing.take_owed(self.keys), sparing.idle(self.keys, self._node, everything)
         self._threads.ask_all([*owed, *backs])
         for offend in owed:
             if isinstance(offend.answer, Violation):
@@ -259,26 +265,26 @@ class RedisStore:
     def offend(self, offence: Offence) -> Violation:
         """See `Store.offend`."""
         try:
-            return self._ask(Offend(self._keys, offence))
+            return self.ask(Offend(self.keys, offence))
         except (StoreAway, ForeignData):
             return self._fallback.memory.offend(offence)
 
     async def aoffend(self, offence: Offence) -> Violation:
         try:
-            return await self._aask(Offend(self._keys, offence))
+            return await self.aask(Offend(self.keys, offence))
         except (StoreAway, ForeignData):
             return self._fallback.memory.offend(offence)
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
         try:
-            return self._ask(Stand(self._keys, offence))
+            return self.ask(Stand(self.keys, offence))
         except (StoreAway, ForeignData):
             return self._fallback.memory.standing(offence)
 
     async def astanding(self, offence: Offence) -> Standing:
         try:
-            return await self._aask(Stand(self._keys, offence))
+            return await self.aask(Stand(self.keys, offence))
         except (StoreAway, ForeignData):
             return self._fallback.memory.standing(offence)
 
@@ -286,25 +292,25 @@ class RedisStore:
         """See `Store.forget`. Raises `StoreAway` while the server is: what it has counted can't be dropped then."""
         self._fallback.memory.forget(name, key, rule)
         for back in self._backs(name, key, rule):
-            self._ask(back)
-        request = Forget(self._keys, name, key, rule)
-        return bool(request.keys) and self._ask(request)
+            self.ask(back)
+        request = Forget(self.keys, name, key, rule)
+        return bool(request.keys) and self.ask(request)
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool:
         self._fallback.memory.forget(name, key, rule)
         for back in self._backs(name, key, rule):
-            await self._aask(back)
-        request = Forget(self._keys, name, key, rule)
-        return bool(request.keys) and await self._aask(request)
+            await self.aask(back)
+        request = Forget(self.keys, name, key, rule)
+        return bool(request.keys) and await self.aask(request)
 
     def _backs(self, name: str, key: str, rule: Rule) -> list[Draw]:
         """Forget what is kept here of a key; what to give back."""
         if self._sparing is None:
             return []
         if isinstance(rule, Limit):
-            return self._sparing.table(name, rule).forget(key, self._keys, self._node)
+            return self._sparing.table(name, rule).forget(key, self.keys, self._node)
         assert isinstance(rule, Backoff)
-        self._sparing.take_owed(self._keys, Offence(name, key, rule))
+        self._sparing.take_owed(self.keys, Offence(name, key, rule))
         return []
 
     def clear(self, name: str, rule: Rule) -> None:
@@ -312,7 +318,7 @@ class RedisStore:
         self._fallback.memory.clear(name, rule)
         try:
             client = self._clients.client()
-            for pattern in self._keys.patterns(name, rule):
+            for pattern in self.keys.patterns(name, rule):
                 for key in client.scan_iter(match=pattern, count=_SCANNED):
                     client.unlink(key)
         except (RedisError, OSError) as error:
@@ -322,18 +328,19 @@ class RedisStore:
         self._fallback.memory.clear(name, rule)
         try:
             client = await self._clients.aclient()
-            for pattern in self._keys.patterns(name, rule):
+            for pattern in self.keys.patterns(name, rule):
                 async for key in client.scan_iter(match=pattern, count=_SCANNED):
                     await client.unlink(key)
         except (RedisError, OSError) as error:
             raise StoreAway(explained(error)) from error
 
-    def _ask(self, request: Request[Answer]) -> Answer:
+    def ask(self, request: Request[Answer]) -> Answer:
+        """Have a request carried out; raises `StoreAway` or `ForeignData`."""
         if not self._looked_at and not self._breaker.down:
             self._look_at_server()
         return self._threads.ask(request)
 
-    async def _aask(self, request: Request[Answer]) -> Answer:
+    async def aask(self, request: Request[Answer]) -> Answer:
         if not self._looked_at and not self._breaker.down:
             await self._alook_at_server()
         loop = asyncio.get_running_loop()
@@ -365,15 +372,15 @@ class RedisStore:
         try:
             self._take_note(await (await self._clients.aclient()).info())
             for request in self._rehearsal():
-                await self._aask(request)
+                await self.aask(request)
         except (RedisError, OSError, StoreAway) as error:
             raise trouble(error) from error
 
     def _rehearsal(self) -> list[Request[Any]]:
         """Requests that show whether our keys can be read and written, and leave nothing behind."""
         key, limit = f"verify-{uuid4().hex}", per_second(1)
-        check = Apply(self._keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
-        return [check, Forget(self._keys, "", key, limit)]
+        check = Apply(self.keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
+        return [check, Forget(self.keys, "", key, limit)]
 
     def _look_at_server(self) -> None:
         """Once, on the first call: say in the log what is wrong with the server."""

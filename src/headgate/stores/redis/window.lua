@@ -158,12 +158,15 @@ local function save(log)
   end
 end
 
--- What is used, when enough has left for `cost`, and the newest; 0 where there is no such moment.
+-- What is used, when enough has left for `cost` (or the first, if that is asked for), and the newest; 0 where there is
+-- no such moment.
 local function tell(log, limit, cost)
   local frees, excess = 0, log.used + cost - limit.capacity
   if excess > 0 and cost <= limit.capacity then
-    local target = log.before + excess
-    local entry = first_entry(log.gone + 1, log.count, function(entry) return sum_of(log, entry) >= target end)
+    local target, entry = log.before + excess, log.gone + 1
+    if not limit.first then
+      entry = first_entry(entry, log.count, function(one) return sum_of(log, one) >= target end)
+    end
     frees = time_of(log, entry) + limit.span
   end
   say(log.used)
@@ -172,8 +175,8 @@ local function tell(log, limit, cost)
 end
 
 return {
-  numbers = '<dd',
-  read = function(capacity, span) return { capacity = capacity, span = span } end,
+  numbers = '<ddd',
+  read = function(capacity, span, first) return { capacity = capacity, span = span, first = first == 1 } end,
   load = load, passes = passes, spend = spend, refund = refund, save = save, tell = tell,
   counts = function(log) return log.used > 0 end,
   forget = function(log) call('DEL', log.key) end,
