@@ -20,7 +20,7 @@ from headgate.plan import ADDRESSES, AGENTS, Plan, address_key, address_meter
 from headgate.policy import TIERS, Policy, check_agent
 from headgate.sessions import Session, Sessions
 from headgate.stores import Ask, Offence, Recorded, Store, Verb
-from headgate.stores.opening import open_store
+from headgate.stores.opening import aclose_store, close_store, open_store
 from headgate.stores.sqlite import SqliteBook
 from headgate.violations import Standing
 
@@ -57,6 +57,7 @@ class Gate(GateChecks):
         where = open_store(
             "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
         )
+        self._opened: Final = isinstance(store, str)
         self._book: Final[Book] = _book(remember, where)
         self._changing: Final = threading.RLock()
         self._sessions: Final = Sessions(where)
@@ -391,10 +392,28 @@ class Gate(GateChecks):
             self._listeners = tuple([other for other in self._listeners if other is not listener])
 
     def close(self) -> None:
-        """Let go of where changes are remembered. A `with` block does so at its end."""
+        """Let go of where changes are remembered, and of a store that the gate has opened itself.
+
+        A `with` block does so at its end.
+        """
         if self._unsubscribe_store is not None:
             self._unsubscribe_store()
         self._book.close()
+        if self._opened:
+            close_store(self._store)
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+        if self._opened:
+            await aclose_store(self._store)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     def __enter__(self) -> Self:
         return self

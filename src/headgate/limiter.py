@@ -1,13 +1,14 @@
 """Limiter: limits without a policy, for any application."""
 
-from typing import SupportsIndex
+from types import TracebackType
+from typing import Self, SupportsIndex
 
 from headgate.checks import LimiterChecks, id_of, key_of
 from headgate.core import Decision, Limit
 from headgate.inputs import Number, cost_of, permille, refuse
 from headgate.notation import LimitLike, limit_of
 from headgate.stores import Store, Verb
-from headgate.stores.opening import open_store
+from headgate.stores.opening import aclose_store, close_store, open_store
 from headgate.waiting import Lines, aacquire, acquire
 
 
@@ -41,6 +42,7 @@ class Limiter(LimiterChecks):
             refuse("Limiter name", "a string", name)
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
         super().__init__(rules, open_store("Limiter store", store), name, low)
+        self._opened = isinstance(store, str)
         self._lines = Lines()
 
     @property
@@ -124,6 +126,29 @@ class Limiter(LimiterChecks):
 
     async def _aapply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
         return await self._store.aapply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
+
+    def close(self) -> None:
+        """Close the store, if this limiter has opened it. A `with` block does so at its end."""
+        if self._opened:
+            close_store(self._store)
+
+    async def aclose(self) -> None:
+        if self._opened:
+            await aclose_store(self._store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     def __repr__(self) -> str:
         name = f", name={self._name!r}" if self._name else ""

@@ -1,6 +1,7 @@
 """Stores by what users name them with: nothing for this process's memory, or a URL."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headgate.errors import HeadgateError, StoreAway
@@ -9,6 +10,20 @@ from headgate.stores import Store
 from headgate.stores.memory import MemoryStore
 
 _log = logging.getLogger("headgate")
+
+
+def close_store(store: Store) -> None:
+    """Close a store that has something to close."""
+    close: Callable[[], None] | None = getattr(store, "close", None)
+    if close is not None:
+        close()
+
+
+async def aclose_store(store: Store) -> None:
+    """`close_store` for an event loop."""
+    aclose: Callable[[], Awaitable[None]] | None = getattr(store, "aclose", None)
+    if aclose is not None:
+        await aclose()
 
 
 def open_store(where: str, given: object, **settings: Any) -> Store:

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any, Final
 
-from redis.exceptions import RedisError
-
 from headgate.changes import Change
 from headgate.errors import StoreAway
-from headgate.stores.redis.connecting import Clients, explained
+from headgate.stores.redis.connecting import ERRORS, Clients, explained
 from headgate.stores.redis.script import part
 
 _WRITE: Final = part("book.lua")
@@ -36,7 +34,7 @@ class RedisBook:
     def read(self) -> list[Change]:
         try:
             rows: Any = self._clients.client().lrange(self._key, 0, -1)
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             raise StoreAway(f"the changes can't be read: {explained(error)}") from error
         return [_change(row) for row in rows]
 
@@ -44,7 +42,7 @@ class RedisBook:
         text = json.dumps(asdict(change), ensure_ascii=False)
         try:
             self._clients.client().eval(_WRITE, 1, self._key, text, self._key)
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             raise StoreAway(f"the change is not made, it can't be remembered: {explained(error)}") from error
 
     def follow(self, news: Callable[[], None]) -> None:
@@ -74,7 +72,7 @@ class _Follower(threading.Thread):
         while not self._stopped.is_set():
             try:
                 self._listen()
-            except (RedisError, OSError, StoreAway) as error:
+            except (*ERRORS, StoreAway) as error:
                 _log.debug("changes made elsewhere can't be heard: %s", explained(error))
                 self._stopped.wait(_AGAIN)
             except Exception:  # noqa: BLE001 - whatever it is, the thread lives on

@@ -35,6 +35,7 @@ from redis.exceptions import (
     ClusterError,
     InvalidResponse,
     NoPermissionError,
+    RedisClusterException,
     RedisError,
     ResponseError,
 )
@@ -43,6 +44,9 @@ from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
+
+ERRORS: Final = (RedisError, RedisClusterException, OSError)
+"""What goes wrong with a server, or on the way to it."""
 
 OLDEST: Final = (6, 2)
 """The oldest version of Redis that is supported. (Valkey counts on from 7.2.)"""
@@ -90,7 +94,7 @@ class Clients:
         options.setdefault("protocol", 2)
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # what was sent may have been counted: never sent twice
         aretry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
-        secure = scheme.endswith("s")
+        secure = scheme in ("rediss", "valkeys")
         if kind == "+cluster":
             self.cluster = True
             options |= {"ssl": True} if secure else {}
@@ -163,7 +167,7 @@ class Clients:
         finally:
             client = self._by_loop.pop(loop, None)
             if client is not None:
-                await client.aclose()
+                await _aclose(client)
 
     def renew(self) -> None:
         """Make another client for the next call: this one knows a master that no longer is one.
@@ -177,7 +181,7 @@ class Clients:
         loop = asyncio.get_running_loop()
         client = self._by_loop.pop(loop, None)
         if client is not None:
-            await client.aclose()
+            await _aclose(client)
 
     def close(self) -> None:
         if self._owned:
@@ -186,7 +190,8 @@ class Clients:
                 line.close()
             client, self._client = self._client, None
             if client is not None:
-                client.close()
+                for one in _all_of(client):
+                    one.close()
 
     async def aclose(self) -> None:
         """Close the client of the running loop."""
@@ -229,10 +234,21 @@ class Line:
             self._pool.release(connection)
 
 
+def _all_of(client: Any) -> list[Any]:
+    """A client, and those to the Sentinels that it asks for its master."""
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [client, *(manager.sentinels if manager is not None else ())]
+
+
+async def _aclose(client: AsyncClient) -> None:
+    for one in _all_of(client):
+        await one.aclose()
+
+
 def _is_closed(connection: Any) -> bool:
     try:
         return bool(connection.can_read(timeout=0))
-    except (RedisError, OSError):
+    except ERRORS:
         return True
 
 

@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias, cast
 
 import redis
 from redis.crc import key_slot
-from redis.exceptions import ClusterError, NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import ClusterError, NoScriptError, ReadOnlyError
 
 from headgate.errors import StoreAway
-from headgate.stores.redis.connecting import AsyncClient, Clients, explained
+from headgate.stores.redis.connecting import ERRORS, AsyncClient, Clients, explained
 from headgate.stores.redis.failing import Breaker
 from headgate.stores.redis.requests import Answer, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
@@ -156,7 +156,7 @@ class Threads:
             except StoreAway as away:
                 for request in some:
                     request.answer = away
-            except (RedisError, OSError) as error:
+            except ERRORS as error:
                 self._wire.fail(some, error)
 
     def _wait(self, job: Job) -> None:
@@ -180,8 +180,11 @@ class Threads:
     def _send(self, requests: list[Request[Any]]) -> None:
         try:
             self._perform(requests)
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             self._wire.fail(requests, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who asked
+            for request in requests:
+                request.answer = error
         finally:
             self._hand_over()
 
@@ -213,7 +216,7 @@ def _replies(clients: Clients, commands: list[Command]) -> list[Reply]:
     if len(commands) == 1:
         try:
             return [clients.call(commands[0])]
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             return [error]
     with clients.client().pipeline(transaction=False) as pipe:
         for one in commands:
@@ -268,10 +271,13 @@ class Tasks:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._perform(requests)
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             batch += self._waiting  # they would fail the same way
             self._waiting.clear()
             self._wire.fail([request for request, _ in batch], error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who asked
+            for request in requests:
+                request.answer = error
         except BaseException:
             for _, done in batch:
                 done.cancel()
@@ -299,7 +305,7 @@ async def _areplies(client: AsyncClient, commands: list[Command]) -> list[Reply]
     if len(commands) == 1:
         try:
             return [await client.execute_command(*commands[0])]
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             return [error]
     async with client.pipeline(transaction=False) as pipe:
         for one in commands:

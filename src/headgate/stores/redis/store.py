@@ -13,7 +13,6 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from redis.crc import key_slot
-from redis.exceptions import RedisError
 
 from headgate.clock import Clock, ManualClock, MonotonicClock
 from headgate.core import Decision, Limit, Rule, Violation
@@ -24,7 +23,7 @@ from headgate.limits import per_second
 from headgate.stores import Ask, Offence, Recorded, Spare, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.book import RedisBook
-from headgate.stores.redis.connecting import AsyncClient, Client, Clients, check_server, explained, trouble
+from headgate.stores.redis.connecting import ERRORS, AsyncClient, Client, Clients, check_server, explained, trouble
 from headgate.stores.redis.failing import Breaker, Fallback
 from headgate.stores.redis.gathering import Tasks, Threads, Wire
 from headgate.stores.redis.requests import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
@@ -321,7 +320,7 @@ class RedisStore:
             for pattern in self.keys.patterns(name, rule):
                 for key in client.scan_iter(match=pattern, count=_SCANNED):
                     client.unlink(key)
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             raise StoreAway(explained(error)) from error
 
     async def aclear(self, name: str, rule: Rule) -> None:
@@ -331,7 +330,7 @@ class RedisStore:
             for pattern in self.keys.patterns(name, rule):
                 async for key in client.scan_iter(match=pattern, count=_SCANNED):
                     await client.unlink(key)
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             raise StoreAway(explained(error)) from error
 
     def ask(self, request: Request[Answer]) -> Answer:
@@ -365,7 +364,7 @@ class RedisStore:
             self._take_note(self._clients.client().info())
             for request in self._rehearsal():
                 self._threads.ask(request)
-        except (RedisError, OSError, StoreAway) as error:
+        except (*ERRORS, StoreAway) as error:
             raise trouble(error) from error
 
     async def averify(self) -> None:
@@ -373,7 +372,7 @@ class RedisStore:
             self._take_note(await (await self._clients.aclient()).info())
             for request in self._rehearsal():
                 await self.aask(request)
-        except (RedisError, OSError, StoreAway) as error:
+        except (*ERRORS, StoreAway) as error:
             raise trouble(error) from error
 
     def _rehearsal(self) -> list[Request[Any]]:
@@ -388,7 +387,7 @@ class RedisStore:
             self._take_note(self._clients.client().info())
         except StoreError as error:
             self._say(logging.ERROR, str(error))
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             raise self._wire.broken(error) from error
 
     async def _alook_at_server(self) -> None:
@@ -397,7 +396,7 @@ class RedisStore:
                 self._take_note(await (await self._clients.aclient()).info())
         except StoreError as error:
             self._say(logging.ERROR, str(error))
-        except (RedisError, OSError) as error:
+        except ERRORS as error:
             raise self._wire.broken(error) from error
 
     def _take_note(self, info: dict[str, Any]) -> None:
