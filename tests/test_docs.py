@@ -1,5 +1,6 @@
 """The docs name everything that users can use."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -7,13 +8,16 @@ from typing import Any, get_args
 import pytest
 
 import headgate
-from headgate import Decision, Gate, Limiter, Policy
+from headgate import Decision, Gate, Limiter, Policy, RedisStore
 from headgate.events import Event
+from headgate.sliding import RateLimiter, RateLimitResult
+from headgate.stores import Store
 from headgate.violations import Standing
 
 DOCS = Path(__file__).parent.parent / "docs"
 LIMITER = (DOCS / "limiter.md").read_text(encoding="utf-8")
 GATE = (DOCS / "gate.md").read_text(encoding="utf-8")
+REDIS = (DOCS / "redis.md").read_text(encoding="utf-8")
 EXAMPLE = (DOCS / "headgate.toml").read_text(encoding="utf-8")
 
 
@@ -28,6 +32,7 @@ def missing(names: list[str], text: str) -> list[str]:
     return [name for name in names if not re.search(rf"[`.]{name}\b|\b{name}\(", text)]
 
 
+INSIDE = ("ask", "aask", "book", "decide_without", "keys", "spare")
 FOR_STORES = ("adrift", "denied", "later", "offended", "own_wait", "watched", "retry_us")
 
 
@@ -38,10 +43,13 @@ FOR_STORES = ("adrift", "denied", "later", "offended", "own_wait", "watched", "r
         ([name for name in public(Decision) if name not in FOR_STORES], LIMITER + GATE),
         (public(Gate), GATE),
         (public(Standing), GATE),
+        ([name for name in public(RedisStore) if name not in (*dir(Store), *INSIDE)], REDIS),
+        ([*inspect.signature(RedisStore).parameters][1:], REDIS),
+        (public(RateLimiter) + list(RateLimitResult.__slots__), REDIS),
         ([event.__name__ for event in get_args(Event)], GATE),
         ([name for name in headgate.__all__ if name not in ("Limit", "Outcome")], LIMITER + GATE),
     ],
-    ids=["Limiter", "Decision", "Gate", "Standing", "events", "headgate"],
+    ids=["Limiter", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events", "headgate"],
 )  # fmt: skip
 def test_every_public_name_is_in_the_docs(names: list[str], text: str) -> None:
     assert missing(names, text) == []
