@@ -1,14 +1,16 @@
 """Settings and fixtures for all tests."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from elsewhere import Elsewhere
 from hypothesis import HealthCheck, settings
+from servers import Server
 
-from headgate import Gate, ManualClock, MemoryStore, Policy
+from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
 
 # Decisions are exact whatever the speed of the machine: no deadline for an example.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,10 +18,28 @@ settings.register_profile("long", settings.get_profile("headgate"), max_examples
 settings.load_profile("headgate")
 
 
-@pytest.fixture(params=[MemoryStore, Elsewhere], ids=["memory", "elsewhere"])
-def store(request: pytest.FixtureRequest) -> Any:
+class Unshared(RedisStore):
+    """A store in a server whose gates remember their changes by themselves."""
+
+    book = None  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "elsewhere", "redis"])
+def store(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A store on a clock that stands still."""
-    return request.param(clock=ManualClock(start=1000))
+    clock = ManualClock(start=1000)
+    if request.param == "redis":
+        server: Server = request.getfixturevalue("redis_server")
+        with Unshared(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=5) as store:
+            yield store
+    else:
+        yield MemoryStore(clock=clock) if request.param == "memory" else Elsewhere(clock=clock)
 
 
 @pytest.fixture

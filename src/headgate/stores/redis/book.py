@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any, Final
+from weakref import WeakSet
 
 from headgate.changes import Change
 from headgate.errors import StoreAway
@@ -20,6 +22,9 @@ _FIELDS: Final = {field.name for field in fields(Change)}
 _log = logging.getLogger("headgate")
 
 
+_books: Final[WeakSet["RedisBook"]] = WeakSet()
+
+
 class RedisBook:
     """Remembers changes in a list that has no expiry, under a prefix of its own.
 
@@ -30,6 +35,7 @@ class RedisBook:
         self._clients: Final = clients
         self._key: Final = f"{prefix.rstrip(':')}-admin:changes"
         self._follower: _Follower | None = None
+        _books.add(self)
 
     def read(self) -> list[Change]:
         try:
@@ -46,13 +52,22 @@ class RedisBook:
             raise StoreAway(f"the change is not made, it can't be remembered: {explained(error)}") from error
 
     def follow(self, news: Callable[[], None]) -> None:
-        """Call `news` from a thread of its own whenever the book may have changed, until it is closed."""
+        """Call `news` from a thread of its own whenever the book may have changed, until it is closed.
+
+        A process that is forked follows with a thread of its own, too.
+        """
+        self._news = news
         self._follower = _Follower(self._clients, self._key, news)
         self._follower.start()
+
+    def forked(self) -> None:
+        if self._follower is not None:
+            self.follow(self._news)
 
     def close(self) -> None:
         if self._follower is not None:
             self._follower.stop()
+            self._follower = None
 
 
 class _Follower(threading.Thread):
@@ -92,3 +107,11 @@ class _Follower(threading.Thread):
 def _change(row: bytes | str) -> Change:
     """A change as it was written; what a later version has added to it is left out."""
     return Change(**{name: value for name, value in json.loads(row).items() if name in _FIELDS})
+
+
+def _after_fork() -> None:
+    for book in list(_books):
+        book.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

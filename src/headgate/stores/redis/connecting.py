@@ -11,7 +11,6 @@ What follows a question mark goes to redis-py: `?ssl_ca_certs=ca.pem`.
 """
 
 import asyncio
-import os
 import re
 import threading
 import time
@@ -63,15 +62,16 @@ class Clients:
 
     def __init__(self, where: object, timeout: float) -> None:
         self.cluster = False
-        self._lock: Final = threading.Lock()
+        self._lock = threading.Lock()
         self._make: Callable[[], Client] | None = None
         self._make_async: Callable[[], AsyncClient] | None = None
         self._client: Client | None = None
         self._line: Line | None = None
-        self._process = os.getpid()
         self._owned: Final = isinstance(where, str)
         self._given_async: AsyncClient | None = None
+        self._timeout: Final = timeout
         self._by_loop: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]] = WeakKeyDictionary()
+        self._retired: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, set[AsyncClient]]] = WeakKeyDictionary()
         self._closers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]]] = WeakKeyDictionary()
         if isinstance(where, str):
             self._from_url(where, timeout)
@@ -120,15 +120,13 @@ class Clients:
 
     def call(self, command: list[Any]) -> Any:
         """Have a command carried out for a thread."""
-        if self._process != os.getpid():  # a fork must not share its parent's connections
-            self._process = os.getpid()
-            self._line = None
-        if self._line is None:
+        line = self._line
+        if line is None:
             client = self.client()
             if not self._owned or not isinstance(client, redis.Redis):
                 return client.execute_command(*command)  # type: ignore[no-untyped-call]
-            self._line = Line(client)
-        return self._line.call(command)
+            line = self._line = Line(client)
+        return line.call(command)
 
     def client(self) -> Client:
         """The client for threads. It may connect, which may fail."""
@@ -156,8 +154,9 @@ class Clients:
                     "pass both, as RedisStore((client, asyncio_client)), or call the verbs without an a"
                 )
             found = self._by_loop[loop] = self._make_async()
-            self._closers[loop] = closer = self._close_with_loop(loop)
-            await anext(closer)
+            if loop not in self._closers:
+                self._closers[loop] = self._close_with_loop(loop)
+                await anext(self._closers[loop])
         return found
 
     async def _close_with_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
@@ -166,8 +165,8 @@ class Clients:
             yield
         finally:
             client = self._by_loop.pop(loop, None)
-            if client is not None:
-                await _aclose(client)
+            for one in [*self._retired.pop(loop, ()), *([] if client is None else [client])]:
+                await _aclose(one)
 
     def renew(self) -> None:
         """Make another client for the next call: this one knows a master that no longer is one.
@@ -178,10 +177,19 @@ class Clients:
             self._line = self._client = None
 
     async def arenew(self) -> None:
+        """`renew` for the running loop."""
         loop = asyncio.get_running_loop()
         client = self._by_loop.pop(loop, None)
         if client is not None:
+            self._retired.setdefault(loop, set()).add(client)
+            await asyncio.sleep(2 * self._timeout)  # until calls that are under way have come to their end
+            self._retired[loop].discard(client)
             await _aclose(client)
+
+    def forked(self) -> None:
+        """In a process that was forked: share no connection with the parent."""
+        self._lock = threading.Lock()
+        self._line = None
 
     def close(self) -> None:
         if self._owned:
@@ -211,7 +219,10 @@ class Line:
         self._idle: Final[list[tuple[Any, float]]] = []
 
     def call(self, command: list[Any]) -> Any:
-        connection, used = self._idle.pop() if self._idle else (self._pool.get_connection(), 0.0)
+        try:
+            connection, used = self._idle.pop()
+        except IndexError:
+            connection, used = self._pool.get_connection(), 0.0
         try:
             if used and time.monotonic() - used > _FRESH and _is_closed(connection):
                 connection.disconnect()

@@ -28,7 +28,7 @@ class Breaker:
 
     def __init__(self, tell: Callable[[bool, str], None]) -> None:
         self._tell: Final = tell
-        self._lock: Final = threading.Lock()
+        self._lock = threading.Lock()
         self._failures = 0
         self._next_try = 0.0
         self.reason = ""
@@ -46,6 +46,10 @@ class Breaker:
             if now < self._next_try:
                 raise StoreAway(self.reason)
             self._next_try = now + _PAUSE
+
+    def forked(self) -> None:
+        """In a process that was forked: nobody holds the lock."""
+        self._lock = threading.Lock()
 
     def failed(self, reason: str, slow: bool) -> None:
         with self._lock:

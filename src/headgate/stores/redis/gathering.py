@@ -123,9 +123,15 @@ class Threads:
     def __init__(self, wire: Wire, timeout: float) -> None:
         self._wire: Final = wire
         self._patience: Final = 2 * timeout  # for the call before one's own, and for that
-        self._lock: Final = threading.Lock()
+        self._lock = threading.Lock()
         self._sending = 0
         self._waiting: Final[deque[Job]] = deque()
+
+    def forked(self) -> None:
+        """In a process that was forked: the parent's threads are not here."""
+        self._lock = threading.Lock()
+        self._sending = 0
+        self._waiting.clear()
 
     def ask(self, request: Request[Answer]) -> Answer:
         """The answer to a request; raises `StoreAway` if there is none."""
@@ -230,19 +236,20 @@ class Tasks:
     def __init__(self, wire: Wire, timeout: float) -> None:
         self._wire: Final = wire
         self._timeout: Final = timeout
-        self._loop: Final = asyncio.get_running_loop()
         self._waiting: Final[deque[tuple[Request[Any], asyncio.Future[None]]]] = deque()
+        self._renewals: Final[set[asyncio.Task[None]]] = set()
         self._calls: Final[set[asyncio.Task[None]]] = set()
         self._woken = False
 
     async def ask(self, request: Request[Answer]) -> Answer:
         """The answer to a request; raises `StoreAway` if there is none."""
         self._wire.breaker.enter()
-        done: asyncio.Future[None] = self._loop.create_future()
+        loop = asyncio.get_running_loop()  # not kept: a loop that is gone should not be held by what it left behind
+        done: asyncio.Future[None] = loop.create_future()
         self._waiting.append((request, done))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon(self._send_waiting)
+            loop.call_soon(self._send_waiting)
         await done
         answer = request.answer
         if isinstance(answer, BaseException):
@@ -257,7 +264,7 @@ class Tasks:
             batch = [self._waiting.popleft() for _ in range(count)]
             batch = [one for one in batch if not one[1].done()]  # whoever was cancelled asks for nothing
             if batch:
-                call = self._loop.create_task(self._send(batch))
+                call = asyncio.get_running_loop().create_task(self._send(batch))
                 self._calls.add(call)
                 call.add_done_callback(self._landed)
 
@@ -294,7 +301,9 @@ class Tasks:
         while True:
             replies = await _areplies(client, commands)
             if self._wire.stale(replies):
-                await clients.arenew()
+                renewal = asyncio.get_running_loop().create_task(clients.arenew())
+                self._renewals.add(renewal)
+                renewal.add_done_callback(self._renewals.discard)
             try:
                 commands = conversation.send(replies)
             except StopIteration:

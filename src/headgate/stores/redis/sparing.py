@@ -186,7 +186,7 @@ class Sparing:
 
     def __init__(self, clock: Clock, denials: bool, share: i64) -> None:
         self.now: Final = clock.now
-        self.lock: Final = threading.Lock()
+        self.lock = threading.Lock()
         self._remembers: Final = denials
         self._share: Final = share  # of a capacity, in thousandths
         self._tables: Final[dict[tuple[str, Limit], Spared]] = {}
@@ -227,6 +227,13 @@ class Sparing:
     def idle(self, keys: Keys, node: int, all_of_them: bool = False) -> list[Draw]:
         """What to give back."""
         return [draw for table in list(self._tables.values()) for draw in table.idle(keys, node, all_of_them)]
+
+    def forked(self) -> None:
+        """In a process that was forked: what is kept here is the parent's."""
+        self.lock = threading.Lock()
+        self._owed = {}
+        for table in self._tables.values():
+            table.forget_all()
 
     def busy(self) -> bool:
         """Whether there is anything to send or to give back, now or later."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import re
 import secrets
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, SupportsIndex, TypeAlias
 from uuid import uuid4
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from redis.crc import key_slot
 
@@ -39,6 +40,9 @@ _log = logging.getLogger("headgate")
 
 Flow: TypeAlias = Generator[Request[Any], Any, Decision]
 """Yields what to ask the server, and returns a decision."""
+
+
+_stores: Final[WeakSet["RedisStore"]] = WeakSet()
 
 
 class RedisStore:
@@ -85,15 +89,16 @@ class RedisStore:
         self._wire: Final = Wire(self._clients, self._breaker, self._header, self._stepped_back)
         self._threads: Final = Threads(self._wire, seconds)
         self._tasks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks]] = WeakKeyDictionary()
-        self._lock: Final = threading.Lock()
+        self._lock = threading.Lock()
         self._listeners: tuple[Callable[[Any], object], ...] = ()
         self._said: Final[dict[str, float]] = {}
         self._looked_at = False
         share = permille("RedisStore lease", lease)
         self._sparing: Final = Sparing(self._clock, remember_denials, share) if remember_denials or share else None
-        self._node: Final = secrets.randbits(48)
+        self._node = secrets.randbits(48)
         self._sender: threading.Thread | None = None
-        self._closing = threading.Event()
+        self._closing: Final = threading.Event()
+        _stores.add(self)
 
     @property
     def clock(self) -> Clock:
@@ -444,6 +449,15 @@ class RedisStore:
             self._said[text] = now + _SAY_EVERY
         _log.log(level, text)
 
+    def _forked(self) -> None:
+        """In a process that was forked: begin anew with what can't be shared with the parent."""
+        self._lock = threading.Lock()
+        for part in (self._clients, self._breaker, self._threads):
+            part.forked()
+        if self._sparing is not None:
+            self._sparing.forked()
+        self._node, self._sender = secrets.randbits(48), None
+
     # The end ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -473,3 +487,11 @@ class RedisStore:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
