@@ -97,16 +97,16 @@ class RateLimiter:
         ask = Ask("", _key(key), window, 1)
         try:
             return await self._store.aask(_Hit(self._store.keys, ask))
-        except (StoreAway, ForeignData):
-            return _without(self._store.decide_without(Verb.CHECK, [ask]))
+        except (StoreAway, ForeignData) as error:
+            return _without(self._store.decide_without(error, Verb.CHECK, [ask]))
 
     async def get_counter(self, key: str, window_ms: SupportsIndex | None = None) -> int:
         """How many requests are in the window. Nothing is counted."""
         ask = Ask("", _key(key), self._window(None, window_ms), 1)
         try:
             return await self._store.aask(_Count(self._store.keys, ask))
-        except (StoreAway, ForeignData):
-            return _without(self._store.decide_without(Verb.PEEK, [ask])).current_count
+        except (StoreAway, ForeignData) as error:
+            return _without(self._store.decide_without(error, Verb.PEEK, [ask])).current_count
 
     async def reset_counter(self, key: str) -> bool:
         """Forget a key, and say whether there was anything to forget. Raises `StoreAway` while the server is."""
@@ -149,7 +149,7 @@ class _Hit(Request[RateLimitResult]):
 
     def read(self, row: list[int], at: int, now: int) -> int:
         allowed, used, frees = row[at] == 1, row[at + 1], row[at + 2]
-        wait = 0 if allowed else -((now - frees) // 1_000_000)
+        wait = 0 if allowed else -(-frees // 1_000_000)
         self.answer = RateLimitResult(allowed, used, max(self._limit - used, 0), wait)
         return at + 4
 

@@ -68,14 +68,14 @@ class SlidingWindow(Limit):
         return self._limit, self._span
 
     def judge(self, used: i64, frees: i64, newest: i64, now: i64, cost: i64, low: i64) -> Decision:
-        """Describe a log that is kept elsewhere by what is used, when enough has left for `cost`, and the newest."""
+        """Describe a log that is kept elsewhere: what is used, the time until enough has left for `cost`, the newest."""
         wait: i64 = 0
         if cost > self._limit:
             wait = NEVER
         elif used + cost > self._limit:
-            wait = frees - now
+            wait = frees
         left = self._limit - used
-        reset = newest + self._span - now if used else i64(0)
+        reset = max(newest + self._span - now, 0) if used else i64(0)
         return judged(self, wait, left, (left - cost) * 1000 < self._limit * low, reset)
 
     def fresh(self, now: i64) -> State:
@@ -107,11 +107,14 @@ class SlidingWindow(Limit):
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, Log)
+        taken = min(cost, LARGEST - state.used())
+        if taken == 0:
+            return
         if not state.sums:
             state.times.append(now)
-            state.sums.append(cost)
+            state.sums.append(taken)
             return
-        total = i64(state.sums[-1]) + min(cost, LARGEST - state.used())
+        total = i64(state.sums[-1]) + taken
         if state.times[-1] >= now:
             state.sums[-1] = total
         else:

@@ -4,7 +4,7 @@
 
 local floor, fmod, min, max = math.floor, math.fmod, math.min, math.max
 local packed, unpacked = struct.pack, struct.unpack
-local call, pcall = redis.call, redis.pcall
+local call, try, pcall = redis.call, pcall, redis.pcall
 
 local LARGEST = 9007199254740991 -- 2^53 - 1
 
@@ -39,5 +39,5 @@ end
 
 -- The expiry after so many microseconds: never early, and never 0, which would delete.
 local function milliseconds(microseconds)
-  return max(floor(microseconds / 1000), 0) + 2 + ARGV[2]
+  return max(floor(min(microseconds, LARGEST) / 1000), 0) + 2 + ARGV[2]
 end

@@ -104,10 +104,11 @@ class Clients:
             self._make_async = lambda: redis.asyncio.RedisCluster(startup_nodes=astarts, retry=aretry, **options)
         elif kind == "+sentinel":
             options |= {"ssl": True} if secure else {}
-            to_sentinels = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
+            ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
+            to_sentinels, ato_sentinels = {**ours, "retry": retry}, {**ours, "retry": aretry}
             sentinel = redis.sentinel.Sentinel(nodes, sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
             self._make = lambda: sentinel.master_for(name, retry=retry, **options)  # type: ignore[no-untyped-call]
-            self._make_async = lambda: _asentinel(nodes, to_sentinels).master_for(name, retry=aretry, **options)
+            self._make_async = lambda: _asentinel(nodes, ato_sentinels).master_for(name, retry=aretry, **options)
         else:
             plain = re.sub("^valkey", "redis", url, flags=re.IGNORECASE)
             ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}

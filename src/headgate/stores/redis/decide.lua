@@ -22,23 +22,25 @@ local function fixed()
 end
 
 local kinds, modules, known, offences = {}, { b = bucket, w = window, f = fixed }, {}, nil
-local next_key = 1
 
 local function read(text)
-  local request, at = { verb = string.sub(text, 1, 1), limits = {} }, 2
+  local request, at = { text = text, verb = string.sub(text, 1, 1), limits = {}, width = 0 }, 2
   while at <= #text do
     local letter = string.sub(text, at, at)
     if letter == 'o' then
       offences = offences or violations()
       request.backoff, at = offences.read(text, at + 1)
+      request.width = request.width + 1
     elseif letter == 'i' then
       request.remembered, at = unpacked('<d', text, at + 1), at + 9
+      request.width = request.width + 1
     else
       local kind = kinds[letter] or modules[letter]()
       kinds[letter] = kind
       local limit = kind.read(unpacked(kind.numbers, text, at + 1))
       limit.kind, at = kind, at + 1 + 8 * (#kind.numbers - 1)
       request.limits[#request.limits + 1] = limit
+      request.width = request.width + (limit.keyless and 0 or 1)
     end
   end
   known[text] = request
@@ -105,56 +107,76 @@ local function perform(request, numbers, states, offender)
   end
 end
 
--- Say again what was said to a request with this id, if it was carried out.
-local function repeated(name)
-  local stored = pcall('GET', name)
-  for number in string.gmatch(type(stored) == 'string' and stored or '', '%S+') do
-    say(tonumber(number))
+-- A request's id is stored with what it was, when it was carried out, and what was said then. Say that again, if it isn't
+-- too long ago. Return nil if something else is stored.
+local function repeated(request, name)
+  local stored, text = pcall('GET', name), request.text
+  if not stored then
+    return false
+  elseif type(stored) ~= 'string' or string.sub(stored, 1, #text) ~= text or (#stored - #text) % 8 ~= 0 then
+    return nil
+  elseif now - unpacked('<d', stored, #text + 1) >= request.remembered then
+    return false
   end
-  return type(stored) == 'string'
+  for at = #text + 9, #stored, 8 do
+    say((unpacked('<d', stored, at)))
+  end
+  return true
 end
 
-local function remember(name, first, span)
-  local text = {}
+local function remember(request, name, first)
+  local stored = request.text .. packed('<d', now)
   for i = first, length do
-    text[#text + 1] = digits(answer[i])
+    stored = stored .. packed('<d', answer[i])
   end
-  call('SET', name, table.concat(text, ' '), 'PX', milliseconds(span))
+  call('SET', name, stored, 'PX', milliseconds(request.remembered))
 end
 
-local function carry_out(request, numbers)
-  local limits, states, foreign, offender, name = request.limits, {}, false, nil, nil
+local function carry_out(request, numbers, next_key)
+  local limits, states, offender, first = request.limits, {}, nil, length + 1
   for i = 1, #limits do
     local limit = limits[i]
-    if limit.keyless then
-      states[i] = limit.kind.load()
-    else
-      states[i] = limit.kind.load(limit, KEYS[next_key])
-      next_key = next_key + 1
-      foreign = foreign or not states[i]
+    states[i] = limit.kind.load(limit, KEYS[next_key])
+    next_key = limit.keyless and next_key or next_key + 1
+    if not states[i] then
+      return say(-1)
     end
   end
   if request.backoff then
-    offender = offences.load(KEYS[next_key])
+    offender = offences.load(KEYS[next_key], request.backoff)
     next_key = next_key + 1
-    foreign = foreign or not offender
+    if not offender then
+      return say(-1)
+    end
   end
-  if request.remembered then
-    name = KEYS[next_key]
-    next_key = next_key + 1
-  end
-  local first = length + 1
-  if foreign then
-    say(-1)
-  elseif not name then
+  if not request.remembered then
     perform(request, numbers, states, offender)
-  elseif not repeated(name) and perform(request, numbers, states, offender) then
-    remember(name, first, request.remembered)
+    return
+  end
+  local before = repeated(request, KEYS[next_key])
+  if before == nil then
+    say(-1)
+  elseif not before and perform(request, numbers, states, offender) then
+    remember(request, KEYS[next_key], first)
   end
 end
 
+local next_key = 1
 for position = 3, #ARGV, 2 do
-  carry_out(known[ARGV[position]] or read(ARGV[position]), ARGV[position + 1])
+  local request, before = known[ARGV[position]] or read(ARGV[position]), length
+  local fine, problem = try(carry_out, request, ARGV[position + 1], next_key)
+  if not fine then
+    local text = type(problem) == 'table' and problem.err or problem
+    if not string.find(text, 'attempt to', 1, true) then
+      error(problem) -- the server's: it is out of memory, or read-only
+    end
+    length = before -- something inside isn't ours: that is no reason to fail the others
+    say(-1)
+  end
+  next_key = next_key + request.width
+end
+for i = length + 1, #answer do
+  answer[i] = nil
 end
 answer[2] = stepped
 return answer

@@ -23,7 +23,7 @@ _CLOSED: Final = 1_000_000  # microseconds: the wait that is told while nothing 
 class Breaker:
     """Keeps requests from waiting for a server that is away: one at a time tries, the others are told at once.
 
-    After a failure that was quick, such as a connection that had been closed, the next request may try right away.
+    After a connection was lost the next request may try right away, once: it may have been that connection alone.
     """
 
     def __init__(self, tell: Callable[[bool, str], None]) -> None:
@@ -51,11 +51,11 @@ class Breaker:
         """In a process that was forked: nobody holds the lock."""
         self._lock = threading.Lock()
 
-    def failed(self, reason: str, slow: bool) -> None:
+    def failed(self, reason: str, *, again_at_once: bool) -> None:
         with self._lock:
             self._failures += 1
             first = self._failures == 1
-            self._next_try = time.monotonic() + (_PAUSE if slow or not first else 0.0)
+            self._next_try = time.monotonic() + (0.0 if again_at_once and first else _PAUSE)
             self.reason = reason
         if first:
             self._tell(True, reason)

@@ -82,7 +82,7 @@ class Wire:
     def broken(self, error: BaseException) -> StoreAway:
         """Tell the breaker of an error of the server or on the way to it."""
         reason = explained(error)
-        self.breaker.failed(reason, isinstance(error, (TimeoutError, redis.TimeoutError)))
+        self.breaker.failed(reason, again_at_once=isinstance(error, redis.ConnectionError))
         away = StoreAway(reason)
         away.__cause__ = error
         return away

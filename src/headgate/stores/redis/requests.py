@@ -179,8 +179,7 @@ class Apply(Request[Decision]):
         if offence is not None:
             names.append(keys.offender(offence))
         if request_id:
-            first = asks[0]
-            names.append(keys.root(first.key) + encoded(f"}}i{FORMAT}:{verb.value}:{first.name}:{request_id}"))
+            names.append(keys.root(asks[0].key) + _identity(verb, asks, request_id))
         numbers = b"%d" % costs[0] if len(costs) == 1 else pack(f"<{len(costs)}d", *costs)
         super().__init__(keys.spec(_LETTERS[verb], limits, self._backoff, bool(request_id)), names, numbers)
 
@@ -203,6 +202,13 @@ class Apply(Request[Decision]):
             at += 3
         self.answer = decision
         return at
+
+
+def _identity(verb: Verb, asks: Sequence[Ask], request_id: str) -> bytes:
+    """How the key of a request's id ends. The name's length is there so that no two names and ids look alike."""
+    limits = " + ".join([str(ask.limit) for ask in asks])
+    name = asks[0].name
+    return encoded(f"}}i{FORMAT}:{verb.value}:{limits}:{len(name)}:{name}:{request_id}")
 
 
 class Offend(Request[Violation]):

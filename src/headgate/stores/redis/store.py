@@ -162,17 +162,26 @@ class RedisStore:
                 decision: Decision = yield request
                 return decision
             return (yield from self._spare(self._sparing, request, verb, asks[0], low, offence, request_id))
-        except ForeignData as error:
-            self._say(logging.ERROR, str(error))
-        except StoreAway:
-            pass
-        return self.decide_without(verb, asks, low, offence, request_id)
+        except (StoreAway, ForeignData) as error:
+            return self.decide_without(error, verb, asks, low, offence, request_id)
 
     def decide_without(
-        self, verb: Verb, asks: Sequence[Ask], low: int = 0, offence: Offence | None = None, request_id: str = ""
+        self,
+        error: StoreAway | ForeignData,
+        verb: Verb,
+        asks: Sequence[Ask],
+        low: int = 0,
+        offence: Offence | None = None,
+        request_id: str = "",
     ) -> Decision:
-        """What is decided while the server is away."""
-        return self._fallback.apply(verb, asks, low, offence, request_id)
+        """What is decided when the server can't be asked, or not about this."""
+        return self._note(error).apply(verb, asks, low, offence, request_id)
+
+    def _note(self, error: StoreAway | ForeignData) -> Fallback:
+        """Who decides instead. That the server is away is said when it goes; what isn't ours is said here."""
+        if isinstance(error, ForeignData):
+            self._say(logging.ERROR, str(error))
+        return self._fallback
 
     def _check_keys(self, request: Request[Decision], asks: Sequence[Ask]) -> None:
         if len(set(request.keys)) < len(request.keys):
@@ -270,27 +279,27 @@ class RedisStore:
         """See `Store.offend`."""
         try:
             return self.ask(Offend(self.keys, offence))
-        except (StoreAway, ForeignData):
-            return self._fallback.memory.offend(offence)
+        except (StoreAway, ForeignData) as error:
+            return self._note(error).memory.offend(offence)
 
     async def aoffend(self, offence: Offence) -> Violation:
         try:
             return await self.aask(Offend(self.keys, offence))
-        except (StoreAway, ForeignData):
-            return self._fallback.memory.offend(offence)
+        except (StoreAway, ForeignData) as error:
+            return self._note(error).memory.offend(offence)
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
         try:
             return self.ask(Stand(self.keys, offence))
-        except (StoreAway, ForeignData):
-            return self._fallback.memory.standing(offence)
+        except (StoreAway, ForeignData) as error:
+            return self._note(error).memory.standing(offence)
 
     async def astanding(self, offence: Offence) -> Standing:
         try:
             return await self.aask(Stand(self.keys, offence))
-        except (StoreAway, ForeignData):
-            return self._fallback.memory.standing(offence)
+        except (StoreAway, ForeignData) as error:
+            return self._note(error).memory.standing(offence)
 
     def forget(self, name: str, key: str, rule: Rule) -> bool:
         """See `Store.forget`. Raises `StoreAway` while the server is: what it has counted can't be dropped then."""
@@ -365,6 +374,7 @@ class RedisStore:
 
     def verify(self) -> None:
         """See that the server is there and can be used; a `StoreError` says what is wrong, if not."""
+        self._looked_at = True
         try:
             self._take_note(self._clients.client().info())
             for request in self._rehearsal():
@@ -373,6 +383,7 @@ class RedisStore:
             raise trouble(error) from error
 
     async def averify(self) -> None:
+        self._looked_at = True
         try:
             self._take_note(await (await self._clients.aclient()).info())
             for request in self._rehearsal():
@@ -388,24 +399,27 @@ class RedisStore:
 
     def _look_at_server(self) -> None:
         """Once, on the first call: say in the log what is wrong with the server."""
+        self._looked_at = True  # by one: the others don't wait for it
         try:
             self._take_note(self._clients.client().info())
         except StoreError as error:
             self._say(logging.ERROR, str(error))
         except ERRORS as error:
+            self._looked_at = False
             raise self._wire.broken(error) from error
 
     async def _alook_at_server(self) -> None:
+        self._looked_at = True
         try:
             async with asyncio.timeout(self._timeout):
                 self._take_note(await (await self._clients.aclient()).info())
         except StoreError as error:
             self._say(logging.ERROR, str(error))
         except ERRORS as error:
+            self._looked_at = False
             raise self._wire.broken(error) from error
 
     def _take_note(self, info: dict[str, Any]) -> None:
-        self._looked_at = True
         for of_node in [info] if "redis_version" in info else info.values():
             for note in check_server(of_node):
                 self._say(logging.WARNING, note)

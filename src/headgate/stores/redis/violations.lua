@@ -12,7 +12,16 @@ local function read(text, at)
   return backoff, at + 40 + 8 * count
 end
 
-local function load(key)
+local function save(offender, backoff)
+  local stored, newest = packed('<dd', offender.count, offender.alerted), offender.newest
+  for i = max(#newest - backoff.after, 0) + 1, #newest do
+    stored = stored .. packed('<d', newest[i])
+  end
+  local expiry = offender.last + max(backoff.quiet, backoff.window) - now
+  call('SET', offender.key, stored, 'PX', milliseconds(expiry))
+end
+
+local function load(key, backoff)
   local offender = { key = key, count = 0, last = 0, alerted = 0, newest = {} }
   local stored = pcall('GET', key)
   if not stored then
@@ -38,6 +47,7 @@ local function load(key)
     end
     offender.alerted = max(offender.alerted - ahead, 0)
     offender.last, stepped = now, 1
+    save(offender, backoff)
   end
   return offender
 end
@@ -65,11 +75,7 @@ local function record(offender, backoff, times)
       offender.alerted, alert = moment, 1
     end
   end
-  local stored = packed('<dd', offender.count, offender.alerted)
-  for i = max(#newest - backoff.after, 0) + 1, #newest do
-    stored = stored .. packed('<d', newest[i])
-  end
-  call('SET', offender.key, stored, 'PX', milliseconds(moment + max(backoff.quiet, backoff.window) - now))
+  save(offender, backoff)
   return alert
 end
 

@@ -112,6 +112,9 @@ end
 local function spend(log, limit, cost)
   cut(log, limit)
   local taken = min(cost, LARGEST - (log.total - log.base))
+  if taken == 0 then
+    return
+  end
   if log.count > 0 and log.total + taken > LARGEST then
     rewrite(log, 0)
   end
@@ -158,8 +161,8 @@ local function save(log)
   end
 end
 
--- What is used, when enough has left for `cost` (or the first, if that is asked for), and the newest; 0 where there is
--- no such moment.
+-- What is used, how long until enough has left for `cost` (or the first, if that is asked for), and the newest; 0 where
+-- there is no such moment.
 local function tell(log, limit, cost)
   local frees, excess = 0, log.used + cost - limit.capacity
   if excess > 0 and cost <= limit.capacity then
@@ -167,7 +170,7 @@ local function tell(log, limit, cost)
     if not limit.first then
       entry = first_entry(entry, log.count, function(one) return sum_of(log, one) >= target end)
     end
-    frees = time_of(log, entry) + limit.span
+    frees = time_of(log, entry) - now + limit.span -- not the moment, which may pass 2^53
   end
   say(log.used)
   say(frees)
