@@ -137,11 +137,12 @@ def cluster(masters: int = 3) -> Iterator[list[Server]]:
                 client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
         for node in nodes:
-            wait_for(lambda node=node: _whole(node, masters), "the cluster")  # type: ignore[misc]
+            wait_for(lambda node=node: is_whole(node, masters), "the cluster")  # type: ignore[misc]
         yield nodes
 
 
-def _whole(node: Server, masters: int) -> bool:
+def is_whole(node: Server, masters: int) -> bool:
+    """Whether a node knows all the others, and serves."""
     with node.client(decode_responses=True) as client:
         info = client.execute_command("CLUSTER", "INFO")
         text = info if isinstance(info, str) else "\n".join(f"{key}:{value}" for key, value in info.items())

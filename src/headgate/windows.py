@@ -68,7 +68,7 @@ class SlidingWindow(Limit):
         return self._limit, self._span
 
     def judge(self, used: i64, frees: i64, newest: i64, now: i64, cost: i64, low: i64) -> Decision:
-        """Describe a log that is kept elsewhere: what is used, the time until enough has left for `cost`, the newest."""
+        """Describe a log that is kept elsewhere by what is used, the time until `cost` passes, and the newest."""
         wait: i64 = 0
         if cost > self._limit:
             wait = NEVER

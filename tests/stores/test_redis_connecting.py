@@ -18,7 +18,7 @@ import trustme
 from servers import Server, cluster, replicated, wait_for
 
 from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, RedisStore, StoreAway, StoreError, per_day
-from headgate.stores.redis.connecting import check_server
+from headgate.stores.redis.connecting import PERMISSIONS, check_server
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +286,23 @@ def test_a_missing_permission(server: Server) -> None:
         with RedisStore(url, on_failure="open") as store:
             decision = Limiter("1/day", store=store).check("a")
             assert (bool(decision), decision.degraded) == (True, True)
+
+
+def test_the_permissions_that_the_docs_name_are_enough(server: Server) -> None:
+    docs = Path(__file__).parents[2] / "docs" / "redis.md"
+    assert f"`{PERMISSIONS}`" in docs.read_text(encoding="utf-8")
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "enough", "on", "nopass", *PERMISSIONS.split())
+    url = f"redis://enough:any@127.0.0.1:{server.port}"
+    with Gate(store=url) as gate, Gate(store=url) as other:
+        assert not gate.check("a", "ws", "heavy", request_id="1").degraded
+        while gate.check("a", "ws", "heavy"):
+            pass
+        gate.set_override("a", "heavy", "5/minute sliding")
+        wait_for(lambda: other.capacity("a", "ws", "heavy") == 5, "the override")
+        decisions = [other.check("a", "ws", "heavy") for _ in range(6)]
+        assert [(bool(decision), decision.degraded) for decision in decisions] == [(True, False)] * 5 + [(False, False)]
+        gate.drop_agent("a")
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl", "noeviction"])

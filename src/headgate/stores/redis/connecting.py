@@ -47,6 +47,9 @@ AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 ERRORS: Final = (RedisError, RedisClusterException, OSError)
 """What goes wrong with a server, or on the way to it."""
 
+PERMISSIONS: Final = "+@scripting +@read +@write +@keyspace +@pubsub +@connection +info +time ~headgate* &headgate*"
+"""What a user has to be allowed, in the words of ACL SETUSER."""
+
 OLDEST: Final = (6, 2)
 """The oldest version of Redis that is supported. (Valkey counts on from 7.2.)"""
 
@@ -131,16 +134,18 @@ class Clients:
 
     def client(self) -> Client:
         """The client for threads. It may connect, which may fail."""
-        if self._client is None:
+        client = self._client  # read once: another thread may renew it meanwhile
+        if client is None:
             with self._lock:
-                if self._client is None:
+                client = self._client
+                if client is None:
                     if self._make is None:
                         raise HeadgateError(
                             "RedisStore: expected a client for threads, got only one for asyncio; "
                             "pass both, as RedisStore((client, asyncio_client)), or call the async verbs"
                         )
-                    self._client = self._make()
-        return self._client
+                    client = self._client = self._make()
+        return client
 
     async def aclient(self) -> AsyncClient:
         """The client of the running loop."""
@@ -216,6 +221,7 @@ class Line:
     """
 
     def __init__(self, client: redis.Redis) -> None:
+        self._client: Final = client  # which closes its connections when it is gone
         self._pool: Final = client.connection_pool
         self._idle: Final[list[tuple[Any, float]]] = []
 
@@ -227,6 +233,7 @@ class Line:
         try:
             if used and time.monotonic() - used > _FRESH and _is_closed(connection):
                 connection.disconnect()
+                connection.connect()  # which asks the Sentinels anew, where there are some
             connection.send_command(*command)
             reply = connection.read_response()
         except ResponseError:  # the server has answered
@@ -298,8 +305,7 @@ def trouble(error: BaseException) -> StoreError:
         return StoreError(f"store: expected a user and a password that the server accepts, got {said}")
     if isinstance(cause, NoPermissionError):
         return StoreError(
-            f"store: expected a user that may run scripts and read and write our keys (+@scripting +@read +@write "
-            f"+@keyspace +@pubsub ~headgate* &headgate*), got {said}"
+            f"store: expected a user that may run scripts and read and write our keys ({PERMISSIONS}), got {said}"
         )
     if isinstance(cause, (InvalidResponse, ResponseError)) and not isinstance(cause, BusyLoadingError | ClusterError):
         return StoreError(f"store: expected a Redis or Valkey server that takes writes, got {said}")

@@ -29,6 +29,8 @@ class Breaker:
     def __init__(self, tell: Callable[[bool, str], None]) -> None:
         self._tell: Final = tell
         self._lock = threading.Lock()
+        self._telling = threading.RLock()
+        self._told = False
         self._failures = 0
         self._next_try = 0.0
         self.reason = ""
@@ -48,8 +50,8 @@ class Breaker:
             self._next_try = now + _PAUSE
 
     def forked(self) -> None:
-        """In a process that was forked: nobody holds the lock."""
-        self._lock = threading.Lock()
+        """In a process that was forked: nobody holds the locks."""
+        self._lock, self._telling = threading.Lock(), threading.RLock()
 
     def failed(self, reason: str, *, again_at_once: bool) -> None:
         with self._lock:
@@ -57,16 +59,20 @@ class Breaker:
             first = self._failures == 1
             self._next_try = time.monotonic() + (0.0 if again_at_once and first else _PAUSE)
             self.reason = reason
-        if first:
-            self._tell(True, reason)
+        self._announce()
 
     def worked(self) -> None:
         if self._failures:
             with self._lock:
-                was_down = self._failures > 0
                 self._failures = 0
-            if was_down:
-                self._tell(False, "the store is back")
+            self._announce()
+
+    def _announce(self) -> None:
+        """Tell how it is now, if that isn't what was told last."""
+        with self._telling:
+            if self._told != self.down:
+                self._told = self.down
+                self._tell(self._told, self.reason if self._told else "the store is back")
 
 
 class Fallback:

@@ -9,6 +9,7 @@ in how they send it.
 """
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -16,9 +17,9 @@ from typing import Any, Final, TypeAlias, cast
 
 import redis
 from redis.crc import key_slot
-from redis.exceptions import ClusterError, NoScriptError, ReadOnlyError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisClusterException
 
-from headgate.errors import StoreAway
+from headgate.errors import HeadgateError, StoreAway
 from headgate.stores.redis.connecting import ERRORS, AsyncClient, Clients, explained
 from headgate.stores.redis.failing import Breaker
 from headgate.stores.redis.requests import Answer, Request, command, read_all
@@ -33,7 +34,9 @@ _SPLIT: Final = 24  # more than twice as many requests go out in two calls, so t
 
 _EVALSHA: Final = ("EVALSHA", DIGEST)
 _EVAL: Final = ("EVAL", SOURCE)
-_MOVED: Final = (ReadOnlyError, ClusterError, redis.ConnectionError, redis.TimeoutError)
+_STALE: Final = (ReadOnlyError, RedisClusterException)  # the client knows no master, or one that no longer is one
+
+_log = logging.getLogger("headgate")
 
 Command: TypeAlias = list[Any]
 Reply: TypeAlias = Any
@@ -87,10 +90,10 @@ class Wire:
         away.__cause__ = error
         return away
 
-    def stale(self, replies: list[Reply]) -> bool:
-        """Whether the client may know a master that no longer is one."""
-        signs = _MOVED if self.clients.cluster else ReadOnlyError
-        return any([isinstance(reply, signs) for reply in replies])
+    def puzzled(self, requests: list[Request[Any]], error: Exception) -> None:
+        """What nobody expects: it is logged, and whoever checks is answered all the same."""
+        _log.error("the store can't be asked", exc_info=error)
+        self.fail(requests, error)
 
 
 def _by_slot(requests: list[Request[Any]]) -> list[list[Request[Any]]]:
@@ -188,9 +191,11 @@ class Threads:
             self._perform(requests)
         except ERRORS as error:
             self._wire.fail(requests, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who asked
+        except HeadgateError as error:
             for request in requests:
                 request.answer = error
+        except Exception as error:  # noqa: BLE001
+            self._wire.puzzled(requests, error)
         finally:
             self._hand_over()
 
@@ -210,7 +215,7 @@ class Threads:
         commands = next(conversation)
         while True:
             replies = _replies(clients, commands)
-            if self._wire.stale(replies):
+            if any([isinstance(reply, _STALE) for reply in replies]):
                 clients.renew()
             try:
                 commands = conversation.send(replies)
@@ -282,9 +287,11 @@ class Tasks:
             batch += self._waiting  # they would fail the same way
             self._waiting.clear()
             self._wire.fail([request for request, _ in batch], error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who asked
+        except HeadgateError as error:
             for request in requests:
                 request.answer = error
+        except Exception as error:  # noqa: BLE001
+            self._wire.puzzled(requests, error)
         except BaseException:
             for _, done in batch:
                 done.cancel()
@@ -300,7 +307,7 @@ class Tasks:
         commands = next(conversation)
         while True:
             replies = await _areplies(client, commands)
-            if self._wire.stale(replies):
+            if any([isinstance(reply, _STALE) for reply in replies]):
                 renewal = asyncio.get_running_loop().create_task(clients.arenew())
                 self._renewals.add(renewal)
                 renewal.add_done_callback(self._renewals.discard)
