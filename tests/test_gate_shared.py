@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -139,6 +141,40 @@ def test_changes_are_read_again_after_a_lost_connection(server: Server) -> None:
         client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         one.set_override("a", "heavy", "3/minute")
         wait_for(lambda: other.capacity("a", "ws", "heavy") == 3, "the override, heard of or read")
+
+
+FORK = """
+import os, sys, time
+from headgate import Gate, Limiter, RedisStore, per_day
+
+gate = Gate(store=sys.argv[1])
+store = RedisStore(sys.argv[1], lease=0.5, prefix="forked:")
+limiter = Limiter(per_day(1000), store=store)
+assert all(limiter.check("a") for _ in range(10))  # some tokens are out on lease, to the parent alone
+child = os.fork()
+if child == 0:
+    passed = sum(bool(limiter.check("a")) for _ in range(2000))
+    deadline = time.monotonic() + 10
+    while gate.capacity("a", "ws", "heavy") != 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(passed, gate.capacity("a", "ws", "heavy"), gate.check("a", "ws", "light").degraded, flush=True)
+    os._exit(0)
+gate.set_override("a", "heavy", "3/minute")
+passed = sum(bool(limiter.check("a")) for _ in range(2000))
+os.waitpid(child, 0)
+print(passed)
+gate.close()
+store.close()
+"""
+
+
+def test_a_process_that_is_forked_counts_and_hears_for_itself(server: Server) -> None:
+    """As where an application is loaded before its workers are forked."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (child, capacity, degraded), (parent,) = (line.split() for line in done.stdout.splitlines())
+    assert (capacity, degraded) == ("3", "False")
+    assert 900 <= int(child) + int(parent) <= 990
 
 
 def test_c5_what_an_admin_has_set_is_kept_without_expiry_under_a_prefix_of_its_own(server: Server) -> None:

@@ -193,9 +193,15 @@ class Clients:
             await _aclose(client)
 
     def forked(self) -> None:
-        """In a process that was forked: share no connection with the parent."""
+        """In a process that was forked: share no connection with the parent.
+
+        Its client is kept all the same: letting go of it takes a lock that one of its threads may have held.
+        """
         self._lock = threading.Lock()
+        self._parents = (self._client, self._line)
         self._line = None
+        if self._owned:
+            self._client = None
 
     def close(self) -> None:
         if self._owned:

@@ -164,7 +164,7 @@ end
 -- What is used, how long until enough has left for `cost` (or the first, if that is asked for), and the newest; 0 where
 -- there is no such moment.
 local function tell(log, limit, cost)
-  local frees, excess = 0, log.used + cost - limit.capacity
+  local frees, excess = 0, log.used - (limit.capacity - cost) -- so, since their sum may pass 2^53
   if excess > 0 and cost <= limit.capacity then
     local target, entry = log.before + excess, log.gone + 1
     if not limit.first then
