@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from os import PathLike
 from types import TracebackType
 from typing import Final, Self, SupportsIndex
+from weakref import WeakSet
 
 from headgate.changes import Book, Change, Held, Notebook, changed, held
 from headgate.checks import EXEMPT, GateChecks, id_of
@@ -25,6 +27,9 @@ from headgate.stores.sqlite import SqliteBook
 from headgate.violations import Standing
 
 _log = logging.getLogger("headgate")
+
+
+_gates: Final[WeakSet["Gate"]] = WeakSet()
 
 
 class Gate(GateChecks):
@@ -59,7 +64,8 @@ class Gate(GateChecks):
         )
         self._opened: Final = isinstance(store, str)
         self._book: Final[Book] = _book(remember, where)
-        self._changing: Final = threading.RLock()
+        self._changing = threading.RLock()
+        _gates.add(self)
         self._sessions: Final = Sessions(where)
         self._known = 0  # changes that are taken in
         follow: Callable[[Callable[[], None]], None] | None = getattr(self._book, "follow", None)
@@ -69,6 +75,10 @@ class Gate(GateChecks):
         self._unsubscribe_store: Final = None if subscribe is None else subscribe(self._hear)
         if follow is not None:
             follow(self._take_over)
+
+    def _forked(self) -> None:
+        """In a process that was forked: whichever thread of the parent was changing something isn't here."""
+        self._changing = threading.RLock()
 
     def _changes(self) -> list[Change]:
         """The changes that are remembered; none yet, if the server that remembers them is away."""
@@ -437,3 +447,11 @@ def _book(remember: object, store: Store) -> Book:
     if callable(getattr(remember, "write", None)) and callable(getattr(remember, "read", None)):
         return remember  # type: ignore[return-value]
     return refuse("Gate remember", "a path, a book of changes, or None", remember)
+
+
+def _after_fork() -> None:
+    for gate in list(_gates):
+        gate._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -15,7 +15,7 @@ from headgate.stores.redis.connecting import ERRORS, Clients, explained
 from headgate.stores.redis.script import part
 
 _WRITE: Final = part("book.lua")
-_LISTEN: Final = 1.0  # seconds that one look for news takes at most
+_LISTEN: Final = 0.1  # seconds that one look for news takes at most; closing waits for it
 _AGAIN: Final = 0.25  # seconds until a lost connection is tried again
 _FIELDS: Final = {field.name for field in fields(Change)}
 
