@@ -6,12 +6,12 @@ import os
 import threading
 from collections.abc import Callable
 from os import PathLike
-from types import TracebackType
-from typing import Final, Self, SupportsIndex
+from typing import Final, SupportsIndex
 from weakref import WeakSet
 
 from headgate.changes import Book, Change, Held, Notebook, changed, held
 from headgate.checks import EXEMPT, GateChecks, id_of
+from headgate.closing import Closing
 from headgate.core import Decision, Limit
 from headgate.errors import StoreAway
 from headgate.events import AddressChecked, Alerted, Degraded, Listener, PolicyChanged
@@ -32,7 +32,7 @@ _log = logging.getLogger("headgate")
 _gates: Final[WeakSet["Gate"]] = WeakSet()
 
 
-class Gate(GateChecks):
+class Gate(GateChecks, Closing):
     """Says whether an agent may do something, and keeps account of it.
 
     `store` is where it is counted: a store, the URL of a Redis or Valkey server, or None for this process's memory.
@@ -416,20 +416,6 @@ class Gate(GateChecks):
         await asyncio.to_thread(self.close)
         if self._opened:
             await aclose_store(self._store)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _by(by: object) -> str:

@@ -1,9 +1,9 @@
 """Limiter: limits without a policy, for any application."""
 
-from types import TracebackType
-from typing import Self, SupportsIndex
+from typing import SupportsIndex
 
 from headgate.checks import LimiterChecks, id_of, key_of
+from headgate.closing import Closing
 from headgate.core import Decision, Limit
 from headgate.inputs import Number, cost_of, permille, refuse
 from headgate.notation import LimitLike, limit_of
@@ -12,7 +12,7 @@ from headgate.stores.opening import aclose_store, close_store, open_store
 from headgate.waiting import Lines, aacquire, acquire
 
 
-class Limiter(LimiterChecks):
+class Limiter(LimiterChecks, Closing):
     """Says how much each key may do, and counts it.
 
     `limit` is a limit, its text, or several of either, which then hold all at once. `store` is where it is counted: a
@@ -135,20 +135,6 @@ class Limiter(LimiterChecks):
     async def aclose(self) -> None:
         if self._opened:
             await aclose_store(self._store)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         name = f", name={self._name!r}" if self._name else ""

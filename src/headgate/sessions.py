@@ -1,9 +1,9 @@
 """Sessions: a budget of its own for each session of an agent."""
 
 from contextlib import suppress
-from types import TracebackType
-from typing import Self, SupportsIndex
+from typing import SupportsIndex
 
+from headgate.closing import Closing
 from headgate.core import Decision, Limit
 from headgate.errors import RateLimited, SessionClosed, StoreAway
 from headgate.inputs import cost_of, refuse
@@ -42,7 +42,7 @@ class Sessions:
         self._open.pop(key, None)
 
 
-class Session:
+class Session(Closing):
     """One session of an agent, as `Gate.session` opens it. It closes at the end of a `with` block, or by `close`."""
 
     def __init__(self, sessions: Sessions, agent: str, session_id: str, key: str, limit: Limit) -> None:
@@ -96,20 +96,6 @@ class Session:
         self.closed = True
         self._sessions.close(self._key)
         return first and self.limit is not UNLIMITED
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def _pace(limit: Limit) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from struct import pack
-from types import TracebackType
-from typing import Final, Self, SupportsIndex
+from typing import Final, SupportsIndex
 
+from headgate.closing import Closing
 from headgate.core import Decision
 from headgate.errors import InvalidInput, StoreAway
 from headgate.inputs import LARGEST, refuse, whole
@@ -67,7 +67,7 @@ class RateLimitSettings:
         )
 
 
-class RateLimiter:
+class RateLimiter(Closing):
     """Counts requests by key in a sliding window.
 
     `where` is a URL or a `RedisStore`; without one the settings say, and without settings the environment does.
@@ -125,18 +125,14 @@ class RateLimiter:
             found = self._windows[limit, window_ms] = SlidingWindow(most, Fraction(span, 1000))
         return found
 
+    def close(self) -> None:
+        """Close the connections of threads, unless the store is the caller's own; in an event loop use `aclose`."""
+        if self._owned:
+            self._store.close()
+
     async def aclose(self) -> None:
-        """Close the connections, unless the store is the caller's own."""
         if self._owned:
             await self._store.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 class _Hit(Request[RateLimitResult]):

@@ -8,14 +8,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, SupportsIndex, TypeAlias
+from typing import Any, Final, SupportsIndex, TypeAlias
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
 from redis.crc import key_slot
 
 from headgate.clock import Clock, ManualClock, MonotonicClock
+from headgate.closing import Closing
 from headgate.core import Decision, Limit, Rule, Violation
 from headgate.errors import StoreAway, StoreError
 from headgate.events import Degraded, emit
@@ -45,7 +45,7 @@ Flow: TypeAlias = Generator[Request[Any], Any, Decision]
 _stores: Final[WeakSet["RedisStore"]] = WeakSet()
 
 
-class RedisStore:
+class RedisStore(Closing):
     """Keeps what is counted in a Redis or Valkey server, so that many machines decide as one, on its clock.
 
     `where` is a URL (see `headgate.stores.redis.connecting`), or a client of redis-py, or two of them, one for threads
@@ -487,20 +487,6 @@ class RedisStore:
         """Close the connections of this event loop, and those of threads."""
         await self._clients.aclose()
         await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def _after_fork() -> None:
