@@ -12,7 +12,7 @@ each contender pays for the garbage that it makes, but not for walking through w
 import gc
 import random
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -66,17 +66,19 @@ def shuffled(keys: Sequence[str], checks: int) -> list[str]:
     return random.Random(checks).choices(keys, k=checks)
 
 
-def best_of(rounds: int, turns: Mapping[Label, Turn]) -> dict[Label, Timing]:
+def best_of(
+    rounds: int, turns: Mapping[Label, Turn], timer: Callable[[], int] = process_time_ns
+) -> dict[Label, Timing]:
     times: dict[Label, list[float]] = {label: [] for label in turns}
     for _ in range(rounds):
         for label, (contender, keys, new_strings) in turns.items():
             contender.run(keys[:_WARM_UP])  # the caches hold what the one before has left there
             contender.settle()
             asked = [key.encode().decode() for key in keys] if new_strings else keys
-            _freeze()
-            start = process_time_ns()
+            freeze()
+            start = timer()
             contender.run(asked)
-            times[label].append((process_time_ns() - start) / len(asked))
+            times[label].append((timer() - start) / len(asked))
             contender.settle()
     gc.unfreeze()
     return {label: Timing(min(taken), median(taken)) for label, taken in times.items()}
@@ -101,7 +103,7 @@ def in_threads(
     for _ in range(rounds):
         for label, contender in contenders.items():
             for threads, times in ((1, one[label]), (THREADS, several[label])):
-                _freeze()
+                freeze()
                 times.append(_together(contender, work[label], threads) / len(work[label]))
                 contender.settle()
     gc.unfreeze()
@@ -130,6 +132,7 @@ def _together(contender: Contender, keys: Sequence[str], threads: int) -> int:
     return max(ends) - min(starts)
 
 
-def _freeze() -> None:
+def freeze() -> None:
+    """Put what exists out of the garbage collector's sight, until `gc.unfreeze`."""
     gc.collect()
     gc.freeze()

@@ -17,10 +17,12 @@ ALLOW_NEW: Final = "allow, new strings"
 DENY: Final = "deny"
 TWO: Final = "two limits"
 
-_PACKAGES: Final = ("limits", "throttled-py", "pyrate-limiter", "token-bucket", "mypy", "setuptools")
+PACKAGES: Final = ("limits", "throttled-py", "pyrate-limiter", "token-bucket", "mypy", "setuptools")
+NONE: Final = "-"
+"""What stands in a table where nothing was measured."""
+
 _A_MILLION: Final = 1_000_000
 _MOST_KEYS: Final = 5_000_000
-_NONE: Final = "-"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Bar:
         return f"{verdict}: {self.what}" + (f": {self.figure}" if self.figure else "")
 
 
-def machine() -> dict[str, str]:
+def machine(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Where and with what the figures were taken."""
     origin = headgate.core.__file__
     return {
@@ -75,7 +77,7 @@ def machine() -> dict[str, str]:
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "load average at the start": f"{os.getloadavg()[0]:.2f}",
         "headgate": f"{version('headgate')}, {'plain Python' if origin.endswith('.py') else 'compiled'}",
-        **{package: version(package) for package in _PACKAGES},
+        **{package: version(package) for package in packages},
     }
 
 
@@ -87,13 +89,21 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
+def machine_line(machine: Mapping[str, str]) -> str:
+    return "; ".join([f"{what} {value}" for what, value in machine.items()]) + "."
+
+
+def bar_list(found: Iterable[Bar]) -> str:
+    return "\n".join([f"- {bar}" for bar in found])
+
+
 def markdown(results: Results) -> str:
     parts = [
-        "; ".join([f"{what} {value}" for what, value in results.machine.items()]) + ".",
+        machine_line(results.machine),
         _side_by_side(results),
         _by_size(results),
         _single_checks(results),
-        "\n".join([f"- {bar}" for bar in bars(results)]),
+        bar_list(bars(results)),
         _noise(results),
     ]
     return "\n\n".join([part for part in parts if part]) + "\n"
@@ -105,8 +115,8 @@ def _side_by_side(results: Results) -> str:
     for label in results.checks[ALLOW]:
         row = [label, *[_against(times, label) for times in results.checks.values()]]
         threads = results.threads.get(label)
-        row.append(_NONE if threads is None else f"{threads.one / threads.several:.2f} x")
-        row.append(_number(results.bytes_per_key.get(label)))
+        row.append(NONE if threads is None else f"{threads.one / threads.several:.2f} x")
+        row.append(number(results.bytes_per_key.get(label)))
         rows.append(row)
     note = (
         "In brackets: times headgate's time; for headgate, times the floor's. New strings: each key is a string of its "
@@ -115,26 +125,26 @@ def _side_by_side(results: Results) -> str:
         "of one thread's (pyrate-limiter denies what comes while another thread holds its lock). Bytes per "
         f"key: growth of a new process's resident memory up to {results.memory_keys:,} keys, key strings included."
     )
-    return f"{_table(head, rows)}\n\n{note}"
+    return f"{table(head, rows)}\n\n{note}"
 
 
 def _against(times: Mapping[str, Timing], label: str) -> str:
     if label not in times:
-        return _NONE
+        return NONE
     base = FLOOR if label == HEADGATE else HEADGATE
     if base not in times:
-        return _number(times[label].best)
+        return number(times[label].best)
     ratio = times[label].best / times[base].best
-    return f"{_number(times[label].best)} ({ratio:.1f} x{' floor' if label == HEADGATE else ''})"
+    return f"{number(times[label].best)} ({ratio:.1f} x{' floor' if label == HEADGATE else ''})"
 
 
 def _by_size(results: Results) -> str:
     counts = sorted({count for times in results.sizes.values() for count in times})
     rows = []
     for count in counts:
-        cells = [_number(times[count].best) if count in times else _NONE for times in results.sizes.values()]
+        cells = [number(times[count].best) if count in times else NONE for times in results.sizes.values()]
         rows.append([f"{count:,}", *cells])
-    return _table(["keys, ns per check in random order", *results.sizes], rows)
+    return table(["keys, ns per check in random order", *results.sizes], rows)
 
 
 def _single_checks(results: Results) -> str:
@@ -149,7 +159,7 @@ def _single_checks(results: Results) -> str:
         "the worst of all times, with what the machine did meanwhile. The garbage collector is on; what existed before "
         "is frozen."
     )
-    return f"{_table(head, rows)}\n\n{note}"
+    return f"{table(head, rows)}\n\n{note}"
 
 
 def _noise(results: Results) -> str:
@@ -165,42 +175,48 @@ def _noise(results: Results) -> str:
 def bars(results: Results) -> list[Bar]:
     allow = results.checks[ALLOW]
     own = allow[HEADGATE].best
-    found = []
-    for peer in (LIMITS_FIXED, THROTTLED):
-        ratio = allow[peer].best / own
-        found.append(Bar(f"Limiter.check at least 20 times as fast as {peer}", f"{ratio:.1f} (aim: 25)", ratio >= 20))
+    found = [
+        at_least(f"Limiter.check at least 20 times as fast as {peer}", allow[peer].best / own, 20, aim=25)
+        for peer in (LIMITS_FIXED, THROTTLED)
+    ]
     floors = own / allow[FLOOR].best if FLOOR in allow else None
-    found.append(_bar("Limiter.check at most 3 times the floor", floors, 3))
-    found.append(_bar("Gate.check at most 2.5 times Limiter.check", allow[GATE].best / own, 2.5))
+    found.append(at_most("Limiter.check at most 3 times the floor", floors, 3))
+    found.append(at_most("Gate.check at most 2.5 times Limiter.check", allow[GATE].best / own, 2.5))
     ratio = allow[LIMITS_FIXED].best / allow[GATE].best
-    found.append(Bar(f"Gate.check at least 8 times as fast as {LIMITS_FIXED}", f"{ratio:.1f}", ratio >= 8))
+    found.append(at_least(f"Gate.check at least 8 times as fast as {LIMITS_FIXED}", ratio, 8))
     threads = results.threads[HEADGATE]
     found.append(
-        _bar(f"{THREADS} threads together at most 1.5 times as slow as one", threads.several / threads.one, 1.5)
+        at_most(f"{THREADS} threads together at most 1.5 times as slow as one", threads.several / threads.one, 1.5)
     )
     taken = results.bytes_per_key[HEADGATE] if results.memory_keys == _A_MILLION else None
-    found.append(_bar("at most 180 bytes per key at a million keys", taken, 180))
+    found.append(at_most("at most 180 bytes per key at a million keys", taken, 180))
     what = "a check at 5 million keys at most 5 times one at a thousand"
     for label, times in results.sizes.items():
         if label.startswith(HEADGATE):
             growth = times[_MOST_KEYS].best / times[1000].best if _MOST_KEYS in times else None
-            found.append(_bar(f"{what} ({label})", growth, 5))
+            found.append(at_most(f"{what} ({label})", growth, 5))
     return found
 
 
-def _bar(what: str, figure: float | None, most: float) -> Bar:
+def at_least(what: str, figure: float | None, least: float, aim: float | None = None) -> Bar:
+    if figure is None:
+        return Bar(what, "", None)
+    return Bar(what, f"{figure:.1f}" + (f" (aim: {aim})" if aim else ""), figure >= least)
+
+
+def at_most(what: str, figure: float | None, most: float) -> Bar:
     if figure is None:
         return Bar(what, "", None)
     return Bar(what, f"{figure:.0f}" if figure >= 100 else f"{figure:.2f}", figure <= most)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(["| " + " | ".join(line) + " |" for line in lines])
 
 
-def _number(value: float | None) -> str:
-    return _NONE if value is None else f"{value:,.0f}"
+def number(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.0f}"
 
 
 def _microseconds(nanoseconds: int) -> str:

@@ -90,7 +90,7 @@ def _allow(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None
     keys = names(_KEYS)
     order = shuffled(keys, scale.checks)
     for what, new_strings in ((report.ALLOW, False), (report.ALLOW_NEW, True)):
-        _say(f"checks: {what}")
+        say(f"checks: {what}")
         contenders = _contenders(LIBRARIES, [ROOMY], keys, make_floor)
         turns = {label: Turn(one, order, new_strings) for label, one in contenders.items()}
         results.checks[what] = best_of(scale.rounds, turns)
@@ -98,7 +98,7 @@ def _allow(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None
 
 
 def _deny(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:
-    _say(f"checks: {report.DENY}")
+    say(f"checks: {report.DENY}")
     keys = names(_KEYS)
     contenders = _contenders(LIBRARIES, [TIGHT], keys, make_floor)
     for contender in contenders.values():
@@ -110,7 +110,7 @@ def _deny(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:
 
 
 def _two_limits(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:
-    _say(f"checks: {report.TWO}")
+    say(f"checks: {report.TWO}")
     keys = names(_KEYS)
     contenders = _contenders(SEVERAL_LIMITS, [ROOMY_HOUR, ROOMY], keys, make_floor)
     order = shuffled(keys, scale.checks)
@@ -119,7 +119,7 @@ def _two_limits(results: Results, scale: Scale, make_floor: MakeFloor | None) ->
 
 
 def _threads(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:
-    _say("threads")
+    say("threads")
     keys = names(_KEYS)
     contenders = _contenders(LIBRARIES, [ROOMY], keys, make_floor)
     results.threads = in_threads(scale.rounds, scale.thread_seconds, contenders, shuffled(keys, scale.checks))
@@ -130,7 +130,7 @@ def _sizes(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None
     keys = names(scale.sizes[-1])
     turns: dict[tuple[str, int], Turn] = {}
     for size in scale.sizes:
-        _say(f"filling {size:,} keys")
+        say(f"filling {size:,} keys")
         known = keys[:size]
         own = LIBRARIES[HEADGATE]([ROOMY])
         own.run(known)
@@ -144,13 +144,13 @@ def _sizes(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None
             peer.run(known)
             peer.settle()
             turns[LIMITS_FIXED, size] = Turn(peer, order[: scale.peer_checks])
-    _say("checks with more and more keys")
+    say("checks with more and more keys")
     for (label, size), timing in best_of(scale.rounds, turns).items():
         results.sizes.setdefault(label, {})[size] = timing
 
 
 def _memory(results: Results, scale: Scale) -> None:
-    _say(f"bytes per key, at {scale.memory_keys:,} keys")
+    say(f"bytes per key, at {scale.memory_keys:,} keys")
     results.memory_keys = scale.memory_keys
     with _processes(os.cpu_count()) as pool:  # no time is taken here, so they may disturb each other
         taken = pool.map(alone.bytes_per_key, LIBRARIES, repeat(scale.memory_keys))
@@ -158,7 +158,7 @@ def _memory(results: Results, scale: Scale) -> None:
 
 
 def _single_checks(results: Results, scale: Scale) -> None:
-    _say("single checks while keys expire, and while they come")
+    say("single checks while keys expire, and while they come")
     with _processes(1) as pool:
         expiring = pool.submit(alone.expiring, scale.single_keys, scale.single_checks)
         growing = pool.submit(alone.growing, scale.single_keys)
@@ -193,5 +193,5 @@ def _expect(contenders: dict[str, Contender], keys: list[str], *, passes: bool) 
         raise RuntimeError("headgate dropped keys that were full again, while it was being timed")
 
 
-def _say(what: str) -> None:
+def say(what: str) -> None:
     print(f"{what} ...", file=sys.stderr, flush=True)
