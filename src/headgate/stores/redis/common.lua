@@ -1,8 +1,19 @@
--- What the other parts share. Together they are one script: this file first, decide.lua last, and each of the others as
--- a function between them, which is called when the first request needs it. (Every function that the script makes costs
--- time in every call.)
+-- What the other parts share. Together they are one script: this file first, plain.lua last, and decide.lua as a function
+-- between them that is called when a request isn't plain; the others are functions in that. Every function and table that
+-- the script makes costs time in every call, and nearly all calls are plain.
+--
+-- KEYS: the keys of every request, in their order.
+-- ARGV: the time in microseconds, or "" for the server's; milliseconds by which every expiry is put off; then for each
+-- request what it is (the same bytes for many requests), and its numbers.
+-- The answer is a list of whole numbers: the time; whether the clock was seen to have stepped back; and for each
+-- request a status (1 done or passed, 0 denied, -1 there is something under a key that isn't ours: nothing was done)
+-- followed by what the verb says, except after -1.
+--
+-- What a request is: a letter for the verb; for each limit a letter for its kind, followed by its numbers as
+-- little-endian doubles; 'o' and the numbers of a backoff, if violations are recorded; 'i' and the microseconds for
+-- which the request's id is remembered, if it has one.
 
-local floor, fmod, min, max = math.floor, math.fmod, math.min, math.max
+local floor, min, max = math.floor, math.min, math.max
 local packed, unpacked = struct.pack, struct.unpack
 local call, try, pcall = redis.call, pcall, redis.pcall
 
@@ -22,19 +33,10 @@ end
 -- The answer grows at its end.
 local answer, length = { now, 0 }, 2
 
-local function say(number)
-  length = length + 1
-  answer[length] = number
-end
-
 -- Whether two numbers can be what we have written.
 local function are_whole(one, other)
   return one == floor(one) and other == floor(other) and one <= LARGEST and one >= -LARGEST and other <= LARGEST
     and other >= 0
-end
-
-local function digits(number)
-  return string.format('%.0f', number)
 end
 
 -- The expiry after so many microseconds: never early, and never 0, which would delete.

@@ -1,15 +1,5 @@
--- What is asked, one request after the other, all in one atomic step and at one moment.
---
--- KEYS: the keys of every request, in their order.
--- ARGV: the time in microseconds, or "" for the server's; milliseconds by which every expiry is put off; then for each
--- request what it is (the same bytes for many requests), and its numbers.
--- The answer is a list of whole numbers: the time; whether the clock was seen to have stepped back; and for each
--- request a status (1 done or passed, 0 denied, -1 there is something under a key that isn't ours: nothing was done)
--- followed by what the verb says, except after -1.
---
--- What a request is: a letter for the verb; for each limit a letter for its kind, followed by its numbers as
--- little-endian doubles; 'o' and the numbers of a backoff, if violations are recorded; 'i' and the microseconds for
--- which the request's id is remembered, if it has one.
+-- What is asked, one request after the other, all in one atomic step and at one moment. It is the part for everything that
+-- isn't plain.
 
 -- Unlimited, or blocked: there is nothing to store.
 local function fixed()
@@ -161,22 +151,20 @@ local function carry_out(request, numbers, next_key)
   end
 end
 
-local next_key = 1
-for position = 3, #ARGV, 2 do
-  local request, before = known[ARGV[position]] or read(ARGV[position]), length
-  local fine, problem = try(carry_out, request, ARGV[position + 1], next_key)
+-- Carry out a request, and say how many keys it has.
+return function(text, numbers, next_key)
+  local request, before = known[text] or read(text), length
+  local fine, problem = try(carry_out, request, numbers, next_key)
   if not fine then
-    local text = type(problem) == 'table' and problem.err or problem
-    if not string.find(text, 'attempt to', 1, true) then
+    local said = type(problem) == 'table' and problem.err or problem
+    if not string.find(said, 'attempt to', 1, true) then
       error(problem) -- the server's: it is out of memory, or read-only
+    end
+    for i = before + 1, length do
+      answer[i] = nil
     end
     length = before -- something inside isn't ours: that is no reason to fail the others
     say(-1)
   end
-  next_key = next_key + request.width
+  return request.width
 end
-for i = length + 1, #answer do
-  answer[i] = nil
-end
-answer[2] = stepped
-return answer

@@ -10,19 +10,19 @@ def part(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def _module(name: str, file: str) -> str:
-    """A part that becomes a function of the script, which returns what the part returns."""
-    return f"local function {name}()\n{part(file)}end\n"
+def _function(name: str, body: str) -> str:
+    """A part that becomes a function, which returns what the part returns."""
+    return f"local function {name}()\n{body}end\n"
 
 
-SOURCE: Final = "\n".join(
-    [
-        part("common.lua"),
-        _module("leasing", "leases.lua"),
-        _module("bucket", "bucket.lua"),
-        _module("window", "window.lua"),
-        _module("violations", "violations.lua"),
-        part("decide.lua"),
-    ]
-).encode()
+_MODULES: Final = {
+    "leasing": "leases.lua",
+    "bucket": "bucket.lua",
+    "window": "window.lua",
+    "violations": "violations.lua",
+}
+_DECIDE: Final = "\n".join(
+    [part("shared.lua"), *[_function(name, part(file)) for name, file in _MODULES.items()], part("decide.lua")]
+)
+SOURCE: Final = "\n".join([part("common.lua"), _function("decide", _DECIDE), part("plain.lua")]).encode()
 DIGEST: Final = hashlib.sha1(SOURCE).hexdigest().encode()  # noqa: S324 - it is the name under which servers keep it
