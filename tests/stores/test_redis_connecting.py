@@ -174,6 +174,8 @@ def test_clients_of_the_application(server: Server) -> None:
             assert not await only.acheck("a")
             with pytest.raises(HeadgateError, match="got only one for asyncio; pass both"):
                 only.check("a")
+            with pytest.raises(InvalidInput, match="expected a client for threads with remember_denials or lease"):
+                RedisStore(aclient, lease=0.1)
             two = Limiter(per_day(2), store=RedisStore((client, aclient), prefix="own:"))
             assert not await two.acheck("a")
             assert not two.check("a")
@@ -221,6 +223,7 @@ def test_a_password_is_never_shown() -> None:
 def test_bad_options() -> None:
     attempts: list[tuple[Any, str]] = [
         ({"prefix": ""}, "RedisStore prefix: expected some text without braces, got ''"),
+        ({"prefix": 5}, "RedisStore prefix: expected some text without braces, got 5"),
         ({"prefix": "a{b"}, "RedisStore prefix: expected some text without braces, got 'a{b'"),
         ({"timeout": 0}, "RedisStore timeout: expected a number of seconds above 0, got 0"),
         ({"timeout": "1"}, "RedisStore timeout: expected a number of seconds, 0 or more, got '1'"),

@@ -132,6 +132,11 @@ class Clients:
             line = self._line = Line(client)
         return line.call(command)
 
+    @property
+    def for_threads(self) -> bool:
+        """Whether there is a client for threads."""
+        return self._client is not None or self._make is not None
+
     def client(self) -> Client:
         """The client for threads. It may connect, which may fail."""
         client = self._client  # read once: another thread may renew it meanwhile

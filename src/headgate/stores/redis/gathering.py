@@ -79,8 +79,9 @@ class Wire:
 
     def fail(self, requests: list[Request[Any]], error: BaseException) -> None:
         away = self.broken(error)
-        for request in requests:
-            request.answer = away
+        for request in requests:  # each has an error of its own, since each may be raised in another thread
+            request.answer = StoreAway(str(away))
+            request.answer.__cause__ = error
 
     def broken(self, error: BaseException) -> StoreAway:
         """Tell the breaker of an error of the server or on the way to it."""
@@ -175,7 +176,7 @@ class Threads:
             if job.batch is None and not job.done:
                 if job in self._waiting:
                     self._waiting.remove(job)
-                job.request.answer = StoreAway("the store is away: no connection was free in time")
+                job.request.answer = StoreAway("no connection was free in time")
                 return
         if job.batch is not None:
             try:
@@ -196,6 +197,10 @@ class Threads:
                 request.answer = error
         except Exception as error:  # noqa: BLE001
             self._wire.puzzled(requests, error)
+        except BaseException:  # this thread is interrupted, but not those for whom it sends
+            for request in requests:
+                request.answer = StoreAway("the thread that asked was interrupted")
+            raise
         finally:
             self._hand_over()
 

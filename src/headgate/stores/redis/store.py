@@ -73,7 +73,8 @@ class RedisStore(Closing):
         lease: Number = 0,
         clock: ManualClock | None = None,
     ) -> None:
-        if not re.fullmatch(r"[^{}]+", str(prefix)):
+        given: object = prefix
+        if not isinstance(given, str) or not re.fullmatch(r"[^{}]+", given):
             refuse("RedisStore prefix", "some text without braces", prefix)
         seconds = microseconds("RedisStore timeout", timeout) / 1_000_000
         if not seconds:
@@ -95,6 +96,10 @@ class RedisStore(Closing):
         self._looked_at = False
         share = permille("RedisStore lease", lease)
         self._sparing: Final = Sparing(self._clock, remember_denials, share) if remember_denials or share else None
+        if self._sparing is not None and not self._clients.for_threads:
+            refuse(
+                "RedisStore", "a client for threads with remember_denials or lease: a thread sends what is owed", where
+            )
         self._node = secrets.randbits(48)
         self._sender: threading.Thread | None = None
         self._closing: Final = threading.Event()
@@ -374,18 +379,18 @@ class RedisStore(Closing):
 
     def verify(self) -> None:
         """See that the server is there and can be used; a `StoreError` says what is wrong, if not."""
-        self._looked_at = True
         try:
             self._take_note(self._clients.client().info())
+            self._looked_at = True
             for request in self._rehearsal():
                 self._threads.ask(request)
         except (*ERRORS, StoreAway) as error:
             raise trouble(error) from error
 
     async def averify(self) -> None:
-        self._looked_at = True
         try:
             self._take_note(await (await self._clients.aclient()).info())
+            self._looked_at = True
             for request in self._rehearsal():
                 await self.aask(request)
         except (*ERRORS, StoreAway) as error:
