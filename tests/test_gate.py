@@ -227,6 +227,12 @@ def test_a10_standing_says_how_long(gate: Gate, clock: ManualClock, verb: Verbs)
     assert repr(standing) == "Standing(violations=3, wait_left=3.0, quiet_left=58.0)"
 
 
+def test_a11_a_default_that_is_set_to_what_it_is_drops_nothing(gate: Gate) -> None:
+    gate.check("a", "ws", "heavy")
+    gate.set_default("heavy", "10/minute")
+    assert gate.check("a", "ws", "heavy").remaining == 8
+
+
 def test_a11_an_override_holds_at_once_for_one_agent(gate: Gate) -> None:
     use_up(gate, "a")
     gate.set_override("a", "heavy", "20/minute")

@@ -122,6 +122,19 @@ def test_c3_limit_and_window_are_judged_per_call_and_the_state_belongs_to_the_ke
     asyncio.run(walk())
 
 
+def test_c3_the_longest_window_that_was_asked_for_is_kept(server: Server) -> None:
+    async def walk() -> None:
+        async with service(server, limit=5, window_ms=1000) as (limiter, clock):
+            await limiter.check("a")
+            await limiter.check("a", window_ms=60_000)
+            clock.advance(2)
+            await limiter.check("a")
+            assert await limiter.get_counter("a") == 1
+            assert await limiter.get_counter("a", window_ms=60_000) == 3
+
+    asyncio.run(walk())
+
+
 def test_c3_get_counter_counts_nothing_and_reset_counter_says_whether_there_was_anything(server: Server) -> None:
     async def walk() -> None:
         async with service(server, limit=2) as (limiter, _clock):

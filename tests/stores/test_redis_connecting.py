@@ -18,6 +18,7 @@ import trustme
 from servers import Server, cluster, replicated, wait_for
 
 from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, RedisStore, StoreAway, StoreError, per_day
+from headgate.stores import Ask, Verb
 from headgate.stores.redis.connecting import PERMISSIONS, check_server
 
 
@@ -154,6 +155,10 @@ def test_a_cluster() -> None:
         for key in "abcdef":  # in slots of all nodes
             assert both_ways(store, key) == [True, True, True, False]
         assert all(node.client().dbsize() for node in nodes)
+        asks = [Ask("team", "t", per_day(3), 1), Ask("agent", "a", per_day(3), 1)]
+        with pytest.raises(InvalidInput, match="asks: expected keys in one slot of the cluster"):
+            store.apply(Verb.CHECK, asks, 0)
+        assert store.apply(Verb.CHECK, [ask._replace(key="t") for ask in asks], 0)
         own = redis.RedisCluster(host="127.0.0.1", port=nodes[0].port)
         aown = redis.asyncio.RedisCluster(host="127.0.0.1", port=nodes[0].port)
         assert [Limiter(per_day(3), store=RedisStore((own, aown))).check("g").remaining for _ in range(2)] == [2, 1]

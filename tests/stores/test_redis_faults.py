@@ -18,7 +18,7 @@ import pytest
 from redis.crc import key_slot
 from servers import Server, cluster, free_port, is_whole, replicated, wait_for
 
-from headgate import Decision, Limiter, per_day
+from headgate import AllOf, Decision, Limit, Limiter, SlidingWindow, per_day
 from headgate.events import Degraded
 from headgate.stores.redis import RedisStore
 
@@ -484,6 +484,17 @@ def test_a_master_that_becomes_a_replica_and_a_master_again(server: Server, kind
         assert load.passed() <= 2 * CAPACITY
         it.a_fresh_key_is_exact()
         print(f"{len(it.events)} events")
+
+
+@pytest.mark.parametrize("limit", [LIMIT, SlidingWindow(5, 60), AllOf([LIMIT, SlidingWindow(5, 60)])], ids=str)
+def test_a_full_memory_is_the_servers_trouble_whatever_is_counted(server: Server, limit: Limit) -> None:
+    """It isn't read as a denial, nor as data of somebody else."""
+    with RedisStore(server.url) as store, server.client() as client:
+        limiter = Limiter(limit, store=store)
+        limiter.check("before")
+        client.config_set("maxmemory", 1)
+        decision = limiter.check("after")
+        assert (bool(decision), decision.degraded, store.degraded) == (True, True, True)
 
 
 def test_a_server_that_takes_no_writes_is_not_called_back_for_every_denial(server: Server) -> None:

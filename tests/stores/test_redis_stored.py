@@ -770,6 +770,24 @@ def test_a6_the_wait_of_a_window_in_deep_debt_is_exact(still: RedisStore, clock:
     assert [limiter.peek("a", 7).retry_after for limiter in limiters] == [60.0] * 2
 
 
+@pytest.mark.parametrize("capacity", [10, 18])
+def test_a6_a_debt_that_is_paid_off_after_2_to_the_53_units_is_exact(
+    still: RedisStore, clock: ManualClock, capacity: int
+) -> None:
+    """Around the moments at which sums and differences of the units are odd numbers beyond 2^53."""
+    limiters = both(still, TokenBucket(capacity, 3_000_000, 1))  # three units in a microsecond, one for a token
+    for limiter in limiters:
+        limiter.charge("a", 2**53)
+        limiter.charge("b", 2**53)
+    clock.advance(Fraction(2**53 // 3 - 3, 1_000_000))
+    for _ in range(12):
+        clock.advance(Fraction(1, 1_000_000))
+        peeks = [limiter.peek("a", 2) for limiter in limiters]
+        assert (peeks[0].remaining, peeks[0].retry_us) == (peeks[1].remaining, peeks[1].retry_us)
+        checks = [limiter.check("b", 2) for limiter in limiters]
+        assert (checks[0].remaining, checks[0].retry_us) == (checks[1].remaining, checks[1].retry_us)
+
+
 def test_a6_a_window_that_ends_after_2_to_the_53_is_exact_too(still: RedisStore) -> None:
     limiters = both(still, SlidingWindow(1, Fraction(LARGEST, 1_000_000)))
     assert all([limiter.check("a") for limiter in limiters])

@@ -49,7 +49,7 @@ local function earn(bucket, limit, moment)
 end
 
 local function passes(bucket, limit, cost)
-  return cost <= limit.capacity and cost * limit.unit <= bucket.level
+  return cost * limit.unit <= bucket.level
 end
 
 local function spend(bucket, limit, cost)

@@ -3,7 +3,7 @@
 -- the ordinary is left to it.
 
 local function plain(text, numbers, key)
-  local capacity, unit, gain, tick, full = unpacked('<ddddd', text, 3)
+  local _, unit, gain, tick, full = unpacked('<ddddd', text, 3)
   local level, stored = full, pcall('GET', key)
   if tick ~= 1 then
     return false
@@ -20,7 +20,7 @@ local function plain(text, numbers, key)
     level = min(level + gained, full)
   end
   local cost = tonumber(numbers)
-  local passes = cost <= capacity and cost * unit <= level
+  local passes = cost * unit <= level
   if passes then
     level = level - cost * unit
     call('SET', key, packed('<dd', level, now), 'PX', milliseconds((full - level) / gain))
