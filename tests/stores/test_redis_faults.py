@@ -18,9 +18,10 @@ import pytest
 from redis.crc import key_slot
 from servers import Server, cluster, free_port, is_whole, replicated, wait_for
 
-from headgate import AllOf, Decision, Limit, Limiter, SlidingWindow, per_day
+from headgate import AllOf, Decision, Limit, Limiter, SlidingWindow, StoreAway, per_day
 from headgate.events import Degraded
 from headgate.stores.redis import RedisStore
+from headgate.stores.redis.failing import Breaker
 
 CAPACITY = 200
 LIMIT = per_day(CAPACITY)  # a token in seven minutes: none while a test runs
@@ -711,3 +712,20 @@ def test_a_request_whose_answer_was_lost_is_charged_once(server: Server, kind: s
             await store.aclose()
 
         asyncio.run(run())
+
+
+def test_after_a_lost_connection_the_next_request_tries_at_once_but_only_the_next() -> None:
+    """It may have been that connection alone. A server that doesn't answer in time is left alone for a while."""
+    breaker = Breaker(lambda _degraded, _reason: None)
+    breaker.failed("closed", again_at_once=True)
+    breaker.enter()
+    with pytest.raises(StoreAway):
+        breaker.enter()
+    breaker.failed("closed", again_at_once=True)
+    with pytest.raises(StoreAway):
+        breaker.enter()
+    breaker.worked()
+    breaker.enter()
+    breaker.failed("no answer", again_at_once=False)
+    with pytest.raises(StoreAway):
+        breaker.enter()
