@@ -6,8 +6,8 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,18 @@ def test_keys_begin_with_the_prefix(server: Server) -> None:
         assert client.keys("mine:*") == [b"mine:{a}b1:3/day:"]
 
 
-@contextmanager
-def tls(server: Server, certificate: trustme.LeafCert) -> Iterator[int]:
+def tls(server: Server, certificate: trustme.LeafCert) -> AbstractContextManager[int]:
     """A port that speaks TLS and passes everything on to a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
+    return door([server], lambda connection: context.wrap_socket(connection, server_side=True))
+
+
+@contextmanager
+def door(
+    leads_to: list[Server], wrap: Callable[[socket.socket], socket.socket] = lambda connection: connection
+) -> Iterator[int]:
+    """A port that passes every new connection on to the first of some servers, which may change."""
     listening = socket.create_server(("127.0.0.1", 0))
     pairs: list[socket.socket] = []
 
@@ -106,8 +113,8 @@ def tls(server: Server, certificate: trustme.LeafCert) -> Iterator[int]:
     def accept() -> None:
         with suppress(OSError):
             while True:
-                outer = context.wrap_socket(listening.accept()[0], server_side=True)
-                inner = socket.create_connection(("127.0.0.1", server.port))
+                outer = wrap(listening.accept()[0])
+                inner = socket.create_connection(("127.0.0.1", leads_to[0].port))
                 pairs.extend((outer, inner))
                 for source, target in ((outer, inner), (inner, outer)):
                     threading.Thread(target=pump, args=(source, target), daemon=True).start()
@@ -133,6 +140,31 @@ def test_tls(server: Server, tmp_path: Path) -> None:
         url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem"
         with RedisStore(url) as store, pytest.raises(StoreAway, match="certificate"):
             store.verify()
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_name_that_leads_to_another_master_is_followed(kind: str) -> None:
+    """As where an address is moved in a failover: the old master still answers, but takes no writes any more."""
+    with Server() as old, Server() as new:
+        leads_to = [old]
+        with door(leads_to) as port, RedisStore(f"redis://127.0.0.1:{port}") as store, old.client() as client:
+            limiter = Limiter(per_day(3), store=store)
+
+            async def move() -> None:
+                for degraded in (False, True):
+                    if degraded:
+                        client.replicaof("127.0.0.1", new.port)
+                        leads_to[0] = new
+                    decision = await limiter.acheck("a") if kind == "tasks" else limiter.check("a")
+                    assert decision.degraded == degraded
+                deadline = asyncio.get_running_loop().time() + 5
+                while (await limiter.acheck("b") if kind == "tasks" else limiter.check("b")).degraded:
+                    assert asyncio.get_running_loop().time() < deadline
+                    await asyncio.sleep(0.05)
+
+            asyncio.run(move())
+        with new.client() as client:
+            assert client.keys("*") == [b"headgate:{b}b1:3/day:"]
 
 
 def test_a_socket_on_this_machine(tmp_path: Path) -> None:

@@ -729,3 +729,22 @@ def test_after_a_lost_connection_the_next_request_tries_at_once_but_only_the_nex
     breaker.failed("no answer", again_at_once=False)
     with pytest.raises(StoreAway):
         breaker.enter()
+
+
+@pytest.mark.long
+def test_thousands_of_tasks_that_wait_are_told_together(server: Server) -> None:
+    """They don't wait for one call after the other to fail."""
+
+    async def ask(limiter: Limiter) -> list[Decision]:
+        return await asyncio.gather(*[limiter.acheck(f"key-{number}") for number in range(12_000)])
+
+    with RedisStore(server.url) as store:
+        limiter = Limiter(LIMIT, store=store)
+        limiter.check("before")
+        server.signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        decisions = asyncio.run(ask(limiter))
+        took = time.monotonic() - begin
+        server.signal(signal.SIGCONT)
+    assert all(decision.degraded for decision in decisions)
+    assert took < 2.5  # twelve calls one after the other would take three seconds
