@@ -23,7 +23,8 @@ from headgate import (
     per_second,
 )
 from headgate.events import Alerted, Event, Violated
-from headgate.stores import Offence
+from headgate.stores import Ask, Offence
+from headgate.stores.redis.sparing import Spared
 from headgate.violations import Backoff
 
 _numbers = count()
@@ -268,3 +269,24 @@ def test_slow_keys_small_limits_windows_and_enforced_backoff_are_not_leased(serv
             for _ in range(20):
                 gate.check("a", "ws", "light")
             assert fleet.calls() - before >= 20
+
+
+def test_a_lease_that_is_granted_late_takes_back_nothing_that_is_in_hand(server: Server) -> None:
+    """A call that timed out may be carried out all the same, after the one that was made instead of it."""
+    limit = per_minute(60, burst=100)
+    with Fleet(server, 1, lease=0.2) as fleet:
+        store = fleet.stores[0]
+        limiter, plain = Limiter(limit, store=store), Limiter(limit, store=fleet.plain)
+        table = store.spare("", limit)
+        assert isinstance(table, Spared)
+        assert limiter.check("a")
+        late = table.draws(Ask("", "a", limit, 1), 0, None, store.keys)
+        assert late is not None
+        table.drawn("a", None, fleet.clock.now())  # no answer in time
+        assert limiter.check("a")  # draws 20
+        assert plain.peek("a").remaining == 78
+        store.ask(late)
+        assert plain.peek("a").remaining == 57  # another 20 are out, and one is spent
+        fleet.clock.advance(0.9)
+        assert plain.reset("a")
+        assert plain.peek("a").remaining == 60  # what is in hand still counts

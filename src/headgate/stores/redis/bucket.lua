@@ -1,7 +1,7 @@
 -- Token buckets. The arithmetic is that of `TokenBucket` in limits.py, in whole numbers that doubles hold exactly.
 --
 -- Stored: a string of little-endian doubles, the level in units and its stamp in microseconds; then three more for each
--- lease: the node that holds it, its tokens, and the moment at which it ends. A full bucket is not stored.
+-- lease: its number, its tokens, and the moment at which it ends. A full bucket is not stored.
 
 -- level + count * size, without a product beyond 2^53 where the result isn't.
 local function added(level, count, size)
@@ -92,7 +92,7 @@ local function save(bucket, limit)
     local expiry = stamp - now + refill -- to a microsecond or so, which `milliseconds` makes up for
     if bucket.leases then
       for _, lease in ipairs(bucket.leases) do
-        stored = stored .. packed('<ddd', lease.node, lease.tokens, lease.ends)
+        stored = stored .. packed('<ddd', lease.number, lease.tokens, lease.ends)
         expiry = max(expiry, lease.ends - now + refill) -- at the worst nothing is refilled before it ends
       end
     end

@@ -6,11 +6,11 @@ local LONGEST = 60000000 -- microseconds; what ends later was written before the
 local function load(bucket, limit, stored, earn)
   local leases, kept = {}, {}
   for at = 17, #stored, 24 do
-    local node, tokens, ends = unpacked('<ddd', stored, at)
-    if not (are_whole(node, tokens) and are_whole(ends, tokens) and tokens > 0) then
+    local number, tokens, ends = unpacked('<ddd', stored, at)
+    if not (are_whole(number, tokens) and are_whole(ends, tokens) and tokens > 0) then
       return false
     end
-    leases[#leases + 1] = { node = node, tokens = tokens, ends = min(ends, now + LONGEST) }
+    leases[#leases + 1] = { number = number, tokens = tokens, ends = min(ends, now + LONGEST) }
     bucket.cap = bucket.cap - tokens * limit.unit
   end
   table.sort(leases, function(one, other) return one.ends < other.ends end)
@@ -26,12 +26,13 @@ local function load(bucket, limit, stored, earn)
   return true
 end
 
--- Take back a node's lease with what it hasn't used, then let it have `cost`, and on top of that up to `slice` tokens,
--- but not more than half of what is left. Return the tokens of the new lease, or nil if `cost` doesn't pass.
-local function draw(kind, bucket, limit, cost, slice, unused, node, span)
+-- Take back the `old` lease of a node with what it hasn't used, then let it have `cost`, and on top of that up to `slice`
+-- tokens as a `new` one, but not more than half of what is left. Return the tokens of the new lease, or nil if `cost`
+-- doesn't pass.
+local function draw(kind, bucket, limit, cost, slice, unused, old, new, span)
   local kept = {}
   for _, lease in ipairs(bucket.leases or kept) do
-    if lease.node == node then
+    if lease.number == old then
       bucket.cap = bucket.cap + lease.tokens * limit.unit
       kind.refund(bucket, limit, min(unused, lease.tokens))
     else
@@ -45,7 +46,7 @@ local function draw(kind, bucket, limit, cost, slice, unused, node, span)
     granted = max(min(slice, floor(floor(bucket.level / limit.unit) / 2)), 0)
     if granted > 0 then
       kind.spend(bucket, limit, granted)
-      kept[#kept + 1] = { node = node, tokens = granted, ends = now + span }
+      kept[#kept + 1] = { number = new, tokens = granted, ends = now + span }
     end
   end
   kind.save(bucket, limit)

@@ -239,7 +239,11 @@ class Stand(Request[Standing]):
 
 
 class Draw(Request[Decision]):
-    """A check that also draws tokens ahead, and gives back those that were drawn before and not used."""
+    """A check that also draws tokens ahead, as a `new` lease, and gives back what was not used of an `old` one.
+
+    Each lease has a number of its own. So one that was asked for in vain, and granted later all the same, takes nothing
+    back that this process has in hand.
+    """
 
     def __init__(
         self,
@@ -249,7 +253,8 @@ class Draw(Request[Decision]):
         offence: Offence | None,
         slice_: i64,
         unused: i64,
-        node: int,
+        old: i64,
+        new: i64,
         span: i64,
     ) -> None:
         limit = ask.limit
@@ -266,7 +271,8 @@ class Draw(Request[Decision]):
         names = [keys.root(ask.key) + form.endings[0]]
         if offence is not None:
             names.append(keys.offender(offence))
-        numbers = pack("<5d", ask.cost, slice_, unused, node, span)
+        self.lease: Final = new
+        numbers = pack("<6d", ask.cost, slice_, unused, old, new, span)
         super().__init__(keys.spec(b"l", form.spec, self._backoff), names, numbers)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:

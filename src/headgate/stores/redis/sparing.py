@@ -9,6 +9,7 @@ it ends, so that all nodes together never let more pass than the limit does. A n
 it doesn't use it gives back.
 """
 
+import secrets
 import threading
 from typing import Final
 
@@ -44,6 +45,7 @@ class Lease:
     """Tokens in hand, until when on this process's clock, and what the bucket would be if nobody else drew from it."""
 
     def __init__(self, now: i64) -> None:
+        self.number: i64 = 0
         self.tokens: i64 = 0
         self.until: i64 = now
         self.used_at: i64 = now
@@ -95,7 +97,7 @@ class Spared:
         count = owed if before is None else before.count + owed
         return decision.offended(Violation(count, offence.backoff.advised(count), False))
 
-    def draws(self, ask: Ask, low: i64, offence: Offence | None, keys: Keys, node: int) -> Draw | None:
+    def draws(self, ask: Ask, low: i64, offence: Offence | None, keys: Keys) -> Draw | None:
         """What to ask the server for so that the next checks of a busy key can be served; None if it isn't busy."""
         if self.slice == 0 or (offence is not None and offence.backoff.enforce):
             return None
@@ -111,7 +113,8 @@ class Spared:
                 return None
             lease.drawing = True
             unused, lease.tokens = lease.tokens if now < lease.until else i64(0), 0
-        return Draw(keys, ask, low, offence, self.slice, unused, node, SPAN)
+            new = self._sparing.number()
+            return Draw(keys, ask, low, offence, self.slice, unused, lease.number, new, SPAN)
 
     def drawn(self, key: str, draw: Draw | None, asked_at: i64) -> None:
         """Take in what the server let this node have; nothing, if it didn't answer."""
@@ -121,6 +124,7 @@ class Spared:
                 return
             lease.drawing = False
             if draw is not None and draw.granted > 0:
+                lease.number = draw.lease
                 lease.tokens = draw.granted
                 lease.until = asked_at + SPAN
                 lease.ahead = draw.now - self._sparing.now()
@@ -137,18 +141,18 @@ class Spared:
                 self._denials.clear()
             self._denials[key] = Denial(cost, until, self._sparing.now(), decision)
 
-    def forget(self, key: str, keys: Keys, node: int) -> list[Draw]:
+    def forget(self, key: str, keys: Keys) -> list[Draw]:
         """Drop what is kept for a key; what to give back to the server."""
         with self._sparing.lock:
             self._denials.pop(key, None)
-            return self._back([key], self._sparing.now(), keys, node)
+            return self._back([key], self._sparing.now(), keys)
 
     def forget_all(self) -> None:
         with self._sparing.lock:
             self._denials.clear()
             self._leases.clear()
 
-    def idle(self, keys: Keys, node: int, all_of_them: bool) -> list[Draw]:
+    def idle(self, keys: Keys, all_of_them: bool) -> list[Draw]:
         """What to give back of leases that are not used any more."""
         now: i64 = self._sparing.now()
         with self._sparing.lock:
@@ -159,14 +163,15 @@ class Spared:
                 for key, lease in self._leases.items()
                 if not lease.drawing and (all_of_them or now - lease.used_at > _IDLE)
             ]
-            return self._back(found, now, keys, node)
+            return self._back(found, now, keys)
 
-    def _back(self, found: list[str], now: i64, keys: Keys, node: int) -> list[Draw]:
+    def _back(self, found: list[str], now: i64, keys: Keys) -> list[Draw]:
         backs = []
         for key in found:
             lease = self._leases.pop(key, None)
             if lease is not None and lease.tokens > 0 and now < lease.until:
-                backs.append(Draw(keys, Ask(self.name, key, self.limit, 0), 0, None, 0, lease.tokens, node, SPAN))
+                ask = Ask(self.name, key, self.limit, 0)
+                backs.append(Draw(keys, ask, 0, None, 0, lease.tokens, lease.number, 0, SPAN))
         return backs
 
     def _make_room(self, now: i64) -> None:
@@ -191,6 +196,12 @@ class Sparing:
         self._share: Final = share  # of a capacity, in thousandths
         self._tables: Final[dict[tuple[str, Limit], Spared]] = {}
         self._owed: dict[Offence, int] = {}
+        self._numbered: i64 = secrets.randbits(51)
+
+    def number(self) -> i64:
+        """A number for a lease, which no other has. The lock is held."""
+        self._numbered += 1
+        return self._numbered
 
     @property
     def remembers(self) -> bool:
@@ -224,14 +235,15 @@ class Sparing:
         with self.lock:
             self._owed[offence] = min(self._owed.get(offence, 0) + times, LARGEST)
 
-    def idle(self, keys: Keys, node: int, all_of_them: bool = False) -> list[Draw]:
+    def idle(self, keys: Keys, all_of_them: bool = False) -> list[Draw]:
         """What to give back."""
-        return [draw for table in list(self._tables.values()) for draw in table.idle(keys, node, all_of_them)]
+        return [draw for table in list(self._tables.values()) for draw in table.idle(keys, all_of_them)]
 
     def forked(self) -> None:
         """In a process that was forked: what is kept here is the parent's."""
         self.lock = threading.Lock()
         self._owed = {}
+        self._numbered = secrets.randbits(51)
         for table in self._tables.values():
             table.forget_all()
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -100,7 +99,6 @@ class RedisStore(Closing):
             refuse(
                 "RedisStore", "a client for threads with remember_denials or lease: a thread sends what is owed", where
             )
-        self._node = secrets.randbits(48)
         self._sender: threading.Thread | None = None
         self._closing: Final = threading.Event()
         _stores.add(self)
@@ -209,7 +207,7 @@ class RedisStore(Closing):
         decision: Decision
         if verb is not Verb.CHECK:
             if verb is not Verb.PEEK:
-                yield from table.forget(ask.key, self.keys, self._node)
+                yield from table.forget(ask.key, self.keys)
             decision = yield request
             return decision
         served = None if request_id else table.serve(ask.key, ask.cost, low, offence)
@@ -218,7 +216,7 @@ class RedisStore(Closing):
         if offence is not None:
             yield from self._pay(sparing, offence)
         asked_at = self._clock.now()
-        draw = None if request_id else table.draws(ask, low, offence, self.keys, self._node)
+        draw = None if request_id else table.draws(ask, low, offence, self.keys)
         got = None
         try:
             decision = yield request if draw is None else draw
@@ -272,7 +270,7 @@ class RedisStore(Closing):
         sparing = self._sparing
         if sparing is None:
             return
-        owed, backs = sparing.take_owed(self.keys), sparing.idle(self.keys, self._node, everything)
+        owed, backs = sparing.take_owed(self.keys), sparing.idle(self.keys, everything)
         self._threads.ask_all([*owed, *backs])
         for offend in owed:
             if isinstance(offend.answer, Violation):
@@ -326,7 +324,7 @@ class RedisStore(Closing):
         if self._sparing is None:
             return []
         if isinstance(rule, Limit):
-            return self._sparing.table(name, rule).forget(key, self.keys, self._node)
+            return self._sparing.table(name, rule).forget(key, self.keys)
         assert isinstance(rule, Backoff)
         self._sparing.take_owed(self.keys, Offence(name, key, rule))
         return []
@@ -475,7 +473,7 @@ class RedisStore(Closing):
             part.forked()
         if self._sparing is not None:
             self._sparing.forked()
-        self._node, self._sender = secrets.randbits(48), None
+        self._sender = None
 
     # The end ---------------------------------------------------------------------------------------------------------
 
