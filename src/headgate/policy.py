@@ -43,7 +43,7 @@ _ACTIONS: Final = {
         "heavy": "post_task post_channel post_admin_push_task post_onboard_register",
     },
 }
-_ON_FAILURE: Final = ("open", "closed", "local")
+ON_FAILURE: Final = ("open", "closed", "local")
 
 
 class PolicyError(HeadgateError, ValueError):
@@ -362,8 +362,8 @@ def _tier(value: object) -> str:
 
 
 def _on_failure(value: object) -> str:
-    if not isinstance(value, str) or value not in _ON_FAILURE:
-        refuse("", f"one of {', '.join(_ON_FAILURE)}", value)
+    if not isinstance(value, str) or value not in ON_FAILURE:
+        refuse("", f"one of {', '.join(ON_FAILURE)}", value)
     return value
 
 

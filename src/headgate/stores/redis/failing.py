@@ -10,11 +10,10 @@ from headgate.core import ALLOW, DENY, Aside, Decision, Limit
 from headgate.errors import StoreAway
 from headgate.inputs import refuse, whole
 from headgate.limits import AllOf, TokenBucket
+from headgate.policy import ON_FAILURE
 from headgate.stores import Ask, Offence, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.windows import SlidingWindow
-
-CHOICES: Final = ("open", "closed", "local")
 
 _PAUSE: Final = 0.4  # seconds from a failure until one request tries again
 _CLOSED: Final = 1_000_000  # microseconds: the wait that is told while nothing passes
@@ -82,8 +81,8 @@ class Fallback:
     """
 
     def __init__(self, on_failure: object, nodes: object, memory: MemoryStore) -> None:
-        if on_failure not in CHOICES:
-            refuse("RedisStore on_failure", f"one of {', '.join(CHOICES)}", on_failure)
+        if on_failure not in ON_FAILURE:
+            refuse("RedisStore on_failure", f"one of {', '.join(ON_FAILURE)}", on_failure)
         self._choice: Final = on_failure
         self._nodes: Final = whole("RedisStore nodes", nodes)
         self._shares: Final[dict[Limit, Limit]] = {}
