@@ -1,0 +1,1 @@
+"""The hub: a server that agents connect to, with the gate at every entrance."""
