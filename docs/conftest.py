@@ -1,10 +1,12 @@
-"""A real server for the examples: in them `url` is its address."""
+"""Real servers for the examples: in them `url` is a Valkey's address, `hub` a hub's, and `admin` its admin token."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hubs import ADMIN, running
 from servers import Server
+from structlog.testing import capture_logs
 
 
 @pytest.fixture(scope="session")
@@ -13,8 +15,16 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture
+def hub() -> Iterator[str]:
+    with capture_logs(), running() as hub:  # what it logs would stand between what the examples print
+        yield str(hub)
+
+
 @pytest.fixture(autouse=True)
-def url(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
-    """Start it for the page that needs it."""
+def surroundings(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
+    """Start what a page needs."""
     if request.node.name == "redis.md":
         doctest_namespace["url"] = request.getfixturevalue("server").url
+    if request.node.name in ("hub.md", "relay.md"):
+        doctest_namespace |= {"hub": request.getfixturevalue("hub"), "admin": ADMIN}

@@ -2,14 +2,21 @@
 
 import inspect
 import re
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 import headgate
 from headgate import Decision, Gate, Limiter, Policy, RedisStore
 from headgate.events import Event
+from headgate.hub import frames
+from headgate.hub.hub import ROUTES
+from headgate.hub.proto import envelope_pb2 as wire
+from headgate.hub.routing import Route, Who
+from headgate.hub.settings import HubSettings, flag, variable
 from headgate.sliding import RateLimiter, RateLimitResult
 from headgate.stores import Store
 from headgate.violations import Standing
@@ -18,6 +25,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 LIMITER = (DOCS / "limiter.md").read_text(encoding="utf-8")
 GATE = (DOCS / "gate.md").read_text(encoding="utf-8")
 REDIS = (DOCS / "redis.md").read_text(encoding="utf-8")
+HUB = (DOCS / "hub.md").read_text(encoding="utf-8")
+RELAY = (DOCS / "relay.md").read_text(encoding="utf-8")
 EXAMPLE = (DOCS / "headgate.toml").read_text(encoding="utf-8")
 
 
@@ -32,7 +41,7 @@ def missing(names: list[str], text: str) -> list[str]:
     return [name for name in names if not re.search(rf"[`.]{name}\b|\b{name}\(", text)]
 
 
-INSIDE = ("ask", "aask", "book", "decide_without", "keys", "spare")
+INSIDE = ("ask", "aask", "book", "decide_without", "keys", "roll", "spare")
 FOR_STORES = ("adrift", "denied", "later", "offended", "own_wait", "watched", "retry_us")
 
 
@@ -63,3 +72,155 @@ def test_every_setting_is_in_the_annotated_example() -> None:
         return found
 
     assert [key for key in keys(Policy().settings()) if key not in EXAMPLE] == []
+
+
+# The hub -------------------------------------------------------------------------------------------------------------
+
+SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(frames.__file__).parent.glob("*.py"))
+
+
+def rows(header: str, text: str = HUB) -> list[list[str]]:
+    """The cells of the table below a header row."""
+    lines = text.split(f"\n{header}\n", 1)[1].splitlines()[1:]
+    table = lines[: next(number for number, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table]
+
+
+def words(cell: str) -> list[str]:
+    """What stands in a cell as code."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def about(word: str, table: list[list[str]]) -> str:
+    """The rest of the one row that a word stands first in."""
+    found = [" | ".join(row[1:]) for row in table if word in words(row[0])]
+    assert len(found) == 1, f"{word}: expected one row in the docs, got {len(found)}"
+    return found[0]
+
+
+def named(kind: Any) -> list[str]:
+    """The fields of a frame, a body or a query as they are called on the wire."""
+    return [field.encode_name for field in msgspec.structs.fields(kind)]
+
+
+@pytest.mark.parametrize("kind", get_args(frames.Frame), ids=frames.tag_of)
+def test_every_frame_of_agents_is_in_the_docs(kind: Any) -> None:
+    tag = frames.tag_of(kind)
+    row = about(tag, rows("| agents say | fields | tier | and hear |"))
+    assert [name for name in named(kind) if name != "id" and f"`{name}`" not in row] == []
+    optional = [field.encode_name for field in msgspec.structs.fields(kind) if not field.required]
+    assert [name for name in optional if name != "id" and f"`{name}`?" not in row] == []
+    tier = "the session's own" if tag == "session_signal" else Policy().tier_of("ws", tag)
+    assert row.split(" | ")[1] == tier
+
+
+def test_every_field_of_a_signal_is_in_the_docs() -> None:
+    row = about("session_signal", rows("| agents say | fields | tier | and hear |"))
+    assert [name for name in named(frames.Signal) if f"`{name}`" not in row] == []
+
+
+@pytest.mark.parametrize("kind", get_args(frames.HubFrame), ids=frames.tag_of)
+def test_every_frame_of_the_hub_is_in_the_docs(kind: Any) -> None:
+    row = about(frames.tag_of(kind), rows("| the hub says | fields | when |"))
+    parts = {"channels": named(frames.ChannelInfo), "messages": named(frames.Post)}
+    wanted = [part for name in named(kind) if name != "id" for part in (name, *parts.get(name, []))]
+    assert [name for name in wanted if f"`{name}`" not in row] == []
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_every_route_is_in_the_docs(route: Route) -> None:
+    who = rows("| route | who | counted as | takes, gives |")
+    row = about(f"{route.method} {route.path}", rows("| route | takes, gives |") if route.who is Who.ADMIN else who)
+    if route.who is not Who.ADMIN:
+        assert row.split(" | ")[0] == route.who.value
+    if route.who not in (Who.ADMIN, Who.PROBE):
+        assert row.split(" | ")[1] == f"`{route.action}`, {Policy().tier_of('http', route.action)}"
+    assert [name for name in named(route.query) if f"{name}=" not in row] == []
+    body = named(route.body) if hasattr(route.body, "__struct_fields__") else []
+    assert [name for name in body if f"`{name}`" not in row] == []
+
+
+def test_what_the_admin_routes_are_counted_as_is_in_the_docs() -> None:
+    actions = {route.action for route in ROUTES if route.who is Who.ADMIN} | {"unknown_route"}
+    assert [one for one in actions if f"`{one}`, {Policy().tier_of('http', one)}" not in HUB.replace("\n", " ")] == []
+
+
+def test_the_docs_have_no_route_frame_or_setting_that_does_not_exist() -> None:
+    listed = rows("| route | who | counted as | takes, gives |") + rows("| route | takes, gives |")
+    assert {word for row in listed for word in words(row[0])} == {f"{one.method} {one.path}" for one in ROUTES}
+    said = {word for row in rows("| agents say | fields | tier | and hear |") for word in words(row[0])}
+    assert said == set(frames.TYPES)
+    told = {word for row in rows("| the hub says | fields | when |") for word in words(row[0])}
+    assert told == {frames.tag_of(kind) for kind in get_args(frames.HubFrame)}
+    variables = {word for row in rows(SETTINGS) for word in words(row[1])}
+    assert variables == {variable(one.name) for one in fields(HubSettings)} | {"HEADGATE_CONFIG"}
+
+
+SETTINGS = "| option | variable | default | |"
+
+
+@pytest.mark.parametrize("setting", fields(HubSettings), ids=lambda setting: setting.name)
+def test_every_setting_of_the_hub_is_in_the_docs(setting: Any) -> None:
+    (row,) = [row for row in rows(SETTINGS) if words(row[1]) == [variable(setting.name)]]
+    assert words(row[0]) == ([] if setting.metadata["secret"] else [flag(setting.name)])
+    assert setting.default is not MISSING
+    shown = f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+    nothing = "made" if setting.name == "admin_token" else "none"
+    assert row[2] == (shown if setting.default or setting.default == 0 else nothing)
+    annotated = EXAMPLE.partition("\n[hub]\n")[2]
+    assert re.search(rf"^(# )?{setting.name} = ", annotated, re.MULTILINE)
+
+
+def test_the_annotated_example_has_the_defaults_of_the_hub() -> None:
+    assert HubSettings.load({}, {}, config=DOCS / "headgate.toml") == HubSettings()
+
+
+REFUSED = re.findall(r'Refused\(\s*(\d{3}),\s*"(\w+)"', SOURCE)
+OTHERS = re.findall(
+    r'(?:Problem\(\s*error=|DeniedBody\(|_error\(|_refuse_invalid\([^,]+,|\bcode(?:: str)? ?=)\s*"(\w+)"', SOURCE
+)
+
+
+def test_every_error_is_in_the_docs() -> None:
+    table = rows("| `error` | status | what it means |")
+    where = {word: about(word, table).split(" | ")[0] for _, word in REFUSED}
+    assert [(status, word) for status, word in REFUSED if where[word] != "`/ws`" and status not in where[word]] == []
+    assert [word for word in OTHERS if not about(word, table)] == []
+    listed = {word for row in table for word in words(row[0])}
+    assert listed == {word for _, word in REFUSED} | set(OTHERS)
+    assert {"invalid", "busy", "not_identified", "rate_limited", "too_large", "session_closed", "exists"} <= listed
+
+
+def test_every_error_of_the_relay_is_on_its_page() -> None:
+    source = Path(frames.__file__).with_name("relay.py").read_text(encoding="utf-8")
+    said = re.findall(r'(?:_error\(|\bcode(?:: str)? ?=)\s*"(\w+)"', source)
+    assert {"unauthorized", "unreachable", "invalid", "too_large"} <= set(said)
+    assert {word for row in rows("| `code` | |", RELAY) for word in words(row[0])} == set(said)
+
+
+def test_every_close_code_is_in_the_docs() -> None:
+    used = set(re.findall(r"(?<![\d_.])10(?:0[1-9]|1[0-5])(?![\d_.])", SOURCE))
+    assert {"1008", "1012"} <= used
+    by_the_library = {"1002", "1009"}
+    assert {row[0] for row in rows("| code | why | what to do |")} == used | by_the_library
+
+
+def test_the_whole_schema_of_the_relay_is_on_its_page() -> None:
+    envelope = wire.DESCRIPTOR.message_types_by_name["Envelope"]
+    numbers = {field.name: field.number for field in envelope.fields} | dict(wire.MessageType.items())
+    assert [name for name, number in numbers.items() if number and f"`{name}` = {number}" not in RELAY] == []
+    inner = [part.name for field in envelope.fields if field.message_type for part in field.message_type.fields]
+    assert missing(inner, RELAY) == []
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = link.partition("#")
+            if name.startswith("http"):
+                continue
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
+                assert anchor in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], link

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import headgate
-from headgate.cli import VERSION
+from headgate._version import VERSION
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(headgate.__file__).parent
@@ -40,7 +40,7 @@ print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(
 def test_the_version_is_written_once() -> None:
     assert "version" not in PROJECT["project"]
     assert PROJECT["project"]["dynamic"] == ["version"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "headgate.cli.VERSION"}
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "headgate._version.VERSION"}
     installed = [info.name for info in PACKAGE.parent.glob("headgate-*.dist-info")]
     assert installed == ([] if PACKAGE.parent == ROOT / "src" else [f"headgate-{VERSION}.dist-info"])
 

@@ -42,14 +42,14 @@ class ForeignData(HeadgateError):
 class Form:
     """A limit under a limiter's name: how its keys end, how the script is told of it, and what its answers mean."""
 
-    def __init__(self, name: str, limit: Limit, ending: str | None = None) -> None:
+    def __init__(self, name: str, limit: Limit) -> None:
         self.limit: Final = limit
         self.parts: Final = limit.parts
         self._kinds: Final[list[i64]] = []
         self.endings: Final[list[bytes]] = []
-        self.spec = b"".join([self._add(name, part, ending) for part in self.parts])
+        self.spec: Final = b"".join([self._add(name, part) for part in self.parts])
 
-    def _add(self, name: str, part: Limit, ending: str | None) -> bytes:
+    def _add(self, name: str, part: Limit) -> bytes:
         """Take a part in, and say how the script is told of it."""
         if isinstance(part, TokenBucket):
             kind, spec = "b", b"b" + pack("<5d", *part.counted())
@@ -60,10 +60,8 @@ class Form:
         else:
             self._kinds.append(_FIXED)
             return b"f" + pack("<d", part.capacity)
-        if ending is None:
-            which = "" if len(self.parts) == 1 else f"#{len(self._kinds)}"
-            ending = f"{self.limit}{which}:{name}"
-        self.endings.append(encoded(f"}}{kind}{FORMAT}:{ending}"))
+        which = "" if len(self.parts) == 1 else f"#{len(self._kinds)}"
+        self.endings.append(encoded(f"}}{kind}{FORMAT}:{self.limit}{which}:{name}"))
         return spec
 
     def decide(self, row: list[int], at: i64, now: i64, cost: i64, low: i64) -> tuple[Decision, i64]:
@@ -294,11 +292,10 @@ class Draw(Request[Decision]):
 class Forget(Request[bool]):
     """Drop what is counted for one key."""
 
-    def __init__(self, keys: Keys, name: str, key: str, rule: Rule, form: Form | None = None) -> None:
+    def __init__(self, keys: Keys, name: str, key: str, rule: Rule) -> None:
         if isinstance(rule, Limit):
-            of = keys.form(name, rule) if form is None else form
-            root = keys.root(key)
-            super().__init__(keys.spec(b"f", of.spec), [root + ending for ending in of.endings], b"")
+            form, root = keys.form(name, rule), keys.root(key)
+            super().__init__(keys.spec(b"f", form.spec), [root + ending for ending in form.endings], b"")
         else:
             assert isinstance(rule, Backoff)
             super().__init__(keys.spec(b"f", b"", rule), [keys.root(key) + _offender(name)], b"")

@@ -1,0 +1,54 @@
+-- Agents and the digests of their tokens, changed in one step.
+--
+-- KEYS: the agents (a hash: when each was registered, a space, and the digest of its token or nothing); whose digests
+-- they are (a hash); the names (a sorted set, all with score 0); invitations (a hash: when each was made, by digest);
+-- when tokens were changed last (a sorted set, microseconds that only go forward).
+-- ARGV: what to do, and the agent; then what that needs.
+-- The answer is a list: what came of it, and when, if the agent's token was changed.
+
+local agents, owners, names, invitations, changes = unpack(KEYS)
+local verb, agent, digest = ARGV[1], ARGV[2], ARGV[3]
+local call = redis.call
+
+local function add(at, invitation)
+  if invitation ~= '' and call('HEXISTS', invitations, invitation) == 0 then
+    return { 'uninvited', '' }
+  elseif call('HEXISTS', agents, agent) == 1 then
+    return { 'exists', '' }
+  end
+  if invitation ~= '' then
+    call('HDEL', invitations, invitation)
+  end
+  call('HSET', agents, agent, at .. ' ' .. digest)
+  call('HSET', owners, digest, agent)
+  call('ZADD', names, 0, agent)
+  return { 'done', '' }
+end
+
+local function replace(revoked_too, channel)
+  local found = call('HGET', agents, agent)
+  if not found then
+    return { 'unknown', '' }
+  end
+  local at, old = string.match(found, '^(%S+) (%x*)$')
+  if old == '' and revoked_too == '' then
+    return { 'revoked', '' }
+  end
+  if old ~= '' then
+    call('HDEL', owners, old)
+  end
+  if digest ~= '' then
+    call('HSET', owners, digest, agent)
+  end
+  call('HSET', agents, agent, at .. ' ' .. digest)
+  local time, newest = call('TIME'), call('ZREVRANGE', changes, 0, 0, 'WITHSCORES')
+  local now = string.format('%.0f', math.max(time[1] * 1000000 + time[2], (tonumber(newest[2]) or 0) + 1))
+  call('ZADD', changes, now, agent)
+  call('PUBLISH', channel, now .. ' ' .. agent)
+  return { 'done', now }
+end
+
+if verb == 'add' then
+  return add(ARGV[4], ARGV[5])
+end
+return replace(ARGV[4], ARGV[5])
