@@ -3,44 +3,42 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import uvicorn
+import uvloop
 from servers import PATIENCE, wait_for
 
 T = TypeVar("T")
 
 
-class Serving:
-    """A server that runs. As text it is its host and port: `f"ws://{server}/relay"`."""
+class Threaded:
+    """A server that runs in a thread, in which there are no signals. As text it is its host and port."""
 
-    def __init__(self, app: Callable[..., Any], **options: Any) -> None:
-        settings: dict[str, Any] = {
-            "host": "127.0.0.1",
-            "port": 0,
-            "ws": "headgate.hub.reading:PatientProtocol",
-            "interface": "asgi3",
-            "lifespan": "off",
-            "log_config": None,
-            "timeout_graceful_shutdown": 5,
-        }
-        self._server = uvicorn.Server(uvicorn.Config(app, **{**settings, **options}))
+    def __init__(self) -> None:
+        self.server: uvicorn.Server | None = None
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="uvicorn")
         self._thread.start()
-        try:
-            wait_for(lambda: self._server.started or not self._thread.is_alive(), "the server")
-            if not self._server.started:
-                raise RuntimeError("the server ended before it had started; what it raised is in the log")
-            self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
-        except BaseException:
-            self.stop()
-            raise
+        wait_for(lambda: self._failure or (self.server is not None and self.server.started), "the server")
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        assert self.server is not None
+        self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
-            self.loop = runner.get_loop()
-            runner.run(self._server.serve())
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                self.loop = runner.get_loop()
+                runner.run(self.serve())
+        except BaseException as failure:  # noqa: BLE001 - raised in the test
+            self._failure = failure
+
+    async def serve(self) -> None:
+        """Set `server`, and let it serve to its end."""
+        raise NotImplementedError
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something in the server's loop, and wait for it."""
@@ -56,12 +54,43 @@ class Serving:
 
     def stop(self) -> None:
         """End it as a signal would."""
-        self._server.should_exit = True
+        if self.server is not None:
+            self.server.should_exit = True
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the server didn't end"
+        if self._failure is not None:
+            raise self._failure
 
     def __str__(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+
+class Unsignalled(uvicorn.Server):
+    """In a thread there are no signals."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+class Serving(Threaded):
+    """An application that is served."""
+
+    def __init__(self, app: Callable[..., Any], **options: Any) -> None:
+        settings: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "ws": "headgate.hub.reading:PatientProtocol",
+            "interface": "asgi3",
+            "lifespan": "off",
+            "log_config": None,
+            "timeout_graceful_shutdown": 5,
+        }
+        self._config = uvicorn.Config(app, **{**settings, **options})
+        super().__init__()
+
+    async def serve(self) -> None:
+        self.server = Unsignalled(self._config)
+        await self.server.serve()
 
 
 @contextmanager

@@ -6,15 +6,16 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from dataclasses import fields
+from pathlib import Path
+from typing import NoReturn
 
 from headgate import demo
+from headgate._version import VERSION
 from headgate.errors import HeadgateError
+from headgate.hub.settings import HubSettings, flag, variable
 from headgate.policy import Policy
 from headgate.stores.memory import compiled
-
-VERSION: Final = "0.1.0"
-"""The one place where the version is written: the package's metadata is made from it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _demo(options: argparse.Namespace) -> int:
     print(version(), flush=True)
     demo.run(options.seconds, options.agents, options.seed, sys.stdout)
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        from headgate.hub import logs, server
+    except ImportError as error:
+        raise HeadgateError(f"the hub needs more than the core: {error}; pip install 'headgate[server]'") from error
+    chosen = options.config or os.environ.get("HEADGATE_CONFIG")
+    config = Path(chosen) if chosen else None
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    settings = HubSettings.load(given, config=config)
+    logs.configure(settings)
+    server.serve(settings, config, sys.stdout)
     return 0
 
 
@@ -94,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     demonstration.add_argument("--seconds", type=_seconds, default=10.0, metavar="S", help="how long (10)")
     demonstration.add_argument("--agents", type=_agents, default=6, metavar="N", help="how many agents (6)")
     demonstration.add_argument("--seed", type=_seed, metavar="N", help="make the agents' traffic repeatable")
+    _add_serve(commands)
     policy = commands.add_parser("policy", help="explain a policy file", description="Explain a policy file.")
     verbs = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
     check = verbs.add_parser(
@@ -111,6 +127,33 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_policy_show)
     show.add_argument("file", metavar="FILE", nargs="?", help="a policy in TOML; without one, the defaults")
     return parser
+
+
+def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    """The command that starts a hub, with an option for each of its settings."""
+    hub = commands.add_parser(
+        "serve",
+        help="start a hub that agents connect to",
+        description="Start a hub: agents over WebSocket and HTTP, a relay, tasks, and the gate before all of it.",
+        epilog="Every option can be given in the environment too: --port as HEADGATE_PORT, and so on.",
+    )
+    hub.set_defaults(run=_serve)
+    hub.add_argument("--config", metavar="FILE", help="a policy in TOML; its table [hub] may hold these options")
+    for one in fields(HubSettings):
+        if one.metadata["secret"]:
+            hub.add_argument(flag(one.name), action=_Secret, help=argparse.SUPPRESS)
+        else:
+            shown = f" ({one.default})" if one.default else ""
+            letter = one.name.rpartition("_")[2].upper()
+            hub.add_argument(flag(one.name), metavar=letter, help=one.metadata["about"] + shown)
+
+
+class _Secret(argparse.Action):
+    """An option that isn't taken: on the command line everybody on the machine would see it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        where = f"the environment, as {variable(self.dest)}, or in the table [hub] of a file"
+        parser.error(f"{flag(self.dest)}: expected in {where}, where not everybody sees it")
 
 
 def _seconds(text: str) -> float:

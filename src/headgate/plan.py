@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from headgate._native import i64
@@ -124,6 +124,19 @@ class Plan:
 
 def address_key(plan: Plan, address: object) -> str | None:
     """The key that an address counts under, or None if it is exempt."""
+    found = _address(address)
+    for network in plan.policy.exempt_addresses:
+        if found in network:
+            return None
+    return _counted_as(found)
+
+
+def counted_as(address: str) -> str:
+    """What an address counts as: an IPv6 address as its /64."""
+    return _counted_as(_address(address))
+
+
+def _address(address: object) -> IPv4Address | IPv6Address:
     try:
         found = ip_address(address) if isinstance(address, str) else None
     except ValueError:
@@ -131,13 +144,12 @@ def address_key(plan: Plan, address: object) -> str | None:
     if found is None:
         refuse("address", "an IP address", address)
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    for network in plan.policy.exempt_addresses:
-        if found in network:
-            return None
-    if isinstance(found, IPv6Address):
-        return f"{IPv6Address(int(found) >> 64 << 64)}/64"
-    return str(found)
+        return found.ipv4_mapped
+    return found
+
+
+def _counted_as(found: IPv4Address | IPv6Address) -> str:
+    return f"{IPv6Address(int(found) >> 64 << 64)}/64" if isinstance(found, IPv6Address) else str(found)
 
 
 def address_meter(plan: Plan, purpose: object) -> Meter:

@@ -38,9 +38,12 @@ _ACTIONS: Final = {
         "heavy": "identify session_open",
     },
     "http": {
-        "light": "get_agents get_channels get_tasks get_metrics get_health get_mailbox get_schemas get_dashboard_state",
-        "normal": "post_message post_channel_publish post_mailbox_ack get_messages get_task_detail get_channel_info",
-        "heavy": "post_task post_channel post_admin_push_task post_onboard_register",
+        "light": "get_agents get_channels get_tasks get_metrics get_health get_mailbox get_schemas get_dashboard_state "
+        "get_signals post_check get_counter delete_counter",
+        "normal": "post_message post_channel_publish post_mailbox_ack get_messages get_task_detail get_channel_info "
+        "admin unknown_route",
+        "heavy": "post_task post_channel post_admin_push_task post_onboard_register post_onboard_rotate "
+        "post_onboard_revoke",
     },
 }
 ON_FAILURE: Final = ("open", "closed", "local")
@@ -183,7 +186,7 @@ class _Reader:
         self.mistakes: list[str] = []
 
     def policy(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        known = "warn_at channels exempt shadow limits actions addresses agents backoff alerts store"
+        known = "warn_at channels exempt shadow limits actions addresses agents backoff alerts store hub"
         self._known("", settings, known.split())
         channels = self._channels(settings.get("channels", list(_ACTIONS)))
         limits = self._lanes("limits", self._table("limits", settings), channels)

@@ -1,0 +1,144 @@
+"""The hub as a program: listening, signals, and an orderly end."""
+
+import asyncio
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Final, TextIO
+
+import structlog
+import uvicorn
+import uvloop
+
+from headgate._version import VERSION
+from headgate.errors import HeadgateError
+from headgate.hub.hub import Hub
+from headgate.hub.reading import ImpatientHttp, PatientProtocol
+from headgate.hub.settings import HubSettings
+from headgate.policy import Policy
+from headgate.reloading import Watch
+
+_BACKLOG: Final = 2048
+_EXTRA: Final = 1000  # HTTP connections beside the WebSockets
+_LARGER: Final = 4  # times the largest frame is read, to be refused with a word; what is larger closes the connection
+
+_log = structlog.get_logger("headgate.hub")
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which says goodbye before it closes, and leaves the process to end by itself."""
+
+    def __init__(self, hub: Hub, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._hub = hub
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        _log.info("stopping")
+        for server in self.servers:
+            server.close()  # nobody else comes in
+        await self._hub.drain()
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # what waits for one that doesn't read would keep it for ever
+
+
+def serve(settings: HubSettings, config: Path | None, out: TextIO) -> None:
+    """Run a hub until it is told to stop."""
+    policy = Policy() if config is None else Policy.load(config)
+    _check_certificate(settings)
+    with _listening(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, policy, config, listener, out))
+
+
+async def _serve(
+    settings: HubSettings, policy: Policy, config: Path | None, listener: socket.socket, out: TextIO
+) -> None:
+    async with Hub(settings, policy, config=config) as hub:
+        server = Server(hub, server_config(hub, settings))
+        with nullcontext() if config is None else Watch(hub.gate, config, sighup=True):
+            await _welcome(hub, settings, listener, out)
+            await server.serve([listener])
+    _log.info("stopped")
+
+
+def server_config(hub: Hub, settings: HubSettings) -> uvicorn.Config:
+    """How uvicorn serves a hub."""
+    return uvicorn.Config(
+        hub,
+        ws=PatientProtocol,
+        ws_max_size=settings.max_frame * _LARGER,
+        ws_per_message_deflate=False,  # it costs memory by the connection, and lets little become much
+        http=ImpatientHttp,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        limit_concurrency=settings.max_connections + _EXTRA,
+        timeout_graceful_shutdown=max(round(settings.shutdown_within), 1),
+        backlog=_BACKLOG,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+
+
+def _check_certificate(settings: HubSettings) -> None:
+    """Refuse a certificate that can't be used, before anything else is begun."""
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None:
+        if key is not None:
+            raise HeadgateError("--tls-key: expected --tls-certificate too")
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        files = str(certificate) if key is None else f"{certificate} and {key}"
+        raise HeadgateError(f"{files}: expected a certificate and its key in PEM, got: {error.strerror}") from error
+
+
+def _listening(settings: HubSettings) -> socket.socket:
+    """A socket that listens, before anything else is begun."""
+    try:
+        kind, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(kind, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise HeadgateError(
+            f"{settings.host} port {settings.port}: expected an address to listen on, got: {error.strerror}; "
+            "give another by --host or --port"
+        ) from error
+    return listener
+
+
+async def _welcome(hub: Hub, settings: HubSettings, listener: socket.socket, out: TextIO) -> None:
+    """Say where the hub is, and the admin's token if it was made just now."""
+    host, port = listener.getsockname()[:2]
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    secure = "s" if settings.tls_certificate else ""
+    lines = [f"headgate {VERSION} listens on http{secure}://{where} (agents: ws{secure}://{where}/ws)"]
+    if hub.tokens.made:
+        lines.append(f"admin token, shown this once: {hub.tokens.made}")
+    print("\n".join(lines), file=out, flush=True)
+    _log.info("started", address=where, store=hub.settings.store.rpartition("@")[2] or "memory")

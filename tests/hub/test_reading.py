@@ -1,0 +1,109 @@
+"""How bytes are read: a little at a time, and not for ever."""
+
+import logging
+import socket
+import time
+from typing import Any
+
+import pytest
+from asgi import serving
+from flooders import frame
+from hubs import running
+from servers import PATIENCE
+
+from headgate.hub.reading import HEAD, ImpatientHttp
+
+SHAKE = (
+    b"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+PING = frame('{"type":"ping"}')
+
+
+class Impatient(ImpatientHttp):
+    head_within = 0.2
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def ended(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    connection.settimeout(PATIENCE)
+    found = b""
+    try:
+        while data := connection.recv(65536):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_a_connection_that_never_finishes_a_head_is_closed() -> None:
+    with serving(answer, http=Impatient) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+            assert ended(silent) == b""
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            assert ended(slow) == b""
+        with socket.create_connection(("127.0.0.1", server.port)) as second:
+            second.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
+            assert second.recv(1000).startswith(b"HTTP/1.1 204")
+            second.sendall(b"GET / HTTP/1.1\r\nHo")
+            assert ended(second) == b""
+
+
+def test_a_connection_with_an_endless_head_is_closed() -> None:
+    with serving(answer, http=ImpatientHttp) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as endless:
+            endless.settimeout(PATIENCE)
+            with pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
+                endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X-More: " + b"x" * 4000 + b"\r\n") * 10_000)
+        with socket.create_connection(("127.0.0.1", server.port)) as large:
+            large.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX-More: " + b"x" * (HEAD // 2) + b"\r\n\r\n")
+            assert large.recv(1000).startswith(b"HTTP/1.1 204")
+
+
+def raw(hub: object) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(str(hub).rpartition(":")[2])), timeout=PATIENCE)
+    connection.sendall(SHAKE)
+    assert connection.recv(4096).startswith(b"HTTP/1.1 101")
+    return connection
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\x81\x82\0\0\0\0\xff\xfe", b"\x83\x80\0\0\0\0", b"\xf1\x80\0\0\0\0", b"\x81\x7f" + b"\xff" * 8]
+)
+@pytest.mark.parametrize("before", [b"", PING * 5])
+def test_a_frame_that_breaks_the_protocol_ends_the_connection_without_a_word_in_the_log(
+    bad: bytes, before: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), running() as hub:
+        with raw(hub) as connection:
+            connection.sendall(before + bad)
+            ended(connection)
+        with hub.agent("good") as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+    assert [record.getMessage() for record in caplog.records if "uvicorn" in record.name] == []
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_who_floods_on_after_a_close_is_cut_off() -> None:
+    with running() as hub, raw(hub) as connection:
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            connection.sendall(PING * 500_000)  # ten of which close the connection
+        with hub.agent("good") as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+
+
+def test_a_frame_in_many_pieces_is_one() -> None:
+    with running() as hub, raw(hub) as connection:
+        for byte in frame('{"type":"identify","agent_id":"' + "x" * 100 + '","token":"nobody","id":7}'):
+            connection.sendall(bytes([byte]))
+        found = b""
+        begin = time.monotonic()
+        while b'"id":7' not in found and time.monotonic() < begin + PATIENCE:
+            found += connection.recv(4096)
+        assert b'"unauthorized"' in found
