@@ -177,6 +177,43 @@ def test_a_process_that_is_forked_counts_and_hears_for_itself(server: Server) ->
     assert 900 <= int(child) + int(parent) <= 990
 
 
+FORK_IN_A_CHANGE = """
+import os, signal, threading
+from headgate import Gate
+from headgate.changes import Notebook
+
+class Slow(Notebook):
+    def write(self, change):
+        writing.set()
+        go_on.wait()
+        super().write(change)
+
+writing, go_on = threading.Event(), threading.Event()
+gate = Gate(remember=Slow())
+thread = threading.Thread(target=gate.add_exemption, args=("a",))
+thread.start()
+writing.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)  # rather than hang for ever
+    go_on = threading.Event()  # the parent's may be just being waited for
+    go_on.set()
+    gate.add_exemption("b")
+    print(sorted(gate.holds.exempt), flush=True)
+    os._exit(0)
+go_on.set()
+thread.join()
+print(sorted(gate.holds.exempt), os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_process_that_is_forked_in_the_middle_of_a_change_can_be_changed_too() -> None:
+    """The thread that makes the change is the parent's; its lock stays with the parent, too."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_CHANGE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(done.stdout.splitlines()) == ["['a'] 0", "['b']"]
+
+
 def test_c5_what_an_admin_has_set_is_kept_without_expiry_under_a_prefix_of_its_own(server: Server) -> None:
     with Nodes(server) as (nodes, one, _), server.client() as client:
         one.set_default("heavy", "5/minute", by="root")

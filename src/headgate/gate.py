@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable
 from os import PathLike
 from typing import Final, SupportsIndex
-from weakref import WeakSet
 
 from headgate.changes import Book, Change, Held, Notebook, changed, held
 from headgate.checks import EXEMPT, GateChecks, id_of
@@ -15,6 +13,7 @@ from headgate.closing import Closing
 from headgate.core import Decision, Limit
 from headgate.errors import StoreAway
 from headgate.events import AddressChecked, Alerted, Degraded, Listener, PolicyChanged
+from headgate.forking import tell_of_forks
 from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED
 from headgate.notation import LimitLike, limit_of
@@ -27,9 +26,6 @@ from headgate.stores.sqlite import SqliteBook
 from headgate.violations import Standing
 
 _log = logging.getLogger("headgate")
-
-
-_gates: Final[WeakSet["Gate"]] = WeakSet()
 
 
 class Gate(GateChecks, Closing):
@@ -65,7 +61,7 @@ class Gate(GateChecks, Closing):
         self._opened: Final = isinstance(store, str)
         self._book: Final[Book] = _book(remember, where)
         self._changing = threading.RLock()
-        _gates.add(self)
+        tell_of_forks(self)
         self._sessions: Final = Sessions(where)
         self._known = 0  # changes that are taken in
         follow: Callable[[Callable[[], None]], None] | None = getattr(self._book, "follow", None)
@@ -433,11 +429,3 @@ def _book(remember: object, store: Store) -> Book:
     if callable(getattr(remember, "write", None)) and callable(getattr(remember, "read", None)):
         return remember  # type: ignore[return-value]
     return refuse("Gate remember", "a path, a book of changes, or None", remember)
-
-
-def _after_fork() -> None:
-    for gate in list(_gates):
-        gate._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -5,7 +5,6 @@ One key is being used up; the other has been before, and is only denied.
 """
 
 import asyncio
-import gc
 import signal
 import sys
 import threading
@@ -16,28 +15,23 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 from redis.crc import key_slot
-from servers import Server, cluster, free_port, is_whole, replicated, wait_for
+from redis_stores import BACK, LONGEST, POLICIES
+from servers import Server, cluster, is_whole, replicated, wait_for
 
-from headgate import AllOf, Decision, Limit, Limiter, SlidingWindow, StoreAway, per_day
+from headgate import AllOf, Decision, Limit, Limiter, SlidingWindow, per_day
 from headgate.events import Degraded
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.failing import Breaker
 
 CAPACITY = 200
 LIMIT = per_day(CAPACITY)  # a token in seven minutes: none while a test runs
-TIMEOUT = 0.25
-LONGEST = 2 * TIMEOUT + 1.0
-"""Seconds that one check may take: once for the call before one's own, once for that, and the machine is busy."""
-BACK = 1.5
-"""Seconds from the end of a fault until nothing is degraded any more."""
 
 WORKERS = 12  # more than the store has senders
 MOST = 2000  # rounds of one worker
 PACE = 0.02
 
 HOT, SPENT = "hot", "spent"
-KINDS = ["threads", "tasks"]
-POLICIES = ["open", "closed", "local"]
+
+pytestmark = pytest.mark.usefixtures("_leave_nothing_open")
 
 
 class Call(NamedTuple):
@@ -113,15 +107,18 @@ class Load:
     def degraded(self) -> list[Call]:
         return [call for call in list(self.calls) if call.decision.degraded]
 
+    def used_up(self) -> bool:
+        return not all(call.decision for call in self.of(HOT, degraded=False))
+
     def longest(self) -> float:
         return max(call.ended - call.began for call in self.calls)
 
     # What is waited for ----------------------------------------------------------------------------------------------
 
     def spends(self, tokens: int) -> None:
-        """Wait until the server has let some more pass, or all that there were."""
-        goal = min(self.passed() + tokens, CAPACITY)
-        self._wait(lambda: self.passed() >= goal, f"{goal} that pass")
+        """Wait until the server has let some more pass, or all that there were: some may be lost with an answer."""
+        goal = self.passed() + tokens
+        self._wait(lambda: self.passed() >= goal or self.used_up(), f"{goal} that pass")
 
     def goes_without(self, seconds: float) -> None:
         """Wait until both keys have been decided without the server over some time."""
@@ -143,7 +140,7 @@ class Load:
 
     def uses_up(self) -> None:
         """Wait until the server denies the key that is being used up."""
-        self._wait(lambda: any(not call.decision for call in self.of(HOT, degraded=False)), "the end of the tokens")
+        self._wait(self.used_up, "the end of the tokens")
 
     def _wait(self, condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
         wait_for(lambda: self.errors or condition(), what, seconds)
@@ -229,22 +226,11 @@ def trial(url: str, kind: str, policy: str = "local") -> Iterator[Trial]:
         one.store.close()
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
+    """One for each test, which may end it."""
     with Server() as one:
         yield one
-
-
-@pytest.fixture(autouse=True)
-def _leave_nothing_open() -> Iterator[None]:
-    """What a test has left open is found while it is still to blame."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture
@@ -263,7 +249,7 @@ def test_a_script_flush_is_not_noticed(server: Server, kind: str) -> None:
         with it.load as load:
             load.spends(CAPACITY // 10)
             flushes = 0
-            while load.passed() < CAPACITY:
+            while not load.used_up():
                 client.script_flush()
                 flushes += 1
                 load.spends(CAPACITY // 20)
@@ -638,113 +624,3 @@ def test_nobody_waits_for_sentinels_that_are_away_too(kind: str) -> None:
             master.kill()
             load.goes_without(1.5)
         it.nobody_was_harmed()
-
-
-# One caller alone -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("url", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/main"])
-def test_a_server_that_never_was_there(url: str, policy: str, kind: str) -> None:
-    with RedisStore(url.format(f"127.0.0.1:{free_port()}"), on_failure=policy) as store:
-        limiter = Limiter(per_day(2), store=store)
-
-        async def ask() -> list[Decision]:
-            return [await limiter.acheck(HOT) for _ in range(3)]
-
-        began = time.monotonic()
-        decisions = asyncio.run(ask()) if kind == "tasks" else [limiter.check(HOT) for _ in range(3)]
-        assert time.monotonic() - began < LONGEST
-        assert all(decision.degraded for decision in decisions)
-        assert sum(map(bool, decisions)) == {"open": 3, "closed": 0, "local": 2}[policy]
-        assert store.degraded
-
-
-def test_few_wait_for_a_server_that_is_held_up(server: Server, kind: str) -> None:
-    """The first waits for the whole timeout, then one in 0.4 s; the others are told at once."""
-    with RedisStore(server.url, on_failure="closed") as store:
-        limiter = Limiter(LIMIT, store=store)
-        limiter.check(HOT)
-        server.signal(signal.SIGSTOP)
-        times: list[float] = []
-
-        async def ask() -> None:
-            for _ in range(200):
-                began = time.monotonic()
-                decision = limiter.check(HOT) if kind == "threads" else await limiter.acheck(HOT)
-                times.append(time.monotonic() - began)
-                assert decision.degraded
-                assert not decision
-
-        asyncio.run(ask())
-        assert sum(took > TIMEOUT / 2 for took in times) <= 3
-        assert max(times) >= TIMEOUT * 0.9
-        assert sum(times) < 3 * TIMEOUT + 1.0
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_request_whose_answer_was_lost_is_charged_once(server: Server, kind: str, policy: str) -> None:
-    """It may have been carried out or not; asked again under its id, it is charged once in all."""
-    with RedisStore(server.url, on_failure=policy) as store:
-        limiter = Limiter(LIMIT, store=store)
-
-        async def ask(request_id: str) -> Decision:
-            if kind == "threads":
-                return limiter.check(HOT, request_id=request_id)
-            return await limiter.acheck(HOT, request_id=request_id)
-
-        async def run() -> None:
-            assert (await limiter.apeek(HOT)).remaining == limiter.peek(HOT).remaining == CAPACITY  # it is connected
-            server.signal(signal.SIGSTOP)
-            began = time.monotonic()
-            assert (await ask("r1")).degraded
-            assert time.monotonic() - began > TIMEOUT * 0.9
-            server.signal(signal.SIGCONT)
-            deadline = time.monotonic() + BACK
-            while (decision := await ask("r1")).degraded:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            assert decision
-            assert decision.remaining == CAPACITY - 1
-            assert (await ask("r1")).remaining == CAPACITY - 1
-            assert limiter.peek(HOT).remaining == CAPACITY - 1
-            assert (await ask("r2")).remaining == CAPACITY - 2
-            await store.aclose()
-
-        asyncio.run(run())
-
-
-def test_after_a_lost_connection_the_next_request_tries_at_once_but_only_the_next() -> None:
-    """It may have been that connection alone. A server that doesn't answer in time is left alone for a while."""
-    breaker = Breaker(lambda _degraded, _reason: None)
-    breaker.failed("closed", again_at_once=True)
-    breaker.enter()
-    with pytest.raises(StoreAway):
-        breaker.enter()
-    breaker.failed("closed", again_at_once=True)
-    with pytest.raises(StoreAway):
-        breaker.enter()
-    breaker.worked()
-    breaker.enter()
-    breaker.failed("no answer", again_at_once=False)
-    with pytest.raises(StoreAway):
-        breaker.enter()
-
-
-@pytest.mark.long
-def test_thousands_of_tasks_that_wait_are_told_together(server: Server) -> None:
-    """They don't wait for one call after the other to fail."""
-
-    async def ask(limiter: Limiter) -> list[Decision]:
-        return await asyncio.gather(*[limiter.acheck(f"key-{number}") for number in range(12_000)])
-
-    with RedisStore(server.url) as store:
-        limiter = Limiter(LIMIT, store=store)
-        limiter.check("before")
-        server.signal(signal.SIGSTOP)
-        begin = time.monotonic()
-        decisions = asyncio.run(ask(limiter))
-        took = time.monotonic() - begin
-        server.signal(signal.SIGCONT)
-    assert all(decision.degraded for decision in decisions)
-    assert took < 2.5  # twelve calls one after the other would take three seconds

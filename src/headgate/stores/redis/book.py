@@ -2,15 +2,14 @@
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any, Final
-from weakref import WeakSet
 
 from headgate.changes import Change
 from headgate.errors import StoreAway
+from headgate.forking import tell_of_forks
 from headgate.stores.redis.connecting import ERRORS, Clients, explained
 from headgate.stores.redis.script import part
 
@@ -20,9 +19,6 @@ _AGAIN: Final = 0.25  # seconds until a lost connection is tried again
 _FIELDS: Final = {field.name for field in fields(Change)}
 
 _log = logging.getLogger("headgate")
-
-
-_books: Final[WeakSet["RedisBook"]] = WeakSet()
 
 
 class RedisBook:
@@ -35,7 +31,6 @@ class RedisBook:
         self._clients: Final = clients
         self._key: Final = f"{prefix.rstrip(':')}-admin:changes"
         self._follower: _Follower | None = None
-        _books.add(self)
 
     def read(self) -> list[Change]:
         try:
@@ -59,8 +54,9 @@ class RedisBook:
         self._news = news
         self._follower = _Follower(self._clients, self._key, news)
         self._follower.start()
+        tell_of_forks(self)  # after whoever hears the news: the thread of a process that is forked calls it at once
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         if self._follower is not None:
             self.follow(self._news)
 
@@ -107,11 +103,3 @@ class _Follower(threading.Thread):
 def _change(row: bytes | str) -> Change:
     """A change as it was written; what a later version has added to it is left out."""
     return Change(**{name: value for name, value in json.loads(row).items() if name in _FIELDS})
-
-
-def _after_fork() -> None:
-    for book in list(_books):
-        book.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

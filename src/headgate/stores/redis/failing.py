@@ -4,12 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from math import ceil
 from typing import Final
 
-from headgate.core import ALLOW, DENY, Aside, Decision, Limit
-from headgate.errors import StoreAway
-from headgate.inputs import refuse, whole
-from headgate.limits import AllOf, TokenBucket
+from headgate.core import ALLOW, DENY, Aside, Decision, Limit, Rule
+from headgate.errors import InvalidInput, StoreAway
+from headgate.inputs import LARGEST, refuse, whole
+from headgate.limits import TokenBucket
 from headgate.policy import ON_FAILURE
 from headgate.stores import Ask, Offence, Verb
 from headgate.stores.memory import MemoryStore
@@ -17,6 +18,7 @@ from headgate.windows import SlidingWindow
 
 _PAUSE: Final = 0.4  # seconds from a failure until one request tries again
 _CLOSED: Final = 1_000_000  # microseconds: the wait that is told while nothing passes
+_MOST_KNOWN: Final = 1000  # limits whose shares are kept, so that nobody fills this process with them
 
 
 class Breaker:
@@ -85,7 +87,7 @@ class Fallback:
             refuse("RedisStore on_failure", f"one of {', '.join(ON_FAILURE)}", on_failure)
         self._choice: Final = on_failure
         self._nodes: Final = whole("RedisStore nodes", nodes)
-        self._shares: Final[dict[Limit, Limit]] = {}
+        self._known: Final[dict[tuple[str, Limit], list[tuple[str, Limit]]]] = {}
         self.memory: Final = memory
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
@@ -94,32 +96,61 @@ class Fallback:
             return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Aside(0, None, None, True))
         if self._choice == "closed":
             return Decision(DENY, limit, 0, _CLOSED, 0, -1, Aside(_CLOSED, None, None, True))
-        shared = [ask._replace(limit=self._share(ask.limit)) for ask in asks]
-        decision = self.memory.apply(verb, shared, low, offence, request_id)
-        bound = asks[0].limit if len(asks) == 1 else asks[decision.bound or 0].limit
-        if decision.limit in bound.parts:
-            return decision.adrift(decision.limit)
-        parts = self._share(bound).parts
-        return decision.adrift(bound.parts[parts.index(decision.limit)])
-
-    def _share(self, limit: Limit) -> Limit:
         if self._nodes == 1:
-            return limit
-        found = self._shares.get(limit)
+            decision = self.memory.apply(verb, asks, low, offence, request_id)
+            return decision.adrift(decision.limit)
+        of_parts = [
+            Ask(name, ask.key, share, ask.cost) for ask in asks for name, share in self._shares(ask.name, ask.limit)
+        ]
+        return _of_asks(self.memory.apply(verb, of_parts, low, offence, request_id), asks)
+
+    def forget(self, name: str, key: str, rule: Rule) -> None:
+        """Drop what is counted here for a key."""
+        for known_as, counted in self._counted(name, rule):
+            self.memory.forget(known_as, key, counted)
+
+    def clear(self, name: str, rule: Rule) -> None:
+        """Drop what is counted here for every key under a name and a rule."""
+        for known_as, counted in self._counted(name, rule):
+            self.memory.clear(known_as, counted)
+
+    def _counted(self, name: str, rule: Rule) -> Sequence[tuple[str, Rule]]:
+        """What is counted here of a rule, and under which names."""
+        if self._nodes == 1 or not isinstance(rule, Limit):
+            return [(name, rule)]
+        return self._shares(name, rule)
+
+    def _shares(self, name: str, limit: Limit) -> list[tuple[str, Limit]]:
+        """The share of each part of a limit, under a name that tells equal shares of different limits apart."""
+        found = self._known.get((name, limit))
         if found is None:
-            if len(self._shares) > 1000:
-                self._shares.clear()
-            found = self._shares[limit] = _share(limit, self._nodes)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            parts = enumerate(limit.parts, 1)
+            found = [(f"{limit}#{number}:{name}", _share(part, self._nodes)) for number, part in parts]
+            self._known[name, limit] = found
         return found
 
 
+def _of_asks(decision: Decision, asks: Sequence[Ask]) -> Decision:
+    """The decision on the shares of all parts of some asks, as one on the asks themselves."""
+    parts = [(place, part) for place, ask in enumerate(asks) for part in ask.limit.parts]
+    place, part = parts[decision.bound or 0]
+    bound = decision._bound if len(asks) == 1 else place
+    aside = Aside(decision.own_wait(), decision.violation, decision.would_be, True)
+    return Decision(decision.outcome, part, decision.remaining, decision._retry, decision._reset, bound, aside)
+
+
 def _share(limit: Limit, nodes: int) -> Limit:
+    """What one of so many nodes may let pass of a limit without parts."""
     if isinstance(limit, TokenBucket):
         capacity, refill, per = limit.fields()
-        return TokenBucket(max(capacity // nodes, 1), refill, per * nodes)
+        try:
+            return TokenBucket(max(capacity // nodes, 1), refill, per * nodes)
+        except InvalidInput:  # below one token some can't be counted; one in whole microseconds, rounded up, always can
+            span = min(ceil(per * nodes / refill * 1_000_000), LARGEST)
+            return TokenBucket(1, 1, Fraction(span, 1_000_000))
     if isinstance(limit, SlidingWindow):
         most, span = limit.counted()
         return SlidingWindow(max(most // nodes, 1), Fraction(span, 1_000_000))
-    if isinstance(limit, AllOf):
-        return AllOf([_share(part, nodes) for part in limit.parts])
     return limit

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import os
 import re
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, SupportsIndex, TypeAlias
 from uuid import uuid4
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from redis.crc import key_slot
 
@@ -18,6 +17,7 @@ from headgate.closing import Closing
 from headgate.core import Decision, Limit, Rule, Violation
 from headgate.errors import StoreAway, StoreError
 from headgate.events import Degraded, emit
+from headgate.forking import tell_of_forks
 from headgate.inputs import Number, microseconds, permille, refuse
 from headgate.limits import per_second
 from headgate.stores import Ask, Offence, Recorded, Spare, Verb
@@ -26,6 +26,7 @@ from headgate.stores.redis.book import RedisBook
 from headgate.stores.redis.connecting import ERRORS, AsyncClient, Client, Clients, check_server, explained, trouble
 from headgate.stores.redis.failing import Breaker, Fallback
 from headgate.stores.redis.gathering import Tasks, Threads, Wire
+from headgate.stores.redis.registry import RedisRoll
 from headgate.stores.redis.requests import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
 from headgate.stores.redis.sparing import Sparing
 from headgate.violations import Backoff, Standing
@@ -39,9 +40,6 @@ _log = logging.getLogger("headgate")
 
 Flow: TypeAlias = Generator[Request[Any], Any, Decision]
 """Yields what to ask the server, and returns a decision."""
-
-
-_stores: Final[WeakSet["RedisStore"]] = WeakSet()
 
 
 class RedisStore(Closing):
@@ -101,7 +99,7 @@ class RedisStore(Closing):
             )
         self._sender: threading.Thread | None = None
         self._closing: Final = threading.Event()
-        _stores.add(self)
+        tell_of_forks(self)
 
     @property
     def clock(self) -> Clock:
@@ -306,14 +304,14 @@ class RedisStore(Closing):
 
     def forget(self, name: str, key: str, rule: Rule) -> bool:
         """See `Store.forget`. Raises `StoreAway` while the server is: what it has counted can't be dropped then."""
-        self._fallback.memory.forget(name, key, rule)
+        self._fallback.forget(name, key, rule)
         for back in self._backs(name, key, rule):
             self.ask(back)
         request = Forget(self.keys, name, key, rule)
         return bool(request.keys) and self.ask(request)
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool:
-        self._fallback.memory.forget(name, key, rule)
+        self._fallback.forget(name, key, rule)
         for back in self._backs(name, key, rule):
             await self.aask(back)
         request = Forget(self.keys, name, key, rule)
@@ -331,7 +329,7 @@ class RedisStore(Closing):
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
-        self._fallback.memory.clear(name, rule)
+        self._fallback.clear(name, rule)
         try:
             client = self._clients.client()
             for pattern in self.keys.patterns(name, rule):
@@ -341,7 +339,7 @@ class RedisStore(Closing):
             raise StoreAway(explained(error)) from error
 
     async def aclear(self, name: str, rule: Rule) -> None:
-        self._fallback.memory.clear(name, rule)
+        self._fallback.clear(name, rule)
         try:
             client = await self._clients.aclient()
             for pattern in self.keys.patterns(name, rule):
@@ -372,6 +370,10 @@ class RedisStore(Closing):
     def book(self) -> RedisBook:
         """A book of changes that all nodes share."""
         return RedisBook(self._clients, self._prefix)
+
+    def roll(self) -> RedisRoll:
+        """The agents and their tokens, which several hubs share."""
+        return RedisRoll(self._clients, self._prefix)
 
     # The server ------------------------------------------------------------------------------------------------------
 
@@ -490,11 +492,3 @@ class RedisStore(Closing):
         """Close the connections of this event loop, and those of threads."""
         await self._clients.aclose()
         await asyncio.to_thread(self.close)
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

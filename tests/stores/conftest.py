@@ -1,0 +1,70 @@
+"""Fixtures for the tests of the store in Redis: one server for a file, empty at the start of each test."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis_stores import PATIENT
+from servers import Server, cluster
+
+from headgate import ManualClock
+from headgate.stores.redis import RedisStore
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def masters() -> Iterator[list[Server]]:
+    with cluster() as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def raw(running: Server) -> Iterator[Any]:
+    """A plain client of the empty server."""
+    with running.client() as client:
+        client.flushall()
+        client.config_resetstat()
+        yield client
+
+
+@pytest.fixture
+def server(running: Server, raw: Any) -> Server:
+    return running
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[RedisStore]:
+    """A store on the server's clock."""
+    with RedisStore(server.url, timeout=PATIENT) as store:
+        yield store
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1000)
+
+
+@pytest.fixture
+def still(server: Server, clock: ManualClock) -> Iterator[RedisStore]:
+    """A store on a clock that stands still at 1,000 s."""
+    with RedisStore(server.url, timeout=PATIENT, clock=clock) as store:
+        yield store
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Who asks."""
+    return str(request.param)
+
+
+@pytest.fixture
+def _leave_nothing_open() -> Iterator[None]:
+    """What a test has left open is found while it is still to blame."""
+    yield
+    gc.collect()

@@ -1,0 +1,230 @@
+"""The store while its server is away, one caller at a time: who waits for it, and who decides instead."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from redis_stores import BACK, LONGEST, POLICIES, TIMEOUT
+from servers import Server, free_port, wait_for
+
+from headgate import AllOf, Decision, Limit, Limiter, ManualClock, SlidingWindow, StoreAway, TokenBucket, per_day
+from headgate.stores import Ask, Verb
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.failing import Breaker
+
+LIMIT = per_day(200)  # a token in seven minutes: none while a test runs
+
+pytestmark = pytest.mark.usefixtures("_leave_nothing_open")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("url", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/main"])
+def test_a_server_that_never_was_there(url: str, policy: str, kind: str) -> None:
+    with RedisStore(url.format(f"127.0.0.1:{free_port()}"), on_failure=policy) as store:
+        limiter = Limiter(per_day(2), store=store)
+
+        async def ask() -> list[Decision]:
+            return [await limiter.acheck("a") for _ in range(3)]
+
+        began = time.monotonic()
+        decisions = asyncio.run(ask()) if kind == "tasks" else [limiter.check("a") for _ in range(3)]
+        assert time.monotonic() - began < LONGEST
+        assert all(decision.degraded for decision in decisions)
+        assert sum(map(bool, decisions)) == {"open": 3, "closed": 0, "local": 2}[policy]
+        assert store.degraded
+
+
+def test_few_wait_for_a_server_that_is_held_up(kind: str) -> None:
+    """The first waits for the whole timeout, then one in 0.4 s; the others are told at once."""
+    with Server() as server, RedisStore(server.url, on_failure="closed") as store:
+        limiter = Limiter(LIMIT, store=store)
+        limiter.check("a")
+        server.signal(signal.SIGSTOP)
+        times: list[float] = []
+
+        async def ask() -> None:
+            for _ in range(200):
+                began = time.monotonic()
+                decision = limiter.check("a") if kind == "threads" else await limiter.acheck("a")
+                times.append(time.monotonic() - began)
+                assert decision.degraded
+                assert not decision
+
+        asyncio.run(ask())
+        assert sum(took > TIMEOUT / 2 for took in times) <= 3
+        assert max(times) >= TIMEOUT * 0.9
+        assert sum(times) < 3 * TIMEOUT + 1.0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str) -> None:
+    """It may have been carried out or not; asked again under its id, it is charged once in all."""
+    with Server() as server, RedisStore(server.url, on_failure=policy) as store:
+        limiter = Limiter(LIMIT, store=store)
+
+        async def ask(request_id: str) -> Decision:
+            if kind == "threads":
+                return limiter.check("a", request_id=request_id)
+            return await limiter.acheck("a", request_id=request_id)
+
+        async def run() -> None:
+            assert (await limiter.apeek("a")).remaining == limiter.peek("a").remaining == 200  # it is connected
+            server.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            assert (await ask("r1")).degraded
+            assert time.monotonic() - began > TIMEOUT * 0.9
+            server.signal(signal.SIGCONT)
+            deadline = time.monotonic() + BACK
+            while (decision := await ask("r1")).degraded:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert decision
+            assert decision.remaining == 199
+            assert (await ask("r1")).remaining == 199
+            assert limiter.peek("a").remaining == 199
+            assert (await ask("r2")).remaining == 198
+            await store.aclose()
+
+        asyncio.run(run())
+
+
+def test_after_a_lost_connection_the_next_request_tries_at_once_but_only_the_next() -> None:
+    """It may have been that connection alone. A server that doesn't answer in time is left alone for a while."""
+    breaker = Breaker(lambda _degraded, _reason: None)
+    breaker.failed("closed", again_at_once=True)
+    breaker.enter()
+    with pytest.raises(StoreAway):
+        breaker.enter()
+    breaker.failed("closed", again_at_once=True)
+    with pytest.raises(StoreAway):
+        breaker.enter()
+    breaker.worked()
+    breaker.enter()
+    breaker.failed("no answer", again_at_once=False)
+    with pytest.raises(StoreAway):
+        breaker.enter()
+
+
+@pytest.mark.long
+def test_thousands_of_tasks_that_wait_are_told_together() -> None:
+    """They don't wait for one call after the other to fail."""
+
+    async def ask(limiter: Limiter) -> list[Decision]:
+        return await asyncio.gather(*[limiter.acheck(f"key-{number}") for number in range(12_000)])
+
+    with Server() as server, RedisStore(server.url) as store:
+        limiter = Limiter(LIMIT, store=store)
+        limiter.check("before")
+        server.signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        decisions = asyncio.run(ask(limiter))
+        took = time.monotonic() - begin
+        server.signal(signal.SIGCONT)
+    assert all(decision.degraded for decision in decisions)
+    assert took < 2.5  # twelve calls one after the other would take three seconds
+
+
+# The shares of several nodes ------------------------------------------------------------------------------------------
+
+BURST_40 = TokenBucket(40, 60, 60)
+BURST_41 = TokenBucket(41, 60, 60)
+"""Half of it is the same as half of the other."""
+
+
+@pytest.fixture
+def alone() -> Iterator[RedisStore]:
+    """The store of one of two nodes whose server is away for good."""
+    with RedisStore(f"redis://127.0.0.1:{free_port()}", nodes=2, clock=ManualClock(start=1000)) as store:
+        yield store
+
+
+def told(decision: Decision) -> tuple[bool, bool, Limit, int | None]:
+    return bool(decision), decision.degraded, decision.limit, decision.bound
+
+
+def test_parts_whose_shares_are_equal_keep_their_places(alone: RedisStore) -> None:
+    window = SlidingWindow(4, 60)
+    limiter = Limiter(AllOf([BURST_40, BURST_41, window]), store=alone)
+    assert [told(limiter.check("a")) for _ in range(3)] == [
+        (True, True, window, 2),
+        (True, True, window, 2),
+        (False, True, window, 2),
+    ]
+
+
+def test_a_part_that_is_another_ones_share_is_not_taken_for_it(alone: RedisStore) -> None:
+    whole, half = TokenBucket(2, 20, 60), TokenBucket(1, 20, 120)
+    decision = Limiter(AllOf([whole, half]), store=alone).check("a")
+    assert told(decision) == (True, True, whole, 0), "both have nothing left: the first is named"
+
+
+def test_limits_whose_shares_are_equal_are_asked_together(alone: RedisStore) -> None:
+    """Each counts for itself, and the one that decides is named, with its part."""
+    window = SlidingWindow(4, 60)
+    asks = [
+        Ask("", "a", BURST_40, 7),
+        Ask("", "a", BURST_41, 1),
+        Ask("", "a", AllOf([BURST_40, BURST_41, window]), 1),
+    ]
+    decisions = [alone.apply(Verb.CHECK, asks, 0) for _ in range(3)]
+    assert [told(decision) for decision in decisions] == [
+        (True, True, window, 2),
+        (True, True, window, 2),
+        (False, True, window, 2),
+    ]
+    asks = asks[1::-1]
+    decisions = [alone.apply(Verb.PEEK, asks, 0), alone.apply(Verb.CHECK, asks, 0)]
+    assert [told(decision) for decision in decisions] == [(False, True, BURST_40, 1)] * 2
+    assert [decision.retry_us for decision in decisions] == [2_000_000] * 2
+
+
+def test_limits_whose_shares_are_equal_dont_meet(alone: RedisStore) -> None:
+    decisions = [Limiter(limit, store=alone).check("a", 5) for limit in (BURST_40, BURST_41)]
+    assert [decision.remaining for decision in decisions] == [15, 15]
+
+
+def test_a_limit_is_the_same_alone_and_among_others(alone: RedisStore) -> None:
+    limit = AllOf([BURST_40, SlidingWindow(100, 60)])
+    limiter, ask = Limiter(limit, store=alone), Ask("", "a", limit, 5)
+    assert limiter.check("a", 5).remaining == 15
+    assert alone.apply(Verb.CHECK, [ask, Ask("", "b", limit, 1)], 0).remaining == 10
+    assert limiter.peek("a").remaining == 10
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes", "wait"),
+    [
+        (TokenBucket(1, 2**52 + 1, Fraction(2**52, 10**6)), 3, 3),
+        (TokenBucket(1, 1, 9_000_000_000), 10**9, 2**53 - 1),
+        (TokenBucket(5, 3, 9_000_000_000), 2**53 - 1, 2**53 - 1),
+    ],
+    ids=["fast", "slow", "many nodes"],
+)
+def test_a_share_that_cant_be_counted_exactly_is_no_larger(limit: TokenBucket, nodes: int, wait: int) -> None:
+    """Such as no `TokenBucket` can be: one token comes in whole microseconds instead."""
+    with RedisStore(f"redis://127.0.0.1:{free_port()}", nodes=nodes, clock=ManualClock(start=1000)) as store:
+        limiter = Limiter(limit, store=store)
+        assert told(limiter.check("a")) == (True, True, limit, None)
+        denied = limiter.check("a")
+        assert told(denied) == (False, True, limit, None)
+        assert denied.retry_us == wait
+
+
+@pytest.mark.parametrize("drop", ["forget", "clear"])
+def test_what_was_counted_of_a_share_is_dropped_with_the_rest(verb: Callable[[Any, str], Any], drop: str) -> None:
+    """So that, when the server is away again, it begins full."""
+    limit = AllOf([per_day(4), SlidingWindow(6, 86_400)])
+    with Server() as server, RedisStore(server.url, nodes=2) as store:
+        limiter = Limiter(limit, store=store)
+        server.kill()
+        assert [bool(limiter.check("a")) for _ in range(3)] == [True, True, False]
+        server.start()
+        wait_for(lambda: not limiter.peek("a").degraded, "the store is back")
+        verb(store, drop)(*{"forget": ("", "a", limit), "clear": ("", limit)}[drop])
+        server.kill()
+        decision = limiter.check("a")
+        assert (bool(decision), decision.degraded, decision.remaining) == (True, True, 1)
