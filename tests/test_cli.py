@@ -11,6 +11,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ import pytest
 import headgate
 import headgate.core
 from headgate import Policy
-from headgate.cli import VERSION
+from headgate._version import VERSION
+from headgate.hub.settings import HubSettings, flag
 
 PACKAGES = Path(headgate.__file__).parents[1]
 SOURCE = Path(__file__).parents[1] / "src"
@@ -62,22 +64,34 @@ def test_without_arguments_the_commands_are_listed() -> None:
     result = run()
     assert (result.returncode, result.stderr) == (0, "")
     assert re.search(r"^ +demo +watch some agents", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +serve +start a hub", result.stdout, re.MULTILINE)
 
 
 SECONDS = "headgate demo: error: argument --seconds: expected a number of seconds above 0, at most 3600, got "
+IN_THE_OPEN = (
+    "expected in the environment, as HEADGATE_%s, or in the table [hub] of a file, where not everybody sees it"
+)
 AGENTS = "headgate demo: error: argument --agents: expected a whole number from 1 to 100, got "
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, policy"),
-        (["--verbose", "dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, policy"),
+        (["dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, serve, policy"),
+        (["--verbose", "dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, serve, policy"),
         (["--verbose"], "headgate: error: unrecognized arguments: --verbose"),
         (["policy"], "headgate policy: error: the following arguments are required: COMMAND"),
         (["policy", "chek"], "headgate policy: error: unknown command 'chek'; the commands are: check, show"),
         (["policy", "check"], "headgate policy check: error: the following arguments are required: FILE"),
         (["demo", "now"], "headgate: error: unrecognized arguments: now"),
+        (["serve", "now"], "headgate: error: unrecognized arguments: now"),
+        (["serve", "--prot", "1"], "headgate: error: unrecognized arguments: --prot 1"),
+        (["serve", "--port"], "headgate serve: error: argument --port: expected one argument"),
+        *[
+            (["serve", option, "a-secret"], f"headgate serve: error: {option}: {IN_THE_OPEN % name}")
+            for option, name in (("--admin-token", "ADMIN_TOKEN"), ("--viewer-token", "VIEWER_TOKEN"))
+        ],
+        (["serve", "--admin-token=a-secret"], f"headgate serve: error: --admin-token: {IN_THE_OPEN % 'ADMIN_TOKEN'}"),
         (["demo", "--seed"], "headgate demo: error: argument --seed: expected one argument"),
         (["demo", "--seed", "x"], "headgate demo: error: argument --seed: expected a whole number, got 'x'"),
         *[(["demo", "--seconds", bad], f"{SECONDS}'{bad}'") for bad in ("soon", "0", "-1", "nan", "inf", "3601")],
@@ -87,9 +101,26 @@ AGENTS = "headgate demo: error: argument --agents: expected a whole number from 
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str) -> None:
     result = run(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
-    usage, error = result.stderr.splitlines()
-    assert usage.startswith("usage: headgate")
+    *usage, error = result.stderr.splitlines()
+    assert usage[0].startswith("usage: headgate")
+    assert all(line.startswith(" ") for line in usage[1:])
     assert error == text
+
+
+def test_serve_says_what_every_option_is_and_what_holds_without_it() -> None:
+    result = run("serve", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    text = " ".join(result.stdout.split())
+    for one in fields(HubSettings):
+        if one.metadata["secret"]:
+            assert f"{flag(one.name)} " not in text
+        else:
+            assert f"{flag(one.name)} " in text
+            assert one.metadata["about"] in text
+    for ordinary in ("(8080)", "(127.0.0.1)", "(65536)", "(10.0)", "(open)"):
+        assert ordinary in text
+    assert "--config FILE" in text
+    assert "HEADGATE_PORT" in text
 
 
 LINE = re.compile(r" *(?P<elapsed>[\d.]+) of [\d.]+ s: (?P<totals>\d+ allowed, \d+ warned, \d+ denied)")

@@ -34,6 +34,7 @@ class ImpatientHttp(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._head = 0  # bytes of it so far
         self._in_body = False  # which goes on when the answer doesn't depend on it
+        self._cycles: list[RequestResponseCycle] = []  # requests without an answer: several, if they came at once
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,10 +52,15 @@ class ImpatientHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
-        if not (self.parser.should_upgrade() and self._should_upgrade()):  # which may have a body to come first
+        upgrading = self.parser.should_upgrade() and self._should_upgrade()
+        if not upgrading:
             self._have_head()
+        elif self._deadline is None:
+            self._expect_head()  # since a body may have to come before
         self._in_body = True
         super().on_headers_complete()
+        if not upgrading:
+            self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
 
     def handle_websocket_upgrade(self) -> None:
         self._have_head()
@@ -66,6 +72,10 @@ class ImpatientHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._have_head()
+        for cycle in self._cycles:  # uvicorn tells the last, and logs a traceback when the others are answered
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def _expect_head(self) -> None:

@@ -120,11 +120,10 @@ class Scheduler:
         """Read the ledger. What was held when the hub stopped is queued again, first in line."""
         now = time.time()
         held, waiting, finished = await self._ledger.run(lambda db: _resume(db, now))
-        for rows, first in ((held, True), (waiting, False)):
-            for number, task_id, agent, attempt in rows:
-                entry = _Entry(number, task_id, (0, number) if first else (1, next(self._turns)))
-                entry.last, entry.attempt = agent, attempt
-                self._enter(entry)
+        for number, task_id, agent, attempt in (*held, *waiting):
+            entry = _Entry(number, task_id, (1, next(self._turns)))
+            entry.last, entry.attempt = agent, attempt
+            self._enter(entry)
         self._finished.extend(finished)
         for _, state in finished:
             self._counts[state] += 1
@@ -293,8 +292,9 @@ class Scheduler:
                 if worker is None or entry not in self._queue or entry.last != agent:
                     raise await self._refusal(agent, task_id)
                 return await self._take_up(entry, worker)
-        finally:
+        except (Refused, *_UNWRITTEN):
             self._heard(agent)  # not before, so that it gets this task rather than any
+            raise
 
     async def _take_up(self, entry: "_Entry", worker: "_Worker") -> Task:
         """Give a task back to its last holder."""
@@ -305,7 +305,7 @@ class Scheduler:
         self._pair(entry, worker)
         try:
             return await self._write(entry, "accepted", worker.name, entry.attempt + 1, note="recovering")
-        except BaseException:
+        except _UNWRITTEN:
             self._queue_again(entry, entry.place)
             raise
 

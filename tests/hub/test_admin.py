@@ -1,0 +1,523 @@
+"""What the admin changes and sees: at once, on open connections too, and after a restart."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hubs import ADMIN, Running, Wire, hub_settings, running
+
+from headgate import ManualClock, MemoryStore, Policy
+from headgate.hub.hub import ROUTES, Hub
+
+LIMITS = "/api/admin/rate-limits"
+FEW = Policy(limits={"light": "2/minute"})
+EVERYWHERE = {"light": "2/minute", "normal": "60/minute", "heavy": "10/minute"}
+ODD = [
+    "a/b",
+    "/",
+    "a b",
+    " ",
+    "100%",
+    "%2F",
+    "%",
+    "🙂 agent",
+    'it\'s "quoted"',
+    "a?b=c&d#e",
+    "a+b;c",
+    "...",
+    "whitelists",
+    "Defaults",
+    "ß\u00e9漢",
+    "x" * 128,
+    "'; DROP TABLE agents; --",
+    "\\",
+    "<script>",
+]
+
+
+def ping(wire: Wire, times: int = 1) -> list[str]:
+    """What pings are answered with, without the warnings."""
+    answers = []
+    for _ in range(times):
+        answer = wire.ask("ping")
+        while answer["type"] == "rate_limit_warning":
+            answer = wire.hear()
+        answers.append(answer["type"])
+    return answers
+
+
+def use_up(wire: Wire) -> None:
+    """Let an agent use what it has, and be denied."""
+    assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
+
+
+def changes(admin: httpx.Client) -> list[str]:
+    return [change["what"] for change in admin.get("/api/admin/changes").json()["changes"]]
+
+
+# The eight calls ------------------------------------------------------------------------------------------------------
+
+
+def test_b6_the_limits_are_listed_with_every_override() -> None:
+    policy = Policy(limits={"light": "2/minute"}, agents={"planner": {"ws": {"heavy": "5/second burst 9"}}})
+    with running(policy) as hub, hub.http(ADMIN) as admin:
+        listed = {"defaults": {"ws": EVERYWHERE, "http": EVERYWHERE}}
+        overrides: dict[str, Any] = {"planner": {"ws": {"heavy": "5/second burst 9"}}}
+        assert admin.get(LIMITS).json() == {**listed, "overrides": overrides}
+        admin.put(f"{LIMITS}/writer", json={"normal": ["1/second", "5/minute"]})
+        overrides["writer"] = {channel: {"normal": "1/second; 5/minute"} for channel in ("ws", "http")}
+        assert admin.get(LIMITS).json() == {**listed, "overrides": overrides}
+
+
+def test_b6_changed_defaults_hold_at_once_on_open_connections() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
+        assert admin.put(f"{LIMITS}/own", json={"light": "2/minute"}).status_code == 200
+        use_up(wire)
+        use_up(other)
+        answer = admin.put(f"{LIMITS}/defaults", json={"light": "5/minute"})
+        assert answer.status_code == 200
+        assert answer.json()["defaults"] == {channel: {**EVERYWHERE, "light": "5/minute"} for channel in ("ws", "http")}
+        assert ping(wire, 6) == ["pong"] * 5 + ["rate_limited"]
+        assert ping(other) == ["rate_limited"]  # which has an override
+        admin.put(f"{LIMITS}/defaults", json={"ws": {"light": "1/minute"}, "heavy": "3/hour"})
+        assert ping(wire, 2) == ["pong", "rate_limited"]
+        now = admin.get(LIMITS).json()["defaults"]
+        assert now["ws"] == {"light": "1/minute", "normal": "60/minute", "heavy": "3/hour"}
+        assert now["http"] == {"light": "5/minute", "normal": "60/minute", "heavy": "3/hour"}
+
+
+def test_b6_an_override_holds_at_once_on_open_connections_until_it_is_removed() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+        use_up(wire)
+        use_up(other)
+        answer = admin.put(f"{LIMITS}/planner", json={"light": "4/minute"})
+        own = {channel: {"light": "4/minute"} for channel in ("ws", "http")}
+        limits = {channel: {**EVERYWHERE, "light": "4/minute"} for channel in ("ws", "http")}
+        expected = {"agent_id": "planner", "limits": limits, "override": own, "exempt": False}
+        assert (answer.status_code, answer.json()) == (200, expected)
+        assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]
+        assert ping(other) == ["rate_limited"]
+        answer = admin.delete(f"{LIMITS}/planner")
+        ordinary = dict.fromkeys(("ws", "http"), EVERYWHERE)
+        assert answer.json() == {"agent_id": "planner", "limits": ordinary, "override": {}, "exempt": False}
+        assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
+        assert admin.delete(f"{LIMITS}/planner").json() == answer.json()
+        assert changes(admin) == [
+            "override of 'planner' removed",
+            "override of 'planner' for light set to 4/minute",
+        ]
+
+
+@pytest.mark.parametrize("body", [{"light": "1/s", "ws": {"light": "2/s"}}, {"ws": {"light": "2/s"}, "light": "1/s"}])
+def test_b6_a_limit_below_a_channel_holds_there_whatever_the_order(body: dict[str, Any]) -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        limits = admin.put(f"{LIMITS}/planner", json=body).json()["override"]
+        assert limits == {"ws": {"light": "2/second"}, "http": {"light": "1/second"}}
+
+
+def test_b6_an_exemption_holds_at_once_on_open_connections_until_it_is_removed() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+        path = f"{LIMITS}/whitelist"
+        assert admin.get(path).json() == {"agents": []}
+        use_up(wire)
+        use_up(other)
+        assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
+        assert ping(wire, 10) == ["pong"] * 10
+        assert ping(other) == ["rate_limited"]
+        assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
+        assert admin.put(path, json={"agents": ["other", "away", "other"]}).json() == {"agents": ["away", "other"]}
+        assert ping(other, 10) == ["pong"] * 10
+        assert ping(wire, 3) == ["pong", "pong", "rate_limited"]  # as if it had spent nothing
+        assert admin.get(path).json() == {"agents": ["away", "other"]}
+        assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
+        assert ping(other, 3) == ["pong", "pong", "rate_limited"]
+        assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
+        assert admin.put(path, json={"agents": []}).json() == {"agents": []}
+        assert changes(admin) == [
+            "exemption of 'away' removed",
+            "exemption of 'other' removed",
+            "exemption of 'other' set to exempt",
+            "exemption of 'away' set to exempt",
+            "exemption of 'planner' removed",
+            "exemption of 'planner' set to exempt",
+        ]
+
+
+def test_b6_http_is_held_to_the_changes_as_well() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
+
+        def asked(times: int) -> list[int]:
+            return [client.get("/api/tasks").status_code for _ in range(times)]
+
+        assert asked(3) == [200, 200, 429]
+        admin.put(f"{LIMITS}/defaults", json={"http": {"light": "3/minute"}})
+        assert asked(4) == [200, 200, 200, 429]
+        admin.put(f"{LIMITS}/planner", json={"http": {"light": "1/minute"}})
+        assert asked(2) == [200, 429]
+        admin.post(f"{LIMITS}/whitelist", json={"agent_id": "planner"})
+        assert asked(9) == [200] * 9
+
+
+def test_b6_all_of_it_survives_a_restart(tmp_path: Path) -> None:
+    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        token = hub.register("planner")
+        admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
+        admin.put(f"{LIMITS}/planner", json={"ws": {"light": "5/minute"}})
+        admin.put(f"{LIMITS}/gone", json={"ws": {"light": "5/minute"}})
+        admin.delete(f"{LIMITS}/gone")
+        admin.put(f"{LIMITS}/whitelist", json={"agents": ["monitor", "other"]})
+        admin.delete(f"{LIMITS}/whitelist/other")
+        before = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
+        assert len(before[2]["changes"]) == 7
+    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        after = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
+        assert after == before
+        with hub.agent("planner", token) as wire:
+            assert ping(wire, 6) == ["pong"] * 5 + ["rate_limited"]
+        with hub.agent("monitor") as wire:
+            assert ping(wire, 9) == ["pong"] * 9
+
+
+def test_b6_who_changed_what_and_when_is_kept() -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        assert admin.get("/api/admin/changes").json() == {"changes": []}
+        before = time.time()
+        admin.put(f"{LIMITS}/planner", json={"light": "5/minute"})
+        admin.put(f"{LIMITS}/defaults", json={"ws": {"heavy": "1/minute"}})
+        admin.get(LIMITS)
+        admin.put(f"{LIMITS}/planner", json={"light": "nonsense"})
+        found = admin.get("/api/admin/changes").json()["changes"]
+        assert [(change["what"], change["by"]) for change in found] == [
+            ("default for ws heavy set to 1/minute", "admin at 127.0.0.1"),
+            ("override of 'planner' for light set to 5/minute", "admin at 127.0.0.1"),
+        ]
+        assert before <= found[1]["at"] <= found[0]["at"] <= time.time()
+        assert admin.get("/api/admin/changes?limit=1").json() == {"changes": found[:1]}
+
+
+SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+
+
+@pytest.mark.parametrize("where", ["planner", "defaults"])
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({}, "body: expected limits for some of light, normal, heavy, got none"),
+        ({"ws": {}}, "body: expected limits for some of light, normal, heavy, got none"),
+        ({"hevy": "1/s"}, "body: expected one of light, normal, heavy, ws, http, got 'hevy'"),
+        ({"ws": {"hevy": "1/s"}}, "ws: expected one of light, normal, heavy, got 'hevy'"),
+        ({"ws": "1/s"}, "ws: expected an object with limits by tier, got '1/s'"),
+        ({"light": {"1/s": "1/s"}},
+         "light: expected a limit such as '60/minute', or a list of several, got {'1/s': '1/s'}"),
+        ({"light": "x"}, f"light: limit 'x': expected {SYNTAX}, got 'x'"),
+        ({"light": "5/minute", "http": {"heavy": "x"}}, f"http.heavy: limit 'x': expected {SYNTAX}, got 'x'"),
+        ({"light": "0/minute"}, "light: limit '0/minute': TokenBucket refill: expected a number above 0, got 0"),
+        ({"light": 5}, "body: Expected `str | object | array`, got `int` - at `$[...]`"),
+        ({"light": []}, "body: Expected `array` of length >= 1 - at `$[...]`"),
+        ([], "body: Expected `object`, got `array`"),
+    ],
+)  # fmt: skip
+def test_b6_limits_that_cannot_be_used_change_nothing(where: str, body: Any, detail: str) -> None:
+    async def work() -> None:
+        async with Hub(hub_settings()) as hub, called(hub) as admin:
+            answer = await admin.put(f"{LIMITS}/{where}", json=body)
+            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "detail"),
+    [
+        ("PUT", "whitelist", {"agents": ["a", "b\n"]}, "agent: expected 1 to 128 printable characters, got 'b\\n'"),
+        ("PUT", "whitelist", {"agents": ["a", ""]}, "body: Expected `str` of length >= 1 - at `$.agents[1]`"),
+        ("PUT", "whitelist", {"agents": "a"}, "body: Expected `array`, got `str` - at `$.agents`"),
+        ("PUT", "whitelist", {}, "body: Object missing required field `agents`"),
+        ("POST", "whitelist", {"agent_id": "\0"}, "agent: expected 1 to 128 printable characters, got '\\x00'"),
+        ("POST", "whitelist", {"agent_id": "a", "by": "me"}, "body: Object contains unknown field `by`"),
+        ("DELETE", "whitelist/%0A", None, "agent: expected 1 to 128 printable characters, got '\\n'"),
+        ("DELETE", "%0A", None, "agent: expected 1 to 128 printable characters, got '\\n'"),
+        ("PUT", "x" * 129, {"light": "1/s"},
+         f"agent: expected 1 to 128 printable characters, got 'x{'x' * 95}..."),
+    ],
+)  # fmt: skip
+def test_b6_agents_that_cannot_be_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
+    async def work() -> None:
+        async with Hub(hub_settings()) as hub, called(hub) as admin:
+            answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
+            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
+
+    asyncio.run(work())
+
+
+def called(hub: Hub, token: str = ADMIN) -> httpx.AsyncClient:
+    """A client of a hub that no server stands before."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(hub), base_url="http://hub", headers=headers)
+
+
+# Violations -----------------------------------------------------------------------------------------------------------
+
+
+def test_violations_are_listed_the_worst_first_and_reset() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("worst") as worst, hub.agent("bad") as bad:
+        assert admin.get("/api/admin/violations").json() == {"agents": []}
+        use_up(bad)
+        use_up(worst)
+        assert ping(worst, 2) == ["rate_limited"] * 2
+        found = admin.get("/api/admin/violations").json()["agents"]
+        assert [(card["agent_id"], card["violations"], card["violations_last_hour"]) for card in found] == [
+            ("worst", 3, 3),
+            ("bad", 1, 1),
+        ]
+        usage = {"channel": "ws", "tier": "light", "used": 1.0, "remaining": 0, "capacity": 2}
+        assert found[0] == {
+            "agent_id": "worst",
+            "connected": True,
+            "usage": usage,
+            "violations": 3,
+            "violations_last_hour": 3,
+            "wait_left_ms": 5000,
+            "rate_limited": True,
+            "exempt": False,
+            "override": False,
+        }
+        assert admin.get("/api/admin/agents/worst").json() == found[0]
+        assert admin.delete("/api/admin/violations/worst").json() == {"agent_id": "worst", "reset": True}
+        assert admin.delete("/api/admin/violations/worst").json() == {"agent_id": "worst", "reset": False}
+        assert [card["agent_id"] for card in admin.get("/api/admin/violations").json()["agents"]] == ["bad"]
+        assert admin.get("/api/admin/agents/worst").json()["rate_limited"] is False
+        assert ping(worst) == ["rate_limited"]  # its bucket is as empty as before
+
+
+def test_whoever_is_exempted_is_not_rate_limited_any_more() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+        use_up(wire)
+        admin.post(f"{LIMITS}/whitelist", json={"agent_id": "planner"})
+        card = admin.get("/api/admin/agents/planner").json()
+        assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
+        assert wire.ask("status")["rate_limited"] is False
+
+
+# Agents ---------------------------------------------------------------------------------------------------------------
+
+
+def test_agents_are_listed_page_by_page() -> None:
+    with running() as hub, hub.http(ADMIN) as admin, hub.agent("b") as _:
+        before = time.time()
+        for agent in ("d", "a", "c"):
+            answer = admin.post("/api/admin/agents", json={"agent_id": agent})
+            assert (answer.status_code, answer.json()["agent_id"]) == (201, agent)
+        admin.delete("/api/admin/agents/c/token")
+        found = admin.get("/api/admin/agents").json()["agents"]
+        assert [(one["agent_id"], one["revoked"], one["connected"]) for one in found] == [
+            ("a", False, False),
+            ("b", False, True),
+            ("c", True, False),
+            ("d", False, False),
+        ]
+        assert before <= found[0]["registered_at"] <= time.time()
+        assert admin.get("/api/admin/agents?limit=2").json()["agents"] == found[:2]
+        assert admin.get("/api/admin/agents?limit=2&after=b").json()["agents"] == found[2:]
+        assert admin.get("/api/admin/agents?after=d").json()["agents"] == []
+        assert admin.get("/api/admin/agents?limit=101").status_code == 400
+
+
+def test_tokens_are_rotated_revoked_and_given_again(tmp_path: Path) -> None:
+    def works(hub: Running, token: str) -> bool:
+        with hub.http(token) as client:
+            return client.get("/api/tasks").status_code == 200
+
+    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        first = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
+        assert admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["error"] == "exists"
+        second = admin.post("/api/admin/agents/planner/token").json()["token"]
+        assert [works(hub, token) for token in (first, second)] == [False, True]
+        assert admin.delete("/api/admin/agents/planner/token").json() == {"agent_id": "planner", "revoked": True}
+        assert admin.delete("/api/admin/agents/planner/token").json() == {"agent_id": "planner", "revoked": False}
+        assert not works(hub, second)
+        assert admin.get("/api/admin/agents/planner").status_code == 404
+    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        assert not works(hub, second)
+        third = admin.post("/api/admin/agents/planner/token").json()["token"]
+        assert works(hub, third)
+        assert admin.get("/api/admin/agents/planner").status_code == 200
+        for method in ("POST", "DELETE"):
+            answer = admin.request(method, "/api/admin/agents/nobody/token")
+            assert (answer.status_code, answer.json()["error"]) == (404, "unknown_agent")
+    with running(data=tmp_path) as hub:
+        assert [works(hub, token) for token in (first, second, third)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("mode", "uninvited", "invited"), [("open", 201, 201), ("invitation", 403, 201), ("closed", 403, 403)]
+)
+def test_registration_is_open_by_invitation_or_closed(mode: str, uninvited: int, invited: int) -> None:
+    policy = Policy(addresses={"registration": "100/minute"})
+    with running(policy, registration=mode) as hub, hub.http(ADMIN) as admin, hub.http() as client:
+        answer = admin.post("/api/admin/invitations")
+        assert answer.status_code == 201
+        code = answer.json()["invitation"]
+
+        def register(agent: str, **more: str) -> int:
+            return client.post("/api/onboard/register", json={"agent_id": agent, **more}).status_code
+
+        assert register("a") == uninvited
+        assert register("b", invitation="a guess") == uninvited
+        assert register("c", invitation=code) == invited
+        if mode == "invitation":
+            assert register("d", invitation=code) == 403  # it was good for one
+        assert admin.post("/api/onboard/register", json={"agent_id": "by the admin"}).status_code == 201
+        assert admin.post("/api/admin/agents", json={"agent_id": "too"}).status_code == 201
+
+
+def test_an_invitation_survives_a_restart(tmp_path: Path) -> None:
+    with running(registration="invitation", data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        code = admin.post("/api/admin/invitations").json()["invitation"]
+    with running(registration="invitation", data=tmp_path) as hub, hub.http() as client:
+        body = {"agent_id": "planner", "invitation": code}
+        assert client.post("/api/onboard/register", json=body).status_code == 201
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_b6_an_agent_cannot_be_named_so_that_it_hides_a_route() -> None:
+    below = f"{LIMITS}/"
+    fixed = {route.path.removeprefix(below).split("/")[0] for route in ROUTES if route.path.startswith(below)}
+    taken = {name for name in fixed if not name.startswith("{")} | {".", ".."}
+    assert taken >= {"whitelist", "defaults", ".", ".."}
+    with running(Policy(addresses={"registration": "100/minute"})) as hub:
+        for token in ("", ADMIN):
+            with hub.http(token) as client:
+                for name in sorted(taken):
+                    answer = client.post("/api/onboard/register", json={"agent_id": name})
+                    detail = f"agent: expected an id that the hub doesn't use itself, got {name!r}"
+                    assert (answer.status_code, answer.json()) == (400, {"error": "reserved", "detail": detail})
+        with hub.http(ADMIN) as admin:
+            for name in sorted(taken):
+                assert admin.post("/api/admin/agents", json={"agent_id": name}).json()["error"] == "reserved"
+            assert admin.get("/api/admin/agents").json() == {"agents": []}
+
+
+@pytest.fixture(scope="module")
+def odd_hub() -> Iterator[tuple[Running, httpx.Client]]:
+    with running(FEW) as hub, hub.http(ADMIN) as admin:
+        yield hub, admin
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client], name: str) -> None:
+    hub, admin = odd_hub
+    todo = {(route.method, route.path) for route in ROUTES if "{agent}" in route.path}
+
+    def ask(method: str, path: str, body: Any = None) -> Any:
+        todo.discard((method, path))
+        answer = admin.request(method, path.format(agent=quote(name, safe="")), json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    answer = admin.post("/api/onboard/register", json={"agent_id": name})
+    assert (answer.status_code, answer.json()["agent_id"]) == (201, name)
+    with hub.agent(name, answer.json()["token"]) as wire:
+        use_up(wire)
+        assert ask("GET", "/api/admin/agents/{agent}")["violations"] == 1
+        assert ask("DELETE", "/api/admin/violations/{agent}") == {"agent_id": name, "reset": True}
+        assert ask("PUT", f"{LIMITS}/{{agent}}", {"light": "4/minute"})["agent_id"] == name
+        assert admin.get(LIMITS).json()["overrides"] == {name: {c: {"light": "4/minute"} for c in ("ws", "http")}}
+        assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]
+        assert ask("DELETE", f"{LIMITS}/{{agent}}")["override"] == {}
+        assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
+        assert admin.post(f"{LIMITS}/whitelist", json={"agent_id": name}).json() == {"agents": [name]}
+        assert ping(wire, 3) == ["pong"] * 3
+        assert ask("DELETE", f"{LIMITS}/whitelist/{{agent}}") == {"agents": []}
+        assert changes(admin)[0] == f"exemption of {name!r} removed"
+        assert ask("POST", "/api/admin/agents/{agent}/token")["agent_id"] == name
+        assert ask("DELETE", "/api/admin/agents/{agent}/token") == {"agent_id": name, "revoked": True}
+    assert not todo, "a new route for an agent? try it here"
+
+
+# The rest -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_admin_sees_everybodys_tasks_and_adds_some() -> None:
+    with running() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
+        theirs = client.post("/api/tasks", json={"payload": 1}).json()
+        own = admin.post("/api/admin/tasks", json={"payload": {"do": "it"}})
+        assert (own.status_code, own.json()["creator"], own.json()["payload"]) == (201, "", {"do": "it"})
+        assert admin.get("/api/admin/tasks").json() == {"tasks": [own.json(), theirs]}
+        assert admin.get("/api/admin/tasks?limit=1").json() == {"tasks": [own.json()]}
+        assert admin.get(f"/api/admin/tasks?before={own.json()['task_id']}").json() == {"tasks": [theirs]}
+        assert admin.get("/api/admin/tasks?state=completed").json() == {"tasks": []}
+        with hub.agent("worker") as wire:
+            assert wire.hear()["type"] == "task_assigned"
+            assert admin.get("/api/admin/tasks?state=assigned").json()["tasks"][0]["agent"] == "worker"
+
+
+def test_e5_signals_of_the_application_are_not_limited() -> None:
+    signal = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 5}
+    with running() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+        wire.ask("session_open", session=42, rate=1, burst=1)
+        assert wire.ask("session_signal", session=42, signal=signal)["type"] == "signal_logged"
+        assert wire.ask("session_signal", session=42, signal=signal)["error"] == "rate_limited"
+        for _ in range(20):
+            body = {"agent_id": "planner", "session": 42, "signal": signal}
+            assert admin.post("/api/admin/signals", json=body).status_code == 201
+        bad = admin.post("/api/admin/signals", json={"agent_id": "a\nb", "session": 42, "signal": signal})
+        assert (bad.status_code, bad.json()["error"]) == (400, "invalid")
+
+
+def test_the_policy_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limits]\nlight = "2/minute"\n')
+
+    async def work() -> None:
+        store = MemoryStore(clock=ManualClock(start=1000))
+        async with Hub(hub_settings(), Policy.load(file), config=file, store=store) as hub, called(hub) as admin:
+
+            async def light() -> str:
+                limits: str = (await admin.get(LIMITS)).json()["defaults"]["ws"]["light"]
+                return limits
+
+            await admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
+            file.write_text('[limits]\nlight = "7/minute"\n[hub]\nport = 1\n')
+            assert await light() == "2/minute"
+            answer = await admin.post("/api/admin/reload")
+            assert (answer.status_code, answer.json()) == (200, {"reloaded": True})
+            assert await light() == "7/minute"
+            assert (await admin.get(LIMITS)).json()["defaults"]["ws"]["heavy"] == "3/minute"  # changes stay on top
+            for broken, mistake in (
+                ('[limits]\nlight = 5\nhevy = "1/s"\n', "2 mistakes\n  limits.hevy: expected one of light, normal"),
+                ("[limits", "1 mistake\n  expected TOML, got: Expected ']'"),
+                (None, "1 mistake\n  expected a readable file, got: No such file"),
+            ):
+                file.unlink() if broken is None else file.write_text(broken)
+                answer = await admin.post("/api/admin/reload")
+                assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
+                assert answer.json()["detail"].startswith(f"{file}: {mistake}")
+                assert await light() == "7/minute"
+
+    asyncio.run(work())
+
+
+def test_without_a_policy_file_nothing_is_read_again() -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        answer = admin.post("/api/admin/reload")
+        detail = "the hub was started without --config: there is nothing to reload"
+        assert (answer.status_code, answer.json()) == (409, {"error": "no_config", "detail": detail})
+
+
+def test_b3_the_admin_is_never_limited() -> None:
+    policy = Policy(addresses={"limit": "1/minute", "registration": "1/minute"}, limits={"normal": "1/minute"})
+    with running(policy) as hub, hub.http(ADMIN) as admin:
+        assert {admin.get(LIMITS).status_code for _ in range(20)} == {200}
+        assert {admin.get("/api/agents").status_code for _ in range(20)} == {200}
+        for number in range(20):
+            assert admin.post("/api/onboard/register", json={"agent_id": f"a{number}"}).status_code == 201

@@ -1,0 +1,349 @@
+"""Who may do what: route by route from the table of routes, and at the sockets."""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from inspect import getsource
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from asking import remembered, scene
+from hubs import ADMIN, VIEWER, Running, Wire, running
+from servers import PATIENCE
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from headgate import Policy
+from headgate.hub.hub import ROUTES
+from headgate.hub.proto import envelope_pb2 as wire
+from headgate.hub.registry import LONGEST_TOKEN, LedgerRoll
+from headgate.hub.routing import Route, Who
+from headgate.hub.tokens import Tokens
+from headgate.stores.redis.registry import RedisRoll
+
+MANY = "1000000/minute"
+ROOMY = Policy(
+    limits=dict.fromkeys(("light", "normal", "heavy"), MANY), addresses={"limit": MANY, "registration": MANY}
+)
+OPEN = (Who.PROBE, Who.ANYONE)
+NOBODY = "hg_this-is-a-token-that-nobody-has"
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Running]:
+    with running(ROOMY) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def client(hub: Running) -> Iterator[httpx.Client]:
+    """A client without a token."""
+    with hub.http() as client:
+        yield client
+
+
+def each(*who: Who) -> pytest.MarkDecorator:
+    """A test for each route that these may use."""
+    chosen = [route for route in ROUTES if route.who in who]
+    return pytest.mark.parametrize("route", chosen, ids=[f"{route.method} {route.path}" for route in chosen])
+
+
+class Asking:
+    """Makes the good request for a route, of a scene of its own, with whichever token."""
+
+    def __init__(self, hub: Running, client: httpx.Client, route: Route) -> None:
+        self._hub, self._client, self._route = hub, client, route
+        self.scene = hub.run(scene(hub.hub))
+
+    def status(self, header: str | None) -> tuple[int, str | None]:
+        """The status of the answer, and its error if it is one."""
+        path, body = self.scene.request(self._route)
+        headers = {} if header is None else {"Authorization": header}
+        answer = self._client.request(self._route.method, path, json=body, headers=headers)
+        assert (answer.status_code == 401) == ("WWW-Authenticate" in answer.headers)
+        if answer.is_success:
+            return answer.status_code, None
+        assert set(answer.json()) == {"error", "detail"}
+        if header is not None and len(header) > 20:
+            assert header.split(" ")[-1] not in answer.text
+        return answer.status_code, answer.json()["error"]
+
+    def refused(self, *headers: str | None) -> set[tuple[int, str | None]]:
+        """How the request is refused with each of these headers, without anything having changed."""
+        before = self._hub.run(remembered(self._hub.hub, self.scene))
+        found = {self.status(header) for header in headers}
+        assert self._hub.run(remembered(self._hub.hub, self.scene)) == before
+        return found
+
+
+@pytest.fixture
+def asking(hub: Running, client: httpx.Client, route: Route) -> Asking:
+    return Asking(hub, client, route)
+
+
+@each(*Who)
+def test_the_right_token_passes(hub: Running, client: httpx.Client, route: Route) -> None:
+    rightful: dict[Who, list[str | None]] = {
+        Who.PROBE: [None, NOBODY, "agent", ADMIN, VIEWER],
+        Who.ANYONE: [None, "agent", ADMIN, VIEWER],
+        Who.AGENT: ["agent"],
+        Who.PROGRAM: ["agent", ADMIN],
+        Who.VIEWER: [VIEWER, ADMIN],
+        Who.ADMIN: [ADMIN],
+    }
+    no_file = (409, "no_config")
+    for token in rightful[route.who]:
+        asking = Asking(hub, client, route)
+        whose = asking.scene.token if token == "agent" else token
+        status = asking.status(whose and f"Bearer {whose}")
+        assert status == (no_file if route.path == "/api/admin/reload" else (route.status, None))
+
+
+@each(Who.AGENT, Who.PROGRAM, Who.VIEWER, Who.ADMIN)
+def test_nobodys_tokens_are_refused_and_nothing_happens(hub: Running, route: Route, asking: Asking) -> None:
+    revoked, replaced = hub.register(asking.scene.newcomer), hub.register(asking.scene.channel)
+    hub.run(hub.hub.registry.revoke(asking.scene.newcomer))
+    hub.run(hub.hub.registry.rotate(asking.scene.channel))
+    good = asking.scene.token if route.who in (Who.AGENT, Who.PROGRAM) else ADMIN
+    assert asking.refused(
+        None,
+        "",
+        "Bearer",
+        f"Bearer {NOBODY}",
+        f"Basic {good}",
+        good,
+        f"Bearer{good}",
+        f"Bearer {good[:-1]}",
+        f"Bearer {good}x",
+        f"Bearer {good.upper()}",
+        f"Bearer {asking.scene.agent}",
+        f"Bearer {revoked}",
+        f"Bearer {replaced}",
+        f"Bearer {hub.run(hub.hub.registry.invite())}",
+        f"Bearer {sha256(good.encode()).hexdigest()}",
+        f"Bearer {'x' * (LONGEST_TOKEN + 1)}",
+    ) == {(401, "unauthorized")}
+
+
+@each(Who.ANYONE)
+def test_who_has_no_token_may_ask_what_anyone_may_but_not_with_a_wrong_one(route: Route, asking: Asking) -> None:
+    assert asking.refused(f"Bearer {NOBODY}", f"Basic {asking.scene.token}", "") == {(401, "unauthorized")}
+    assert asking.status(None) == (route.status, None)
+
+
+@each(Who.ADMIN, Who.VIEWER)
+def test_b6_an_agent_is_no_admin_and_no_viewer(hub: Running, asking: Asking) -> None:
+    whom_it_is_about = hub.run(hub.hub.registry.rotate(asking.scene.other))
+    tried = asking.refused(f"Bearer {asking.scene.token}", f"Bearer {whom_it_is_about}")
+    assert tried == {(403, "forbidden")}
+
+
+@each(Who.ADMIN, Who.AGENT, Who.PROGRAM)
+def test_a_viewer_only_looks_at_the_dashboard(asking: Asking) -> None:
+    assert asking.refused(f"Bearer {VIEWER}") == {(403, "forbidden")}
+
+
+@each(Who.AGENT)
+def test_the_admin_is_no_agent(asking: Asking) -> None:
+    assert asking.refused(f"Bearer {ADMIN}") == {(403, "forbidden")}
+
+
+def test_every_route_says_who_may_use_it_as_the_requirements_do() -> None:
+    """A route that isn't meant for everybody has to be in one of the tests above."""
+    found = {who: {route.path for route in ROUTES if route.who is who} for who in Who}
+    assert found[Who.PROBE] == {"/health", "/api/health", "/live", "/ready"}
+    assert found[Who.ANYONE] == {
+        "/openapi.json", "/api/schemas", "/api/agents", "/api/channels", "/api/metrics", "/api/onboard/register",
+    }  # fmt: skip
+    assert [(route.method, route.path) for route in ROUTES if route.who is Who.VIEWER] == [
+        ("GET", "/api/dashboard/state")
+    ]
+    assert {route.path for route in ROUTES if "/admin" in route.path} == found[Who.ADMIN]
+    assert {path.split("/")[1] for path in found[Who.PROGRAM]} == {"v1"}
+
+
+def test_a8_every_route_of_the_requirements_is_there_for_those_they_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "requirements.md").read_text(encoding="utf-8")
+    named = {"anyone": Who.ANYONE, "viewer": Who.VIEWER, "admin": Who.ADMIN, "": Who.AGENT}
+    found = set()
+    for row in re.findall(r"^\| (?:light|normal|heavy) \| .*? \| (.*?) \|$", page, re.MULTILINE):
+        for action, method, paths, who in re.findall(r"(\w+): (\w+) (/[^(·]*[^(· ])(?: \((.*?)\))?", row):
+            whose = Who.PROBE if "probe" in who else named[who.partition(";")[0]]
+            found |= {(method, path, action, whose) for path in paths.split(", ")}
+    assert len(found) == 19
+    assert found <= {(route.method, route.path, route.action, route.who) for route in ROUTES}
+
+
+def test_odd_paths_and_methods_open_nothing(client: httpx.Client) -> None:
+    for path in (
+        "//api/admin/changes",
+        "/api//admin/changes",
+        "/api/admin/changes/",
+        "/api/%61dmin/changes",
+        "/api/admin%2Fchanges",
+        "/api/x/../admin/changes",
+        f"/api/admin/changes?token={ADMIN}",
+    ):
+        assert client.get(path).status_code in (401, 404), path
+    for method, status in (("HEAD", 401), ("OPTIONS", 405), ("TRACE", 405), ("PATCH", 405)):
+        assert client.request(method, "/api/admin/changes").status_code == status
+
+
+def test_a_wrong_method_is_told_the_right_ones(client: httpx.Client) -> None:
+    answer = client.patch("/api/admin/rate-limits/whitelist")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, POST, PUT")
+    assert answer.json() == {"error": "wrong_method", "detail": "expected GET or POST or PUT, got PATCH"}
+
+
+def test_of_two_tokens_the_first_counts(hub: Running, client: httpx.Client) -> None:
+    token = hub.register("has two")
+    for first, second, status in ((token, ADMIN, 403), (ADMIN, token, 200), (NOBODY, ADMIN, 401)):
+        headers = [("Authorization", f"Bearer {first}"), ("Authorization", f"Bearer {second}")]
+        assert client.get("/api/admin/changes", headers=headers).status_code == status
+
+
+def test_without_a_viewers_token_nobody_is_one() -> None:
+    with running(viewer_token="") as hub, hub.http() as client:
+        for header in ("", "Bearer", f"Bearer {NOBODY}", f"Bearer {VIEWER}"):
+            assert client.get("/api/dashboard/state", headers={"Authorization": header}).status_code == 401
+
+
+def test_b3_failed_authentications_are_limited_by_address() -> None:
+    policy = Policy(addresses={"limit": "3/minute"})
+    with running(policy) as hub, hub.http() as client:
+
+        def tried(token: str) -> int:
+            return client.get("/api/tasks", headers={"Authorization": f"Bearer {token}"}).status_code
+
+        token = hub.register("planner")
+        assert [tried(NOBODY) for _ in range(5)] == [401, 401, 401, 429, 429]
+        assert (tried(token), tried(ADMIN)) == (200, 403)  # who is known isn't held to it
+        hub.clock.advance(60)
+        assert tried(NOBODY) == 401
+
+
+# What is another agent's ----------------------------------------------------------------------------------------------
+
+
+def test_another_agents_token_shows_nothing_of_an_agent(hub: Running) -> None:
+    where = hub.run(scene(hub.hub))
+    stranger = hub.register("a stranger")
+    with hub.http(stranger) as client:
+        assert client.get(f"/api/tasks/{where.task}").json()["error"] == "unknown_task"
+        assert client.get("/api/tasks").json() == {"tasks": []}
+        assert client.get("/api/mailbox").json() == {"messages": []}
+        assert client.post("/api/mailbox/ack", json={"numbers": [where.mail]}).json() == {"acknowledged": 0}
+        assert client.get("/api/sessions/42/signals").json() == {"signals": []}
+        assert client.post("/v1/check", json={"key": "mine"}).json()["current_count"] == 1
+    with hub.http(where.token) as client:
+        assert client.get(f"/api/tasks/{where.task}").json()["creator"] == where.agent
+        assert len(client.get("/api/tasks").json()["tasks"]) == 1
+        assert [mail["number"] for mail in client.get("/api/mailbox").json()["messages"]] == [where.mail]
+        assert len(client.get("/api/sessions/42/signals").json()["signals"]) == 1
+        assert client.get("/v1/counters/mine").json() == {"key": "mine", "current_count": 0}
+
+
+def test_rotating_and_revoking_is_for_the_agent_itself_and_the_admin(hub: Running) -> None:
+    first, bystander = hub.register("turns"), hub.register("bystander")
+    with hub.http(first) as client:
+        second = client.post("/api/onboard/rotate").json()
+        assert second["agent_id"] == "turns"
+        assert client.post("/api/onboard/rotate").status_code == 401
+    with hub.http(second["token"]) as client:
+        assert client.post("/api/onboard/revoke").json() == {"agent_id": "turns", "revoked": True}
+        assert client.get("/api/tasks").status_code == 401
+    with hub.http(bystander) as client:
+        assert client.get("/api/tasks").status_code == 200
+        again = client.post("/api/onboard/register", json={"agent_id": "turns"})
+        assert (again.status_code, again.json()["error"]) == (409, "exists")
+    with hub.http(ADMIN) as client:
+        third = client.post("/api/admin/agents/turns/token").json()["token"]
+    with hub.http(third) as client:
+        assert client.get("/api/tasks").status_code == 200
+
+
+# Sockets --------------------------------------------------------------------------------------------------------------
+
+
+def test_only_its_own_token_makes_a_socket_an_agents(hub: Running) -> None:
+    mine, others = hub.register("mine"), hub.register("others")
+    for agent, token in (("mine", others), ("mine", ADMIN), ("mine", VIEWER), ("mine", NOBODY), ("none", mine),
+                         ("MINE", mine), ("mine", mine[:-1]), ("mine", sha256(mine.encode()).hexdigest())):  # fmt: skip
+        with hub.socket() as stranger:
+            answer = stranger.ask("identify", agent_id=agent, token=token, id=7)
+            expected = {"error": "unauthorized", "detail": "there is no such agent with such a token"}
+            assert answer == {"type": "error", "id": 7, **expected}
+            assert stranger.ask("ping")["error"] == "not_identified"
+            assert stranger.ask("identify", agent_id="mine", token=mine)["type"] == "identified"
+
+
+def envelope(socket: Wire, address: str, token: str) -> wire.Envelope:
+    hello = wire.Envelope(
+        id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=address, token=token)
+    ).SerializeToString()
+    socket.socket.send(hello)
+    answer = socket.socket.recv(PATIENCE)
+    assert isinstance(answer, bytes)
+    return wire.Envelope.FromString(answer)
+
+
+def test_d1_only_its_own_token_proves_an_address(hub: Running) -> None:
+    mine, others = hub.register("sender"), hub.register("other sender")
+    for address, token in (("sender", others), ("sender", ADMIN), ("sender", VIEWER), ("none", mine), ("sender", "")):
+        with hub.socket("/relay") as stranger:
+            answer = envelope(stranger, address, token)
+            assert (answer.type, answer.error.code) == (wire.MESSAGE_TYPE_ERROR, "unauthorized")
+            assert envelope(stranger, "sender", mine).type == wire.MESSAGE_TYPE_WELCOME
+
+
+def closed(connection: Wire) -> tuple[int | None, str | None]:
+    """How a connection is closed, whatever else is said before."""
+    with suppress(ConnectionClosed):
+        while True:
+            connection.socket.recv(PATIENCE)
+    return connection.socket.close_code, connection.socket.close_reason
+
+
+@pytest.mark.parametrize("how", ["rotate", "revoke", "admin rotates", "admin revokes"])
+def test_a_token_that_is_worth_nothing_any_more_closes_its_sockets(hub: Running, how: str) -> None:
+    agent = f"is closed: {how}"
+    token = hub.register(agent)
+    path = f"/api/admin/agents/{quote(agent, safe='')}/token"
+    with hub.agent(agent, token) as first, hub.agent(agent, token) as second, hub.socket("/relay") as third:
+        assert envelope(third, agent, token).type == wire.MESSAGE_TYPE_WELCOME
+        with hub.http(token if " " not in how else ADMIN) as client:
+            if how.startswith("admin"):
+                assert client.request("POST" if how == "admin rotates" else "DELETE", path).status_code == 200
+            else:
+                assert client.post(f"/api/onboard/{how}").status_code == 200
+        for connection in (first, second, third):
+            assert closed(connection) == (1008, "the token of this agent was revoked or replaced")
+    with hub.socket() as stranger:
+        assert stranger.ask("identify", agent_id=agent, token=token)["error"] == "unauthorized"
+
+
+@pytest.mark.parametrize("path", ["/", "/ws/", "/ws/dashboard", "/api/health", "/relay/x"])
+def test_there_are_no_other_sockets(hub: Running, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refusal, hub.socket(path):
+        pass
+    assert refusal.value.response.status_code == 404
+
+
+# What can't be seen from outside --------------------------------------------------------------------------------------
+
+
+def test_tokens_are_compared_in_constant_time() -> None:
+    for function in (Tokens.is_admin, Tokens.is_viewer, LedgerRoll.verify, RedisRoll.verify):
+        assert "compare_digest(" in getsource(function)
+
+
+def test_a_hub_keeps_no_token(hub: Running) -> None:
+    token = hub.register("kept as a digest")
+    code = hub.run(hub.hub.registry.invite())
+    dump = hub.run(hub.hub.ledger.run(lambda db: "\n".join(db.iterdump())))
+    assert "kept as a digest" in dump
+    for secret in (token, code, ADMIN, VIEWER):
+        assert secret not in dump
+        assert secret not in repr(hub.hub.settings)

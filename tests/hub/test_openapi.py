@@ -1,0 +1,173 @@
+"""The OpenAPI document: complete, valid, and true of what the hub answers."""
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+import schemathesis
+from asking import Scene, scene
+from hubs import ADMIN, VIEWER, hub_settings, running
+
+from headgate import ManualClock, MemoryStore, Policy
+from headgate._version import VERSION
+from headgate.hub.hub import ROUTES, Hub
+from headgate.hub.routing import Route, Who
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """As it is served."""
+    with running() as hub, hub.http() as client:
+        found: dict[str, Any] = client.get("/openapi.json").json()
+    return found
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def references(thing: Any) -> Iterator[str]:
+    if isinstance(thing, dict):
+        if isinstance(thing.get("$ref"), str):
+            yield thing["$ref"]
+        for value in thing.values():
+            yield from references(value)
+    elif isinstance(thing, list):
+        for value in thing:
+            yield from references(value)
+
+
+def test_every_route_is_there_and_nothing_else(document: dict[str, Any]) -> None:
+    found = sorted((method, path) for method, path, _ in operations(document))
+    assert found == sorted((route.method, route.path) for route in ROUTES)
+
+
+def test_each_operation_has_a_name_of_its_own_and_says_what_it_is(document: dict[str, Any]) -> None:
+    names = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(set(names)) == len(names)
+    for _, path, operation in operations(document):
+        assert operation["summary"], path
+        assert operation["description"], path
+        assert all(response["description"] for response in operation["responses"].values())
+    assert len({operation["summary"] for _, _, operation in operations(document)}) >= len(ROUTES) - 1  # /health twice
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[str, Any]) -> None:
+    found = set(references(document))
+    assert found
+    for reference in found:
+        place: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+        assert isinstance(place, dict)
+    assert {reference.rpartition("/")[2] for reference in found} <= set(document["components"]["schemas"])
+    for schema in document["components"]["schemas"].values():
+        jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]})
+
+
+def test_the_document_is_valid(document: dict[str, Any]) -> None:
+    assert (document["openapi"], document["info"]["version"]) == ("3.1.0", VERSION)
+    schema = schemathesis.openapi.from_dict(document)
+    schema.validate()
+    assert [type(operation).__name__ for operation in schema.get_all_operations()] == ["Ok"] * len(ROUTES)
+    broken = copy.deepcopy(document)
+    del broken["paths"]["/v1/check"]["post"]["requestBody"]["content"]
+    with pytest.raises(jsonschema_rs.ValidationError):
+        schemathesis.openapi.from_dict(broken).validate()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=[f"{route.method} {route.path}" for route in ROUTES])
+def test_an_operation_says_what_its_route_does(document: dict[str, Any], route: Route) -> None:
+    operation = document["paths"][route.path][route.method.lower()]
+    assert route.who.value in operation["description"]
+    assert f"`{route.action}`" in operation["description"]
+    assert ("requestBody" in operation) == (route.body is not None)
+    assert operation.get("security") == (None if route.who in (Who.PROBE, Who.ANYONE) else [{"token": []}])
+    assert ("429" in operation["responses"]) == (route.who is not Who.PROBE)
+    in_path = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"]
+    in_query = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"]
+    assert in_path == route.parts
+    assert in_query == list(route.query.__struct_fields__)
+
+
+# What it says is true -------------------------------------------------------------------------------------------------
+
+
+def validator(document: dict[str, Any], operation: dict[str, Any], status: int) -> jsonschema_rs.Draft202012Validator:
+    assert str(status) in operation["responses"], f"the document doesn't know {status}"
+    schema = operation["responses"][str(status)]["content"]["application/json"]["schema"]
+    return jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]})
+
+
+def token_for(route: Route, where: Scene) -> str:
+    return {Who.AGENT: where.token, Who.PROGRAM: where.token, Who.VIEWER: VIEWER}.get(route.who, ADMIN)
+
+
+def test_answers_are_as_the_document_says(document: dict[str, Any], tmp_path: Path) -> None:
+    """The good request of every route, then one without a token, then one with a body that isn't JSON."""
+    file = tmp_path / "headgate.toml"
+    file.write_text("")
+
+    async def work() -> None:
+        store = MemoryStore(clock=ManualClock(start=1000))
+        policy = Policy(addresses={"limit": "1000/minute"})
+        hub = Hub(hub_settings(), policy, store=store, config=file)
+        transport = httpx.ASGITransport(hub)
+        async with hub, httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
+            for route in ROUTES:
+                operation = document["paths"][route.path][route.method.lower()]
+                where = await scene(hub)
+                path, body = where.request(route)
+                own = {"Authorization": f"Bearer {token_for(route, where)}"}
+                good = await client.request(route.method, path, json=body, headers=own)
+                assert good.status_code == route.status, (path, good.text)
+                validator(document, operation, route.status).validate(good.json())
+                stranger = await client.request(route.method, path, json=body)
+                validator(document, operation, stranger.status_code).validate(stranger.json())
+                if route.body is not None:
+                    headers = {"Authorization": f"Bearer {token_for(route, await scene(hub))}"}
+                    bad = await client.request(route.method, path, content=b"{", headers=headers)
+                    assert bad.status_code == 400
+                    validator(document, operation, 400).validate(bad.json())
+
+    asyncio.run(work())
+
+
+def test_answers_that_are_refused_are_as_the_document_says(document: dict[str, Any]) -> None:
+    with running(Policy(limits={"light": "1/minute"}), max_frame=1024) as hub, hub.http(hub.register("a")) as client:
+        answers = [
+            ("post", "/v1/check", client.post("/v1/check", json={"key": "k"})),
+            ("post", "/v1/check", client.post("/v1/check", json={"key": "k"})),
+            ("get", "/api/admin/changes", client.get("/api/admin/changes")),
+            ("get", "/api/tasks/{id}", client.get("/api/tasks/none")),
+            ("post", "/api/channels", client.post("/api/channels", json={"name": "general"})),
+            ("post", "/api/messages", client.post("/api/messages", json={"to": "a", "body": "x" * 2000})),
+        ]
+    assert [answer.status_code for _, _, answer in answers] == [200, 429, 403, 404, 409, 413]
+    for method, path, answer in answers:
+        validator(document, document["paths"][path][method], answer.status_code).validate(answer.json())
+    denied = answers[1][2]
+    assert denied.headers["Retry-After"] == "60"
+
+
+def test_what_the_document_says_of_bodies_is_what_holds(document: dict[str, Any]) -> None:
+    """A body that the schema refuses is refused, and one that it lets is let: on some that differ by little."""
+    schema = document["paths"]["/v1/check"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    judge = jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]})
+    bodies: list[Any] = [
+        {"key": "k"}, {"key": ""}, {"key": "k" * 512}, {"key": "k" * 513}, {"key": None}, {"key": 5}, {}, [], None, "k",
+        {"key": "k", "limit": 1}, {"key": "k", "limit": 0}, {"key": "k", "limit": 1.5}, {"key": "k", "limit": None},
+        {"key": "k", "limit": 1_000_001}, {"key": "k", "limit": "1"}, {"key": "k", "window_ms": 31_536_000_000},
+        {"key": "k", "window_ms": 31_536_000_001}, {"key": "k", "window_ms": True}, {"key": "k", "more": 1},
+    ]  # fmt: skip
+    with running() as hub, hub.http(ADMIN) as client:
+        found = [client.post("/v1/check", json=body).status_code == 200 for body in bodies if body is not None]
+    assert found == [judge.is_valid(body) for body in bodies if body is not None]
+    assert 0 < sum(found) < len(found)

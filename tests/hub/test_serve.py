@@ -1,0 +1,497 @@
+"""The program `headgate serve`: how it starts, what it says, how it ends, and what it never writes down."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+from hubs import VIEWER, Wire, hub_settings
+from programs import ADMIN, Program, program
+from servers import PATIENCE, Server, free_port, wait_for
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+import headgate
+from headgate import InvalidInput
+from headgate._version import VERSION
+from headgate.hub.hub import Hub
+from headgate.hub.proto import envelope_pb2 as wire
+
+PACKAGES = str(Path(headgate.__file__).parents[1])
+LIMITS = "/api/admin/rate-limits"
+MADE = {"HEADGATE_ADMIN_TOKEN": None}
+"""Without a token that is given, one is made."""
+
+
+@contextmanager
+def conversation(hub: Program, agent: str, token: str) -> Iterator[Wire]:
+    with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as connection:
+        wire = Wire(connection)
+        assert wire.ask("identify", agent_id=agent, token=token)["type"] == "identified"
+        yield wire
+
+
+IN_TURN = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from headgate.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["serve", "--port", "0", *arguments])
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def failing(*attempts: list[str], **environment: str) -> list[str]:
+    """What the program says when it can't start with these options, one attempt after the other in one process."""
+    command = [sys.executable, "-c", IN_TURN, json.dumps(attempts)]
+    surroundings = {**os.environ, **environment}
+    result = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    told = []
+    for line, options in zip(result.stdout.splitlines(), attempts, strict=True):
+        code, out, err = json.loads(line)
+        assert (code, out) == (1, ""), options
+        assert "Traceback" not in err, err
+        told.append(err.removesuffix("\n"))
+    return told
+
+
+# The beginning --------------------------------------------------------------------------------------------------------
+
+
+def test_the_admins_token_is_made_at_the_first_start_and_shown_once(tmp_path: Path) -> None:
+    data = tmp_path / "below" / "data"
+    with program(data, environment=MADE) as hub:
+        wait_for(lambda: len(hub.out) == 2, "the second line")
+        assert hub.out[0] == f"headgate {VERSION} listens on http://{hub} (agents: ws://{hub}/ws)\n"
+        shown = re.fullmatch(r"admin token, shown this once: (hga_[\w-]{43})\n", hub.out[1])
+        assert shown
+        token = shown[1]
+        with hub.http(token) as admin, hub.http("") as anyone:
+            assert admin.post("/api/admin/agents", json={"agent_id": "planner"}).status_code == 201
+            health = {"status": "ok", "store": "ok", "version": VERSION, "connections": 0}
+            assert anyone.get("/api/health").json() == anyone.get("/health").json() == health
+        assert hub.stop() == 0
+        assert token not in "".join(hub.err)
+    assert data.stat().st_mode & 0o777 == 0o700
+    assert all(token.encode() not in path.read_bytes() for path in data.iterdir())
+    with program(data, environment=MADE) as hub:
+        with hub.http(token) as admin:
+            assert [one["agent_id"] for one in admin.get("/api/admin/agents").json()["agents"]] == ["planner"]
+        assert hub.stop() == 0
+        assert len(hub.out) == 1
+    file = tmp_path / "token"
+    file.write_text("another-token-from-a-file\n")
+    with program(data, "--admin-token-file", str(file), environment=MADE) as hub:
+        for given, status in ((token, 401), ("another-token-from-a-file", 200)):
+            with hub.http(given) as admin:
+                assert admin.get(LIMITS).status_code == status
+
+
+def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
+    """What fails at the first start, fails before."""
+
+    async def start() -> str:
+        async with Hub(hub_settings(admin_token="", data=tmp_path)) as hub:
+            return hub.tokens.made
+
+    def spoil(text: str) -> None:
+        with sqlite3.connect(tmp_path / "hub.db") as db:
+            db.execute("INSERT OR REPLACE INTO sessions VALUES ('a', 'b', ?, 0)", (text,))
+        db.close()
+
+    async def prepare() -> None:
+        async with Hub(hub_settings(data=tmp_path)):
+            pass
+
+    asyncio.run(prepare())
+    spoil("no limit at all")
+    with pytest.raises(InvalidInput):
+        asyncio.run(start())
+    spoil("unlimited")
+    assert asyncio.run(start()).startswith("hga_")
+    assert asyncio.run(start()) == ""
+
+
+def test_a_file_and_the_environment_say_how_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text(
+        f'[limits]\nlight = "7/minute"\n'
+        f'[hub]\nlog_format = "json"\nregistration = "closed"\nviewer_token = "{VIEWER}"\n'
+    )
+    given = {"HEADGATE_CONFIG": str(file), "HEADGATE_REGISTRATION": "open", "HEADGATE_LOG_LEVEL": "debug"}
+    with program(tmp_path / "data", "--host", "localhost", environment=given) as hub, hub.http() as admin:
+        assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "7/minute"
+        with hub.http("") as anyone:
+            assert anyone.post("/api/onboard/register", json={"agent_id": "a"}).status_code == 201
+        with hub.http(VIEWER) as viewer:
+            assert viewer.get("/api/dashboard/state").status_code == 200
+        assert hub.stop() == 0
+        lines = [json.loads(line) for line in hub.err]
+        assert [line["event"] for line in lines] == ["started", "stopping", "stopped"]
+        assert lines[0]["store"] == "memory"
+
+
+def test_what_cannot_be_used_is_said_and_nothing_is_begun(tmp_path: Path) -> None:
+    file, none, data, broken = (tmp_path / name for name in ("file", "none", "data", "broken"))
+    file.write_text("no certificate, no database, no directory, no TOML\n")
+    broken.mkdir()
+    (broken / "hub.db").write_bytes(b"no database at all" * 100)
+    policy = tmp_path / "headgate.toml"
+    policy.write_text('[limits]\nhevy = "1/s"\nlight = 5\n')
+    a_directory = "expected a directory that can be written, got:"
+    in_pem = "expected a certificate and its key in PEM, got:"
+    expected = {
+        f"--data {file}": f"{file}: {a_directory} File exists",
+        f"--data {file}/below": f"{file}/below: {a_directory} Not a directory",
+        f"--data {broken}": f"{broken}/hub.db: expected an SQLite file that can be written, got: ",
+        "--host nowhere.invalid": "nowhere.invalid port 0: expected an address to listen on, got: ",
+        f"--tls-key {file}": "--tls-key: expected --tls-certificate too",
+        f"--tls-certificate {file}": f"{file}: {in_pem} ",
+        f"--tls-certificate {none}": f"{none}: {in_pem} No such file or directory",
+        f"--tls-certificate {file} --tls-key {file}": f"{file} and {file}: {in_pem} ",
+        f"--config {file}": f"{file}: 1 mistake\n  expected TOML, got: ",
+        f"--config {none}": f"{none}: 1 mistake\n  expected a readable file, got: No such file or directory",
+        f"--config {policy}": f"{policy}: 2 mistakes\n  limits.hevy: expected one of ",
+        "--max-mail x --log-level loud": "settings of the hub: 2 mistakes\n  --max-mail: expected a whole number",
+        f"--relay-rate-limit x --data {tmp_path}/a": "HEADGATE_RELAY_RATE_LIMIT: expected messages per second",
+        f"--store redis://:a-password@h:99999 --data {tmp_path}/b": "store: expected a URL such as redis://",
+    }
+    attempts = [["--data", str(data), *options.split()] for options in expected]
+    for told, start in zip(failing(*attempts), expected.values(), strict=True):
+        assert told.startswith(start)
+        assert "a-password" not in told
+    assert not data.exists()
+
+
+def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> None:
+    with program(tmp_path) as hub:
+        other = str(tmp_path / "other")
+        in_use, taken = failing(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
+        listening = f"127.0.0.1 port {hub.port}: expected an address to listen on, got: Address already in use"
+        assert in_use == f"{listening}; give another by --host or --port"
+        assert taken == f"{tmp_path}: another hub uses this directory; give this one another by --data"
+        assert not Path(other).exists()
+        with hub.http() as admin:
+            assert admin.get(LIMITS).status_code == 200
+        port = hub.port
+        hub.kill()
+    with program(tmp_path, "--port", str(port)) as again:  # neither is held by one that was killed
+        assert again.port == port
+
+
+SABOTAGE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("uvicorn", "msgspec"):
+            raise ImportError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
+    surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}"}
+    (told,) = failing(["--data", str(tmp_path)], **surroundings)
+    assert re.fullmatch(
+        r"the hub needs more than the core: No module named '\w+'; pip install 'headgate\[server\]'", told
+    )
+    command = [sys.executable, "-m", "headgate", "policy", "show"]
+    shown = subprocess.run(
+        command, env={**os.environ, **surroundings}, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert (shown.returncode, shown.stderr) == (0, b"")
+
+
+# While it runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_good_order(tmp_path: Path, number: int) -> None:
+    with program(tmp_path) as hub, hub.http() as admin:
+        token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
+        with conversation(hub, "planner", token) as agent, socket.create_connection(("127.0.0.1", hub.port)) as idle:
+            idle.send(b"GET /api/health HTTP/1.1\r\n")  # and never the rest
+            os.kill(hub.pid, number)
+            told = agent.hear()
+            assert (told["type"], 1000 <= told["retry_after_ms"] <= 5000) == ("going_away", True)
+            with suppress(ConnectionClosed):
+                agent.socket.recv(PATIENCE)
+            assert agent.socket.close_code == 1012
+            assert agent.socket.close_reason == f"restarting; retry in {told['retry_after_ms']} ms"
+        assert hub.end(0) == 0
+        assert "Traceback" not in "".join(hub.err)
+
+
+def test_sighup_reads_the_policy_again(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limits]\nlight = "2/minute"\n')
+    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
+
+        def light() -> Any:
+            return admin.get(LIMITS).json()["defaults"]["ws"]["light"]
+
+        def logged(text: str) -> bool:
+            return any(text in line for line in hub.err)
+
+        assert light() == "2/minute"
+        os.kill(hub.pid, signal.SIGHUP)  # of a file that is the same
+        wait_for(lambda: logged("by=SIGHUP"), "the reload")
+        file.write_text("[limits")
+        os.kill(hub.pid, signal.SIGHUP)
+        wait_for(lambda: logged("policy not reloaded, the old one holds"), "the refusal")
+        assert light() == "2/minute"
+        file.write_text('[limits]\nlight = "9/minute"\n')
+        os.kill(hub.pid, signal.SIGHUP)
+        wait_for(lambda: light() == "9/minute", "the new policy")
+        assert hub.stop() == 0
+
+
+def test_it_serves_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1", "localhost")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    own.private_key_pem.write_to_path(tmp_path / "key.pem")
+    files = ("--tls-certificate", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    with program(tmp_path / "data", *files) as hub:
+        assert hub.out[0] == f"headgate {VERSION} listens on https://{hub} (agents: wss://{hub}/ws)\n"
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        with httpx.Client(base_url=f"https://{hub}", verify=trust, headers=headers, trust_env=False) as admin:
+            token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
+        with connect(f"wss://{hub}/ws", ssl=trust, proxy=None, open_timeout=PATIENCE) as connection:
+            agent = Wire(connection)
+            assert agent.ask("identify", agent_id="planner", token=token)["type"] == "identified"
+            assert agent.ask("ping") == {"type": "pong"}
+        with pytest.raises(httpx.ConnectError), httpx.Client(trust_env=False) as stranger:
+            stranger.get(f"https://{hub}/health")
+        assert hub.stop() == 0
+
+
+# What is never written down -------------------------------------------------------------------------------------------
+
+MISTAKES = """
+from headgate.hub.registry import Registry
+
+def wrong(method):
+    async def work(self, *arguments, **options):
+        if any("breaks" in str(argument) for argument in arguments):
+            raise RuntimeError("on purpose")
+        return await method(self, *arguments, **options)
+    return work
+
+for name in ("owner", "verify", "register", "rotate"):
+    setattr(Registry, name, wrong(getattr(Registry, name)))
+"""
+
+
+def hello(address: str, token: str) -> bytes:
+    envelope = wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=address, token=token))
+    return envelope.SerializeToString()
+
+
+def use_everywhere(hub: Program, agent: str, token: str) -> None:
+    """Show a token in every place where one can be shown, in good requests, bad ones, and some that are cut off."""
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=f"http://{hub}", headers=headers, trust_env=False, timeout=PATIENCE) as client:
+        client.get("/api/tasks")
+        client.get("/api/admin/changes")
+        client.get(f"/api/nowhere/{token}?token={token}")
+        client.post("/api/onboard/register", json={"agent_id": f"{agent} too", "invitation": token})
+        client.post("/api/onboard/register", content=token)
+        client.post("/api/admin/rate-limits/defaults", json={token: token})
+    for first in (
+        json.dumps({"type": "identify", "agent_id": agent, "token": token}),
+        json.dumps({"type": "identify", "agent_id": agent, "token": [token]}),
+        token,
+    ):
+        with connect(f"ws://{hub}/ws", additional_headers=headers, proxy=None, open_timeout=PATIENCE) as connection:
+            connection.send(first)
+            with suppress(ConnectionClosed):
+                connection.recv(PATIENCE)
+    for envelope in (hello(agent, token), hello(agent, token)[:-1], token.encode()):
+        with connect(f"ws://{hub}/relay", proxy=None, open_timeout=PATIENCE) as connection:
+            connection.send(envelope)
+            with suppress(ConnectionClosed):
+                connection.recv(PATIENCE)
+    for request in (
+        f"POST /api/tasks HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {token}\r\nContent-Length: 999\r\n\r\n{{",
+        f"GET /api/tasks HTTP/1.1\r\nAuthorization: Bearer {token}",
+        f"GET /api/{token} HTTP/9.9\r\nAuthorization: {token}\r\n\r\n",
+        f"{token}\r\n\r\n",
+        f"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nAuthorization: {token}\r\nConnection: upgrade\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", hub.port)) as raw:
+            raw.send(request.encode())
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
+    """With all that can be logged, and with mistakes of the hub's own, whose tracebacks are logged."""
+    (tmp_path / "sitecustomize.py").write_text(MISTAKES)
+    file = tmp_path / "headgate.toml"
+    file.write_text('[addresses]\nlimit = "100000/minute"\nregistration = "100000/minute"\n')
+    surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "HEADGATE_VIEWER_TOKEN": VIEWER, **MADE}
+    options = ("--config", str(file), "--log-level", "debug", "--log-format", form, "--registration", "invitation")
+    with program(tmp_path / "data", *options, environment=surroundings) as hub:
+        wait_for(lambda: len(hub.out) == 2, "the admin's token")
+        secrets = {"admin": hub.out[1].split()[-1], "viewer": VIEWER, "nobody": "hg_nobodys-token-at-all"}
+        with hub.http(secrets["admin"]) as admin:
+            invitation = admin.post("/api/admin/invitations").json()["invitation"]
+            used = admin.post("/api/admin/invitations").json()["invitation"]
+            first = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
+            second = admin.post("/api/admin/agents/planner/token").json()["token"]
+        with hub.http(second) as client:
+            third = client.post("/api/onboard/rotate").json()["token"]
+        with hub.http("") as client:
+            body = {"agent_id": "invited", "invitation": used}
+            fourth = client.post("/api/onboard/register", json=body).json()["token"]
+        secrets |= {"invitation": invitation, "used": used, "first": first, "second": second, "third": third}
+        secrets |= {"fourth": fourth, "breaking": "hg_a-token-that-breaks-the-hub"}
+        for token in secrets.values():
+            use_everywhere(hub, "planner", token)
+            use_everywhere(hub, "breaks", token)
+        with conversation(hub, "invited", fourth) as agent:
+            assert agent.ask("ping") == {"type": "pong"}
+        with hub.http("") as anyone:
+            assert anyone.get("/health").json()["status"] == "ok"
+        assert hub.stop() == 0
+        log = "".join(hub.err)
+        assert hub.out[2:] == []
+    assert "agent connected" in log
+    assert log.count("on purpose") >= 3 * len(secrets)
+    assert log.count("Traceback" if form == "text" else '"frames"') >= 3 * len(secrets)
+    for whose, secret in secrets.items():
+        assert secret not in log, f"the token of {whose} is in the log"
+
+
+# Several hubs over one server -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of their own: it is killed."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, Program]]:
+    folder = tmp_path_factory.mktemp("hubs")
+    file = folder / "headgate.toml"
+    file.write_text('[limits]\nlight = "4/hour"\n[addresses]\nlimit = "100000/minute"\n')
+    options = ("--store", server.url, "--config", str(file))
+    with program(folder / "a", *options) as one, program(folder / "b", *options) as other:
+        yield one, other
+
+
+def ping(agent: Wire) -> str:
+    answer = agent.ask("ping")
+    while answer["type"] == "rate_limit_warning":
+        answer = agent.hear()
+    kind: str = answer["type"]
+    return kind
+
+
+def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Program, Program]) -> None:
+    one, other = hubs
+    with one.http() as here, other.http() as there:
+        token = here.post("/api/admin/agents", json={"agent_id": "shared"}).json()["token"]
+        assert there.post("/api/admin/agents", json={"agent_id": "shared"}).status_code == 409
+        assert [agent["agent_id"] for agent in there.get("/api/admin/agents").json()["agents"]] == ["shared"]
+        with conversation(one, "shared", token) as left, conversation(other, "shared", token) as right:
+            said = [ping(agent) for agent in (left, right, left, right, left, right)]
+            assert said == ["pong"] * 4 + ["rate_limited"] * 2
+            for admin in (here, there):
+                card = admin.get("/api/admin/agents/shared").json()
+                assert (card["violations"], card["rate_limited"]) == (2, True)
+            assert there.delete("/api/admin/violations/shared").json()["reset"] is True
+            assert here.get("/api/admin/agents/shared").json()["violations"] == 0
+
+            there.put(f"{LIMITS}/shared", json={"ws": {"light": "1/hour"}})
+            wait_for(lambda: here.get(LIMITS).json()["overrides"], "the override")
+            assert (ping(left), ping(right)) == ("pong", "rate_limited")
+            here.delete(f"{LIMITS}/shared")
+            wait_for(lambda: not there.get(LIMITS).json()["overrides"], "the end of the override")
+
+            here.post(f"{LIMITS}/whitelist", json={"agent_id": "shared"})
+            wait_for(lambda: there.get(f"{LIMITS}/whitelist").json()["agents"], "the exemption")
+            assert {ping(agent) for agent in (left, right) * 5} == {"pong"}
+            there.put(f"{LIMITS}/whitelist", json={"agents": []})
+            there.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
+            wait_for(lambda: here.get(LIMITS).json()["defaults"]["http"]["heavy"] == "3/minute", "the default")
+            changes = [admin.get("/api/admin/changes").json()["changes"] for admin in (here, there)]
+            assert changes[0] == changes[1]
+            assert len(changes[0]) == 5
+            check = {"key": "k", "limit": 2}
+            counts = [admin.post("/v1/check", json=check).json()["current_count"] for admin in (here, there, here)]
+            assert counts == [1, 2, 2]
+
+            assert there.delete("/api/admin/agents/shared/token").json()["revoked"] is True
+            for agent in (left, right):
+                with suppress(ConnectionClosed):
+                    while True:
+                        agent.socket.recv(PATIENCE)
+                assert agent.socket.close_code == 1008
+        with one.http(token) as client:
+            assert client.get("/api/tasks").status_code == 401
+
+
+def test_a_hub_goes_on_while_its_server_is_away(hubs: tuple[Program, Program], server: Server) -> None:
+    one, other = hubs
+    with one.http() as admin:
+        token = admin.post("/api/admin/agents", json={"agent_id": "patient"}).json()["token"]
+
+        def health() -> tuple[str, str]:
+            found = admin.get("/api/health").json()
+            return found["status"], found["store"]
+
+        assert health() == ("ok", "ok")
+        with conversation(one, "patient", token) as agent:
+            assert ping(agent) == "pong"
+            server.kill()
+            agent.say("ping")
+            wait_for(lambda: health() == ("degraded", "away"), "the outage")
+            assert agent.hear()["type"] in ("pong", "rate_limit_warning")
+            assert [ping(agent) for _ in range(6)].count("rate_limited") >= 2  # judged by the hub itself
+            register = admin.post("/api/admin/agents", json={"agent_id": "too early"})
+            assert (register.status_code, register.json()["error"]) == (503, "unavailable")
+            override = admin.put(f"{LIMITS}/patient", json={"light": "9/hour"})
+            assert (override.status_code, override.headers["Retry-After"]) == (503, "5")
+            server.start()
+            wait_for(lambda: health() == ("ok", "ok"), "the server's return")
+            wait_for(lambda: admin.put(f"{LIMITS}/patient", json={"light": "9/hour"}).status_code == 200, "changes")
+            wait_for(lambda: ping(agent) == "pong", "the override")
+        assert admin.get("/api/metrics").json()["store_outages"] >= 1
+    with other.http() as admin:
+        wait_for(lambda: health() == ("ok", "ok"), "the other hub")
+
+
+def test_a_hub_starts_while_its_server_is_away(tmp_path: Path) -> None:
+    port = free_port()
+    with program(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub, hub.http() as admin:
+        wait_for(lambda: admin.get("/api/health").json()["status"] == "degraded", "the outage")
+        assert admin.get("/ready").status_code == 200
+        assert hub.stop() == 0
+        log = "".join(hub.err)
+        assert "starting without the server" in log
+        assert "a-password" not in log
