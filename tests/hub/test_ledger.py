@@ -147,6 +147,19 @@ def test_what_cannot_be_committed_fails_for_all_and_the_next_is_fine(ledger: Led
     asyncio.run(main())
 
 
+def test_a_piece_that_meddles_with_the_transaction_spoils_it_for_all_and_the_next_is_fine(ledger: Ledger) -> None:
+    async def main() -> None:
+        async with Held(ledger):
+            works = (put("a"), lambda db: db.execute("RELEASE piece").close(), put("b"))
+            pieces = [asyncio.ensure_future(ledger.run(work)) for work in works]
+        results = await asyncio.gather(*pieces, return_exceptions=True)
+        assert [type(result) for result in results] == [LedgerError] * 3
+        assert await ledger.run(put("c")) == "c"
+        assert await ledger.run(names) == ["c"]
+
+    asyncio.run(main())
+
+
 def test_a_full_disk_fails_what_does_not_fit(ledger: Ledger, tmp_path: Path) -> None:
     def fill(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO settings VALUES ('big', ?)", ("x" * 1_000_000,))

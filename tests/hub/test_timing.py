@@ -77,7 +77,7 @@ def test_it_fires_in_its_own_loop_when_another_thread_sets_the_clock() -> None:
         await asyncio.wait_for(fired.wait(), 20)
         assert where == [threading.current_thread()]
 
-    asyncio.run(main())
+    asyncio.run(main(), debug=True)  # a loop that minds who calls it
 
 
 def test_a_loop_that_is_closed_is_left_alone() -> None:
