@@ -367,6 +367,24 @@ def test_a12_events_for_checks_and_violations(gate: Gate, verb: Verbs) -> None:
     assert len(events) == 13
 
 
+def test_a12_a_listener_may_ask_for_some_kinds_of_events_only(gate: Gate) -> None:
+    violations: list[Event] = []
+    everything: list[Event] = []
+    forget = gate.subscribe(violations.append, Violated, PolicyChanged)
+    use_up(gate, "agent")
+    gate.add_exemption("other")
+    assert [type(event) for event in violations] == [Violated, PolicyChanged]
+    gate.subscribe(everything.append)
+    use_up(gate, "agent")
+    assert [type(event) for event in everything] == [Checked, Violated]
+    forget()
+    use_up(gate, "agent")
+    assert len(violations) == 3
+    assert len(everything) == 4
+    with pytest.raises(InvalidInput, match="subscribe: expected one of Checked, Violated"):
+        gate.subscribe(everything.append, str)  # type: ignore[arg-type]
+
+
 def test_a12_exempt_checks_changes_and_addresses_are_told_too(gate: Gate) -> None:
     events: list[Event] = []
     gate.subscribe(events.append)

@@ -80,7 +80,8 @@ class GateChecks:
         self._store: Final = store
         self._memory: Final = isinstance(store, MemoryStore)
         self._plan = plan
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: dict[type[Event], tuple[Listener, ...]] = {}
+        self._watched = False  # whether somebody listens to every check
 
     def check(
         self,
@@ -114,7 +115,7 @@ class GateChecks:
                 decision = self._store.apply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
             if meter.watched:
                 decision = decision.watched()
-        if self._listeners:
+        if self._watched or decision.violation is not None:
             self._tell(name, meter, decision)
         return decision
 
@@ -126,7 +127,8 @@ class GateChecks:
         return None if meter.watched else Offence(AGENTS, agent, plan.backoff)
 
     def _tell(self, agent: str, meter: Meter, decision: Decision) -> None:
-        emit(self._listeners, Checked(agent, meter.channel, meter.tier, decision))
+        if self._watched:
+            self._emit(Checked(agent, meter.channel, meter.tier, decision))
         if decision.violation is not None:
             self._tell_violation(agent, meter.channel, meter.tier, decision.violation)
 
@@ -137,8 +139,9 @@ class GateChecks:
             self._emit(Alerted(agent, backoff.alert_after, backoff.alert_window))
 
     def _emit(self, event: Event) -> None:
-        if self._listeners:
-            emit(self._listeners, event)
+        listeners = self._listeners.get(type(event))
+        if listeners:
+            emit(listeners, event)
 
 
 def _cost(cost: object) -> i64:

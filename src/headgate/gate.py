@@ -5,14 +5,14 @@ import logging
 import threading
 from collections.abc import Callable
 from os import PathLike
-from typing import Final, SupportsIndex
+from typing import Final, SupportsIndex, get_args
 
 from headgate.changes import Book, Change, Held, Notebook, changed, held
 from headgate.checks import EXEMPT, GateChecks, id_of
 from headgate.closing import Closing
 from headgate.core import Decision, Limit
 from headgate.errors import StoreAway
-from headgate.events import AddressChecked, Alerted, Degraded, Listener, PolicyChanged
+from headgate.events import AddressChecked, Alerted, Checked, Degraded, Event, Listener, PolicyChanged
 from headgate.forking import tell_of_forks
 from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED
@@ -98,16 +98,18 @@ class Gate(GateChecks, Closing):
         cost: SupportsIndex = 1,
         request_id: str | None = None,
     ) -> Decision:
+        if self._memory:
+            return self.check(agent, channel, tier, action=action, cost=cost, request_id=request_id)
         plan = self._plan
         name = check_agent(agent)
-        if self._memory or name in plan.exempt:
+        if name in plan.exempt:
             return self.check(name, channel, tier, action=action, cost=cost, request_id=request_id)
         meter = plan.meter(name, channel, tier, action)
         ask, offence = Ask(meter.name, name, meter.limit, cost_of(cost)), self._offence(plan, name, meter)
         decision = await self._store.aapply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
         if meter.watched:
             decision = decision.watched()
-        if self._listeners:
+        if self._watched or decision.violation is not None:
             self._tell(name, meter, decision)
         return decision
 
@@ -379,11 +381,23 @@ class Gate(GateChecks, Closing):
 
     # Events ----------------------------------------------------------------------------------------------------------
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with every event from now on; the function returned ends that."""
+    def subscribe(self, listener: Listener, *kinds: type[Event]) -> Callable[[], None]:
+        """Call `listener` with every event from now on, or with those of some kinds; the function returned ends that.
+
+        Who doesn't ask for `Checked` costs a check nothing.
+        """
+        wanted = kinds or get_args(Event)
+        for kind in wanted:
+            if kind not in get_args(Event):
+                refuse("subscribe", f"one of {', '.join(known.__name__ for known in get_args(Event))}", kind)
         with self._changing:
-            self._listeners = (*self._listeners, listener)
+            before = self._listeners
+            self._listen(before | {kind: (*before.get(kind, ()), listener) for kind in wanted})
         return lambda: self._unsubscribe(listener)
+
+    def _listen(self, listeners: dict[type[Event], tuple[Listener, ...]]) -> None:
+        self._listeners = listeners
+        self._watched = bool(listeners.get(Checked))
 
     def _hear(self, event: Degraded | Recorded) -> None:
         """Pass on what a store has to say."""
@@ -395,7 +409,8 @@ class Gate(GateChecks, Closing):
 
     def _unsubscribe(self, listener: Listener) -> None:
         with self._changing:
-            self._listeners = tuple([other for other in self._listeners if other is not listener])
+            left = {kind: [other for other in of if other is not listener] for kind, of in self._listeners.items()}
+            self._listen({kind: tuple(of) for kind, of in left.items()})
 
     def close(self) -> None:
         """Let go of where changes are remembered, and of a store that the gate has opened itself.

@@ -126,7 +126,8 @@ def test_a_piece_that_fails_undoes_itself_and_nothing_else(ledger: Ledger, tmp_p
         assert (one, three, five) == ("a", "b", "c")
         assert isinstance(two, ValueError)
         assert str(two) == "not like this"
-        assert isinstance(four, sqlite3.IntegrityError)
+        assert isinstance(four, LedgerError)
+        assert str(four).endswith("hub.db: nothing was written: UNIQUE constraint failed: settings.name")
         assert in_file(tmp_path / "hub.db") == ["a", "b", "c"]
 
     asyncio.run(main())
@@ -255,6 +256,23 @@ def test_every_acknowledged_row_survives_a_kill(tmp_path: Path, acknowledged: in
     assert len(promised) >= acknowledged
     with closing(Ledger(path)) as ledger:
         assert promised <= set(asyncio.run(ledger.run(names)))
+
+
+def test_a_closed_ledger_refuses_work(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "hub.db")
+    ledger.close()
+    with pytest.raises(LedgerError, match="nothing was written: the ledger is closed"):
+        asyncio.run(ledger.run(put("late")))
+
+
+def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE agents (theirs)")
+    with pytest.raises(LedgerError, match="expected a file of a hub's, got another program's"):
+        Ledger(path)
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("agents",)]
 
 
 def test_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from headgate import Gate, ManualClock, MemoryStore, Policy
 from headgate.errors import StoreError
 from headgate.hub.ledger import Ledger, LedgerError
 from headgate.hub.refusing import Refused
-from headgate.hub.scheduler import STATES, Scheduler, Task
+from headgate.hub.scheduler import Scheduler
+from headgate.hub.tasks import STATES, Task
 from headgate.stores import Offence
 from headgate.violations import Standing
 

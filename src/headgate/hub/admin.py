@@ -12,8 +12,8 @@ from headgate.hub.api import Body, NewTask, Registered, Revoked, TaskPage, Tasks
 from headgate.hub.frames import AgentId, Count, SessionId, Signal
 from headgate.hub.refusing import Refused
 from headgate.hub.routing import Call, Route, Who
-from headgate.hub.scheduler import Task
 from headgate.hub.tally import AgentCard, card
+from headgate.hub.tasks import Task
 from headgate.inputs import refuse
 from headgate.notation import limit_of
 from headgate.policy import TIERS, Policy, check_agent

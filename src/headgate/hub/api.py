@@ -20,8 +20,8 @@ from headgate.hub.logbook import Logged
 from headgate.hub.post import Mail
 from headgate.hub.refusing import Refused
 from headgate.hub.routing import Call, Route, Who
-from headgate.hub.scheduler import Task
 from headgate.hub.tally import DashboardState, dashboard
+from headgate.hub.tasks import Task, TaskSummary
 
 # Bodies and answers ---------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class TaskPage(Body):
 
 
 class Tasks(Struct):
-    tasks: list[Task]
+    tasks: list[TaskSummary]
 
 
 class Signals(Struct):

@@ -132,6 +132,7 @@ class Conversation:
             return True
         action = _tags[type(frame)]
         decision = await self._hub.gate.acheck(self._agent, "ws", action=action)
+        self._hub.tally.checks["ws", action, decision.outcome] += 1
         if decision.outcome is Outcome.DENY:
             await self._deny(frame, decision)
             return False

@@ -20,7 +20,11 @@ AgentId: TypeAlias = Annotated[
 Token: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 ChannelName: TypeAlias = Annotated[
     str,
-    Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]+$(?!\n)", max_length=64, description="letters, digits, dots, dashes, underscores"),
+    Meta(
+        pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]+$(?!\n)",
+        max_length=64,
+        description="letters, digits, dots, dashes, underscores",
+    ),
 ]
 TaskId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)] | Annotated[int, Meta(ge=0, le=2**53)]

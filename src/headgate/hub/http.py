@@ -153,7 +153,9 @@ class Api:
             # For agents too: else each could register ten more a minute, and each of those ten more.
             return await self._hub.gate.acheck_address(address, "registration")
         if caller.agent:
-            return await self._hub.gate.acheck(caller.agent, "http", action=action)
+            decision = await self._hub.gate.acheck(caller.agent, "http", action=action)
+            self._hub.tally.checks["http", action, decision.outcome] += 1
+            return decision
         return await self._hub.gate.acheck_address(address)
 
     async def _owner(self, token: str) -> Caller:

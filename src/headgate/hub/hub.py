@@ -28,10 +28,11 @@ from headgate.hub.refusing import Refused
 from headgate.hub.registry import LedgerRoll, Registry
 from headgate.hub.relay import Relay, relay_limiter
 from headgate.hub.routing import Router
-from headgate.hub.scheduler import Scheduler, Task
+from headgate.hub.scheduler import Scheduler
 from headgate.hub.settings import HubSettings
 from headgate.hub.socket import Receive, Send, Socket
 from headgate.hub.tally import Tally
+from headgate.hub.tasks import Task
 from headgate.hub.tokens import Tokens
 from headgate.policy import Policy
 from headgate.sliding import RateLimiter
@@ -143,7 +144,7 @@ class Hub:
         self.clock = store.clock
         self.tally = Tally(self.gate)
         things.callback(self.tally.stop)
-        things.callback(self.gate.subscribe(self._hear))
+        things.callback(self.gate.subscribe(self._hear, PolicyChanged, Alerted))
         self.store = store
         self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
         self.tokens = Tokens(self.ledger, settings)

@@ -40,10 +40,12 @@ CREATE TABLE IF NOT EXISTS posts (
 );
 CREATE INDEX IF NOT EXISTS posts_of ON posts (channel, number);
 CREATE TABLE IF NOT EXISTS tasks (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL UNIQUE, creator TEXT NOT NULL, payload BLOB NOT NULL,
-    state TEXT NOT NULL, agent TEXT, attempt INTEGER NOT NULL, progress REAL NOT NULL, note TEXT NOT NULL, outcome BLOB,
-    at REAL NOT NULL, changed REAL NOT NULL
+    number INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL UNIQUE, creator TEXT NOT NULL, state TEXT NOT NULL,
+    agent TEXT, attempt INTEGER NOT NULL, progress REAL NOT NULL, note TEXT NOT NULL, at REAL NOT NULL,
+    changed REAL NOT NULL, payload BLOB NOT NULL, outcome BLOB
 );
+CREATE INDEX IF NOT EXISTS tasks_by_creator ON tasks (creator, number);
+CREATE INDEX IF NOT EXISTS tasks_by_agent ON tasks (agent, number);
 CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, number);
 CREATE TABLE IF NOT EXISTS sessions (
     agent TEXT NOT NULL, session TEXT NOT NULL, limited TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (agent, session)
@@ -84,6 +86,7 @@ class Ledger:
                 raise
         except sqlite3.Error as error:
             raise LedgerError(f"{path}: expected an SQLite file that can be written, got: {error}") from error
+        self._closed = False
         self._pieces: Final[SimpleQueue[_Piece | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="headgate-ledger", daemon=True)
         self._thread.start()
@@ -93,6 +96,9 @@ class Ledger:
         self._file.execute("PRAGMA synchronous=FULL")
         self._file.execute("PRAGMA busy_timeout=5000")
         (found,) = self._file.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._file.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if not found and tables:
+            raise LedgerError(f"{self._path}: expected a file of a hub's, got another program's")
         if found not in (0, _FORMAT):
             raise LedgerError(f"{self._path}: expected format {_FORMAT}, got format {found}; use a newer headgate")
         self._file.executescript(_SCHEMA)
@@ -100,6 +106,8 @@ class Ledger:
 
     async def run(self, work: Work[T]) -> T:
         """Do a piece of work; what it raises is raised here, and nothing of it is kept then."""
+        if self._closed:
+            raise LedgerError(f"{self._path}: nothing was written: the ledger is closed")
         piece = _Piece(work)
         self._pieces.put(piece)
         result: T = await piece.done
@@ -107,6 +115,7 @@ class Ledger:
 
     def close(self) -> None:
         """Finish what was handed in, and let go of the file."""
+        self._closed = True
         self._pieces.put(None)
         self._thread.join()
         self._file.close()
@@ -132,7 +141,7 @@ class Ledger:
         except sqlite3.Error as error:
             if self._file.in_transaction:
                 self._file.execute("ROLLBACK")
-            failure = LedgerError(f"{self._path}: nothing was written: {error}")
+            failure = _told(self._path, error)
             for piece in pieces:
                 piece.result, piece.error = None, failure
         _tell(pieces)
@@ -141,10 +150,16 @@ class Ledger:
         self._file.execute("SAVEPOINT piece")
         try:
             piece.result = piece.work(self._file)
-        except Exception as error:  # noqa: BLE001 - it is raised where the work was handed in
-            piece.error = error
+        except Exception as error:
+            if not self._file.in_transaction:  # as when the disk is full: nothing of any piece is left
+                raise
+            piece.error = _told(self._path, error) if isinstance(error, sqlite3.Error) else error
             self._file.execute("ROLLBACK TO piece")
         self._file.execute("RELEASE piece")
+
+
+def _told(path: object, error: sqlite3.Error) -> LedgerError:
+    return LedgerError(f"{path}: nothing was written: {error}")
 
 
 class _Piece:

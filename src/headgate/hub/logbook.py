@@ -1,9 +1,11 @@
 """Sessions of agents, each with a budget of its own, and the log of their signals."""
 
+import asyncio
 import time
 from collections import Counter
 from sqlite3 import Connection
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Raw, Struct
@@ -37,6 +39,7 @@ class Logbook:
         self._most_sessions, self._most_signals = settings.max_sessions, settings.max_signals
         self._open: Final[dict[str, dict[str, Session]]] = {}
         self._unpruned: Final[Counter[str]] = Counter()
+        self._turns: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
     async def start(self) -> None:
         """Open the sessions again that were open when the hub stopped."""
@@ -49,15 +52,14 @@ class Logbook:
         if (rate is None) != (burst is None):
             raise Refused(400, "invalid", "expected a rate and a burst, or neither for a session without a limit")
         limit = UNLIMITED if rate is None or burst is None else limited(rate, burst)
-        own = self._open.get(agent, {})
-        if session not in own and len(own) >= self._most_sessions:
-            raise Refused(
-                409, "too_many_sessions", f"{len(own)} sessions are open, and there may be no more: close some"
-            )
-        opened = self._gate.session(agent, session, limit)
-        row = (agent, session, str(limit), time.time())
-        await self._ledger.run(lambda db: db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row))
-        self._open.setdefault(agent, {})[session] = opened
+        async with self._turn(agent):
+            own = self._open.get(agent, {})
+            if session not in own and len(own) >= self._most_sessions:
+                raise Refused(409, "too_many_sessions", f"{len(own)} sessions are open: close one first")
+            opened = self._gate.session(agent, session, limit)
+            row = (agent, session, str(limit), time.time())
+            await self._ledger.run(lambda db: db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row))
+            self._open.setdefault(agent, {})[session] = opened
         return opened
 
     async def signal(self, agent: str, session: str, signal: Raw) -> int:
@@ -86,14 +88,20 @@ class Logbook:
 
     async def close(self, agent: str, session: str) -> None:
         """Close a session; its log stays."""
-        found = self._open.get(agent, {}).pop(session, None)
-        if found is None:
-            raise SessionClosed(session)
-        if not self._open[agent]:
-            del self._open[agent]
-        await found.aclose()
         which = (agent, session)
-        await self._ledger.run(lambda db: db.execute("DELETE FROM sessions WHERE agent = ? AND session = ?", which))
+        async with self._turn(agent):
+            found = self._open.get(agent, {}).get(session)
+            if found is None:
+                raise SessionClosed(session)
+            await self._ledger.run(lambda db: db.execute("DELETE FROM sessions WHERE agent = ? AND session = ?", which))
+            await found.aclose()
+            del self._open[agent][session]
+            if not self._open[agent]:
+                del self._open[agent]
+
+    def _turn(self, agent: str) -> asyncio.Lock:
+        """Sessions of one agent are opened and closed one after the other."""
+        return self._turns.setdefault(agent, asyncio.Lock())
 
     async def signals(self, agent: str, session: str, limit: int, before: int | None = None) -> list[Logged]:
         """The newest signals of a session's log, or of those before a number, oldest first."""

@@ -1,6 +1,7 @@
 """Messages: from agent to agent, into mailboxes, and to channels."""
 
 import time
+from collections.abc import Iterable
 from sqlite3 import Connection
 from typing import Final
 
@@ -13,7 +14,7 @@ from headgate.hub.presence import Presence
 from headgate.hub.refusing import Refused
 from headgate.hub.registry import Registry
 from headgate.hub.settings import HubSettings
-from headgate.hub.socket import Socket
+from headgate.hub.socket import MOST_BYTES, Socket
 
 FIRST_CHANNEL: Final = "general"
 _messages: Final = msgspec.json.Decoder(Message)
@@ -107,7 +108,7 @@ class PostOffice:
     async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
         """What waits for an agent, oldest first, from after a number on. It stays until it is acknowledged."""
         wanted = "SELECT number, sender, body, at FROM mail WHERE recipient = ? AND number > ? ORDER BY number LIMIT ?"
-        rows = await self._ledger.run(lambda db: db.execute(wanted, (agent, after, limit)).fetchall())
+        rows = await self._ledger.run(lambda db: _page(db.execute(wanted, (agent, after, limit))))
         return [Mail(number, sender, Raw(body), at) for number, sender, body, at in rows]
 
     async def waiting(self, agent: str) -> int:
@@ -190,7 +191,7 @@ class PostOffice:
             "SELECT number, sender, body, at FROM posts WHERE channel = ? AND number < ? ORDER BY number DESC LIMIT ?"
         )
         where = (name, 2**62 if before is None else before, limit)
-        rows = await self._ledger.run(lambda db: db.execute(wanted, where).fetchall())
+        rows = await self._ledger.run(lambda db: _page(db.execute(wanted, where)))
         return [Post(number, sender, Raw(body), at) for number, sender, body, at in reversed(rows)]
 
     def _find(self, name: str) -> _Channel:
@@ -198,3 +199,15 @@ class PostOffice:
         if channel is None:
             raise Refused(404, "unknown_channel", f"there is no channel {name!r}")
         return channel
+
+
+def _page(rows: Iterable[tuple[int, str, bytes, float]]) -> list[tuple[int, str, bytes, float]]:
+    """As many messages as fit into one answer, one at least."""
+    page: list[tuple[int, str, bytes, float]] = []
+    size = 0
+    for row in rows:
+        size += len(row[2])
+        if page and size > MOST_BYTES:
+            break
+        page.append(row)
+    return page

@@ -2,7 +2,7 @@
 
 uvicorn reads up to 256 KiB at once from a WebSocket and parses all of it before anything else happens. Of small frames
 that is thousands, and hundreds of connections that flood would keep the loop busy for seconds and fill the memory. Here
-a connection is parsed by the kibibyte, the next one when what came of the last is handled, and the kernel is asked to
+a connection is parsed a slice at a time, the next one when what came of the last is handled, and the kernel is asked to
 keep little in store for it, so that a flood waits at the flooder's.
 
 Nor does uvicorn mind a connection that never finishes the head of a request. Here it is closed.
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-SLICE: Final = 1024
+SLICE: Final = 256
 KERNEL: Final = 32 * 1024
 
 
@@ -163,6 +163,8 @@ class PatientProtocol(WebSocketsSansIOProtocol):
 
     def _parse(self) -> None:
         """Parse until there is something to handle, or nothing left."""
+        size = SLICE
         while self._ahead and (self.queue.empty() or self.close_sent):
-            part, self._ahead = self._ahead[:SLICE], self._ahead[SLICE:]
+            part, self._ahead = self._ahead[:size], self._ahead[size:]
             super().data_received(part)
+            size *= 2  # nothing came of it yet: it belongs to a large frame

@@ -35,22 +35,21 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
-from uuid import uuid4
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from headgate.clock import Clock
 from headgate.errors import StoreError
 from headgate.gate import Gate
+from headgate.hub import tasks
 from headgate.hub.ledger import Ledger, LedgerError
 from headgate.hub.refusing import Refused
+from headgate.hub.tasks import STATES, State, Task, TaskSummary
 from headgate.hub.timing import Timer
 from headgate.inputs import microseconds
 
 T = TypeVar("T")
-State: TypeAlias = Literal["queued", "assigned", "accepted", "completed", "failed"]
-STATES: Final[tuple[State, ...]] = get_args(State)
 MOST_ATTEMPTS: Final = 5
 
 _HELD: Final = ("assigned", "accepted")
@@ -59,26 +58,6 @@ _UNWRITTEN: Final = (LedgerError, sqlite3.Error)
 _Place: TypeAlias = tuple[int, ...]
 
 _log = logging.getLogger("headgate.hub")
-
-
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A task, as agents and admins see it. Times are seconds since 1970."""
-
-    task_id: str
-    creator: str
-    payload: msgspec.Raw
-    state: State
-    agent: str | None
-    """Who holds it, or has finished it."""
-    attempt: int
-    """How many times it was given to an agent."""
-    progress: float
-    note: str
-    """What was said of it last: by its holder, or why it is queued again."""
-    outcome: msgspec.Raw | None
-    """The result of a completed task, the error of a failed one."""
-    created_at: float
-    changed_at: float
 
 
 class Scheduler:
@@ -119,7 +98,7 @@ class Scheduler:
     async def start(self) -> None:
         """Read the ledger. What was held when the hub stopped is queued again, first in line."""
         now = time.time()
-        held, waiting, finished = await self._ledger.run(lambda db: _resume(db, now))
+        held, waiting, finished = await self._ledger.run(lambda db: tasks.resume(db, now))
         for number, task_id, agent, attempt in (*held, *waiting):
             entry = _Entry(number, task_id, (1, next(self._turns)))
             entry.last, entry.attempt = agent, attempt
@@ -154,16 +133,16 @@ class Scheduler:
     async def find(self, task_id: str) -> Task | None:
         """A task by its id."""
         self._expect_open()
-        return await self._ledger.run(lambda db: _find(db, task_id))
+        return await self._ledger.run(lambda db: tasks.find(db, task_id))
 
     async def tasks(
         self, *, of: str | None = None, state: str | None = None, limit: int = 100, before: str | None = None
-    ) -> list[Task]:
+    ) -> list[TaskSummary]:
         """Tasks, newest first: those that an agent has created or holds, or all; those older than the task `before`."""
         self._expect_open()
         if state is not None and state not in STATES:
             raise Refused(400, "invalid", f"state: expected one of {', '.join(STATES)}, got {state[:40]!r}")
-        return await self._ledger.run(lambda db: _list(db, of, state, limit, before))
+        return await self._ledger.run(lambda db: tasks.page(db, of, state, limit, before))
 
     def counts(self) -> dict[str, int]:
         """How many tasks there are in each state."""
@@ -315,7 +294,7 @@ class Scheduler:
 
     async def _refusal(self, agent: str, task_id: str) -> Refused:
         """Why an agent can say nothing of a task."""
-        task = await self._ledger.run(lambda db: _find(db, task_id))
+        task = await self._ledger.run(lambda db: tasks.find(db, task_id))
         if task is None:
             return Refused(404, "unknown_task", f"expected the id of a task, got {task_id[:40]!r}")
         if task.agent == agent and task.state not in _HELD:
@@ -467,7 +446,7 @@ class Scheduler:
 
     async def _add(self, creator: str, payload: bytes) -> Task:
         try:
-            number, task = await self._ledger.run(lambda db: _insert(db, creator, payload, time.time()))
+            number, task = await self._ledger.run(lambda db: tasks.insert(db, creator, payload, time.time()))
         finally:
             self._adding -= 1
         self._enter(_Entry(number, task.task_id, (1, next(self._turns))))
@@ -492,7 +471,7 @@ class Scheduler:
     ) -> Task:
         """Write how a task stands, and let memory follow: the one way in which a task changes."""
         values = (state, agent, attempt, progress, note, outcome, time.time(), entry.number)
-        task = await self._ledger.run(lambda db: _update(db, values))
+        task = await self._ledger.run(lambda db: tasks.update(db, values))
         entry.stop_timer()
         self._counts[entry.state] -= 1
         self._counts[state] += 1
@@ -597,92 +576,3 @@ class _Line(Generic[T]):
 
 def _place(item: tuple[_Place, object]) -> _Place:
     return item[0]
-
-
-# What the ledger does, in its thread ---------------------------------------------------------------------------------
-
-_SELECT: Final = (
-    "SELECT task, creator, payload, state, agent, attempt, progress, note, outcome, at, changed FROM tasks "
-)
-
-
-def _task(row: tuple[Any, ...]) -> Task:
-    task_id, creator, payload, state, agent, attempt, progress, note, outcome, at, changed = row
-    return Task(
-        task_id=task_id,
-        creator=creator,
-        payload=msgspec.Raw(payload),
-        state=state,
-        agent=None if state == "queued" else agent,  # of a queued one the ledger knows who held it last
-        attempt=attempt,
-        progress=progress,
-        note=note,
-        outcome=None if outcome is None else msgspec.Raw(outcome),
-        created_at=at,
-        changed_at=changed,
-    )
-
-
-def _insert(db: sqlite3.Connection, creator: str, payload: bytes, now: float) -> tuple[int, Task]:
-    number = db.execute(
-        "INSERT INTO tasks (task, creator, payload, state, attempt, progress, note, at, changed) "
-        "VALUES (?, ?, ?, 'queued', 0, 0, '', ?, ?)",
-        (uuid4().hex, creator, payload, now, now),
-    ).lastrowid
-    assert number is not None
-    return number, _task(db.execute(_SELECT + "WHERE number = ?", (number,)).fetchone())
-
-
-def _update(db: sqlite3.Connection, values: tuple[object, ...]) -> Task:
-    db.execute(
-        "UPDATE tasks SET state = ?, agent = ?, attempt = ?, progress = coalesce(?, progress), "
-        "note = coalesce(?, note), outcome = ?, changed = ? WHERE number = ?",
-        values,
-    )
-    return _task(db.execute(_SELECT + "WHERE number = ?", values[-1:]).fetchone())
-
-
-def _find(db: sqlite3.Connection, task_id: str) -> Task | None:
-    if not task_id.isascii():  # SQLite takes no lone surrogates
-        return None
-    row = db.execute(_SELECT + "WHERE task = ?", (task_id,)).fetchone()
-    return None if row is None else _task(row)
-
-
-def _list(db: sqlite3.Connection, of: str | None, state: str | None, limit: int, before: str | None) -> list[Task]:
-    conditions: list[str] = []
-    values: list[object] = []
-    if before is not None:
-        row = db.execute("SELECT number FROM tasks WHERE task = ?", (before,)).fetchone() if before.isascii() else None
-        if row is None:
-            raise Refused(404, "unknown_task", f"before: expected the id of a task, got {before[:40]!r}")
-        conditions.append("number < ?")
-        values += row
-    if of is not None:
-        conditions.append("(creator = ? OR (agent = ? AND state <> 'queued'))")
-        values += (of, of)
-    if state is not None:
-        conditions.append("state = ?")
-        values.append(state)
-    where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
-    rows = db.execute(_SELECT + where + "ORDER BY number DESC LIMIT ?", (*values, limit)).fetchall()
-    return [_task(row) for row in rows]
-
-
-_Rows: TypeAlias = list[tuple[int, str, str | None, int]]
-
-
-def _resume(db: sqlite3.Connection, now: float) -> tuple[_Rows, _Rows, list[tuple[int, State]]]:
-    """Queue what was held; what was held, what waited, and what is finished, each oldest first."""
-    select = "SELECT number, task, agent, attempt FROM tasks "
-    held = db.execute(select + "WHERE state IN ('assigned', 'accepted') ORDER BY number").fetchall()
-    waiting = db.execute(select + "WHERE state = 'queued' ORDER BY number").fetchall()
-    db.execute(
-        "UPDATE tasks SET state = 'queued', progress = 0, note = 'the hub was restarted', changed = ? "
-        "WHERE state IN ('assigned', 'accepted')",
-        (now,),
-    )
-    finished = db.execute(
-        "SELECT number, state FROM tasks WHERE state IN ('completed', 'failed') ORDER BY changed, number"
-    ).fetchall()
-    return held, waiting, finished

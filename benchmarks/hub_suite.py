@@ -1,0 +1,159 @@
+"""What is measured of a hub, all in one run: what the gate takes of it, and what a connection does.
+
+Two hubs run as processes of their own, served as `headgate serve` serves one, and differ in nothing but the gate. They
+take turns within each of many short rounds. The load comes from a third process.
+"""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from os import getpid
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+import uvloop
+
+from benchmarks import hub_load, report
+from benchmarks.hub_load import ASKS, CONNECTIONS, WINDOW, Agent, Served
+from benchmarks.hub_report import PACKAGES, RELAY, Results
+from benchmarks.measure import freeze, names
+from benchmarks.suite import say
+from headgate import Decision, Gate, Outcome, Policy
+from headgate.hub import logs
+from headgate.hub.hub import Hub
+from headgate.hub.server import Server, server_config
+from headgate.hub.settings import HubSettings
+from headgate.inputs import LARGEST
+from headgate.limits import UNLIMITED
+
+_LIMIT: Final = "1000000/second"  # more than anybody asks for
+_LIMITS: Final = {"limits": dict.fromkeys(("light", "normal", "heavy"), _LIMIT), "addresses": {"limit": _LIMIT}}
+_BACKLOG: Final = 2048
+_PATIENCE: Final = 60  # seconds
+_ALLOW: Final = Decision(Outcome.ALLOW, UNLIMITED, LARGEST, 0, 0, -1)
+
+
+class Scale(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    seconds: float
+    """That each hub is asked in a round."""
+    idle: int
+    """Connections whose memory is measured."""
+    before: int
+    """How many are there before it is."""
+
+
+FULL: Final = Scale(rounds=50, seconds=0.1, idle=5_000, before=500)
+QUICK: Final = Scale(rounds=5, seconds=0.1, idle=500, before=100)
+
+
+class Ungated(Gate):
+    """Lets everything pass, and neither looks anything up nor counts it."""
+
+    def check(self, *_: Any, **__: Any) -> Decision:
+        return _ALLOW
+
+    async def acheck(self, *_: Any, **__: Any) -> Decision:
+        return _ALLOW
+
+    async def acheck_address(self, *_: Any, **__: Any) -> Decision:
+        return _ALLOW
+
+
+def measure(scale: Scale) -> Results:
+    results = Results(report.machine(PACKAGES), CONNECTIONS, WINDOW)
+    with ProcessPoolExecutor(1, get_context("spawn")) as load:
+        _gate(results, scale, load)
+        _idle(results, scale, load)
+    return results
+
+
+def _gate(results: Results, scale: Scale, load: Executor) -> None:
+    with _hub(Gate, CONNECTIONS) as (gated, checks), _hub(Ungated, CONNECTIONS) as (ungated, no_checks):
+        for what in ASKS:
+            say(what)
+            asking = load.submit(hub_load.load, what, gated, ungated, scale.rounds, scale.seconds)
+            results.pairs[what] = asking.result()
+    asked = sum([one.messages for what, pair in results.pairs.items() if what != RELAY for one in pair.gated])
+    if checks.get("allow", 0) < asked or sum(checks.values()) != checks["allow"]:
+        raise RuntimeError(f"the gate should have let pass {asked} or more, and nothing else, got {checks}")
+    if sum(no_checks.values()):
+        raise RuntimeError(f"the gate should not have been asked, got {no_checks}")
+
+
+def _idle(results: Results, scale: Scale, load: Executor) -> None:
+    say(f"memory of {scale.idle:,} idle connections")
+    with _hub(Gate, scale.idle) as (hub, _):
+        results.bytes_per_connection = load.submit(hub_load.idle, hub, scale.before).result()
+    results.idle = scale.idle
+
+
+# A hub ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _hub(gate: type[Gate], agents: int) -> Iterator[tuple[Served, dict[str, int]]]:
+    """A hub with so many agents; and what its gate has said, by outcome, which is known when it has ended."""
+    checks: dict[str, int] = {}
+    context = get_context("spawn")
+    with TemporaryDirectory() as folder:
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(gate, Path(folder), agents, there), daemon=True)
+        process.start()
+        there.close()  # so that it is noticed when the hub fails
+        try:
+            yield _told(here), checks
+            process.terminate()
+            checks.update(_told(here))
+        finally:
+            process.kill()
+            process.join()
+            here.close()
+
+
+def _told(pipe: "Connection[Any, Any]") -> Any:
+    if not pipe.poll(_PATIENCE):
+        raise RuntimeError(f"the hub has said nothing for {_PATIENCE} s")
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise RuntimeError("the hub has failed; what it said is above") from None
+
+
+def _serve(gate: type[Gate], data: Path, agents: int, pipe: "Connection[Any, Any]") -> None:
+    """Run a hub until it is told to stop. It says where it is, and in the end what its gate has said."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    freeze()  # what a benchmark imports is no business of the hub's garbage collector
+    gated = gate is Gate
+    settings = HubSettings(
+        data=data,
+        log_level="warning",
+        max_connections_per_address=agents + CONNECTIONS,
+        relay_rate_limit="1000000" if gated else "off",
+        relay_rate_burst="1000000",
+    )
+    logs.configure(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        pipe.send(runner.run(_until_stopped(settings, gate, agents, pipe)))
+
+
+async def _until_stopped(
+    settings: HubSettings, gate: type[Gate], agents: int, pipe: "Connection[Any, Any]"
+) -> dict[str, int]:
+    with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
+        async with Hub(settings, Policy(**_LIMITS), gate=gate) as hub:
+            known = names(agents)
+            tokens = await asyncio.gather(*[hub.registry.register(name, by_admin=True) for name in known])
+            here = [Agent(name, token) for name, token in zip(known, tokens, strict=True)]
+            pipe.send(Served(getpid(), listener.getsockname()[1], here))
+            await Server(hub, server_config(hub, settings)).serve([listener])
+            return hub.tally.outcomes()

@@ -1,0 +1,138 @@
+"""The orderly end of a hub: what is under way finishes, and everybody is told when to come back."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from sqlite3 import Connection
+
+import pytest
+from entrances import ended, slow_reader
+from hubs import Running, Wire, running
+from programs import program
+from servers import wait_for
+from websockets.sync.client import connect
+
+from headgate import Policy
+
+
+@contextmanager
+def ledger_held_up(hub: Running) -> Iterator[Callable[[], None]]:
+    """While whatever the hub writes has to wait; the function that lets it go on."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def wait(_db: Connection) -> None:
+        held.set()
+        go_on.wait()
+
+    waiting = hub.hub.ledger.run(wait)
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(hub.run, waiting)
+        assert held.wait(20)
+        try:
+            yield go_on.set
+        finally:
+            go_on.set()
+            done.result()
+
+
+@contextmanager
+def stopping(hub: Running) -> Iterator[None]:
+    """While a hub is about to stop, as after a signal; it has stopped in the end."""
+    with ThreadPoolExecutor(1) as other:
+        stopped = other.submit(hub.stop)
+        wait_for(lambda: hub.hub.stopping, "the hub to begin to stop")
+        yield
+        stopped.result()
+
+
+def test_everybody_is_told_when_to_come_back() -> None:
+    with running() as hub, hub.agent("one") as one, hub.agent("two") as two, hub.socket() as stranger:
+        stranger.ask("ping")
+        with stopping(hub):
+            for wire in (one, two):
+                goodbye = wire.hear()
+                assert goodbye.keys() == {"type", "retry_after_ms"}
+                assert (goodbye["type"], 1000 <= goodbye["retry_after_ms"] <= 5000) == ("going_away", True)
+                assert ended(wire) == (1012, f"restarting; retry in {goodbye['retry_after_ms']} ms")
+            assert ended(stranger)[0] == 1012
+
+
+def test_an_agent_in_the_middle_of_a_request_gets_its_reply_first() -> None:
+    with running() as hub, hub.agent("planner") as wire:
+        hub.register("friend")
+        with ledger_held_up(hub) as let_go:
+            wire.say("message", to="friend", body=1, id=7)
+            (socket,) = hub.hub.presence.of("planner")
+            wait_for(socket.turn.locked, "the message to be handled")
+            with stopping(hub):
+                let_go()
+                assert wire.hear() == {"type": "message_sent", "to": "friend", "delivered": False, "id": 7}
+                assert wire.hear()["type"] == "going_away"
+                assert ended(wire)[0] == 1012
+
+
+def test_http_in_flight_finishes_and_the_hub_is_not_ready_while_it_stops() -> None:
+    with running() as hub, hub.agent("planner") as wire, ThreadPoolExecutor(1) as other:
+        hub.register("friend")
+        with hub.http(hub.register("caller")) as caller, hub.http() as probe:
+            assert probe.get("/ready").json() == {"status": "ready"}
+            with ledger_held_up(hub) as let_go:
+                in_flight = other.submit(caller.post, "/api/messages", json={"to": "friend", "body": 1})
+                wire.say("message", to="friend", body=1)  # which the hub waits for before it closes anything
+                (socket,) = hub.hub.presence.of("planner")
+                wait_for(socket.turn.locked, "the message to be handled")
+                with stopping(hub):
+                    ready = probe.get("/ready")
+                    assert (ready.status_code, ready.headers["retry-after"]) == (503, "5")
+                    assert ready.json() == {"error": "stopping", "detail": "the hub is stopping"}
+                    assert probe.get("/live").status_code == 200
+                    assert probe.get("/health").json()["status"] == "stopping"
+                    let_go()
+                    assert in_flight.result().json() == {"to": "friend", "delivered": False}
+                    assert wire.hear()["type"] == "message_sent"
+
+
+def test_a_request_that_does_not_end_holds_up_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.hub.hub._FAREWELL", 0.05)
+    with running() as hub, hub.agent("planner") as wire, ledger_held_up(hub) as let_go:
+        wire.say("session_open", session=1)
+        (socket,) = hub.hub.presence.of("planner")
+        wait_for(socket.turn.locked, "it to be handled")
+        with stopping(hub):
+            assert ended(wire)[0] == 1012
+            let_go()
+
+
+def test_a_reader_that_does_not_read_holds_up_nothing_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.hub.hub._FAREWELL", 0.05)
+    policy = Policy(exempt=["planner"])
+    with running(policy, data=tmp_path, max_waiting=4, shutdown_within=1) as hub, hub.agent("planner") as planner:
+        token = hub.register("slow")
+        with slow_reader(hub, "slow", token):
+            sent = 0
+            while planner.ask("message", to="slow", body=[sent, "x" * 60_000])["delivered"]:
+                sent += 1
+            hub.stop()
+    with running(data=tmp_path) as hub, hub.http(token) as http:
+        bodies = [message["body"][0] for message in http.get("/api/mailbox").json()["messages"]]
+        assert bodies == [sent, *range(sent - 4, sent)]
+
+
+def test_the_program_ends_by_a_signal(tmp_path: Path) -> None:
+    with program(tmp_path, "--log-format", "json") as hub, hub.http("") as http:
+        agent = http.post("/api/onboard/register", json={"agent_id": "planner"}).json()
+        with connect(f"ws://{hub}/ws", compression=None, proxy=None) as opened:
+            wire = Wire(opened)
+            assert wire.ask("identify", **agent)["type"] == "identified"
+            with ThreadPoolExecutor(1) as other:
+                stopped = other.submit(hub.stop)
+                assert wire.hear()["type"] == "going_away"
+                assert ended(wire)[0] == 1012
+                assert stopped.result() == 0
+        events = [json.loads(line)["event"] for line in hub.err]
+        assert (events.count("stopping"), events[-1]) == (1, "stopped")
