@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from benchmarks.contenders import HEADGATE
@@ -14,9 +13,6 @@ PACKAGES: Final = ("limits", "throttled-py", "redis", "hiredis")
 
 ONE_CORE: Final = "on the server's core"
 TWO_CORES: Final = "on another core"
-
-_BEGIN: Final = "<!-- redis benchmark -->"
-_END: Final = "<!-- end of redis benchmark -->"
 
 
 @dataclass(frozen=True)
@@ -223,12 +219,3 @@ def _noise(results: Results) -> str:
         "round; contenders take turns within a round. How quiet the machine was: headgate's median round was up "
         f"to {share:.0%} slower than its best."
     )
-
-
-def write_into(readme: Path, text: str) -> None:
-    """Put a report in the place of the one before."""
-    before, _, rest = readme.read_text(encoding="utf-8").partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not end:
-        raise ValueError(f"{readme} has no place for the report: {_BEGIN} and {_END}")
-    readme.write_text(f"{before}{_BEGIN}\n\n{text}\n{_END}{after}", encoding="utf-8")

@@ -22,6 +22,8 @@ from headgate import Policy
 from headgate._version import VERSION
 from headgate.hub.settings import HubSettings, flag
 
+pytestmark = pytest.mark.once
+
 PACKAGES = Path(headgate.__file__).parents[1]
 SOURCE = Path(__file__).parents[1] / "src"
 MODULE = [sys.executable, "-m", "headgate"]

@@ -10,8 +10,11 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+import pytest
 from programs import program
 from servers import PATIENCE, wait_for
+
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

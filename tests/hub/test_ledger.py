@@ -269,7 +269,7 @@ def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) 
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE agents (theirs)")
-    with pytest.raises(LedgerError, match="expected a file of a hub's, got another program's"):
+    with pytest.raises(LedgerError, match="expected a hub's ledger, got a file of another program's"):
         Ledger(path)
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("agents",)]
@@ -279,7 +279,7 @@ def test_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version=7")
-    with pytest.raises(LedgerError, match=r"hub\.db: expected format 1, got format 7; use a newer headgate"):
+    with pytest.raises(LedgerError, match=r"a hub.s ledger of format 1, got format 7; use a newer headgate"):
         Ledger(path)
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)

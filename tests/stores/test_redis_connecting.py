@@ -21,6 +21,8 @@ from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, Redis
 from headgate.stores import Ask, Verb
 from headgate.stores.redis.connecting import PERMISSIONS, check_server
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:

@@ -31,7 +31,7 @@ PACE = 0.02
 
 HOT, SPENT = "hot", "spent"
 
-pytestmark = pytest.mark.usefixtures("_leave_nothing_open")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
 
 class Call(NamedTuple):

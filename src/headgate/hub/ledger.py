@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError
+from headgate.stores.sqlite import open_file
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[sqlite3.Connection], T]
@@ -77,32 +78,11 @@ class Ledger:
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._path: Final = ":memory:" if path is None else path
-        try:
-            self._file: Final = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
-            try:
-                self._prepare()
-            except BaseException:
-                self._file.close()
-                raise
-        except sqlite3.Error as error:
-            raise LedgerError(f"{path}: expected an SQLite file that can be written, got: {error}") from error
+        self._file: Final = open_file(self._path, "a hub's ledger", _FORMAT, _SCHEMA, LedgerError)
         self._closed = False
         self._pieces: Final[SimpleQueue[_Piece | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="headgate-ledger", daemon=True)
         self._thread.start()
-
-    def _prepare(self) -> None:
-        self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=FULL")
-        self._file.execute("PRAGMA busy_timeout=5000")
-        (found,) = self._file.execute("PRAGMA user_version").fetchone()
-        (tables,) = self._file.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if not found and tables:
-            raise LedgerError(f"{self._path}: expected a file of a hub's, got another program's")
-        if found not in (0, _FORMAT):
-            raise LedgerError(f"{self._path}: expected format {_FORMAT}, got format {found}; use a newer headgate")
-        self._file.executescript(_SCHEMA)
-        self._file.execute(f"PRAGMA user_version={_FORMAT}")
 
     async def run(self, work: Work[T]) -> T:
         """Do a piece of work; what it raises is raised here, and nothing of it is kept then."""

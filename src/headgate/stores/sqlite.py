@@ -26,33 +26,42 @@ class BookError(HeadgateError):
     """What is remembered can't be read or written."""
 
 
+def open_file(
+    path: str | PathLike[str], what: str, version: int, schema: str, failure: type[HeadgateError]
+) -> sqlite3.Connection:
+    """An SQLite file, made if there is none, whose every commit is on the disk before it returns.
+
+    It has to be `what` it says, of this version, or nothing yet: otherwise it is left alone, and `failure` is raised.
+    """
+    try:
+        file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            file.execute("PRAGMA busy_timeout=5000")
+            (found,) = file.execute("PRAGMA user_version").fetchone()
+            (parts,) = file.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            if parts and not found:
+                raise failure(f"{path}: expected {what}, got a file of another program's")
+            if found not in (0, version):
+                raise failure(f"{path}: expected {what} of format {version}, got format {found}; use a newer headgate")
+            file.execute("PRAGMA journal_mode=WAL")
+            file.execute("PRAGMA synchronous=FULL")
+            file.executescript(schema)
+            file.execute(f"PRAGMA user_version={version}")
+        except BaseException:
+            file.close()
+            raise
+    except sqlite3.Error as error:
+        raise failure(f"{path}: expected an SQLite file that can be written, got: {error}") from error
+    return file
+
+
 class SqliteBook:
     """Remembers changes in a file. A change that `write` has taken survives a kill and a loss of power."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
         self._lock = threading.Lock()
-        try:
-            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            try:
-                self._prepare()
-            except BaseException:
-                self._file.close()
-                raise
-        except sqlite3.Error as error:
-            raise BookError(f"{path}: expected an SQLite file that can be written, got: {error}") from error
-
-    def _prepare(self) -> None:
-        self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=FULL")
-        self._file.execute("PRAGMA busy_timeout=5000")
-        (found,) = self._file.execute("PRAGMA user_version").fetchone()
-        if found not in (0, _FORMAT):
-            raise BookError(
-                f"{self._path}: expected a book of format {_FORMAT}, got format {found}; use a newer headgate"
-            )
-        self._file.execute(_SCHEMA)
-        self._file.execute(f"PRAGMA user_version={_FORMAT}")
+        self._file = open_file(path, "a book", _FORMAT, _SCHEMA, BookError)
 
     def read(self) -> list[Change]:
         with self._lock:
