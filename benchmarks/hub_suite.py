@@ -77,7 +77,7 @@ def measure(scale: Scale) -> Results:
 
 
 def _gate(results: Results, scale: Scale, load: Executor) -> None:
-    with _hub(Gate, CONNECTIONS) as (gated, checks), _hub(Ungated, CONNECTIONS) as (ungated, no_checks):
+    with _hub(Gate, CONNECTIONS) as (gated, checks), _hub(Ungated, CONNECTIONS) as (ungated, _):
         for what in ASKS:
             say(what)
             asking = load.submit(hub_load.load, what, gated, ungated, scale.rounds, scale.seconds)
@@ -85,8 +85,6 @@ def _gate(results: Results, scale: Scale, load: Executor) -> None:
     asked = sum([one.messages for what, pair in results.pairs.items() if what != RELAY for one in pair.gated])
     if checks.get("allow", 0) < asked or sum(checks.values()) != checks["allow"]:
         raise RuntimeError(f"the gate should have let pass {asked} or more, and nothing else, got {checks}")
-    if sum(no_checks.values()):
-        raise RuntimeError(f"the gate should not have been asked, got {no_checks}")
 
 
 def _idle(results: Results, scale: Scale, load: Executor) -> None:
