@@ -142,7 +142,7 @@ class Hub:
         self.gate = self._gate(policy, store=store, remember=remember)
         things.push_async_callback(self.gate.aclose)
         self.clock = store.clock
-        self.tally = Tally(self.gate)
+        self.tally = Tally(self.gate, self.clock)
         things.callback(self.tally.stop)
         things.callback(self.gate.subscribe(self._hear, PolicyChanged, Alerted))
         self.store = store

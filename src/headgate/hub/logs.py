@@ -41,9 +41,8 @@ def configure(settings: HubSettings) -> None:
             "root": {"handlers": ["stderr"], "level": "WARNING"},
             "loggers": {
                 "headgate": {"level": settings.log_level.upper()},
-                # Its lines about single connections are the hub's to write, and those about requests hold addresses.
-                "uvicorn.access": {"level": "WARNING"},
-                "uvicorn.error": {"level": "WARNING"},
+                # Not its lines about single connections: whoever sends nonsense could fill the log with them.
+                "uvicorn": {"level": "ERROR"},
             },
         }
     )

@@ -1,11 +1,11 @@
 """What happened at the gate, added up for operators: counts, violations by agent, and how full each bucket is."""
 
-import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from headgate.clock import Clock
 from headgate.core import Outcome
 from headgate.events import AddressChecked, Alerted, Degraded, Event, Violated
 from headgate.gate import Gate
@@ -70,7 +70,8 @@ class DashboardState(Struct):
 class Tally:
     """Listens to a gate."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, clock: Clock) -> None:
+        self._clock: Final = clock
         self.checks: Final[Counter[tuple[str, str, Outcome]]] = Counter()
         """Of agents, by channel, action and outcome. Whoever asks the gate counts here: quicker than events."""
         self.addresses: Final[Counter[tuple[str, str]]] = Counter()
@@ -93,7 +94,7 @@ class Tally:
 
     def _violated(self, agent: str) -> None:
         self.violations += 1
-        minute = int(time.monotonic() // 60)
+        minute = self._minute()
         minutes = self._offenders.setdefault(agent, {})
         minutes[minute] = minutes.get(minute, 0) + 1
         if len(minutes) > _MINUTES:
@@ -104,7 +105,7 @@ class Tally:
 
     def offenders(self) -> list[Offender]:
         """The agents with violations in the last hour, the worst first."""
-        oldest = int(time.monotonic() // 60) - _MINUTES
+        oldest = self._minute() - _MINUTES
         found = []
         for agent, minutes in list(self._offenders.items()):
             count = sum(times for minute, times in minutes.items() if minute > oldest)
@@ -113,6 +114,9 @@ class Tally:
             else:
                 del self._offenders[agent]
         return sorted(found, key=lambda one: (-one.violations, one.agent_id))
+
+    def _minute(self) -> int:
+        return self._clock.now() // 60_000_000
 
     def forget(self, agent: str) -> None:
         """An agent's violations were reset."""
