@@ -37,12 +37,19 @@ class _Channel:
         self.unpruned = 0
 
     def deliver(self, socket: Socket, frame: str) -> None:
-        """Push a message, after word of those that were left out before, if there is room."""
-        missed = self.subscribers[socket]
-        if missed and not socket.push(encode(Lagged(channel=self.name, missed=missed))):
+        """Push a message; if there is no room it is left out, as are those that follow until the reader was told so."""
+        if self.subscribers[socket]:
             self.subscribers[socket] += 1
-        else:
-            self.subscribers[socket] = 0 if socket.push(frame) else 1
+        elif not socket.push(frame):
+            self.subscribers[socket] = 1
+            socket.owe(self.name, lambda: self._lagged(socket))
+
+    def _lagged(self, socket: Socket) -> str | None:
+        missed = self.subscribers.get(socket, 0)
+        if not missed:  # it has unsubscribed
+            return None
+        self.subscribers[socket] = 0
+        return encode(Lagged(channel=self.name, missed=missed))
 
     def info(self) -> ChannelInfo:
         return ChannelInfo(self.name, self.creator, self.about, self.at, len(self.subscribers))

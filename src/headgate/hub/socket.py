@@ -32,6 +32,7 @@ class Socket:
         self._room = room
         self._waiting: deque[bytes | str] = deque()
         self._bytes = 0
+        self._owed: dict[str, Callable[[], str | None]] = {}
         self._writer: asyncio.Task[None] | None = None
 
     async def accept(self) -> bool:
@@ -72,9 +73,17 @@ class Socket:
             return False
         self._waiting.append(frame)
         self._bytes += len(frame)
+        self._begin_to_write()
+        return True
+
+    def owe(self, what: str, make: Callable[[], str | None]) -> None:
+        """Have a frame made and sent when nothing waits any more, unless it turns out not to be needed then."""
+        self._owed[what] = make
+        self._begin_to_write()
+
+    def _begin_to_write(self) -> None:
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
-        return True
 
     @property
     def waiting(self) -> int:
@@ -96,14 +105,20 @@ class Socket:
 
     async def _write(self) -> None:
         try:
-            while self._waiting and not self.closed:
-                frame = self._waiting[0]
-                await self.send(frame)
-                if self._waiting and not self.closed:
-                    self._waiting.popleft()
-                    self._bytes -= len(frame)
+            while (self._waiting or self._owed) and not self.closed:
+                if self._waiting:
+                    await self._write_first()
+                elif (frame := self._owed.pop(next(iter(self._owed)))()) is not None:
+                    await self.send(frame)
         finally:
             self._writer = None
+
+    async def _write_first(self) -> None:
+        frame = self._waiting[0]
+        await self.send(frame)
+        if self._waiting and not self.closed:  # else it is not taken
+            self._waiting.popleft()
+            self._bytes -= len(frame)
 
     async def _put(self, message: Message) -> None:
         if not self.closed:
