@@ -82,6 +82,7 @@ class GateChecks:
         self._plan = plan
         self._listeners: dict[type[Event], tuple[Listener, ...]] = {}
         self._watched = False  # whether somebody listens to every check
+        self._heeded = False  # whether somebody listens to violations
 
     def check(
         self,
@@ -115,7 +116,7 @@ class GateChecks:
                 decision = self._store.apply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
             if meter.watched:
                 decision = decision.watched()
-        if self._watched or decision.violation is not None:
+        if self._watched or (self._heeded and decision.violation is not None):
             self._tell(name, meter, decision)
         return decision
 

@@ -12,7 +12,7 @@ from headgate.checks import EXEMPT, GateChecks, id_of
 from headgate.closing import Closing
 from headgate.core import Decision, Limit
 from headgate.errors import StoreAway
-from headgate.events import AddressChecked, Alerted, Checked, Degraded, Event, Listener, PolicyChanged
+from headgate.events import AddressChecked, Alerted, Checked, Degraded, Event, Listener, PolicyChanged, Violated
 from headgate.forking import tell_of_forks
 from headgate.inputs import cost_of, refuse
 from headgate.limits import UNLIMITED
@@ -109,7 +109,7 @@ class Gate(GateChecks, Closing):
         decision = await self._store.aapply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
         if meter.watched:
             decision = decision.watched()
-        if self._watched or decision.violation is not None:
+        if self._watched or (self._heeded and decision.violation is not None):
             self._tell(name, meter, decision)
         return decision
 
@@ -398,6 +398,7 @@ class Gate(GateChecks, Closing):
     def _listen(self, listeners: dict[type[Event], tuple[Listener, ...]]) -> None:
         self._listeners = listeners
         self._watched = bool(listeners.get(Checked))
+        self._heeded = bool(listeners.get(Violated) or listeners.get(Alerted))
 
     def _hear(self, event: Degraded | Recorded) -> None:
         """Pass on what a store has to say."""
