@@ -97,15 +97,8 @@ class Policy:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Policy":
         """Read a TOML file."""
-        source = fspath(path)
-        try:
-            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PolicyError(source, [f"expected a readable file, got: {error.strerror}"]) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PolicyError(source, [f"expected TOML, got: {error}"]) from error
         policy = cls.__new__(cls)
-        policy._read(source, settings)
+        policy._read(fspath(path), read_toml(path))
         return policy
 
     def _read(self, source: str, settings: Mapping[str, Any]) -> None:
@@ -170,6 +163,16 @@ class Policy:
         ordinary = Policy().settings()
         changed = {name: value for name, value in self.settings().items() if value != ordinary[name]}
         return f"Policy({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+
+def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
+    """What a TOML file holds; a `PolicyError` if it can't be read."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PolicyError(fspath(path), [f"expected a readable file, got: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyError(fspath(path), [f"expected TOML, got: {error}"]) from error
 
 
 def check_agent(agent: object) -> str:

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import structlog
 from msgspec import UNSET, Raw, Struct
 
 from headgate.core import Decision, Outcome
-from headgate.errors import HeadgateError, InvalidInput, RateLimited, SessionClosed, StoreAway
+from headgate.errors import HeadgateError, RateLimited, SessionClosed
 from headgate.hub import frames
-from headgate.hub.ledger import LedgerError
 from headgate.hub.manners import MISTAKES, Manners
-from headgate.hub.refusing import Refused
+from headgate.hub.refusing import Refused, refusal
 from headgate.hub.socket import Socket
 from headgate.hub.timing import Timer
 
@@ -167,8 +167,6 @@ class Conversation:
         await self._socket.send(frames.encode(frame))
 
     def _problem(self, error: Exception) -> frames.Problem:
-        if isinstance(error, Refused):
-            return frames.Problem(error=error.error, detail=error.detail)
         if isinstance(error, RateLimited):
             wait = UNSET if error.retry_after_ms is None else error.retry_after_ms
             return frames.Problem(
@@ -180,13 +178,8 @@ class Conversation:
             )
         if isinstance(error, SessionClosed):
             return frames.Problem(error="session_closed", detail=str(error))
-        if isinstance(error, InvalidInput):
-            return frames.Problem(error="invalid", detail=str(error))
-        if isinstance(error, (StoreAway, LedgerError)):
-            _log.error("a frame could not be handled", reason=str(error))
-            return frames.Problem(error="unavailable", detail="the hub can't do this at the moment; try again")
-        _log.error("a frame was not handled", exc_info=error)
-        return frames.Problem(error="internal", detail="the hub made a mistake; its log says which")
+        refused = refusal(error)
+        return frames.Problem(error=refused.error, detail=refused.detail)
 
     # What each frame asks for ----------------------------------------------------------------------------------------
 
@@ -207,7 +200,7 @@ class Conversation:
             task_id=hub.scheduler.task_of(agent),
             rate_limited=bool(standing) and not hub.gate.is_exempt(agent),
             violations=standing.violations,
-            quiet_left_ms=-int(-standing.quiet_left * 1000 // 1),
+            quiet_left_ms=ceil(standing.quiet_left * 1000),
         )
 
     async def _list_agents(self, _frame: frames.ListAgents) -> frames.Told:

@@ -3,6 +3,7 @@
 A frame of an agent may carry an `id`; every frame that answers it has the same one.
 """
 
+from math import ceil
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -444,7 +445,7 @@ def wait_ms(decision: Decision) -> int:
     seconds = decision.retry_after
     if seconds is None:
         seconds = 60.0 if decision.violation is None else decision.violation.advised
-    return max(-int(-seconds // 1), 1) * 1000
+    return max(ceil(seconds), 1) * 1000
 
 
 def schemas() -> dict[str, Any]:

@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
-import structlog
 
 from headgate.core import Decision
-from headgate.errors import InvalidInput, StoreAway
 from headgate.hub.frames import MALFORMED, explained, wait_ms
-from headgate.hub.ledger import LedgerError
-from headgate.hub.refusing import Refused
+from headgate.hub.refusing import Refused, refusal
 from headgate.hub.routing import Call, Route, Router, Who
 from headgate.hub.socket import Receive, Send
-from headgate.policy import PolicyError, check_agent
+from headgate.policy import check_agent
 
 if TYPE_CHECKING:
     from headgate.hub.hub import Hub
@@ -30,7 +27,6 @@ _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
 )
 
-_log = structlog.get_logger("headgate.hub")
 _encoder: Final = msgspec.json.Encoder()
 
 
@@ -198,24 +194,12 @@ def failed(error: Exception, **more: str) -> Answer:
         seconds = wait // 1000
         body = DeniedBody("rate_limited", f"too many requests; try again in {seconds} s", wait, error.tier)
         return Answer(429, _encoder.encode(body), [(b"retry-after", str(seconds).encode())])
-    refused = _refused(error)
+    refused = refusal(error)
     headers = [(b"www-authenticate", b"Bearer")] if refused.status == 401 else []
     if refused.status in (429, 503):
         headers = [(b"retry-after", b"5")]
     headers += [(name.encode(), value.encode()) for name, value in more.items()]
     return Answer(refused.status, _encoder.encode(ErrorBody(refused.error, refused.detail)), headers)
-
-
-def _refused(error: Exception) -> Refused:
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, (InvalidInput, PolicyError)):
-        return Refused(400, "invalid", str(error))
-    if isinstance(error, (StoreAway, LedgerError)):
-        _log.error("a request could not be carried out", reason=str(error))
-        return Refused(503, "unavailable", "the hub can't do this at the moment; try again")
-    _log.error("a request was not carried out", exc_info=error)
-    return Refused(500, "internal", "the hub made a mistake; its log says which")
 
 
 def _token(headers: Headers) -> str | None:

@@ -10,6 +10,7 @@ are committed together, so that a thousand of them take little longer than one.
 import asyncio
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable
 from os import PathLike
 from queue import SimpleQueue
@@ -60,13 +61,23 @@ CREATE INDEX IF NOT EXISTS signals_by ON signals (agent, number);
 """
 
 
-def keep_newest(db: sqlite3.Connection, table: str, column: str, value: str, most: int) -> None:
-    """Of the rows of a table in which a column has a value, keep so many, the newest."""
-    db.execute(
-        f"DELETE FROM {table} WHERE {column} = ?1 AND number <= "  # noqa: S608 - the names are the hub's own
-        f"(SELECT number FROM {table} WHERE {column} = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
-        (value, most),
-    )
+class Newest:
+    """Of the rows of a table, keeps so many of each value of a column, the newest, and a tenth more at times."""
+
+    def __init__(self, table: str, column: str, most: int) -> None:
+        self._most: Final = most
+        self._added: Final[Counter[str]] = Counter()  # since it was looked
+        self._delete: Final = (
+            f"DELETE FROM {table} WHERE {column} = ?1 AND number <= "  # noqa: S608 - the names are the hub's own
+            f"(SELECT number FROM {table} WHERE {column} = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)"
+        )
+
+    def added(self, db: sqlite3.Connection, value: str) -> None:
+        """A row was added: drop those that are too many. To be called by a piece of work."""
+        self._added[value] += 1
+        if self._added[value] >= max(self._most // 10, 1):
+            del self._added[value]
+            db.execute(self._delete, (value, self._most))
 
 
 class LedgerError(HeadgateError):

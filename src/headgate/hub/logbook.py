@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from sqlite3 import Connection
 from typing import Final
 from weakref import WeakValueDictionary
@@ -13,7 +12,7 @@ from msgspec import Raw, Struct
 from headgate.errors import SessionClosed
 from headgate.gate import Gate
 from headgate.hub.frames import Signal, decode_signal
-from headgate.hub.ledger import Ledger, keep_newest
+from headgate.hub.ledger import Ledger, Newest
 from headgate.hub.refusing import Refused
 from headgate.hub.settings import HubSettings
 from headgate.limits import UNLIMITED, limited
@@ -36,9 +35,9 @@ class Logbook:
 
     def __init__(self, ledger: Ledger, gate: Gate, settings: HubSettings) -> None:
         self._ledger, self._gate = ledger, gate
-        self._most_sessions, self._most_signals = settings.max_sessions, settings.max_signals
+        self._most_sessions = settings.max_sessions
+        self._newest: Final = Newest("signals", "agent", settings.max_signals)
         self._open: Final[dict[str, dict[str, Session]]] = {}
-        self._unpruned: Final[Counter[str]] = Counter()
         self._turns: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
     async def start(self) -> None:
@@ -72,16 +71,11 @@ class Logbook:
 
     async def write(self, agent: str, session: str, signal: Signal) -> int:
         """Write a signal of the application's own: no limit holds for it. Its number."""
-        self._unpruned[agent] += 1
-        prune = self._unpruned[agent] >= max(self._most_signals // 10, 1)
-        if prune:
-            del self._unpruned[agent]
 
         def insert(db: Connection) -> int:
             row = (agent, session, msgspec.json.encode(signal), time.time())
             number = db.execute("INSERT INTO signals (agent, session, signal, at) VALUES (?, ?, ?, ?)", row).lastrowid
-            if prune:
-                keep_newest(db, "signals", "agent", agent, self._most_signals)
+            self._newest.added(db, agent)
             return number or 0
 
         return await self._ledger.run(insert)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headgate.hub.frames import ChannelInfo, ChannelMessage, Lagged, Message, Post, encode
-from headgate.hub.ledger import Ledger, keep_newest
+from headgate.hub.ledger import Ledger, Newest
 from headgate.hub.presence import Presence
 from headgate.hub.refusing import Refused
 from headgate.hub.registry import Registry
@@ -34,7 +34,6 @@ class _Channel:
         self.name, self.creator, self.about, self.at = name, creator, about, at
         self.subscribers: dict[Socket, int] = {}
         """With each, how many messages it has missed since it was told so."""
-        self.unpruned = 0
 
     def deliver(self, socket: Socket, frame: str) -> None:
         """Push a message; if there is no room it is left out, as are those that follow until the reader was told so."""
@@ -61,7 +60,7 @@ class PostOffice:
     def __init__(self, ledger: Ledger, presence: Presence, registry: Registry, settings: HubSettings) -> None:
         self._ledger, self._presence, self._registry = ledger, presence, registry
         self._most_mail, self._most_channels = settings.max_mail, settings.max_channels
-        self._most_history = settings.max_history
+        self._newest: Final = Newest("posts", "channel", settings.max_history)
         self._channels: dict[str, _Channel] = {}
         self.carried = 0
         """How many messages were taken, from agent to agent and to channels."""
@@ -162,16 +161,11 @@ class PostOffice:
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Keep a message in a channel's history, send it to whoever has subscribed, and return its number."""
         channel, at = self._find(name), time.time()
-        channel.unpruned += 1
-        prune = channel.unpruned >= max(self._most_history // 10, 1)
-        if prune:
-            channel.unpruned = 0
 
         def write(db: Connection) -> int:
             row = (name, sender, bytes(body), at)
             number = db.execute("INSERT INTO posts (channel, sender, body, at) VALUES (?, ?, ?, ?)", row).lastrowid
-            if prune:
-                keep_newest(db, "posts", "channel", name, self._most_history)
+            self._newest.added(db, name)
             return number or 0
 
         number = await self._ledger.run(write)

@@ -18,8 +18,6 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 SLICE: Final = 256
 KERNEL: Final = 32 * 1024
-
-
 HEAD: Final = 64 * 1024
 IGNORED: Final = 64 * 1024  # what may come before a close is answered
 

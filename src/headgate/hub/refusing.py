@@ -2,7 +2,13 @@
 
 from typing import Final
 
-from headgate.errors import HeadgateError
+import structlog
+
+from headgate.errors import HeadgateError, InvalidInput, StoreAway
+from headgate.hub.ledger import LedgerError
+from headgate.policy import PolicyError
+
+_log = structlog.get_logger("headgate.hub")
 
 
 class Refused(HeadgateError):
@@ -17,3 +23,16 @@ class Refused(HeadgateError):
         self.error: Final = error
         self.detail: Final = detail
         super().__init__(detail)
+
+
+def refusal(error: Exception) -> Refused:
+    """What the caller is told of an error, whichever it is; of what is the hub's own, the log has the rest."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, (InvalidInput, PolicyError)):
+        return Refused(400, "invalid", str(error))
+    if isinstance(error, (StoreAway, LedgerError)):
+        _log.error("a request could not be carried out", reason=str(error))
+        return Refused(503, "unavailable", "the hub can't do this at the moment; try again")
+    _log.error("a request was not carried out", exc_info=error)
+    return Refused(500, "internal", "the hub made a mistake; its log says which")

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from fractions import Fraction
 from typing import Final
 
-import structlog
 from google.protobuf.message import DecodeError
 
 from headgate.clock import Clock
@@ -20,6 +19,7 @@ from headgate.core import Decision
 from headgate.errors import InvalidInput, StoreAway
 from headgate.hub.manners import MISTAKES, Flood, Manners
 from headgate.hub.proto import envelope_pb2 as wire
+from headgate.hub.refusing import refusal
 from headgate.hub.socket import Socket
 from headgate.hub.timing import Timer
 from headgate.inputs import microseconds, refuse
@@ -27,8 +27,6 @@ from headgate.limiter import Limiter
 from headgate.limits import limited
 from headgate.policy import check_agent
 from headgate.stores import Store
-
-_log = structlog.get_logger("headgate.hub")
 
 POLICY_VIOLATION: Final = 1008
 RESTARTING: Final = 1012
@@ -172,8 +170,7 @@ class Relay:
         try:
             proved = await self._proved(address, envelope.hello.token)
         except StoreAway as away:
-            _log.error("a HELLO could not be judged", reason=str(away))
-            await _send(peer, _error("unavailable", "the hub can't do this at the moment; try again"), envelope.id)
+            await _send(peer, _error("unavailable", refusal(away).detail), envelope.id)
             return False
         if not proved:
             await self._turn_away(peer, envelope.id)

@@ -6,14 +6,13 @@ A setting is given on the command line (`--port 9000`), in the environment (`HEA
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from headgate.policy import PolicyError
+from headgate.policy import PolicyError, read_toml
 
 Reading: TypeAlias = tuple[str, Callable[[str], Any]]
 """What is expected, and a function that reads it or raises ValueError."""
@@ -165,12 +164,7 @@ def _read(
 
 def _table(config: Path) -> Mapping[str, Any]:
     """The table `[hub]` of a configuration file; what else is in it is the policy's to judge."""
-    try:
-        found = tomllib.loads(config.read_text(encoding="utf-8")).get("hub", {})
-    except OSError as error:
-        raise PolicyError(str(config), [f"expected a readable file, got: {error.strerror}"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PolicyError(str(config), [f"expected TOML, got: {error}"]) from error
+    found = read_toml(config).get("hub", {})
     if not isinstance(found, dict):
         raise PolicyError(str(config), [f"hub: expected a table, got {found!r}"])
     return found

@@ -1,6 +1,7 @@
 """What happened at the gate, added up for operators: counts, violations by agent, and how full each bucket is."""
 
 from collections import Counter, OrderedDict
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -141,7 +142,7 @@ async def card(hub: "Hub", agent: str, violations: int) -> AgentCard:
         usage=None if exempt else await _usage(gate, agent),
         violations=standing.violations,
         violations_last_hour=violations,
-        wait_left_ms=-int(-standing.wait_left * 1000 // 1),
+        wait_left_ms=ceil(standing.wait_left * 1000),
         rate_limited=bool(standing) and not exempt,
         exempt=exempt,
         override=agent in gate.holds.overrides,
@@ -163,14 +164,14 @@ async def _usage(gate: Gate, agent: str) -> Usage | None:
 
 async def dashboard(hub: "Hub", limit: int) -> DashboardState:
     """What a dashboard shows: those who are connected, and those with violations."""
-    offenders = {one.agent_id: one.violations for one in hub.tally.offenders()}
+    worst = hub.tally.offenders()
+    offenders = {one.agent_id: one.violations for one in worst}
     agents = sorted({*hub.presence.agents(), *offenders}, key=lambda agent: (-offenders.get(agent, 0), agent))
     cards = [await card(hub, agent, offenders.get(agent, 0)) for agent in agents[:limit]]
-    worst = [Offender(agent, count) for agent, count in list(offenders.items())[:3]]
     outcomes = hub.tally.outcomes()
     summary = Summary(
         violations_last_hour=sum(offenders.values()),
-        worst_offenders=worst,
+        worst_offenders=worst[:3],
         exempt=len(hub.gate.holds.exempt),
         checks=sum(outcomes.values()),
         denied=outcomes["deny"],
