@@ -46,6 +46,7 @@ class Scene:
             ("PUT", f"{limits}/whitelist"): {"agents": [self.other]},
             ("POST", f"{limits}/whitelist"): {"agent_id": self.other},
             ("POST", "/api/admin/agents"): {"agent_id": self.newcomer},
+            ("POST", "/api/admin/check"): {"agent_id": self.other, "channel": "ws", "tier": "light"},
             ("POST", "/api/admin/signals"): {"agent_id": self.other, "session": 42, "signal": SIGNAL},
             ("POST", "/v1/check"): {"key": "a key"},
         }

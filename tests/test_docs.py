@@ -165,6 +165,7 @@ def test_every_setting_of_the_hub_is_in_the_docs(setting: Any) -> None:
     assert words(row[0]) == ([] if setting.metadata["secret"] else [flag(setting.name)])
     assert setting.default is not MISSING
     shown = f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+    shown = shown.lower() if isinstance(setting.default, bool) else shown
     nothing = "made" if setting.name == "admin_token" else "none"
     assert row[2] == (shown if setting.default or setting.default == 0 else nothing)
     annotated = EXAMPLE.partition("\n[hub]\n")[2]

@@ -58,6 +58,7 @@ HANDSHAKE = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 AT_ONCE = 24
+PAGES = {route.media for route in ROUTES} - {"application/json"}
 MOST_MEMORY = 100e6
 PUSHED = {"message", "channel_message", "lagged", "task_assigned", "going_away"}
 BY_THE_HUB = {1002, 1007, 1008, 1009}
@@ -127,7 +128,10 @@ class Judge:
         self.seen[f"http {status}"] += 1
         if status >= 500 and b'"queue_full"' not in body:
             self.blame(f"status {status}", request, body)
-        if headers.get("content-type") != "application/json":
+        media = headers.get("content-type")
+        if status in (200, 307) and media in PAGES:
+            return
+        if media != "application/json":
             if (status, body) != (400, b"Invalid HTTP request received."):
                 self.blame("not JSON", request, (status, headers, body))
             return
@@ -400,7 +404,7 @@ class Hunt:
             judge.blame("no answer in time", request, "")
             return False
         judge.response(status, headers, body, request)
-        if request.quality == GOOD and status < 300 and body:
+        if request.quality == GOOD and status < 300 and body and headers["content-type"] == "application/json":
             self._learn(request, read(body))
         return headers.get("connection") != "close" and not request.last
 

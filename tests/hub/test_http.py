@@ -260,7 +260,7 @@ def test_b3_admins_and_viewers_are_not_limited() -> None:
 
 def test_what_there_is_no_route_for() -> None:
     with running() as hub, hub.http(ADMIN) as http:
-        for path in ("/", "/api", "/api//agents", "/API/agents", "/api/agents/x/y", "/%ff", "/ws"):
+        for path in ("/index.html", "/api", "/api//agents", "/API/agents", "/api/agents/x/y", "/%ff", "/ws"):
             answer = http.get(path)
             assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json"), path
             assert answer.json() == {

@@ -77,7 +77,7 @@ def failing(*attempts: list[str], **environment: str) -> list[str]:
 def test_the_admins_token_is_made_at_the_first_start_and_shown_once(tmp_path: Path) -> None:
     data = tmp_path / "below" / "data"
     with program(data, environment=MADE) as hub:
-        wait_for(lambda: len(hub.out) == 2, "the second line")
+        wait_for(lambda: len(hub.out) == 3, "the third line")
         assert hub.out[0] == f"headgate {VERSION} listens on http://{hub} (agents: ws://{hub}/ws)\n"
         shown = re.fullmatch(r"admin token, shown this once: (hga_[\w-]{43})\n", hub.out[1])
         assert shown
@@ -94,7 +94,7 @@ def test_the_admins_token_is_made_at_the_first_start_and_shown_once(tmp_path: Pa
         with hub.http(token) as admin:
             assert [one["agent_id"] for one in admin.get("/api/admin/agents").json()["agents"]] == ["planner"]
         assert hub.stop() == 0
-        assert len(hub.out) == 1
+        assert [line.split(":")[0] for line in hub.out[1:]] == ["dashboard"]
     file = tmp_path / "token"
     file.write_text("another-token-from-a-file\n")
     with program(data, "--admin-token-file", str(file), environment=MADE) as hub:
@@ -353,8 +353,9 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "HEADGATE_VIEWER_TOKEN": VIEWER, **MADE}
     options = ("--config", str(file), "--log-level", "debug", "--log-format", form, "--registration", "invitation")
     with program(tmp_path / "data", *options, environment=surroundings) as hub:
-        wait_for(lambda: len(hub.out) == 2, "the admin's token")
+        wait_for(lambda: len(hub.out) == 3, "the admin's token")
         secrets = {"admin": hub.out[1].split()[-1], "viewer": VIEWER, "nobody": "hg_nobodys-token-at-all"}
+        secrets["link"] = hub.out[2].strip().partition("#token=")[2]
         with hub.http(secrets["admin"]) as admin:
             invitation = admin.post("/api/admin/invitations").json()["invitation"]
             used = admin.post("/api/admin/invitations").json()["invitation"]
@@ -376,7 +377,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
             assert anyone.get("/health").json()["status"] == "ok"
         assert hub.stop() == 0
         log = "".join(hub.err)
-        assert hub.out[2:] == []
+        assert hub.out[3:] == []
     assert "agent connected" in log
     assert log.count("on purpose") >= 3 * len(secrets)
     assert log.count("Traceback" if form == "text" else '"frames"') >= 3 * len(secrets)

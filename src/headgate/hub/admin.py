@@ -1,18 +1,18 @@
 """What the admin can ask over HTTP."""
 
 import asyncio
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
 from headgate.changes import Change
-from headgate.core import Limit
+from headgate.core import Limit, Outcome
 from headgate.errors import InvalidInput
 from headgate.hub.api import Body, NewTask, Registered, Revoked, TaskPage, Tasks
+from headgate.hub.cards import AgentCard, cards
 from headgate.hub.frames import AgentId, Count, SessionId, Signal
 from headgate.hub.refusing import Refused
 from headgate.hub.routing import Call, Route, Who
-from headgate.hub.tally import AgentCard, card
 from headgate.hub.tasks import Task
 from headgate.inputs import refuse
 from headgate.notation import limit_of
@@ -88,6 +88,37 @@ class Violations(Struct):
 class Reset(Struct):
     agent_id: str
     reset: bool
+
+
+class NewCheck(Body):
+    agent_id: AgentId
+    channel: Annotated[str, Meta(min_length=1, max_length=64, examples=["ws", "http"])]
+    tier: Annotated[str, Meta(examples=["light"])] | None = None
+    action: Annotated[str, Meta(min_length=1, max_length=200, examples=["message"])] | None = None
+    """Instead of a tier: the policy knows it."""
+    cost: Annotated[int, Meta(ge=1, le=2**53)] = 1
+    peek: bool = False
+    """Only look: count nothing."""
+
+
+class Verdict(Struct):
+    """What the gate has decided."""
+
+    agent_id: str
+    channel: str
+    tier: str
+    outcome: Literal["allow", "warn", "deny", "exempt"]
+    remaining: int
+    capacity: int
+    limit: str
+    retry_after_ms: int | None
+    """The true wait, rounded up; 0 if it passed, null where no wait would help."""
+    exempt: bool
+    violations: int
+    """In a row, if this was one."""
+    would_be: Literal["allow", "warn", "deny", "exempt"] | None
+    """The outcome, if the limit weren't only watched."""
+    degraded: bool
 
 
 class Changes(Struct):
@@ -220,7 +251,7 @@ async def _remove_exempt(call: Call) -> Whitelist:
 
 
 async def _violations(call: Call) -> Violations:
-    return Violations([await card(call.hub, one.agent_id, one.violations) for one in call.hub.tally.offenders()[:1000]])
+    return Violations(await cards(call.hub, [one.agent_id for one in call.hub.tally.offenders()[:1000]]))
 
 
 async def _reset_violations(call: Call) -> Reset:
@@ -228,7 +259,37 @@ async def _reset_violations(call: Call) -> Reset:
     reset = await call.hub.gate.areset_violations(agent)
     call.hub.tally.forget(agent)
     call.hub.scheduler.look_again()
+    call.hub.board.look_again()
     return Reset(agent, reset)
+
+
+async def _check(call: Call) -> Verdict:
+    hub, body = call.hub, call.body
+    agent, channel = check_agent(body.agent_id), body.channel
+    if (body.tier is None) is (body.action is None):
+        raise Refused(400, "invalid", "body: expected a tier or an action, and not both")
+    tier = hub.gate.tier_of(channel, body.action) if body.tier is None else body.tier
+    if not body.peek:
+        decision = await hub.check(agent, channel, body.tier, action=body.action, cost=body.cost)
+    elif body.cost != 1:
+        refuse("cost", "1 with peek, which says what is left for any cost", body.cost)
+    else:
+        decision = await hub.gate.apeek(agent, channel, tier)
+    wait, violation, would_be = decision.retry_us, decision.violation, decision.would_be
+    return Verdict(
+        agent_id=agent,
+        channel=channel,
+        tier=tier,
+        outcome=decision.outcome.value,
+        remaining=decision.remaining,
+        capacity=decision.limit.capacity,
+        limit=str(decision.limit),
+        retry_after_ms=None if wait is None else -(-wait // 1000),
+        exempt=decision.outcome is Outcome.EXEMPT,
+        violations=0 if violation is None else violation.count,
+        would_be=None if would_be is None else would_be.value,
+        degraded=decision.degraded,
+    )
 
 
 async def _agents(call: Call) -> RegisteredAgents:
@@ -243,8 +304,8 @@ async def _agent(call: Call) -> AgentCard:
     agent = call.parts["agent"]
     if not await call.hub.registry.knows(agent):
         raise Refused(404, "unknown_agent", f"there is no agent {agent!r}")
-    counts = {one.agent_id: one.violations for one in call.hub.tally.offenders()}
-    return await card(call.hub, agent, counts.get(agent, 0))
+    (card,) = await cards(call.hub, [agent])
+    return card
 
 
 async def _register(call: Call) -> Registered:
@@ -332,6 +393,10 @@ ROUTES: Final = (
     Route(
         "DELETE", "/api/admin/violations/{agent}", "admin", Who.ADMIN, _reset_violations, Reset,
         "forget an agent's violations",
+    ),
+    Route(
+        "POST", "/api/admin/check", "admin", Who.ADMIN, _check, Verdict,
+        "may an agent do something? Counts it, as if the agent had asked", body=NewCheck,
     ),
     Route(
         "GET", "/api/admin/agents", "admin", Who.ADMIN, _agents, RegisteredAgents, "all agents, by name",

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Raw, Struct
 
 from headgate._version import VERSION
+from headgate.hub.cards import DashboardState, dashboard
 from headgate.hub.frames import (
     AgentId,
     ChannelInfo,
@@ -20,7 +21,6 @@ from headgate.hub.logbook import Logged
 from headgate.hub.post import Mail
 from headgate.hub.refusing import Refused
 from headgate.hub.routing import Call, Route, Who
-from headgate.hub.tally import DashboardState, dashboard
 from headgate.hub.tasks import Task, TaskSummary
 
 # Bodies and answers ---------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ async def _metrics(call: Call) -> Metrics:
         checks=hub.tally.outcomes(),
         address_checks=addresses,
         violations=hub.tally.violations,
-        alerts=hub.tally.alerts,
+        alerts=hub.alerts.raised,
         store_outages=hub.tally.degraded_times,
         messages=hub.post.carried,
         tasks=hub.scheduler.counts(),

@@ -131,8 +131,7 @@ class Conversation:
         if isinstance(frame, frames.SessionSignal):  # which has a limit of its own
             return True
         action = _tags[type(frame)]
-        decision = await self._hub.gate.acheck(self._agent, "ws", action=action)
-        self._hub.tally.checks["ws", action, decision.outcome] += 1
+        decision = await self._hub.check(self._agent, "ws", action=action)
         if decision.outcome is Outcome.DENY:
             await self._deny(frame, decision)
             return False

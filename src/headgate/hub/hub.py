@@ -6,16 +6,20 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from time import perf_counter_ns
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import structlog
 
 from headgate._version import VERSION
 from headgate.clock import Clock
+from headgate.core import Decision
 from headgate.errors import HeadgateError
 from headgate.events import Alerted, Event, PolicyChanged
 from headgate.gate import Gate
-from headgate.hub import admin, api, openapi, service
+from headgate.hub import admin, api, metrics, openapi, pages, service
+from headgate.hub.alerts import Alerts
+from headgate.hub.board import ROOM, Board
 from headgate.hub.conversation import Conversation
 from headgate.hub.frames import GoingAway, TaskAssigned, encode
 from headgate.hub.http import Answer, Api, Denied, failed
@@ -40,7 +44,10 @@ from headgate.stores.memory import MemoryStore
 from headgate.stores.opening import aclose_store, open_store
 from headgate.stores.redis import RedisStore
 
-ROUTES: Final = (*api.ROUTES, *admin.ROUTES, *service.ROUTES)
+if TYPE_CHECKING:
+    from headgate.hub.telemetry import Telemetry
+
+ROUTES: Final = (*api.ROUTES, *admin.ROUTES, *service.ROUTES, *pages.ROUTES, *metrics.ROUTES)
 RESTARTING: Final = 1012  # the close code of a server that comes back
 _LOOK_EVERY: Final = 1.0  # seconds
 _FAREWELL: Final = 2.0  # seconds for the frame that is being handled, and to say goodbye to whoever doesn't read
@@ -60,6 +67,7 @@ class Hub:
     gate: Gate
     clock: Clock
     tally: Tally
+    alerts: Alerts
     presence: Presence
     tokens: Tokens
     registry: Registry
@@ -87,6 +95,7 @@ class Hub:
         self._tasks: Final[set[asyncio.Task[Any]]] = set()
         self.stopping = False
         self.flood: Final = Flood()
+        self.board: Final = Board(self)
         self.revocations = 0
         """How many tokens were rotated or revoked: whoever verifies one sees whether it may have been that."""
         self.router: Final = Router(ROUTES)
@@ -105,6 +114,8 @@ class Hub:
             self._things.push_async_callback(self.registry.close)
             self._things.push_async_callback(self.scheduler.close)
             self.registry.follow(self._drop)
+            if self.settings.otel_endpoint:
+                self._things.push_async_callback(self._telemetry().close)
             if isinstance(self.store, RedisStore):
                 self.spawn(self._look_at_store())
         except BaseException:
@@ -145,6 +156,7 @@ class Hub:
         self.tally = Tally(self.gate, self.clock)
         things.callback(self.tally.stop)
         things.callback(self.gate.subscribe(self._hear, PolicyChanged, Alerted))
+        self.alerts = Alerts()
         self.store = store
         self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
         self.tokens = Tokens(self.ledger, settings)
@@ -172,10 +184,20 @@ class Hub:
         )
         self.windows = RateLimiter(store)
 
+    def _telemetry(self) -> "Telemetry":
+        try:
+            from headgate.hub.telemetry import Telemetry
+        except ImportError as error:
+            raise HeadgateError(
+                f"otel_endpoint: expected OpenTelemetry's packages, got: {error}; pip install 'headgate[otel]'"
+            ) from error
+        return Telemetry(self, self.settings.otel_endpoint)
+
     async def drain(self) -> None:
         """Take no more work, finish what is under way, and tell everybody when to come back."""
         self.stopping = True
         sockets = [socket for agent in self.presence.agents() for socket in self.presence.of(agent)]
+        sockets += self.board.sockets
         async with asyncio.TaskGroup() as farewells:
             farewells.create_task(self.relay.drain(_later))
             for socket in sockets:
@@ -188,13 +210,17 @@ class Hub:
         if scope["type"] == "http":
             await (await self._api.answer(scope, receive, address)).send(send)
         elif scope["type"] == "websocket":
-            await self._socket(scope["path"], Socket(receive, send, address, self.settings.max_waiting))
+            await self._socket(scope, receive, send, address)
         else:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
 
-    async def _socket(self, path: str, socket: Socket) -> None:
+    async def _socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
+        if scope["path"] == "/ws/dashboard" and not self.stopping:  # which is never limited
+            await self.board.serve(Socket(receive, send, address, ROOM), at_home=_at_home(scope))
+            return
+        socket = Socket(receive, send, address, self.settings.max_waiting)
         try:
-            serve = self._entrance(path)
+            serve = self._entrance(scope["path"])
             self.presence.enter(socket)
         except HeadgateError as refused:  # an address that is none comes from a proxy
             await _refuse(socket, failed(refused))
@@ -216,6 +242,17 @@ class Hub:
         if path == "/relay":
             return self.relay.serve
         raise Refused(404, "unknown_route", "there is no such socket; agents connect to /ws, or to /relay")
+
+    async def check(
+        self, agent: str, channel: str, tier: str | None = None, *, action: str | None = None, cost: int = 1
+    ) -> Decision:
+        """Ask the gate for an agent, and count what came of it."""
+        began = perf_counter_ns()
+        decision = await self.gate.acheck(agent, channel, tier, action=action, cost=cost)
+        took = perf_counter_ns() - began
+        known = self.gate.tier_of(channel, action) if action is not None else tier or ""
+        self.tally.checked(agent, channel, known, decision.outcome, took)
+        return decision
 
     # What happens ----------------------------------------------------------------------------------------------------
 
@@ -247,10 +284,14 @@ class Hub:
             self.spawn(socket.close(1008, "the token of this agent was revoked or replaced"))
         self.relay.drop(agent)
 
+    def _look_again(self) -> None:
+        self.scheduler.look_again()
+        self.board.look_again()
+
     def _hear(self, event: Event) -> None:
         if isinstance(event, PolicyChanged):
             _log.info("limits changed", what=event.what, by=event.by)
-            self._loop.call_soon_threadsafe(self.scheduler.look_again)  # changes are made in threads
+            self._loop.call_soon_threadsafe(self._look_again)  # changes are made in threads
         elif isinstance(event, Alerted):
             _log.warning("many violations", agent=event.agent, violations=event.violations, within=event.window)
 
@@ -258,6 +299,13 @@ class Hub:
 def _address(scope: Mapping[str, Any]) -> str:
     client = scope.get("client")
     return str(client[0]) if client else "::1"  # over a socket of the machine's own
+
+
+def _at_home(scope: Mapping[str, Any]) -> bool:
+    """Whether a socket was opened by a page of the hub's own, or by no page."""
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    return origin is None or origin.partition(b"://")[2] == headers.get(b"host")
 
 
 async def _refuse(socket: Socket, answer: Answer) -> None:

@@ -50,7 +50,7 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
         "summary": route.about,
         "description": f"For {route.who.value}. Counted as the action `{route.action}`.",
         "parameters": [_in_path(name) for name in route.parts] + _in_query(schema(route.query), parts),
-        "responses": {str(route.status): _response("done", schema(route.answer))},
+        "responses": {str(route.status): _response("done", schema(route.answer), route.media)},
     }
     if route.who is not Who.PROBE:
         retry_after = {"schema": {"type": "integer"}, "description": "seconds to wait"}
@@ -65,8 +65,8 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
     return operation
 
 
-def _response(about: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": about, "content": {"application/json": {"schema": schema}}}
+def _response(about: str, schema: dict[str, Any], media: str = "application/json") -> dict[str, Any]:
+    return {"description": about, "content": {media: {"schema": schema}}}
 
 
 def _in_path(name: str) -> dict[str, Any]:

@@ -58,6 +58,9 @@ class Presence:
         """An agent's sockets, oldest first."""
         return list(self._agents.get(agent, ()))
 
+    def is_here(self, agent: str) -> bool:
+        return agent in self._agents
+
     def agents(self) -> list[str]:
         """The agents that are connected, by name."""
         return sorted(self._agents)

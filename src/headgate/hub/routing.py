@@ -67,6 +67,8 @@ class Route:
     """The type of the body that is expected, if one is."""
     query: type[Struct] = NoQuery
     status: int = 200
+    media: str = "application/json"
+    """What kind of answer it is. A handler may return an `Answer` of its own instead of what is made into one."""
 
     @property
     def parts(self) -> list[str]:

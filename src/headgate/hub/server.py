@@ -132,6 +132,11 @@ def _listening(settings: HubSettings) -> socket.socket:
     return listener
 
 
+def _dashboard(hub: Hub, where: str) -> str:
+    """The link to the dashboard. What follows the # stays in the browser: no proxy and no log sees it."""
+    return f"{where}/dashboard" + (f"#token={hub.tokens.link}" if hub.tokens.link else "")
+
+
 async def _welcome(hub: Hub, settings: HubSettings, listener: socket.socket, out: TextIO) -> None:
     """Say where the hub is, and the admin's token if it was made just now."""
     host, port = listener.getsockname()[:2]
@@ -140,5 +145,6 @@ async def _welcome(hub: Hub, settings: HubSettings, listener: socket.socket, out
     lines = [f"headgate {VERSION} listens on http{secure}://{where} (agents: ws{secure}://{where}/ws)"]
     if hub.tokens.made:
         lines.append(f"admin token, shown this once: {hub.tokens.made}")
+    lines.append(f"dashboard: {_dashboard(hub, f'http{secure}://{where}')}")
     print("\n".join(lines), file=out, flush=True)
     _log.info("started", address=where, store=hub.settings.store.rpartition("@")[2] or "memory")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 from headgate.policy import PolicyError, read_toml
 
@@ -18,6 +19,7 @@ Reading: TypeAlias = tuple[str, Callable[[str], Any]]
 """What is expected, and a function that reads it or raises ValueError."""
 
 REGISTRATION: Final = ("open", "invitation", "closed")
+LINKS: Final = ("admin", "viewer", "none")
 LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 SHORTEST_TOKEN: Final = 16
@@ -57,6 +59,17 @@ def _networks(text: str) -> tuple[str, ...]:
     return tuple(str(ip_network(part.strip())) for part in text.split(",") if part.strip())
 
 
+def _yes_or_no(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if text and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or parts.fragment):
+        raise ValueError
+    return text
+
+
 def usable_token(text: str) -> str:
     """A token that can be sent in a header, and isn't guessed."""
     if len(text) < SHORTEST_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
@@ -65,8 +78,10 @@ def usable_token(text: str) -> str:
 
 
 _NETWORKS: Final[Reading] = ("addresses or networks such as 10.0.0.0/8, separated by commas", _networks)
+_YES_OR_NO: Final[Reading] = ("true or false", _yes_or_no)
 _TEXT: Final[Reading] = ("some text", str)
 _PATH: Final[Reading] = ("a path", lambda text: Path(text).expanduser())
+_URL: Final[Reading] = ("an http:// or https:// URL", _url)
 _TOKEN: Final[Reading] = (A_TOKEN, usable_token)
 
 
@@ -87,6 +102,10 @@ class HubSettings:
     admin_token: str = _setting("", "the admin's token; made at the first start if none is given", _TOKEN, secret=True)
     admin_token_file: Path | None = _setting(None, "file that holds the admin's token", _PATH)
     viewer_token: str = _setting("", "a token that may look at the dashboard and nothing else", _TOKEN, secret=True)
+    public_dashboard: bool = _setting(False, "let anybody look at the dashboard, without a token", _YES_OR_NO)
+    dashboard_link: str = _setting(
+        "admin", "what the link to the dashboard lets do that is shown at the start", _choice(*LINKS)
+    )
     trusted_proxies: tuple[str, ...] = _setting(
         (), "addresses or networks of proxies that may say who connects, separated by commas", _NETWORKS
     )
@@ -98,6 +117,7 @@ class HubSettings:
     max_frame: int = _setting(65_536, "bytes of the largest frame, envelope or body", _whole(1024, 16_777_216))
     max_connections: int = _setting(10_000, "connections in all", _whole(1, 1_000_000))
     max_connections_per_address: int = _setting(100, "connections of one address", _whole(1, 1_000_000))
+    max_dashboards: int = _setting(200, "dashboards that are open at once", _whole(1, 10_000))
     max_waiting: int = _setting(256, "frames that wait for a slow reader", _whole(1, 100_000))
     max_sessions: int = _setting(1_000, "open sessions of one agent", _whole(1, 1_000_000))
     max_signals: int = _setting(10_000, "signals that are kept of one agent, the newest", _whole(1, 10_000_000))
@@ -109,6 +129,7 @@ class HubSettings:
     shutdown_within: float = _setting(10.0, "seconds for what is under way when the hub stops", _seconds(0, 3600))
     log_format: str = _setting("text", "how to log", _choice(*LOG_FORMATS))
     log_level: str = _setting("info", "how much to log", _choice(*LOG_LEVELS))
+    otel_endpoint: str = _setting("", "URL of an OpenTelemetry collector that gets the metrics", _URL, shown=False)
 
     @classmethod
     def load(
@@ -158,7 +179,7 @@ def _read(
     text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
     try:
         values[name] = read(text)
-    except ValueError:
+    except (ValueError, KeyError):
         mistakes.append(f"{place}: expected {expected}" + ("" if about["secret"] else f", got {text!r}"))
 
 

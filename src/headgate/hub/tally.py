@@ -1,48 +1,30 @@
-"""What happened at the gate, added up for operators: counts, violations by agent, and how full each bucket is."""
+"""What happened at the gate, added up for operators: checks, violations by agent, the traffic of the last minutes."""
 
+from array import array
+from bisect import bisect_left
 from collections import Counter, OrderedDict
-from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from headgate.clock import Clock
 from headgate.core import Outcome
-from headgate.events import AddressChecked, Alerted, Degraded, Event, Violated
+from headgate.events import AddressChecked, Degraded, Event, Violated
 from headgate.gate import Gate
-from headgate.policy import TIERS
 
-if TYPE_CHECKING:
-    from headgate.hub.hub import Hub
+SLOT: Final = 5
+"""Seconds that are added up into one point of a timeline."""
+FLEET_SLOTS: Final = 180
+AGENT_SLOTS: Final = 60
+BOUNDS: Final = tuple(round(digit * 10**power) for power in range(3, 9) for digit in (1, 2.5, 5))
+"""Nanoseconds, from a microsecond to half a second: the upper ends of the histogram of decision times."""
 
 _MINUTES: Final = 60  # that are remembered
 _OFFENDERS: Final = 10_000  # agents whose violations are remembered, those with the latest
+_KINDS: Final = {Outcome.ALLOW: 0, Outcome.EXEMPT: 0, Outcome.WARN: 1, Outcome.DENY: 2}
 
-
-class Usage(Struct):
-    """How full the bucket is that is nearest to its limit."""
-
-    channel: str
-    tier: str
-    used: float
-    """The share that is used, 0 to 1."""
-    remaining: int
-    capacity: int
-
-
-class AgentCard(Struct):
-    """How an agent stands."""
-
-    agent_id: str
-    connected: bool
-    usage: Usage | None
-    violations: int
-    """In a row, while they count."""
-    violations_last_hour: int
-    wait_left_ms: int
-    rate_limited: bool
-    exempt: bool
-    override: bool
+Point = tuple[int, int, int]
+"""What was allowed, warned and denied within one slot."""
 
 
 class Offender(Struct):
@@ -50,48 +32,109 @@ class Offender(Struct):
     violations: int
 
 
-class Summary(Struct):
-    """How the fleet stands."""
+class Trace:
+    """How much was allowed, warned and denied in each of the newest slots."""
 
-    violations_last_hour: int
-    worst_offenders: list[Offender]
-    exempt: int
-    checks: int
-    denied: int
-    degraded: bool
+    __slots__ = ("_counts", "_slots", "slot")
 
+    def __init__(self, slots: int, slot: int) -> None:
+        self.slot = slot
+        """The newest."""
+        self._slots = slots
+        self._counts = array("I", bytes(4 * 3 * slots))
 
-class DashboardState(Struct):
-    """What a dashboard shows."""
+    def add(self, slot: int, kind: int) -> None:
+        if slot > self.slot:
+            self._turn(slot)
+        self._counts[slot % self._slots * 3 + kind] += 1
 
-    summary: Summary
-    agents: list[AgentCard]
+    def _turn(self, slot: int) -> None:
+        for old in range(max(self.slot + 1, slot - self._slots + 1), slot + 1):
+            place = old % self._slots * 3
+            self._counts[place : place + 3] = array("I", (0, 0, 0))
+        self.slot = slot
+
+    def at(self, slot: int) -> Point:
+        """What came in one of the slots that are remembered."""
+        if not self.slot - self._slots < slot <= self.slot:
+            return 0, 0, 0
+        place = slot % self._slots * 3
+        allowed, warned, denied = self._counts[place : place + 3]
+        return allowed, warned, denied
 
 
 class Tally:
-    """Listens to a gate."""
+    """Listens to a gate, and is told of each check by whoever asks the gate: quicker than events."""
 
     def __init__(self, gate: Gate, clock: Clock) -> None:
         self._clock: Final = clock
         self.checks: Final[Counter[tuple[str, str, Outcome]]] = Counter()
-        """Of agents, by channel, action and outcome. Whoever asks the gate counts here: quicker than events."""
+        """Of agents, by channel, tier and outcome."""
+        self.times: Final = [0] * (len(BOUNDS) + 1)
+        """How many decisions took at most as long as each of the `BOUNDS`, and longer than the one before it."""
+        self.time = 0
+        """Nanoseconds that all decisions took."""
         self.addresses: Final[Counter[tuple[str, str]]] = Counter()
         """Checks by address, by purpose and outcome."""
         self.violations = 0
-        self.alerts = 0
         self.degraded_times = 0
+        # Microseconds of the outages that are over, and when the present one began: one value, since threads tell.
+        self._degraded: tuple[int, int | None] = (0, None)
+        self.fleet: Final = Trace(FLEET_SLOTS, self.slot)
+        self._traces: Final[dict[str, Trace]] = {}
         self._offenders: Final[OrderedDict[str, dict[int, int]]] = OrderedDict()
-        self.stop: Final = gate.subscribe(self._hear, Violated, AddressChecked, Alerted, Degraded)
+        self.stop: Final = gate.subscribe(self._hear, Violated, AddressChecked, Degraded)
+
+    @property
+    def slot(self) -> int:
+        """The number of the slot that it is now."""
+        return self._clock.now() // (SLOT * 1_000_000)
+
+    @property
+    def into_slot(self) -> float:
+        """Seconds since that slot began."""
+        return self._clock.now() % (SLOT * 1_000_000) / 1_000_000
+
+    def checked(self, agent: str, channel: str, tier: str, outcome: Outcome, took: int) -> None:
+        """An agent's request was decided upon, within so many nanoseconds."""
+        self.checks[channel, tier, outcome] += 1
+        self.times[bisect_left(BOUNDS, took)] += 1
+        self.time += took
+        slot, kind = self.slot, _KINDS[outcome]
+        if slot > self.fleet.slot:
+            self._prune(slot)
+        self.fleet.add(slot, kind)
+        trace = self._traces.get(agent)
+        if trace is None:
+            trace = self._traces[agent] = Trace(AGENT_SLOTS, slot)
+        trace.add(slot, kind)
+
+    def _prune(self, slot: int) -> None:
+        for agent in [agent for agent, trace in self._traces.items() if trace.slot <= slot - AGENT_SLOTS]:
+            del self._traces[agent]
+
+    def active(self, since: int) -> list[str]:
+        """The agents that asked for something in a slot or later."""
+        return [agent for agent, trace in self._traces.items() if trace.slot >= since]
+
+    def trace(self, agent: str) -> Trace | None:
+        """An agent's traffic, if it had any in the last minutes."""
+        return self._traces.get(agent)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Violated):
             self._violated(event.agent)
         elif isinstance(event, AddressChecked):
             self.addresses[event.purpose, event.decision.outcome.value] += 1
-        elif isinstance(event, Alerted):
-            self.alerts += 1
-        elif isinstance(event, Degraded) and event.degraded:
-            self.degraded_times += 1
+        elif isinstance(event, Degraded):
+            self.degraded_times += event.degraded
+            self._degraded = (self.degraded_for, self._clock.now() if event.degraded else None)
+
+    @property
+    def degraded_for(self) -> int:
+        """Microseconds that the store was away, in the outage that it may be in included."""
+        over, began = self._degraded
+        return over if began is None else over + self._clock.now() - began
 
     def _violated(self, agent: str) -> None:
         self.violations += 1
@@ -129,52 +172,3 @@ class Tally:
         for (_, _, outcome), times in self.checks.items():
             counts[outcome.value] += times
         return counts
-
-
-async def card(hub: "Hub", agent: str, violations: int) -> AgentCard:
-    """How an agent stands now."""
-    gate = hub.gate
-    standing = await gate.astanding(agent)
-    exempt = gate.is_exempt(agent)
-    return AgentCard(
-        agent_id=agent,
-        connected=bool(hub.presence.of(agent)),
-        usage=None if exempt else await _usage(gate, agent),
-        violations=standing.violations,
-        violations_last_hour=violations,
-        wait_left_ms=ceil(standing.wait_left * 1000),
-        rate_limited=bool(standing) and not exempt,
-        exempt=exempt,
-        override=agent in gate.holds.overrides,
-    )
-
-
-async def _usage(gate: Gate, agent: str) -> Usage | None:
-    """Of the bucket that is nearest to its limit."""
-    nearest: Usage | None = None
-    for channel in gate.policy.channels:
-        for tier in TIERS:
-            decision = await gate.apeek(agent, channel, tier)
-            capacity = decision.limit.capacity
-            used = 1 - decision.remaining / capacity if capacity else 1.0
-            if nearest is None or used > nearest.used:
-                nearest = Usage(channel, tier, round(used, 4), decision.remaining, capacity)
-    return nearest
-
-
-async def dashboard(hub: "Hub", limit: int) -> DashboardState:
-    """What a dashboard shows: those who are connected, and those with violations."""
-    worst = hub.tally.offenders()
-    offenders = {one.agent_id: one.violations for one in worst}
-    agents = sorted({*hub.presence.agents(), *offenders}, key=lambda agent: (-offenders.get(agent, 0), agent))
-    cards = [await card(hub, agent, offenders.get(agent, 0)) for agent in agents[:limit]]
-    outcomes = hub.tally.outcomes()
-    summary = Summary(
-        violations_last_hour=sum(offenders.values()),
-        worst_offenders=worst[:3],
-        exempt=len(hub.gate.holds.exempt),
-        checks=sum(outcomes.values()),
-        denied=outcomes["deny"],
-        degraded=hub.degraded,
-    )
-    return DashboardState(summary, cards)
