@@ -14,10 +14,12 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from math import ceil
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import uvloop
+from websockets.asyncio.client import connect
 
 from benchmarks.hub_report import CHANNEL, MAILBOX, MESSAGE, PING, RELAY, Pair, Round
 from benchmarks.measure import freeze
@@ -121,6 +123,30 @@ async def _idle(hub: Served, before: int) -> float:
     growth = _resident(hub.process) - at_first
     _close(links)
     return growth / (len(links) - before)
+
+
+def watch(hub: Served, token: str, dashboards: int, pipe: "Connection[Any, Any]") -> None:
+    """Keep dashboards open until the process ends: say when all are, and if one is closed."""
+    _run(_watch(hub, token, dashboards, pipe))
+
+
+async def _watch(hub: Served, token: str, dashboards: int, pipe: "Connection[Any, Any]") -> None:
+    async with asyncio.TaskGroup() as group:
+        opened = [asyncio.Event() for _ in range(dashboards)]
+        for event in opened:
+            group.create_task(_dashboard(hub, token, event))
+        for event in opened:
+            await event.wait()
+        pipe.send("open")
+    pipe.send("closed")
+
+
+async def _dashboard(hub: Served, token: str, opened: asyncio.Event) -> None:
+    where = f"ws://127.0.0.1:{hub.port}/ws/dashboard"
+    async with connect(where, compression=None, proxy=None, max_size=None) as socket:
+        await socket.send(_json(type="watch", token=token).decode())
+        async for _ in socket:
+            opened.set()
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks import hub_load, report
 from benchmarks.hub_load import ASKS, CONNECTIONS, WINDOW, Agent, Served
-from benchmarks.hub_report import PACKAGES, RELAY, Results
+from benchmarks.hub_report import PACKAGES, PING, RELAY, Results
 from benchmarks.measure import freeze, names
 from benchmarks.suite import say
 from headgate import Decision, Gate, Outcome, Policy
@@ -35,6 +35,8 @@ from headgate.limits import UNLIMITED
 _LIMIT: Final = "1000000/second"  # more than anybody asks for
 _LIMITS: Final = {"limits": dict.fromkeys(("light", "normal", "heavy"), _LIMIT), "addresses": {"limit": _LIMIT}}
 _BACKLOG: Final = 2048
+_DASHBOARDS: Final = 100
+_ADMIN: Final = "the-admins-token-of-the-benchmark"
 _PATIENCE: Final = 60  # seconds
 _ALLOW: Final = Decision(Outcome.ALLOW, UNLIMITED, LARGEST, 0, 0, -1)
 
@@ -72,6 +74,7 @@ def measure(scale: Scale) -> Results:
     results = Results(report.machine(PACKAGES), CONNECTIONS, WINDOW)
     with ProcessPoolExecutor(1, get_context("spawn")) as load:
         _gate(results, scale, load)
+        _watched(results, scale, load)
         _idle(results, scale, load)
     return results
 
@@ -85,6 +88,26 @@ def _gate(results: Results, scale: Scale, load: Executor) -> None:
     asked = sum([one.messages for what, pair in results.pairs.items() if what != RELAY for one in pair.gated])
     if checks.get("allow", 0) < asked or sum(checks.values()) != checks["allow"]:
         raise RuntimeError(f"the gate should have let pass {asked} or more, and nothing else, got {checks}")
+
+
+def _watched(results: Results, scale: Scale, load: Executor) -> None:
+    say(f"{_DASHBOARDS} dashboards")
+    context = get_context("spawn")
+    with _hub(Gate, CONNECTIONS) as (watched, _), _hub(Gate, CONNECTIONS) as (other, _):
+        here, there = context.Pipe()
+        watching = context.Process(target=hub_load.watch, args=(watched, _ADMIN, _DASHBOARDS, there), daemon=True)
+        watching.start()
+        there.close()
+        try:
+            _told(here)
+            results.watched = load.submit(hub_load.load, PING, watched, other, scale.rounds, scale.seconds).result()
+            if here.poll():
+                raise RuntimeError(f"a dashboard was closed: {_told(here)}")
+        finally:
+            watching.kill()
+            watching.join()
+            here.close()
+    results.dashboards = _DASHBOARDS
 
 
 def _idle(results: Results, scale: Scale, load: Executor) -> None:
@@ -134,6 +157,7 @@ def _serve(gate: type[Gate], data: Path, agents: int, pipe: "Connection[Any, Any
     gated = gate is Gate
     settings = HubSettings(
         data=data,
+        admin_token=_ADMIN,
         log_level="warning",
         max_connections_per_address=agents + CONNECTIONS,
         relay_rate_limit="1000000" if gated else "off",
