@@ -1,6 +1,12 @@
 """What operators see: counts, violations of the last hour, and how full each bucket is."""
 
+from collections import Counter
+from random import Random
+
 from hubs import ADMIN, VIEWER, Wire, running
+
+from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
+from headgate.hub.tally import AGENT_SLOTS, BOUNDS, SLOT, Tally, Trace
 
 
 def deny(wire: Wire, times: int) -> None:
@@ -54,3 +60,49 @@ def test_checks_are_counted_by_outcome() -> None:
         assert metrics["checks"] == {"allow": 1 + 8, "warn": 2, "deny": 2, "exempt": 0}
         assert metrics["violations"] == 2
         assert metrics["address_checks"] == {"allow": 2}  # the connection, and this request
+
+
+def test_a_trace_remembers_so_many_slots() -> None:
+    trace = Trace(3, 10)
+    for slot, kind in ((10, 0), (10, 2), (11, 1), (13, 0)):
+        trace.add(slot, kind)
+    assert [trace.at(slot) for slot in range(9, 15)] == [
+        (0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0),
+    ]  # fmt: skip
+    trace.add(100, 2)
+    assert [trace.at(slot) for slot in (13, 98, 99, 100)] == [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 1)]
+
+
+def test_a_trace_equals_a_count_of_all_that_came() -> None:
+    random = Random(6)
+    trace, slot, came = Trace(7, 0), 0, Counter[tuple[int, int]]()
+    for _ in range(3000):
+        slot += random.choice((0, 0, 0, 1, 1, 2, 9))
+        kind = random.randrange(3)
+        trace.add(slot, kind)
+        came[slot, kind] += 1
+        for old in range(slot - 10, slot + 2):
+            remembered = old > slot - 7
+            assert trace.at(old) == tuple(came[old, kind] if remembered else 0 for kind in range(3))
+
+
+def test_the_traffic_of_agents_that_went_away_is_forgotten() -> None:
+    clock = ManualClock(start=1000)
+    store = MemoryStore(clock=clock)
+    with Gate(Policy(), store=store) as gate:
+        tally = Tally(gate, clock)
+        tally.checked("gone", "ws", "light", Outcome.ALLOW, 1500)
+        clock.advance(SLOT * (AGENT_SLOTS - 1))
+        tally.checked("here", "ws", "heavy", Outcome.EXEMPT, 999)
+        assert tally.active(tally.slot - AGENT_SLOTS + 1) == ["gone", "here"]
+        assert tally.active(tally.slot) == ["here"]
+        clock.advance(SLOT)
+        tally.checked("here", "ws", "heavy", Outcome.DENY, 10**10)
+        assert tally.trace("gone") is None
+        assert tally.active(0) == ["here"]
+        assert {key: times for key, times in tally.checks.items() if times} == {
+            ("ws", "light", Outcome.ALLOW): 1, ("ws", "heavy", Outcome.EXEMPT): 1, ("ws", "heavy", Outcome.DENY): 1,
+        }  # fmt: skip
+        assert [index for index, times in enumerate(tally.times) if times] == [0, 1, len(BOUNDS)]
+        assert tally.time == 1500 + 999 + 10**10
+        tally.stop()

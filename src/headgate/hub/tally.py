@@ -21,7 +21,8 @@ BOUNDS: Final = tuple(round(digit * 10**power) for power in range(3, 9) for digi
 
 _MINUTES: Final = 60  # that are remembered
 _OFFENDERS: Final = 10_000  # agents whose violations are remembered, those with the latest
-_KINDS: Final = {Outcome.ALLOW: 0, Outcome.EXEMPT: 0, Outcome.WARN: 1, Outcome.DENY: 2}
+_SLOT_US: Final = SLOT * 1_000_000
+_OUTCOMES: Final = (Outcome.ALLOW, Outcome.WARN, Outcome.DENY, Outcome.EXEMPT)
 
 Point = tuple[int, int, int]
 """What was allowed, warned and denied within one slot."""
@@ -68,8 +69,7 @@ class Tally:
 
     def __init__(self, gate: Gate, clock: Clock) -> None:
         self._clock: Final = clock
-        self.checks: Final[Counter[tuple[str, str, Outcome]]] = Counter()
-        """Of agents, by channel, tier and outcome."""
+        self._lanes: Final[dict[tuple[str, str], list[int]]] = {}
         self.times: Final = [0] * (len(BOUNDS) + 1)
         """How many decisions took at most as long as each of the `BOUNDS`, and longer than the one before it."""
         self.time = 0
@@ -88,26 +88,37 @@ class Tally:
     @property
     def slot(self) -> int:
         """The number of the slot that it is now."""
-        return self._clock.now() // (SLOT * 1_000_000)
+        return self._clock.now() // _SLOT_US
 
     @property
     def into_slot(self) -> float:
         """Seconds since that slot began."""
-        return self._clock.now() % (SLOT * 1_000_000) / 1_000_000
+        return self._clock.now() % _SLOT_US / 1_000_000
 
     def checked(self, agent: str, channel: str, tier: str, outcome: Outcome, took: int) -> None:
         """An agent's request was decided upon, within so many nanoseconds."""
-        self.checks[channel, tier, outcome] += 1
+        # Compared one by one: an outcome is slow to look up, and this is done for every check.
+        kind = 0 if outcome is Outcome.ALLOW else 1 if outcome is Outcome.WARN else 2 if outcome is Outcome.DENY else 3
+        lane = self._lanes.get((channel, tier))
+        if lane is None:
+            lane = self._lanes[channel, tier] = [0] * len(_OUTCOMES)
+        lane[kind] += 1
         self.times[bisect_left(BOUNDS, took)] += 1
         self.time += took
-        slot, kind = self.slot, _KINDS[outcome]
+        slot, shown = self._clock.now() // _SLOT_US, kind % 3
         if slot > self.fleet.slot:
             self._prune(slot)
-        self.fleet.add(slot, kind)
+        self.fleet.add(slot, shown)
         trace = self._traces.get(agent)
         if trace is None:
             trace = self._traces[agent] = Trace(AGENT_SLOTS, slot)
-        trace.add(slot, kind)
+        trace.add(slot, shown)
+
+    @property
+    def checks(self) -> Counter[tuple[str, str, Outcome]]:
+        """Those of agents, by channel, tier and outcome."""
+        lanes = self._lanes.items()
+        return Counter({(*lane, one): times[kind] for lane, times in lanes for kind, one in enumerate(_OUTCOMES)})
 
     def _prune(self, slot: int) -> None:
         for agent in [agent for agent, trace in self._traces.items() if trace.slot <= slot - AGENT_SLOTS]:
