@@ -14,6 +14,20 @@ import httpx
 from servers import PATIENCE, wait_for
 
 ADMIN = "the-admin-token-of-the-tests"
+PLENTY = "1000000/second"
+RAISED_ADDRESSES = f"""
+[addresses]
+limit = "{PLENTY}"
+registration = "{PLENTY}"
+"""
+"""Of a policy file: addresses are not held up, while agents have their usual limits."""
+RAISED = f"""
+[limits]
+light = "{PLENTY}"
+normal = "{PLENTY}"
+heavy = "{PLENTY}"
+{RAISED_ADDRESSES}"""
+"""Of a policy file: nobody is held up."""
 
 
 class Program:

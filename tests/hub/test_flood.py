@@ -10,16 +10,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from programs import Program, program
+from programs import RAISED_ADDRESSES, Program, program
 from websockets.asyncio.client import ClientConnection, connect
 
 pytestmark = pytest.mark.long
 
 FLOODERS, GOOD, SECONDS = 500, 50, 20.0
 CAPACITY, PER_SECOND = 120, 2  # of pings, which are light
-POLICY = """
-[addresses]
-limit = "1000000/second"
+POLICY = f"""{RAISED_ADDRESSES}
 [hub]
 max_connections_per_address = 2000
 """

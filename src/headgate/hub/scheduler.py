@@ -31,11 +31,10 @@ import asyncio
 import logging
 import sqlite3
 import time
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -44,6 +43,7 @@ from headgate.errors import StoreError
 from headgate.gate import Gate
 from headgate.hub import tasks
 from headgate.hub.ledger import Ledger, LedgerError
+from headgate.hub.lines import Entry, Line, Place, Worker
 from headgate.hub.refusing import Refused
 from headgate.hub.tasks import STATES, State, Task, TaskSummary
 from headgate.hub.timing import Timer
@@ -55,7 +55,6 @@ MOST_ATTEMPTS: Final = 5
 _HELD: Final = ("assigned", "accepted")
 _PAUSE: Final = 1_000_000  # microseconds until what failed is tried again
 _UNWRITTEN: Final = (LedgerError, sqlite3.Error)
-_Place: TypeAlias = tuple[int, ...]
 
 _log = logging.getLogger("headgate.hub")
 
@@ -81,14 +80,14 @@ class Scheduler:
         self._ledger, self._gate, self._clock, self._assign = ledger, gate, clock, assign
         self._accept_within: Final = microseconds("accept_within", accept_within)
         self._most_queued, self._most_finished = most_queued, most_finished
-        self._open: Final[dict[str, _Entry]] = {}
+        self._open: Final[dict[str, Entry]] = {}
         self._finished: Final[deque[tuple[int, State]]] = deque()  # oldest first
         self._counts: Final[dict[State, int]] = dict.fromkeys(STATES, 0)
         self._adding = 0
-        self._workers: Final[dict[str, _Worker]] = {}
+        self._workers: Final[dict[str, Worker]] = {}
         self._leaving: Final[set[str]] = set()  # agents that have left, with a task that isn't back in the queue yet
-        self._queue: Final[_Line[_Entry]] = _Line()
-        self._line: Final[_Line[_Worker]] = _Line()
+        self._queue: Final[Line[Entry]] = Line()
+        self._line: Final[Line[Worker]] = Line()
         self._turns: Final = count()
         self._matching = False
         self._rest: Timer | None = None
@@ -100,7 +99,7 @@ class Scheduler:
         now = time.time()
         held, waiting, finished = await self._ledger.run(lambda db: tasks.resume(db, now))
         for number, task_id, agent, attempt in (*held, *waiting):
-            entry = _Entry(number, task_id, (1, next(self._turns)))
+            entry = Entry(number, task_id, (1, next(self._turns)))
             entry.last, entry.attempt = agent, attempt
             self._enter(entry)
         self._finished.extend(finished)
@@ -153,7 +152,7 @@ class Scheduler:
     def arrived(self, agent: str) -> None:
         """An agent's first connection has come: it is idle until it says otherwise."""
         if agent not in self._workers:
-            worker = self._workers[agent] = _Worker(agent, (next(self._turns),))
+            worker = self._workers[agent] = Worker(agent, (next(self._turns),))
             self._line_up(worker)
 
     def left(self, agent: str) -> None:
@@ -225,12 +224,12 @@ class Scheduler:
         self._expect_open()
         return await self._carry_through(self._recover(agent, task_id))
 
-    async def _told(self, agent: str, task_id: str, change: Callable[["_Entry"], Awaitable[Task]]) -> Task:
+    async def _told(self, agent: str, task_id: str, change: Callable[[Entry], Awaitable[Task]]) -> Task:
         self._expect_open()
         self._heard(agent)
         return await self._carry_through(self._by_holder(agent, task_id, change))
 
-    async def _by_holder(self, agent: str, task_id: str, change: Callable[["_Entry"], Awaitable[Task]]) -> Task:
+    async def _by_holder(self, agent: str, task_id: str, change: Callable[[Entry], Awaitable[Task]]) -> Task:
         entry = self._open.get(task_id)
         if entry is None:
             raise await self._refusal(agent, task_id)
@@ -239,12 +238,12 @@ class Scheduler:
                 raise await self._refusal(agent, task_id)
             return await change(entry)
 
-    async def _accept(self, entry: "_Entry") -> Task:
+    async def _accept(self, entry: Entry) -> Task:
         if entry.state != "assigned":
             raise Refused(409, "not_possible", f"task {entry.task_id}: expected it to be assigned, got {entry.state}")
         return await self._write(entry, "accepted", entry.last, entry.attempt)
 
-    async def _finish(self, entry: "_Entry", state: State, outcome: bytes | None) -> Task:
+    async def _finish(self, entry: Entry, state: State, outcome: bytes | None) -> Task:
         task = await self._write(entry, state, entry.last, entry.attempt, outcome=outcome)
         del self._open[entry.task_id]
         self._part(entry)
@@ -252,7 +251,7 @@ class Scheduler:
         self._prune()
         return task
 
-    async def _fail(self, entry: "_Entry", error: str, retry: bool) -> Task:
+    async def _fail(self, entry: Entry, error: str, retry: bool) -> Task:
         if not retry or entry.attempt >= MOST_ATTEMPTS:
             return await self._finish(entry, "failed", msgspec.json.encode(error))
         task = await self._write(entry, "queued", entry.last, entry.attempt, progress=0.0, note=error)
@@ -275,7 +274,7 @@ class Scheduler:
             self._heard(agent)  # not before, so that it gets this task rather than any
             raise
 
-    async def _take_up(self, entry: "_Entry", worker: "_Worker") -> Task:
+    async def _take_up(self, entry: Entry, worker: Worker) -> Task:
         """Give a task back to its last holder."""
         worker.silent = False
         if not self._is_idle(worker):
@@ -288,7 +287,7 @@ class Scheduler:
             self._queue_again(entry, entry.place)
             raise
 
-    def _holds(self, agent: str, entry: "_Entry") -> bool:
+    def _holds(self, agent: str, entry: Entry) -> bool:
         """Whether an agent holds a task, in this stay."""
         return entry.state in _HELD and entry.worker is not None and entry.worker is self._workers.get(agent)
 
@@ -340,7 +339,7 @@ class Scheduler:
         standing = await self._gate.astanding(agent)
         return max(microseconds("quiet_left", standing.quiet_left), 1) if standing else 0
 
-    async def _hand_over(self, entry: "_Entry", worker: "_Worker") -> None:
+    async def _hand_over(self, entry: Entry, worker: Worker) -> None:
         """Assign a task to an agent: in the ledger, then in its own eyes."""
         async with entry.lock:
             last, attempt = entry.last, entry.attempt
@@ -362,11 +361,11 @@ class Scheduler:
             if worker.here:
                 self._set_aside(worker, _PAUSE)
 
-    def _await_answer(self, entry: "_Entry", worker: "_Worker") -> None:
+    def _await_answer(self, entry: Entry, worker: Worker) -> None:
         attempt = entry.attempt
         self._later(entry, self._accept_within, lambda: self._give_back(entry, worker, "not accepted in time", attempt))
 
-    async def _give_back(self, entry: "_Entry", worker: "_Worker", note: str, unanswered: int | None = None) -> None:
+    async def _give_back(self, entry: Entry, worker: Worker, note: str, unanswered: int | None = None) -> None:
         """Queue a task again, first in line, if that agent still holds it, or still owes an answer to that attempt."""
         async with entry.lock:
             if entry.worker is not worker or entry.state not in _HELD:
@@ -382,18 +381,18 @@ class Scheduler:
                 return
             self._queue_again(entry, (0, entry.number))
 
-    def _later(self, entry: "_Entry", span: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _later(self, entry: Entry, span: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something with a task in a while, unless it changes before."""
         entry.stop_timer()
         if not self._closed:
             entry.timer = Timer(self._clock, self._clock.now() + span, lambda: self._spawn(work()))
 
-    def _pair(self, entry: "_Entry", worker: "_Worker") -> None:
+    def _pair(self, entry: Entry, worker: Worker) -> None:
         self._queue.remove(entry)
         self._out_of_line(worker)
         entry.worker, worker.entry = worker, entry
 
-    def _part(self, entry: "_Entry") -> None:
+    def _part(self, entry: Entry) -> None:
         worker = entry.worker
         assert worker is not None
         entry.worker = worker.entry = None
@@ -402,16 +401,16 @@ class Scheduler:
         if now_here is not None:
             self._line_up(now_here, anew=True)
 
-    def _queue_again(self, entry: "_Entry", place: _Place) -> None:
+    def _queue_again(self, entry: Entry, place: Place) -> None:
         self._part(entry)
         entry.place = place
         self._queue.put(place, entry)
         self._wake()
 
-    def _is_idle(self, worker: "_Worker") -> bool:
+    def _is_idle(self, worker: Worker) -> bool:
         return worker.here and worker.willing and worker.entry is None and worker.name not in self._leaving
 
-    def _line_up(self, worker: "_Worker", *, anew: bool = False) -> None:
+    def _line_up(self, worker: Worker, *, anew: bool = False) -> None:
         """Let an agent have its turn: as the last if it is idle `anew`, otherwise in its old place."""
         if not self._is_idle(worker) or worker in self._line:
             return
@@ -421,12 +420,12 @@ class Scheduler:
         self._line.put(worker.place, worker)
         self._wake()
 
-    def _out_of_line(self, worker: "_Worker") -> None:
+    def _out_of_line(self, worker: Worker) -> None:
         if worker in self._line:
             self._line.remove(worker)
         worker.stop_timer()
 
-    def _set_aside(self, worker: "_Worker", span: int) -> None:
+    def _set_aside(self, worker: Worker, span: int) -> None:
         """Look at an agent again when `span` has passed, or something is heard of it."""
         self._out_of_line(worker)
         if not self._closed:
@@ -449,18 +448,18 @@ class Scheduler:
             number, task = await self._ledger.run(lambda db: tasks.insert(db, creator, payload, time.time()))
         finally:
             self._adding -= 1
-        self._enter(_Entry(number, task.task_id, (1, next(self._turns))))
+        self._enter(Entry(number, task.task_id, (1, next(self._turns))))
         self._wake()
         return task
 
-    def _enter(self, entry: "_Entry") -> None:
+    def _enter(self, entry: Entry) -> None:
         self._open[entry.task_id] = entry
         self._counts[entry.state] += 1
         self._queue.put(entry.place, entry)
 
     async def _write(
         self,
-        entry: "_Entry",
+        entry: Entry,
         state: State,
         agent: str | None,
         attempt: int,
@@ -507,72 +506,3 @@ class Scheduler:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return task
-
-
-class _Waiting:
-    """Something that a timer may be set for."""
-
-    timer: Timer | None = None
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
-class _Entry(_Waiting):
-    """What memory knows of a task that isn't finished; its payload stays in the ledger."""
-
-    def __init__(self, number: int, task_id: str, place: _Place) -> None:
-        self.number: Final = number
-        self.task_id: Final = task_id
-        self.place = place
-        self.state: State = "queued"
-        self.last: str | None = None  # who holds it, or held it last
-        self.attempt = 0
-        self.worker: _Worker | None = None  # who holds it, or is about to
-        self.lock: Final = asyncio.Lock()
-
-
-class _Worker(_Waiting):
-    """An agent while it is connected; when it comes back it is another one."""
-
-    def __init__(self, name: str, place: _Place) -> None:
-        self.name: Final = name
-        self.place = place
-        self.here = True
-        self.available = True  # says the agent
-        self.silent = False  # has not answered an assignment, and said nothing since
-        self.entry: _Entry | None = None
-
-    @property
-    def willing(self) -> bool:
-        return self.available and not self.silent
-
-
-class _Line(Generic[T]):
-    """Things in the order of their places, each of which is taken once."""
-
-    def __init__(self) -> None:
-        self._order: list[tuple[_Place, T]] = []
-        self._places: dict[T, _Place] = {}
-
-    def put(self, place: _Place, item: T) -> None:
-        self._places[item] = place
-        insort(self._order, (place, item), key=_place)
-
-    def remove(self, item: T) -> None:
-        del self._order[bisect_left(self._order, self._places.pop(item), key=_place)]
-
-    def first(self) -> T:
-        return self._order[0][1]
-
-    def __contains__(self, item: T) -> bool:
-        return item in self._places
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-
-def _place(item: tuple[_Place, object]) -> _Place:
-    return item[0]

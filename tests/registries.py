@@ -1,0 +1,59 @@
+"""Registries for tests, in a ledger and in a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.hub.ledger import Ledger
+from headgate.hub.refusing import Refused
+from headgate.hub.registry import LedgerRoll, Registry
+from headgate.stores.redis.connecting import Clients
+from headgate.stores.redis.registry import RedisRoll
+
+PATIENT = 5.0  # the timeout where the machine's slowness isn't the question
+
+
+@asynccontextmanager
+async def in_redis(url: str, prefix: str, timeout: float = PATIENT, **options: Any) -> AsyncIterator[Registry]:
+    clients = Clients(url, timeout)
+    registry = Registry(RedisRoll(clients, prefix), **options)
+    await registry.start()
+    try:
+        yield registry
+    finally:
+        await registry.close()
+        await clients.aclose()
+
+
+@asynccontextmanager
+async def in_ledger(path: Path, **options: Any) -> AsyncIterator[Registry]:
+    ledger = Ledger(path)
+    registry = Registry(LedgerRoll(ledger), **options)
+    await registry.start()
+    try:
+        yield registry
+    finally:
+        await registry.close()
+        ledger.close()
+
+
+async def refused(work: Awaitable[object]) -> tuple[int, str]:
+    """The status and error with which something is refused."""
+    with pytest.raises(Refused) as caught:
+        await work
+    return caught.value.status, caught.value.error
+
+
+async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str) -> None:
+    """Let the loop go on until something holds."""
+    async with asyncio.timeout(20):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.005)
+    raise AssertionError(what)
