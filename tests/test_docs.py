@@ -41,7 +41,7 @@ def missing(names: list[str], text: str) -> list[str]:
     return [name for name in names if not re.search(rf"[`.]{name}\b|\b{name}\(", text)]
 
 
-INSIDE = ("ask", "aask", "book", "decide_without", "keys", "roll", "spare")
+INSIDE = ("alerts", "ask", "aask", "book", "decide_without", "keys", "roll", "spare", "traffic")
 FOR_STORES = ("adrift", "denied", "later", "offended", "own_wait", "watched", "retry_us")
 
 

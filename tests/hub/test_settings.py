@@ -28,6 +28,8 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "viewer_token": (f"{SECRET}-too", f"{SECRET}-too"),
     "public_dashboard": ("true", True),
     "dashboard_link": ("viewer", "viewer"),
+    "webhooks": ("https://example.org/a?b=c, http://[::1]:9", ("https://example.org/a?b=c", "http://[::1]:9")),
+    "webhook_secret": (SECRET, SECRET),
     "trusted_proxies": ("10.0.0.1, fd00::/8", ("10.0.0.1/32", "fd00::/8")),
     "tls_certificate": ("c.pem", Path("c.pem")),
     "tls_key": ("k.pem", Path("k.pem")),
@@ -49,6 +51,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "shutdown_within": ("0", 0.0),
     "log_format": ("json", "json"),
     "log_level": ("debug", "debug"),
+    "otel_endpoint": ("http://localhost:4318", "http://localhost:4318"),
 }
 """Another value than the default for each setting, as text, and what it comes to."""
 NAMES = [one.name for one in fields(HubSettings)]
@@ -63,7 +66,7 @@ def config(folder: Path, text: str) -> Path:
 
 def test_every_setting_is_tried_here() -> None:
     assert list(OTHERS) == NAMES
-    assert SECRETS == ["admin_token", "viewer_token"]
+    assert SECRETS == ["admin_token", "viewer_token", "webhook_secret"]
     ordinary = HubSettings()
     assert all(getattr(ordinary, name) != value for name, (_, value) in OTHERS.items())
 
@@ -187,6 +190,31 @@ def test_a_secret_is_never_shown(name: str, bad: str) -> None:
     assert mistakes({}, {variable(name): bad}) == [f"{variable(name)}: expected {A_TOKEN}"]
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "example.org",
+        "ftp://example.org",
+        "https://",
+        "https:///path",
+        "https://example.org/#part",
+        "https://example.org:99999",
+        "https://[::1",
+        "https://example.org, //other.example",
+        "https://example.org https://other.example",
+        "https://example.org\nhttps://other.example",
+    ],
+)
+def test_urls_for_webhooks_are_not_shown_either_since_they_may_hold_a_password(bad: str) -> None:
+    expected = "expected http:// or https:// URLs, without a fragment, separated by commas"
+    assert mistakes({}, {"HEADGATE_WEBHOOKS": bad}) == [f"HEADGATE_WEBHOOKS: {expected}"]
+
+
+def test_a_url_for_webhooks_is_taken_once_and_several_come_from_a_list(tmp_path: Path) -> None:
+    file = config(tmp_path, '[hub]\nwebhooks = ["https://a.example", "https://b.example", "https://a.example"]\n')
+    assert HubSettings.load({}, {}, file).webhooks == ("https://a.example", "https://b.example")
+
+
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     file = config(tmp_path, f'[hub]\nprot = 5\nadmin_tokne = "{SECRET}"\nmax_mail = true\nlog_level = "loud"\n')
     found = mistakes({"port": "x"}, {"HEADGATE_ADMIN_TOKEN": "short", "HEADGATE_LOG_LEVEL": "quiet"}, file)
@@ -209,7 +237,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_secrets_are_not_in_the_representation() -> None:
     password = "redis://:a-password@localhost"
-    settings = HubSettings(admin_token=SECRET, viewer_token=f"{SECRET}-too", store=password)
+    settings = HubSettings(
+        admin_token=SECRET,
+        viewer_token=f"{SECRET}-too",
+        store=password,
+        webhooks=("https://user:a-password@example.org",),
+        webhook_secret=SECRET,
+    )
     assert SECRET not in repr(settings)
     assert "a-password" not in repr(settings)
     assert "port=8080" in repr(settings)

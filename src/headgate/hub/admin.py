@@ -260,6 +260,7 @@ async def _reset_violations(call: Call) -> Reset:
     call.hub.tally.forget(agent)
     call.hub.scheduler.look_again()
     call.hub.board.look_again()
+    call.hub.alerts.look_again()
     return Reset(agent, reset)
 
 

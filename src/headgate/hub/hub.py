@@ -38,6 +38,7 @@ from headgate.hub.socket import Receive, Send, Socket
 from headgate.hub.tally import Tally
 from headgate.hub.tasks import Task
 from headgate.hub.tokens import Tokens
+from headgate.hub.webhooks import Webhooks
 from headgate.policy import Policy
 from headgate.sliding import RateLimiter
 from headgate.stores.memory import MemoryStore
@@ -67,6 +68,7 @@ class Hub:
     gate: Gate
     clock: Clock
     tally: Tally
+    webhooks: Webhooks
     alerts: Alerts
     presence: Presence
     tokens: Tokens
@@ -109,7 +111,8 @@ class Hub:
         try:
             self._open()
             # The token last: it is made once, and lost if anything fails before it is shown.
-            for part in (self.registry, self.post, self.logbook, self.scheduler, self.tokens):
+            parts = (self.registry, self.post, self.logbook, self.scheduler, self.webhooks, self.alerts, self.tokens)
+            for part in parts:
                 await part.start()
             self._things.push_async_callback(self.registry.close)
             self._things.push_async_callback(self.scheduler.close)
@@ -156,7 +159,11 @@ class Hub:
         self.tally = Tally(self.gate, self.clock)
         things.callback(self.tally.stop)
         things.callback(self.gate.subscribe(self._hear, PolicyChanged, Alerted))
-        self.alerts = Alerts()
+        self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
+        things.push_async_callback(self.webhooks.close)
+        alerts = store.alerts() if isinstance(store, RedisStore) else None
+        self.alerts = Alerts(self.gate, self.clock, self.webhooks.send, alerts, lambda: self.degraded)
+        things.push_async_callback(self.alerts.close)
         self.store = store
         self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
         self.tokens = Tokens(self.ledger, settings)
@@ -196,6 +203,7 @@ class Hub:
     async def drain(self) -> None:
         """Take no more work, finish what is under way, and tell everybody when to come back."""
         self.stopping = True
+        self.webhooks.hurry()
         sockets = [socket for agent in self.presence.agents() for socket in self.presence.of(agent)]
         sockets += self.board.sockets
         async with asyncio.TaskGroup() as farewells:
@@ -287,13 +295,14 @@ class Hub:
     def _look_again(self) -> None:
         self.scheduler.look_again()
         self.board.look_again()
+        self.alerts.look_again()
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, PolicyChanged):
             _log.info("limits changed", what=event.what, by=event.by)
             self._loop.call_soon_threadsafe(self._look_again)  # changes are made in threads
         elif isinstance(event, Alerted):
-            _log.warning("many violations", agent=event.agent, violations=event.violations, within=event.window)
+            self.alerts.hear(event)
 
 
 def _address(scope: Mapping[str, Any]) -> str:

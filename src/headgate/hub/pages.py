@@ -7,28 +7,36 @@ from headgate.hub.http import Answer
 from headgate.hub.routing import Call, Handler, Route, Who
 
 _POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 _HEADERS: Final = ((b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer"))
+_MEDIA: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 
 
-def _file(name: str, media: str) -> Handler:
-    """A handler that gives a file."""
+def _file(name: str) -> tuple[Handler, str]:
+    """A handler that gives a file, and what kind of file it is."""
+    media = _MEDIA[name.rpartition(".")[2]]
     answer = Answer(200, files("headgate.hub").joinpath("static", name).read_bytes(), _HEADERS, media)
 
     async def handler(_call: Call) -> Answer:
         return answer
 
-    return handler
+    return handler, media
 
 
 async def _to_dashboard(_call: Call) -> Answer:
     return Answer(307, b"", [(b"location", b"dashboard")], "text/plain")
 
 
-def _route(path: str, name: str, media: str, about: str) -> Route:
-    return Route("GET", path, "get_dashboard", Who.PROBE, _file(name, media), str, about, media=media)
+def _route(path: str, name: str, about: str) -> Route:
+    handler, media = _file(name)
+    return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, media=media)
 
 
 ROUTES: Final = (
@@ -36,8 +44,20 @@ ROUTES: Final = (
         "GET", "/", "get_dashboard", Who.PROBE, _to_dashboard, str, "leads to the dashboard", status=307,
         media="text/plain",
     ),
-    _route("/dashboard", "dashboard.html", "text/html; charset=utf-8", "the dashboard: a page"),
-    _route("/dashboard/dashboard.js", "dashboard.js", "text/javascript; charset=utf-8", "the page's script"),
-    _route("/dashboard/dashboard.css", "dashboard.css", "text/css; charset=utf-8", "the page's style"),
-    _route("/dashboard/icon.svg", "icon.svg", "image/svg+xml", "the page's icon"),
+    _route("/dashboard", "dashboard.html", "the dashboard: a page"),
+    _route("/dashboard/dashboard.css", "dashboard.css", "the page's style"),
+    _route("/dashboard/icon.svg", "icon.svg", "the page's icon"),
+    *(
+        _route(f"/dashboard/{name}.js", f"{name}.js", f"the page's script: {about}")
+        for name, about in {
+            "dashboard": "all of it, put together",
+            "live": "the socket",
+            "cards": "the agents",
+            "charts": "what is drawn",
+            "alerts": "alerts and notices",
+            "changes": "what the admin can do",
+            "dom": "the page's nodes",
+            "keeping": "what the browser keeps",
+        }.items()
+    ),
 )  # fmt: skip

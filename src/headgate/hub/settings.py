@@ -70,6 +70,13 @@ def _url(text: str) -> str:
     return text
 
 
+def _urls(text: str) -> tuple[str, ...]:
+    urls = [_url(part.strip()) for part in text.split(",") if part.strip()]
+    if any(" " in url or not url.isprintable() for url in urls):  # somebody has left out a comma
+        raise ValueError
+    return tuple(dict.fromkeys(urls))
+
+
 def usable_token(text: str) -> str:
     """A token that can be sent in a header, and isn't guessed."""
     if len(text) < SHORTEST_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
@@ -82,12 +89,14 @@ _YES_OR_NO: Final[Reading] = ("true or false", _yes_or_no)
 _TEXT: Final[Reading] = ("some text", str)
 _PATH: Final[Reading] = ("a path", lambda text: Path(text).expanduser())
 _URL: Final[Reading] = ("an http:// or https:// URL", _url)
+_URLS: Final[Reading] = ("http:// or https:// URLs, without a fragment, separated by commas", _urls)
 _TOKEN: Final[Reading] = (A_TOKEN, usable_token)
 
 
 def _setting(default: Any, about: str, reading: Reading, *, secret: bool = False, shown: bool = True) -> Any:
-    about_it = {"about": about, "reading": reading, "secret": secret}
-    return field(default=default, metadata=about_it, repr=shown and not secret)
+    shown = shown and not secret
+    about_it = {"about": about, "reading": reading, "secret": secret, "shown": shown}
+    return field(default=default, metadata=about_it, repr=shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +115,8 @@ class HubSettings:
     dashboard_link: str = _setting(
         "admin", "what the link to the dashboard lets do that is shown at the start", _choice(*LINKS)
     )
+    webhooks: tuple[str, ...] = _setting((), "URLs that alerts are sent to, separated by commas", _URLS, shown=False)
+    webhook_secret: str = _setting("", "what alerts are signed with when they are sent", _TOKEN, secret=True)
     trusted_proxies: tuple[str, ...] = _setting(
         (), "addresses or networks of proxies that may say who connects, separated by commas", _NETWORKS
     )
@@ -180,7 +191,7 @@ def _read(
     try:
         values[name] = read(text)
     except (ValueError, KeyError):
-        mistakes.append(f"{place}: expected {expected}" + ("" if about["secret"] else f", got {text!r}"))
+        mistakes.append(f"{place}: expected {expected}" + (f", got {text!r}" if about["shown"] else ""))
 
 
 def _table(config: Path) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ in how they send it.
 import asyncio
 import logging
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias, cast
@@ -28,6 +29,9 @@ from headgate.stores.redis.script import DIGEST, SOURCE
 MOST: Final = 256
 """Requests in one call: the server does nothing else meanwhile, so it must not take long."""
 
+SIZES: Final = tuple(2**power for power in range(9))
+"""The upper ends of the histogram of how many requests were sent together, up to `MOST`."""
+
 _SENDERS: Final = 8  # threads that send at the same time
 _FLYING: Final = 4  # calls that one event loop has under way at the same time
 _SPLIT: Final = 24  # more than twice as many requests go out in two calls, so that client and server both have work
@@ -41,6 +45,37 @@ _log = logging.getLogger("headgate")
 Command: TypeAlias = list[Any]
 Reply: TypeAlias = Any
 Conversation: TypeAlias = Generator[list[Command], list[Reply], None]
+
+
+class Traffic:
+    """What was sent to the server, and how often that failed. Threads and tasks add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.round_trips = 0
+        self.errors = 0
+        self.requests = 0
+        self.batches: Final = [0] * (len(SIZES) + 1)
+        """How many calls carried at most as many requests as each of the `SIZES`, and more than the one before."""
+
+    def forked(self) -> None:
+        """In a process that was forked: nobody holds the lock."""
+        self._lock = threading.Lock()
+
+    def sent(self, requests: int) -> None:
+        """So many requests go out together, for the first time."""
+        with self._lock:
+            self.round_trips += 1
+            self.requests += requests
+            self.batches[bisect_left(SIZES, requests)] += 1
+
+    def sent_again(self) -> None:
+        with self._lock:
+            self.round_trips += 1
+
+    def failed(self) -> None:
+        with self._lock:
+            self.errors += 1
 
 
 class Wire:
@@ -57,14 +92,17 @@ class Wire:
         self.breaker: Final = breaker
         self._header: Final = header
         self._on_step_back: Final = on_step_back
+        self.traffic: Final = Traffic()
 
     def talk(self, requests: list[Request[Any]]) -> Conversation:
         """Have requests carried out: each gets its answer, or the error as its answer."""
         groups = _by_slot(requests) if self.clients.cluster else [requests]
         header = self._header()
+        self.traffic.sent(len(requests))
         replies = yield [command(_EVALSHA, group, header) for group in groups]
         missing = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
+            self.traffic.sent_again()
             again = yield [command(_EVAL, groups[number], header) for number in missing]
             for number, reply in zip(missing, again, strict=True):
                 replies[number] = reply
@@ -86,6 +124,7 @@ class Wire:
     def broken(self, error: BaseException) -> StoreAway:
         """Tell the breaker of an error of the server or on the way to it."""
         reason = explained(error)
+        self.traffic.failed()
         self.breaker.failed(reason, again_at_once=isinstance(error, redis.ConnectionError))
         away = StoreAway(reason)
         away.__cause__ = error

@@ -22,6 +22,7 @@ from headgate.inputs import Number, microseconds, permille, refuse
 from headgate.limits import per_second
 from headgate.stores import Ask, Offence, Recorded, Spare, Verb
 from headgate.stores.memory import MemoryStore
+from headgate.stores.redis.alerts import RedisAlerts
 from headgate.stores.redis.book import RedisBook
 from headgate.stores.redis.connecting import ERRORS, AsyncClient, Client, Clients, check_server, explained, trouble
 from headgate.stores.redis.failing import Breaker, Fallback
@@ -85,6 +86,7 @@ class RedisStore(Closing):
         self._clients: Final = Clients(where, seconds)
         self._breaker: Final = Breaker(self._tell)
         self._wire: Final = Wire(self._clients, self._breaker, self._header, self._stepped_back)
+        self.traffic: Final = self._wire.traffic
         self._threads: Final = Threads(self._wire, seconds)
         self._tasks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks]] = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -375,6 +377,10 @@ class RedisStore(Closing):
         """The agents and their tokens, which several hubs share."""
         return RedisRoll(self._clients, self._prefix)
 
+    def alerts(self) -> RedisAlerts:
+        """The open alerts, which several hubs share."""
+        return RedisAlerts(self._clients, self._prefix)
+
     # The server ------------------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
@@ -471,7 +477,7 @@ class RedisStore(Closing):
     def _forked(self) -> None:
         """In a process that was forked: begin anew with what can't be shared with the parent."""
         self._lock = threading.Lock()
-        for part in (self._clients, self._breaker, self._threads):
+        for part in (self._clients, self._breaker, self._threads, self.traffic):
             part.forked()
         if self._sparing is not None:
             self._sparing.forked()

@@ -1,0 +1,603 @@
+"""What can be measured of a hub: for Prometheus, in Grafana, and in the docs. OpenTelemetry: test_telemetry.py."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from hubs import ADMIN, VIEWER, Running, hub_settings, running
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+from prometheus_client.parser import text_string_to_metric_families
+from receivers import Receiver
+from servers import PATIENCE, Server, wait_for
+
+from headgate import ManualClock, MemoryStore, Outcome, Policy, RedisStore, per_minute
+from headgate.hub.hub import Hub
+from headgate.hub.metrics import MEDIA, METRICS, exposition
+from headgate.stores import Ask, Verb
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+def samples(text: str) -> dict[Series, float]:
+    """Every series of an exposition, with its value."""
+    found: dict[Series, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series = (sample.name, frozenset(sample.labels.items()))
+            assert series not in found, f"{series} is there twice"
+            found[series] = sample.value
+    return found
+
+
+def scrape(hub: Running) -> dict[Series, float]:
+    with hub.http(VIEWER) as viewer:
+        answer = viewer.get("/metrics")
+    assert answer.status_code == 200
+    return samples(answer.text)
+
+
+def value(found: dict[Series, float], name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def within(found: dict[Series, float], name: str) -> dict[str, float]:
+    """The counts of a histogram, by the upper ends of its buckets."""
+    buckets = {dict(labels)["le"]: count for (series, labels), count in found.items() if series == f"{name}_bucket"}
+    return dict(sorted(buckets.items(), key=lambda one: float(one[0])))
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert re.fullmatch(r"headgate_[a-z]+(_[a-z]+)*", metric.name), metric.name
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert not re.search(r"_(ms|us|ns|millis|minutes|count|sum|bucket)(_|$)", metric.name), metric.name
+        assert metric.about, metric.name
+        assert "\n" not in metric.about, metric.name
+
+
+def test_every_metric_is_there_from_the_start_and_as_the_table_says() -> None:
+    with running() as hub, hub.http() as anyone:
+        answer = anyone.get("/metrics")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, MEDIA)
+        families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    for metric in METRICS:
+        family = families.pop(metric.name.removesuffix("_total"))  # which the parser leaves out
+        assert (family.type, family.documentation) == (metric.kind, metric.about)
+        assert family.samples, metric.name
+        for sample in family.samples:
+            assert {*sample.labels} - {"le"} == {*metric.labels}, metric.name
+    assert {name.partition("_")[0] for name in families} == {"process"}
+    assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= set(families)
+
+
+def test_the_docs_have_every_metric_and_no_other() -> None:
+    lines = PAGE.split("\n| metric | kind | labels | what it is |\n", 1)[1].splitlines()[1:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    told = {row[0].strip("`"): (row[1], re.findall(r"`(\w+)`", row[2]), row[3]) for row in rows}
+    assert len(told) == len(rows)
+    assert list(told) == [metric.name for metric in METRICS]
+    for metric in METRICS:
+        kind, labels, about = told[metric.name]
+        assert (kind, tuple(labels)) == (metric.kind, metric.labels), metric.name
+        assert re.fullmatch(rf"{re.escape(metric.about)}(?:[.,:;] .+)?", about), metric.name
+
+
+def test_the_docs_have_the_values_of_labels() -> None:
+    with running() as hub:
+        found = scrape(hub)
+    values = {dict(labels)[name] for _, labels in found for name in dict(labels) if name not in ("le", "version")}
+    plain = {"light", "normal", "heavy", "true", "false"}
+    assert [one for one in values - plain if f"`{one}`" not in PAGE] == []
+    assert 90 <= len(found) <= 110, "the page says about 100"
+
+
+# What is counted -----------------------------------------------------------------------------------------------------
+
+
+def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
+    policy = Policy(limits={"heavy": "3/minute"}, exempt=["boss"])
+    with running(policy) as hub, hub.agent("planner") as planner, hub.agent("boss") as boss:
+        for number in range(5):
+            planner.say("session_open", session=number)
+        planner.say("ping", id="last")
+        while planner.hear().get("id") != "last":
+            pass
+        boss.ask("ping")
+        with hub.http(hub.register("writer")) as writer:
+            writer.get("/api/mailbox")
+            writer.get("/api/tasks/none")
+        found = scrape(hub)
+    counted = {
+        tuple(dict(labels)[name] for name in ("channel", "tier", "outcome")): count
+        for (name, labels), count in found.items()
+        if name == "headgate_checks_total" and count
+    }
+    assert counted == {
+        ("ws", "heavy", "allow"): 2,
+        ("ws", "heavy", "warn"): 1,
+        ("ws", "heavy", "deny"): 2,
+        ("ws", "light", "allow"): 1,
+        ("ws", "light", "exempt"): 1,
+        ("http", "light", "allow"): 1,
+        ("http", "normal", "allow"): 1,
+    }
+    assert value(found, "headgate_violations_total") == 2
+    assert value(found, "headgate_decision_seconds_count") == sum(counted.values())
+    assert 0 < value(found, "headgate_decision_seconds_sum") < PATIENCE
+    times = within(found, "headgate_decision_seconds")
+    assert list(times.values()) == sorted(times.values())
+    assert times["+Inf"] == sum(counted.values())
+    assert list(times)[:3] == ["1e-06", "2.5e-06", "5e-06"]
+    assert list(times)[-2:] == ["0.5", "+Inf"]
+
+
+def test_decision_times_are_counted_in_seconds() -> None:
+    async def work() -> str:
+        async with Hub(hub_settings()) as hub:
+            for took in (1_000, 1_001, 2_000_000, 900_000_000):  # nanoseconds
+                hub.tally.checked("planner", "ws", "light", Outcome.ALLOW, took)
+            return exposition(hub).decode()
+
+    found = samples(asyncio.run(work()))
+    times = within(found, "headgate_decision_seconds")
+    assert [times[end] for end in ("1e-06", "2.5e-06", "0.001", "0.0025", "0.5", "+Inf")] == [1, 2, 2, 3, 3, 4]
+    assert value(found, "headgate_decision_seconds_sum") == pytest.approx(0.902002001)
+
+
+def test_what_is_in_a_hub_is_measured() -> None:
+    with running() as hub, ExitStack() as stack:
+        first, second = (stack.enter_context(hub.agent(name)) for name in ("first", "second"))
+        stack.enter_context(hub.socket("/relay"))
+        board = stack.enter_context(hub.socket("/ws/dashboard"))
+        assert board.ask("watch", token=VIEWER)["type"] == "snapshot"
+        first.ask("message", to="second", body=1)
+        assert second.hear()["type"] == "message"
+        first.ask("channel_publish", channel="general", body=2)
+        first.ask("session_open", session=1)
+        second.ask("session_open", session=2, rate=1, burst=1)
+        signal = {"type": "step", "entity": "x", "weight": 1.0, "timestamp": 1.0}
+        second.ask("session_signal", session=2, signal=signal)
+        with hub.http(hub.register("third")) as third:
+            for _ in range(3):
+                third.post("/api/tasks", json={"payload": 1})
+        with hub.http() as anyone:
+            anyone.post("/api/onboard/register", json={"agent_id": "fourth"})
+            numbers = anyone.get("/api/metrics").json()
+        wait_for(lambda: hub.hub.relay.connections, "the relay")
+        found = scrape(hub)
+    assert [value(found, "headgate_connections", kind=kind) for kind in ("ws", "relay", "dashboard")] == [2, 1, 1]
+    assert value(found, "headgate_agents_connected") == numbers["agents_connected"] == 2
+    assert value(found, "headgate_messages_total") == numbers["messages"] == 2
+    assert value(found, "headgate_sessions_open") == numbers["open_sessions"] == 2
+    assert value(found, "headgate_session_buckets") == numbers["session_buckets"] == 1
+    tasks = {state: value(found, "headgate_tasks", state=state) for state in numbers["tasks"]}
+    assert tasks == numbers["tasks"] == {"queued": 1, "assigned": 2, "accepted": 0, "completed": 0, "failed": 0}
+    checked = {
+        (purpose, outcome): value(found, "headgate_address_checks_total", purpose=purpose, outcome=outcome)
+        for purpose in ("request", "registration")
+        for outcome in ("allow", "warn", "deny")
+    }
+    assert {at: count for at, count in checked.items() if count} == {
+        ("request", "allow"): 4,  # two agents, the relay, and the metrics as JSON
+        ("registration", "allow"): 1,
+    }
+    assert isinstance(hub.store, MemoryStore)
+    assert value(found, "headgate_live_buckets") == len(hub.store) >= 5
+    for name in ("round_trips_total", "batch_size_count", "errors_total", "degraded", "outage_seconds_total"):
+        assert value(found, f"headgate_store_{name}") == 0
+
+
+def test_b8_alerts_and_webhooks_are_counted() -> None:
+    with Receiver() as receiver, running(webhooks=(receiver.url,)) as hub:
+        for _ in range(10):
+            hub.run(hub.hub.gate.arecord_violation("planner"))
+        wait_for(lambda: hub.hub.webhooks.delivered, "the notification")
+        found = scrape(hub)
+        assert value(found, "headgate_alerts_total") == value(found, "headgate_alerts_open") == 1
+        assert value(found, "headgate_webhooks_total", outcome="delivered") == 1
+        assert value(found, "headgate_webhooks_waiting") == 0
+        receiver.answers.append(400)
+        hub.clock.advance(60)
+        wait_for(lambda: hub.hub.webhooks.failed, "the second notification")
+        found = scrape(hub)
+    assert (value(found, "headgate_alerts_total"), value(found, "headgate_alerts_open")) == (1, 0)
+    assert value(found, "headgate_webhooks_total", outcome="failed") == 1
+    assert value(found, "headgate_webhooks_total", outcome="dropped") == 0
+
+
+def test_b3_a_viewer_may_scrape_as_often_as_it_likes_and_others_are_limited_by_address() -> None:
+    with running() as hub, hub.http() as anyone, hub.http(VIEWER) as viewer, hub.http(ADMIN) as admin:
+        assert {anyone.get("/metrics").status_code for _ in range(60)} == {200}
+        assert anyone.get("/metrics").status_code == 429
+        assert {viewer.get("/metrics").status_code for _ in range(70)} == {200}
+        assert admin.get("/metrics").status_code == 200
+        assert viewer.head("/metrics").headers["content-type"] == MEDIA
+        assert anyone.get("/metrics", headers={"Authorization": "Bearer nobody's"}).status_code == 429
+
+
+HOSTILE = ['a{outcome="x"} 1', "a\nb 1", "é\\", "headgate_evil_total"]
+
+
+def test_no_agent_can_make_a_series() -> None:
+    with running(Policy(limits={"light": "10/minute", "normal": "9/minute", "heavy": "8/minute"})) as hub:
+        before = scrape(hub)
+        for number, name in enumerate(HOSTILE):
+            agent = name if name.isprintable() else f"agent {number}"
+            token = hub.register(agent)
+            with hub.agent(agent, token) as wire, hub.http(token) as client:
+                wire.socket.send(json.dumps({"type": name}))
+                wire.socket.send(name)
+                wire.say("message", to=name, body=name)
+                wire.say("channel_publish", channel=name, body=name)
+                wire.say("session_open", session=name)
+                wire.say("task_complete", task_id=name)
+                for _ in range(15):
+                    wire.say("ping", id=name)
+                client.post("/v1/check", json={"key": name})
+                client.post("/api/channels", json={"name": name})
+                client.post("/api/tasks", json={"payload": {name: name}})
+                client.post(f"/{number}/{name.encode().hex()}")
+                client.request(f"M{number}", "/metrics")
+                client.get("/metrics", params={name: name})
+                wire.say("ping", id="last")
+                while wire.hear().get("id") != "last":
+                    pass
+            with hub.http(name.encode().hex()) as nobody:
+                nobody.get("/api/mailbox", headers={"X-Forwarded-For": name.encode().hex()})
+                nobody.post("/api/onboard/register", json={"agent_id": f"{name}{number}"})
+        after = scrape(hub)
+    assert set(after) == set(before)
+    assert value(after, "headgate_checks_total", channel="ws", tier="light", outcome="deny") > 0
+
+
+# Counters never go down ----------------------------------------------------------------------------------------------
+
+POLICIES = [
+    Policy(),
+    Policy(limits={"light": "2/minute"}, warn_at=0.1),
+    Policy(channels=["ws", "http", "mail"]),
+    Policy(exempt=["a"], addresses={"limit": "1/minute"}),
+    Policy(shadow=True),
+]
+STEP = st.one_of(
+    st.tuples(st.just("check"), st.sampled_from("abc"), st.integers(0, 2), st.sampled_from(["light", "heavy"])),
+    st.tuples(st.just("address"), st.just("10.0.0.1"), st.sampled_from(["request", "registration"])),
+    st.tuples(st.just("reload"), st.sampled_from(POLICIES)),
+    st.tuples(st.just("override"), st.sampled_from("abc")),
+    st.tuples(st.just("advance"), st.integers(1, 100)),
+    st.tuples(st.just("publish")),
+    st.tuples(st.just("task")),
+    st.tuples(st.just("reset"), st.sampled_from("abc")),
+)  # fmt: skip
+
+
+async def take(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
+    """One step of some traffic."""
+    if kind == "check":
+        agent, channel, tier = given
+        channels = hub.gate.policy.channels
+        await hub.check(agent, channels[channel % len(channels)], tier)
+    elif kind == "address":
+        await hub.gate.acheck_address(*given)
+    elif kind == "reload":
+        await hub.gate.areload(*given)
+    elif kind == "override":
+        await hub.gate.aset_override(given[0], "light", per_minute(1))
+    elif kind == "advance":
+        clock.advance(*given)
+    elif kind == "publish":
+        await hub.post.publish("general", "a", Raw(b"1"))
+    elif kind == "task":
+        await hub.scheduler.add("a", b"1")
+    else:
+        await hub.gate.areset_violations(*given)
+        hub.tally.forget(*given)
+
+
+def counted(text: bytes) -> dict[Series, float]:
+    """The series that may only grow."""
+    grows = re.compile(r".*_total|headgate_\w+_(bucket|count|sum)")
+    return {series: count for series, count in samples(text.decode()).items() if grows.fullmatch(series[0])}
+
+
+@given(st.lists(STEP, max_size=15))
+@settings(max_examples=15)
+def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
+    async def work() -> None:
+        clock = ManualClock(start=1000)
+        async with Hub(hub_settings(), store=MemoryStore(clock=clock)) as hub:
+            before = counted(exposition(hub))
+            for step in steps:
+                await take(hub, clock, *step)
+                after = counted(exposition(hub))
+                fallen = {one: (count, after.get(one, 0)) for one, count in before.items() if after.get(one, 0) < count}
+                assert fallen == {}
+                before = after
+
+    asyncio.run(work())
+
+
+def test_a_channel_that_is_gone_keeps_what_it_has_counted() -> None:
+    async def work() -> list[float]:
+        async with Hub(hub_settings(), Policy(channels=["ws", "http", "mail"])) as hub:
+            await hub.check("a", "mail", "light")
+            seen = []
+            for policy in (Policy(), Policy(channels=["ws", "http", "mail"])):
+                await hub.gate.areload(policy)
+                found = samples(exposition(hub).decode())
+                seen.append(value(found, "headgate_checks_total", channel="mail", tier="light", outcome="allow"))
+            return seen
+
+    assert asyncio.run(work()) == [1, 1]
+
+
+# The server that counts ----------------------------------------------------------------------------------------------
+
+
+def store_at(server: Server) -> RedisStore:
+    return RedisStore(server.url, prefix=f"test-{uuid4().hex}:", clock=ManualClock(start=1000), timeout=5)
+
+
+def ask(number: int) -> list[Ask]:
+    return [Ask("x", f"key {number}", per_minute(10), 1)]
+
+
+def test_calls_and_what_they_carry_are_counted(redis_server: Server) -> None:
+    async def many(store: RedisStore, count: int) -> None:
+        await asyncio.gather(*[store.aapply(Verb.CHECK, ask(number), 0) for number in range(count)])
+
+    async def work() -> list[tuple[int, int, int, list[int]]]:
+        seen = []
+        async with store_at(redis_server) as store:
+            await many(store, 1)  # connects, and has the script loaded
+            with redis_server.client() as client:
+                for count in (1, 40, 2):
+                    before, batches = store.traffic.round_trips, list(store.traffic.batches)
+                    requests = store.traffic.requests
+                    if count == 2:
+                        client.script_flush()
+                    await many(store, count)
+                    grown = [after - was for after, was in zip(store.traffic.batches, batches, strict=True)]
+                    seen.append(
+                        (store.traffic.round_trips - before, store.traffic.requests - requests, sum(grown), grown)
+                    )
+            assert store.traffic.errors == 0
+        return seen
+
+    one, forty, two = asyncio.run(work())
+    assert one == (1, 1, 1, [1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    assert forty == (1, 40, 1, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0])  # more than 32, at most 64
+    assert two == (2, 2, 1, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0])  # a second call, with the script
+
+
+def test_threads_are_counted_exactly(redis_server: Server) -> None:
+    with store_at(redis_server) as store, ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda number: store.apply(Verb.CHECK, ask(number), 0), range(800)))
+        traffic = store.traffic
+        assert traffic.requests == 800
+        assert sum(traffic.batches) <= traffic.round_trips <= sum(traffic.batches) + 16  # some had to bring the script
+        assert traffic.errors == 0
+
+
+FORK = """
+import os, signal, sys
+from headgate import Limiter, RedisStore, per_minute
+
+limiter = Limiter(per_minute(10), store=RedisStore(sys.argv[1], prefix=sys.argv[2], timeout=5))
+store = limiter.store
+limiter.check("a")
+store.traffic._lock.acquire()  # as another thread would hold it
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    limiter.check("a")
+    print("counted", flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_process_that_was_forked_counts_too(redis_server: Server) -> None:
+    command = [sys.executable, "-c", FORK, redis_server.url, f"test-{uuid4().hex}:"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert (done.stdout, done.stderr) == ("counted\n", "")
+
+
+def test_an_outage_is_measured() -> None:
+    clock = ManualClock(start=1000)
+    with Server() as server, RedisStore(server.url, clock=clock) as store, running(store=store) as hub:
+
+        def check() -> bool:
+            return hub.run(hub.hub.check("planner", "ws", "light")).degraded
+
+        def measured() -> tuple[float, ...]:
+            found = scrape(hub)
+            assert ("headgate_live_buckets", frozenset()) not in found
+            names = ("degraded", "outages_total", "outage_seconds_total")
+            return tuple(value(found, f"headgate_store_{name}") for name in names)
+
+        async def many() -> None:
+            await asyncio.gather(*[hub.hub.check(f"agent {number}", "ws", "light") for number in range(40)])
+
+        wait_for(lambda: not check(), "the server")
+        hub.run(many())
+        before = scrape(hub)
+        sent = value(before, "headgate_store_batch_size_count")
+        assert value(before, "headgate_store_round_trips_total") > sent  # once more with the script
+        assert value(before, "headgate_store_batch_size_sum") >= sent + 39
+        assert value(before, "headgate_store_batch_size_count") == within(before, "headgate_store_batch_size")["+Inf"]
+        assert (measured(), value(before, "headgate_store_errors_total")) == ((0, 0, 0), 0)
+        server.kill()
+        assert check()
+        assert measured() == (1, 1, 0)
+        clock.advance(30)
+        assert measured() == (1, 1, 30)
+        assert value(scrape(hub), "headgate_store_errors_total") >= 1
+        server.start()
+        wait_for(lambda: not check(), "the server")
+        clock.advance(100)
+        assert measured() == (0, 1, 30)
+        server.kill()
+        assert check()
+        clock.advance(5.5)
+        assert measured() == (1, 2, 35.5)
+
+
+# Grafana and Prometheus' rules ---------------------------------------------------------------------------------------
+
+BOARD = json.loads((DOCS / "grafana" / "headgate.json").read_text(encoding="utf-8"))
+RULES = yaml.safe_load((DOCS / "grafana" / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+SELECTED = 'job=~"$job", instance=~"$instance"'
+
+FUNCTIONS = {"sum", "max", "count", "rate", "increase", "histogram_quantile"}
+OVER_TIME = {"rate", "increase"}
+TARGET = {"job", "instance"}  # labels that Prometheus adds
+TOKEN = re.compile(
+    r'"(?P<text>[^"]*)"|\[(?P<range>[^]]*)\]|(?P<word>[a-zA-Z_][\w]*)|(?P<number>\d+(\.\d+)?)|(?P<mark>=~|!=|==|[<>=+*/,(){}-])|\s+'
+)
+
+
+@pytest.fixture(scope="module")
+def series() -> dict[str, dict[str, set[str]]]:
+    """The labels that each series of a hub has, with their values."""
+    with running() as hub:
+        found: dict[str, dict[str, set[str]]] = {}
+        for name, labels in scrape(hub):
+            of_series = found.setdefault(name, {})
+            for label, what in labels:
+                of_series.setdefault(label, set()).add(what)
+    return {**found, "up": {}}
+
+
+def tokens(expression: str) -> list[tuple[str, str]]:
+    found, place = [], 0
+    while place < len(expression):
+        match = TOKEN.match(expression, place)
+        assert match, f"what is this? {expression[place:]}"
+        place = match.end()
+        found += [(kind, text) for kind, text in match.groupdict().items() if text is not None and kind]
+    return found
+
+
+def mistakes(expression: str, series: dict[str, dict[str, set[str]]]) -> list[str]:
+    """What is wrong with an expression in PromQL, as far as can be seen from its words."""
+    found, marks, around, grouped = tokens(expression), [], [""], set()
+    wrong, used, pairs = [], set(), {"(": ")", "{": "}"}
+    name, seen = "", ""
+    for number, (kind, text) in enumerate(found):
+        after = found[number + 1][1] if number + 1 < len(found) else ""
+        if kind == "mark" and text in pairs:
+            marks.append(pairs[text])
+            around.append(found[number - 1][1] if number else "")
+        elif kind == "mark" and text in ")}":
+            wrong += [] if marks and marks.pop() == text else [f"unbalanced {text}"]
+            around.pop() if len(around) > 1 else None
+        elif kind == "word" and around[-1] == "by":
+            grouped.add(text)
+        elif kind == "word" and marks[-1:] == ["}"]:
+            seen = text
+            known = {*series.get(name, {}), *TARGET}
+            wrong += [] if text in known else [f"{name} has no label {text}"]
+        elif kind == "text" and seen not in TARGET:
+            known_values = series.get(name, {}).get(seen, set())
+            wrong += [f"{name} has no {seen} {one}" for one in text.split("|") if one not in known_values]
+        elif kind == "word" and text not in ("by", "and", "or", "unless"):
+            if after == "(" or (after == "by" and text in FUNCTIONS):
+                wrong += [] if text in FUNCTIONS else [f"unknown function {text}"]
+            else:
+                name = text
+                used.add(text)
+                wrong += [] if text in series else [f"there is no {text}"]
+                grows = re.search(r"_(total|bucket|count|sum)$", text) is not None
+                wrong += [] if grows == (around[-1] in OVER_TIME) else [f"{text}: {around[-1] or 'nothing'} around it"]
+        if kind == "range":
+            wrong += [] if around[-1] in OVER_TIME else ["a range that nothing takes"]
+            wrong += [] if re.fullmatch(r"\d+[smhd]|\$__rate_interval|\$__range", text) else [f"no duration: {text}"]
+    wrong += ["unbalanced"] if marks else []
+    of_used = {label for one in used for label in series.get(one, {})}
+    wrong += [f"nothing has the label {label}" for label in grouped - of_used - TARGET]
+    if "histogram_quantile" in expression and "le" not in grouped:
+        wrong.append("a quantile needs le")
+    return wrong
+
+
+@pytest.mark.parametrize(("title", "expression"), QUERIES, ids=[title for title, _ in QUERIES])
+def test_every_panel_asks_for_what_there_is(
+    title: str, expression: str, series: dict[str, dict[str, set[str]]]
+) -> None:
+    assert mistakes(expression, series) == [], title
+    assert expression.count(SELECTED) == len(re.findall(r"\b(?:headgate|process)_\w+", expression)), "all are selected"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_every_rule_asks_for_what_there_is(rule: dict[str, Any], series: dict[str, dict[str, set[str]]]) -> None:
+    assert mistakes(rule["expr"], series) == []
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule["annotations"]["summary"]
+    assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"instance", "tier"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "mistake"),
+    [
+        ("sum(rate(headgate_checks[5m]))", "there is no headgate_checks"),
+        ("sum(headgate_checks_total)", "headgate_checks_total: sum around it"),
+        ("headgate_violations_total", "headgate_violations_total: nothing around it"),
+        ("rate(headgate_tasks[5m])", "headgate_tasks: rate around it"),
+        ("sum by (agent) (rate(headgate_checks_total[5m]))", "nothing has the label agent"),
+        ('headgate_tasks{state="lost"}', "headgate_tasks has no state lost"),
+        ('headgate_tasks{kind="ws"}', "headgate_tasks has no label kind"),
+        ("sum(headgate_tasks", "unbalanced"),
+        ("sum(headgate_tasks}", "unbalanced }"),
+        ("total(headgate_tasks)", "unknown function total"),
+        ("rate(headgate_violations_total[often])", "no duration: often"),
+        ("histogram_quantile(0.9, sum(rate(headgate_decision_seconds_bucket[5m])))", "a quantile needs le"),
+    ],
+)
+def test_a_mistake_in_a_panel_would_be_seen(
+    expression: str, mistake: str, series: dict[str, dict[str, set[str]]]
+) -> None:
+    assert mistake in mistakes(expression, series)
+
+
+def test_the_dashboard_shows_every_metric_and_is_whole() -> None:
+    asked = " ".join(expression for _, expression in QUERIES)
+    assert [metric.name for metric in METRICS if metric.name not in asked] == []
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+    assert [variable["name"] for variable in BOARD["templating"]["list"]] == ["datasource", "job", "instance"]
+    for panel in PANELS:
+        for place in (panel, *panel["targets"]):
+            assert place["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+    rows = [panel["title"] for panel in BOARD["panels"] if panel["type"] == "row"]
+    for about in (
+        "Traffic",
+        "Denials",
+        "Decision time",
+        "Store",
+        "Batches",
+        "Connections",
+        "Tasks",
+        "Alerts and webhooks",
+    ):
+        assert about in rows

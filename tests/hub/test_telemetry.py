@@ -1,0 +1,287 @@
+"""The metrics over OpenTelemetry, sent to a real receiver that decodes what it gets."""
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hubs import VIEWER, Running, hub_settings, running
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric
+from programs import program
+from prometheus_client.parser import text_string_to_metric_families
+from receivers import Heard, Receiver
+from servers import free_port, wait_for
+from structlog.testing import capture_logs
+
+from headgate import HeadgateError
+from headgate.hub import telemetry
+from headgate.hub.hub import Hub
+from headgate.hub.metrics import METRICS
+from headgate.hub.relay import Relay
+from headgate.hub.settings import HubSettings
+from headgate.policy import PolicyError
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+class Collector(Receiver):
+    """Takes metrics."""
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def newest(self) -> ExportMetricsServiceRequest:
+        wait_for(lambda: self.heard, "metrics")
+        return decoded(self.heard[-1])
+
+    def next(self) -> ExportMetricsServiceRequest:
+        """One that was read after now."""
+        before = len(self.heard)
+        wait_for(lambda: len(self.heard) >= before + 2, "metrics")
+        return self.newest
+
+
+def decoded(heard: Heard) -> ExportMetricsServiceRequest:
+    found = ExportMetricsServiceRequest()
+    found.ParseFromString(heard.body)
+    return found
+
+
+def metrics(request: ExportMetricsServiceRequest) -> list[Metric]:
+    (of_resource,) = request.resource_metrics
+    (of_scope,) = of_resource.scope_metrics
+    assert of_scope.scope.name == "headgate"
+    return list(of_scope.metrics)
+
+
+def resource(request: ExportMetricsServiceRequest) -> dict[str, str]:
+    return {one.key: one.value.string_value for one in request.resource_metrics[0].resource.attributes}
+
+
+def as_in_prometheus(found: list[Metric]) -> dict[Series, float]:
+    """What a collector makes of metrics for Prometheus, by the rules that OpenTelemetry has for it."""
+    series: dict[Series, float] = {}
+    for metric in found:
+        name = metric.name.replace(".", "_") + ("_seconds" if metric.unit == "s" else "")
+        assert metric.unit in ("s", "")
+        if metric.HasField("histogram"):
+            (point,) = metric.histogram.data_points
+            series |= histogram(name, point)
+            continue
+        if metric.HasField("sum"):
+            assert metric.sum.is_monotonic, name
+            assert metric.sum.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+            name += "_total"
+        for number in (metric.sum if metric.HasField("sum") else metric.gauge).data_points:
+            labels = frozenset((one.key, one.value.string_value) for one in number.attributes)
+            series[name, labels] = number.as_double or number.as_int
+    return series
+
+
+def histogram(name: str, point: HistogramDataPoint) -> dict[Series, float]:
+    assert not point.HasField("min")
+    assert not point.HasField("max")
+    ends = [*point.explicit_bounds, float("inf")]
+    assert len(ends) == len(point.bucket_counts)
+    found: dict[Series, float] = {(f"{name}_count", frozenset()): point.count, (f"{name}_sum", frozenset()): point.sum}
+    for number, end in enumerate(ends, 1):
+        label = frozenset({("le", str(end) if end != float("inf") else "+Inf")})
+        found[f"{name}_bucket", label] = sum(point.bucket_counts[:number])
+    return found
+
+
+def scraped(hub: Running) -> dict[Series, float]:
+    with hub.http(VIEWER) as viewer:
+        families = text_string_to_metric_families(viewer.get("/metrics").text)
+        found = [sample for family in families for sample in family.samples]
+    return {(one.name, frozenset(one.labels.items())): one.value for one in found if one.name.startswith("headgate_")}
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics are sent all the time."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
+def no_thread_is_left() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("Otel")]
+
+
+@pytest.mark.usefixtures("often")
+def test_a_collector_gets_what_prometheus_gets(collector: Collector) -> None:
+    with running(otel_endpoint=collector.base) as hub, hub.agent("planner") as planner:
+        for number in range(12):
+            planner.say("session_open", session=number)
+        planner.say("ping", id="last")
+        while planner.hear().get("id") != "last":
+            pass
+        request = collector.next()
+        assert as_in_prometheus(metrics(request)) == scraped(hub)
+    assert len(metrics(request)) == len(METRICS)
+    assert {metric.name: metric.description for metric in metrics(request)} == {
+        telemetry.name_and_unit(metric)[0]: metric.about for metric in METRICS
+    }
+    assert {one.path for one in collector.heard} == {"/v1/metrics"}
+    assert no_thread_is_left()
+    log = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    assert log.filters == []  # others that use it are still heard
+
+
+@pytest.mark.usefixtures("often")
+def test_what_belongs_to_the_hubs_loop_is_read_there(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def connections(_relay: Relay) -> int:
+        seen.add(threading.get_ident())
+        return 0
+
+    monkeypatch.setattr(Relay, "connections", property(connections))
+    with running(otel_endpoint=collector.base) as hub:
+        collector.next()
+        assert seen == {hub.call(threading.get_ident)}
+
+
+def test_what_it_is_called_is_as_it_should_be() -> None:
+    named = {metric.name: telemetry.name_and_unit(metric) for metric in METRICS}
+    assert named["headgate_checks_total"] == ("headgate.checks", "")
+    assert named["headgate_decision_seconds"] == ("headgate.decision", "s")
+    assert named["headgate_store_outage_seconds_total"] == ("headgate.store_outage", "s")
+    assert len({name for name, _ in named.values()}) == len(METRICS)
+
+
+@pytest.mark.usefixtures("often")
+def test_who_sends_is_said(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(otel_endpoint=collector.base):
+        first = resource(collector.newest)
+    assert first["service.name"] == "headgate"
+    assert first["service.version"]
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "gatekeeper")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=water")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret")
+    with running(otel_endpoint=f"{collector.base}/"):
+        collector.next()
+    second = resource(collector.newest)
+    assert (second["service.name"], second["team"]) == ("gatekeeper", "water")
+    assert first["service.instance.id"] != second["service.instance.id"]
+    assert collector.heard[-1].headers["x-key"] == "secret"
+    assert collector.heard[-1].path == "/v1/metrics"
+
+
+@pytest.mark.usefixtures("often")
+def test_a_path_of_its_own_is_kept(collector: Collector) -> None:
+    with running(otel_endpoint=f"{collector.base}/some/where?key=1"):
+        collector.next()
+    assert {one.path for one in collector.heard} == {"/some/where?key=1"}
+
+
+@pytest.mark.usefixtures("often")
+def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[tuple[Any, Any]]:
+        return [(line["log_level"], line["event"]) for line in logged if "collector" in line["event"]]
+
+    collector.answers.extend([400] * 6)
+    with capture_logs() as logged, running(otel_endpoint=collector.base) as hub, hub.agent("planner") as planner:
+        wait_for(said, "the line in the log")
+        assert planner.ask("ping")["type"] == "pong"
+        wait_for(lambda: len(said()) == 2, "the second line")
+        collector.next()
+    gone, back = said()
+    assert len(collector.heard) > 6
+    assert gone == ("warning", "metrics can't be sent to the collector, which is tried again and again")
+    assert back == ("info", "metrics are sent to the collector again")
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")] == []
+    assert no_thread_is_left()
+
+
+def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+    monkeypatch.setattr(telemetry, "_FAREWELL", 600)
+    with capture_logs() as logged, running(otel_endpoint=f"http://127.0.0.1:{free_port()}/v1/metrics?a-key"):
+        wait_for(lambda: [line for line in logged if "reason" in line], "the line in the log")
+    (reason,) = [line["reason"] for line in logged if "reason" in line]
+    assert "refused" in reason
+    assert "a-key" not in str(logged)
+    assert no_thread_is_left()  # though it would have gone on trying
+
+
+def test_at_the_end_a_collector_that_hangs_is_not_waited_for_long(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    monkeypatch.setattr(telemetry, "_FAREWELL", 0.05)
+    collector.answers.extend([collector.hang] * 2)
+    with running(otel_endpoint=collector.base):
+        wait_for(lambda: collector.heard, "metrics")
+    assert not no_thread_is_left()  # it waits for the answer, and the hub has not waited for it
+    collector.let_go.set()
+    wait_for(no_thread_is_left, "the end of the thread")
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")] == []
+
+
+def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, tmp_path: Path) -> None:
+    with program(tmp_path, "--otel-endpoint", collector.base) as hub:
+        with hub.http("") as anyone:
+            anyone.get("/api/agents")
+        assert collector.heard == []  # a minute isn't over
+    found = as_in_prometheus(metrics(collector.newest))
+    labels = frozenset({("purpose", "request"), ("outcome", "allow")})
+    assert found["headgate_address_checks_total", labels] == 1
+    assert len(collector.heard) == 1
+    assert "Traceback" not in "".join(hub.err)
+
+
+def test_without_the_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    monkeypatch.delitem(sys.modules, "headgate.hub.telemetry")
+
+    async def work() -> None:
+        async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):
+            pass
+
+    with pytest.raises(HeadgateError, match=r"expected OpenTelemetry's packages, .*pip install 'headgate\[otel\]'"):
+        asyncio.run(work())
+
+
+def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "0")
+
+    async def work() -> None:
+        async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):
+            pass
+
+    with pytest.raises(HeadgateError, match="OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds above 0"):
+        asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["localhost:4318", "ftp://localhost", "http://", "http:///v1", "http://a:port", "http://[::1", "//localhost"],
+)
+def test_an_endpoint_that_is_no_url_is_refused(given: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        HubSettings.load({"otel_endpoint": given}, {})
+    (mistake,) = refused.value.mistakes
+    assert mistake == "--otel-endpoint: expected an http:// or https:// URL"  # there may be a key in what was given
+
+
+@pytest.mark.parametrize("given", ["http://localhost:4318", "https://user:password@collector/v1/metrics", ""])
+def test_an_endpoint_is_a_url_that_is_not_shown(given: str) -> None:
+    settings = HubSettings.load({}, {"HEADGATE_OTEL_ENDPOINT": given})
+    assert settings.otel_endpoint == given
+    assert not given or given not in repr(settings)
