@@ -1,5 +1,6 @@
 """The command `headgate`, run as users run it."""
 
+import argparse
 import os
 import pty
 import re
@@ -20,6 +21,7 @@ import headgate
 import headgate.core
 from headgate import Policy
 from headgate._version import VERSION
+from headgate.cli import _parser, main
 from headgate.hub.settings import HubSettings, flag
 
 pytestmark = pytest.mark.once
@@ -30,6 +32,12 @@ MODULE = [sys.executable, "-m", "headgate"]
 SCRIPT = [str(Path(sys.executable).with_name("headgate"))]
 COMMANDS = [MODULE, SCRIPT] if PACKAGES != SOURCE else [MODULE]  # src/ is not installed, it has no script
 DEADLINE = 60.0
+
+
+def _commands() -> list[str]:
+    """The commands, as the help lists them."""
+    (below,) = [one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    return list(below.choices)
 
 
 def surroundings(packages: Path = PACKAGES) -> dict[str, str]:
@@ -67,6 +75,8 @@ def test_without_arguments_the_commands_are_listed() -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert re.search(r"^ +demo +watch some agents", result.stdout, re.MULTILINE)
     assert re.search(r"^ +serve +start a hub", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +completion +print what makes", result.stdout, re.MULTILINE)
+    assert {"serve", "top", "agents", "override", "exempt", "violations", "check", "policy", "bench"} < set(_commands())
 
 
 SECONDS = "headgate demo: error: argument --seconds: expected a number of seconds above 0, at most 3600, got "
@@ -74,13 +84,18 @@ IN_THE_OPEN = (
     "expected in the environment, as HEADGATE_%s, or in the table [hub] of a file, where not everybody sees it"
 )
 AGENTS = "headgate demo: error: argument --agents: expected a whole number from 1 to 100, got "
+ALL = ", ".join(_commands())
+LANE = "headgate override set: error: argument TIER=LIMIT: expected light, normal, heavy and a limit"
+NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, serve, policy"),
-        (["--verbose", "dmeo"], "headgate: error: unknown command 'dmeo'; the commands are: demo, serve, policy"),
+        (["dmeo"], f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"),
+        (["--verbose", "dmeo"], f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"),
+        (["\x1b[2J"], f"headgate: error: unknown command '\\x1b[2J'; the commands are: {ALL}"),
+        (["demo", "\x1b[2J\n"], "headgate: error: unrecognized arguments: \\x1b[2J\\n"),
         (["--verbose"], "headgate: error: unrecognized arguments: --verbose"),
         (["policy"], "headgate policy: error: the following arguments are required: COMMAND"),
         (["policy", "chek"], "headgate policy: error: unknown command 'chek'; the commands are: check, show"),
@@ -98,15 +113,66 @@ AGENTS = "headgate demo: error: argument --agents: expected a whole number from 
         (["demo", "--seed", "x"], "headgate demo: error: argument --seed: expected a whole number, got 'x'"),
         *[(["demo", "--seconds", bad], f"{SECONDS}'{bad}'") for bad in ("soon", "0", "-1", "nan", "inf", "3601")],
         *[(["demo", "--agents", bad], f"{AGENTS}'{bad}'") for bad in ("many", "0", "-1", "1.5", "101")],
+        *[
+            (["bench", "--seconds", bad], f"{SECONDS.replace('demo', 'bench')}'{bad}'")
+            for bad in ("soon", "0", "-1", "nan", "inf", "3601")
+        ],
+        (["agents", "now"], "headgate: error: unrecognized arguments: now"),
+        (["top", "now"], "headgate: error: unrecognized arguments: now"),
+        (["override"], "headgate override: error: the following arguments are required: COMMAND"),
+        (["override", "sett"], "headgate override: error: unknown command 'sett'; the commands are: set, remove, list"),
+        (["override", "set"], "headgate override set: error: the following arguments are required: AGENT, TIER=LIMIT"),
+        (["override", "set", "a"], "headgate override set: error: the following arguments are required: TIER=LIMIT"),
+        *[
+            (["override", "set", "a", bad], f"{LANE}, such as heavy=100/minute, got '{bad}'")
+            for bad in ("heavy", "hevy=1/s", "=1/s", "")
+        ],
+        (
+            ["override", "set", "a", "light=often"],
+            (
+                "headgate override set: error: argument TIER=LIMIT: light: limit 'often': expected 'COUNT/UNIT' or "
+                "'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'), got 'often'"
+            ),
+        ),
+        (
+            ["override", "set", "a", "light=1/s", "heavy=1/s", "light=2/s"],
+            "headgate override set: error: argument TIER=LIMIT: expected each tier once, got light heavy light",
+        ),
+        (["override", "set", "a\n", "light=1/s"], f"headgate override set: {NAME} 'a\\n'"),
+        (["override", "remove", ""], f"headgate override remove: {NAME} ''"),
+        (["override", "list", "a"], "headgate: error: unrecognized arguments: a"),
+        (["exempt"], "headgate exempt: error: the following arguments are required: COMMAND"),
+        (["exempt", "ad"], "headgate exempt: error: unknown command 'ad'; the commands are: add, remove, list"),
+        (["exempt", "add"], "headgate exempt add: error: the following arguments are required: AGENT"),
+        (["exempt", "add", "\x1b"], f"headgate exempt add: {NAME} '\\x1b'"),
+        (["exempt", "remove", "a" * 129], f"headgate exempt remove: {NAME} '{'a' * 96}..."),
+        (["violations", "rest"], "headgate violations: error: unknown command 'rest'; the commands are: reset"),
+        (["violations", "reset"], "headgate violations reset: error: the following arguments are required: AGENT"),
+        (["violations", "reset", "\u2028"], f"headgate violations reset: {NAME} '\\u2028'"),
+        (["completion"], "headgate completion: error: the following arguments are required: SHELL"),
+        (
+            ["completion", "ksh"],
+            "headgate completion: error: argument SHELL: expected one of bash, zsh, tcsh, got 'ksh'",
+        ),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str) -> None:
-    result = run(*arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    *usage, error = result.stderr.splitlines()
+def test_bad_arguments_are_refused_in_one_line(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    *usage, error = err.splitlines()
     assert usage[0].startswith("usage: headgate")
     assert all(line.startswith(" ") for line in usage[1:])
     assert error == text
+
+
+def test_as_a_program_it_says_the_same() -> None:
+    result = run("dmeo")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"
 
 
 def test_serve_says_what_every_option_is_and_what_holds_without_it() -> None:
@@ -237,6 +303,11 @@ class Terminal:
             more = b""
         self._written += more
         return bool(more)
+
+    def close(self) -> None:
+        """Both ends, where nothing was run."""
+        os.close(self._master)
+        os.close(self.slave)
 
     @contextmanager
     def running(self, *arguments: str, more: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:

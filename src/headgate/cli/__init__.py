@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from headgate._version import VERSION
-from headgate.cli import checking, measuring, operating
+from headgate.cli import checking, measuring, operating, replaying
 from headgate.cli.remote import Secret
 from headgate.cli.shape import Commands, Parser, command, parent, seconds
 from headgate.cli.terminal import print_json
@@ -34,9 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.run is None:
         parser.print_help()
         return 0
-    code = 0
     try:
-        code = options.run(options)
+        options.code = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would try to write the rest
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadgateError as error:
         print(error, file=sys.stderr)
         return 1
-    return code
+    return int(options.code)
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -124,13 +123,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Exact rate limiting for platforms where many agents talk to one hub.",
         epilog="headgate COMMAND --help says more, with examples.",
     )
-    parser.set_defaults(run=None, json=False)
+    parser.set_defaults(run=None, code=0, json=False)
     parser.add_argument("--version", action="store_true", help="print the version and whether it is compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_serve(commands)
     operating.add(commands)
     checking.add(commands)
     _add_policy(commands)
+    replaying.add(commands)
     measuring.add(commands)
     _add_demo(commands)
     completion = command(
