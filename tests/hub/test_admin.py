@@ -11,7 +11,7 @@ import httpx
 import pytest
 from hubs import ADMIN, Running, Wire, hub_settings, running
 
-from headgate import ManualClock, MemoryStore, Policy
+from headgate import ManualClock, MemoryStore, Outcome, Policy
 from headgate.hub.hub import ROUTES, Hub
 
 LIMITS = "/api/admin/rate-limits"
@@ -304,6 +304,93 @@ def test_whoever_is_exempted_is_not_rate_limited_any_more() -> None:
         card = admin.get("/api/admin/agents/planner").json()
         assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
         assert wire.ask("status")["rate_limited"] is False
+
+
+# One decision ---------------------------------------------------------------------------------------------------------
+
+
+def verdict(**different: Any) -> dict[str, Any]:
+    """What is answered to a check of the tier light that leaves one token, with some differences."""
+    ordinary = {
+        "agent_id": "planner", "channel": "ws", "tier": "light", "outcome": "allow", "remaining": 1, "capacity": 2,
+        "limit": "2/minute", "retry_after_ms": 0, "exempt": False, "violations": 0, "would_be": None,
+        "degraded": False,
+    }  # fmt: skip
+    return ordinary | different
+
+
+def test_a_check_counts_as_if_the_agent_had_asked() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+
+        def check(**body: Any) -> Any:
+            answer = admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        assert check(tier="light", peek=True) == verdict(remaining=2)
+        assert check(tier="light") == verdict()
+        assert ping(wire) == ["pong"]
+        assert check(action="ping") == verdict(outcome="deny", remaining=0, retry_after_ms=30_000, violations=1)
+        hub.clock.advance(0.0001)
+        looked = check(action="ping", peek=True)
+        assert (looked["outcome"], looked["retry_after_ms"], looked["violations"]) == ("deny", 30_000, 0)
+        assert check(tier="light", cost=3) == verdict(outcome="deny", remaining=0, retry_after_ms=None, violations=2)
+        assert ping(wire) == ["rate_limited"]
+        assert wire.ask("list_agents")["type"] == "rate_limited"
+        assert check(channel="http", tier="light", cost=2) == verdict(channel="http", outcome="warn", remaining=0)
+        assert admin.get("/api/admin/agents/planner").json()["violations"] == 4
+        assert hub.hub.tally.outcomes() == {"allow": 1, "warn": 2, "deny": 4, "exempt": 0}
+        assert hub.hub.tally.checks["ws", "light", Outcome.DENY] == 4
+        unknown = check(action="something new")
+        assert (unknown["tier"], unknown["remaining"]) == ("normal", 59)
+
+
+def test_a_check_says_what_holds_for_the_agent() -> None:
+    policy = Policy(limits={"light": "2/minute"}, exempt=["monitor"], shadow=["heavy"])
+    with running(policy) as hub, hub.http(ADMIN) as admin:
+
+        def check(agent: str, tier: str, **body: Any) -> Any:
+            body |= {"agent_id": agent, "channel": "http", "tier": tier}
+            return admin.post("/api/admin/check", json=body).json()
+
+        exempt = check("monitor", "light")
+        assert (exempt["outcome"], exempt["exempt"], exempt["limit"]) == ("exempt", True, "unlimited")
+        assert check("monitor", "light", peek=True) == exempt
+        watched = check("planner", "heavy", cost=11)
+        assert (watched["outcome"], watched["would_be"], watched["violations"]) == ("allow", "deny", 0)
+        admin.put(f"{LIMITS}/planner", json={"light": "9/minute"})
+        assert check("planner", "light")["remaining"] == 8
+        assert check("a/b 🙂", "light")["agent_id"] == "a/b 🙂"  # whether or not it is registered
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({}, "body: expected a tier or an action, and not both"),
+        ({"tier": "light", "action": "ping"}, "body: expected a tier or an action, and not both"),
+        ({"tier": "lite"}, "tier: expected one of light, normal, heavy, got 'lite'"),
+        ({"tier": "lite", "peek": True}, "tier: expected one of light, normal, heavy, got 'lite'"),
+        ({"tier": "light", "channel": "fax"}, "channel: expected one of ws, http, got 'fax'"),
+        ({"action": "ping", "channel": "fax"}, "channel: expected one of ws, http, got 'fax'"),
+        ({"tier": "light", "cost": 2, "peek": True},
+         "cost: expected 1 with peek, which says what is left for any cost, got 2"),
+        ({"tier": "light", "cost": 0}, "body: Expected `int` >= 1 - at `$.cost`"),
+        ({"tier": "light", "cost": "1"}, "body: Expected `int`, got `str` - at `$.cost`"),
+        ({"tier": "light", "agent_id": "a\nb"}, "agent: expected 1 to 128 printable characters, got 'a\\nb'"),
+        ({"tier": "light", "agent_id": "a\nb", "peek": True},
+         "agent: expected 1 to 128 printable characters, got 'a\\nb'"),
+        ({"action": ""}, "body: Expected `str` of length >= 1 - at `$.action`"),
+        ({"tier": "light", "by": "me"}, "body: Object contains unknown field `by`"),
+    ],
+)  # fmt: skip
+def test_a_check_that_cannot_be_made_counts_nothing(body: Any, detail: str) -> None:
+    async def work() -> None:
+        async with Hub(hub_settings()) as hub, called(hub) as admin:
+            answer = await admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
+            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+            assert hub.tally.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
+
+    asyncio.run(work())
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------

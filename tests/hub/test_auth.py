@@ -157,6 +157,7 @@ def test_every_route_says_who_may_use_it_as_the_requirements_do() -> None:
     assert found[Who.PROBE] == {"/health", "/api/health", "/live", "/ready"} | page
     assert found[Who.ANYONE] == {
         "/openapi.json", "/api/schemas", "/api/agents", "/api/channels", "/api/metrics", "/api/onboard/register",
+        "/metrics",
     }  # fmt: skip
     assert [(route.method, route.path) for route in ROUTES if route.who is Who.VIEWER] == [
         ("GET", "/api/dashboard/state")

@@ -360,3 +360,13 @@ def test_a_hub_that_stops_waits_for_no_reader() -> None:
         hub.server.run(hub.relay.drain(lambda: 1))
         assert alice.ended()[0] == 1012
         bob.socket.socket.close()
+
+
+def test_envelopes_that_passed_and_that_were_denied_are_counted() -> None:
+    with Hub() as hub, hub.agent("alice") as alice:
+        alice.spend()
+        assert alice.say("bob").type == alice.say("bob").type == LIMITED
+        assert (hub.relay.passed, hub.relay.denied) == (10, 2)
+    with Hub(rate="off") as hub, hub.agent("alice") as alice:
+        alice.spend(12)
+        assert (hub.relay.passed, hub.relay.denied) == (12, 0)

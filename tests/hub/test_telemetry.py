@@ -116,6 +116,12 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the SDK has logged, without that a collection took longer than the interval, which is very short here."""
+    found = [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")]
+    return [line for line in found if "collection timed out" not in line]
+
+
 def no_thread_is_left() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("Otel")]
 
@@ -204,7 +210,7 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
     assert len(collector.heard) > 6
     assert gone == ("warning", "metrics can't be sent to the collector, which is tried again and again")
     assert back == ("info", "metrics are sent to the collector again")
-    assert [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")] == []
+    assert complaints(caplog) == []
     assert no_thread_is_left()
 
 
@@ -231,7 +237,7 @@ def test_at_the_end_a_collector_that_hangs_is_not_waited_for_long(
     assert not no_thread_is_left()  # it waits for the answer, and the hub has not waited for it
     collector.let_go.set()
     wait_for(no_thread_is_left, "the end of the thread")
-    assert [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")] == []
+    assert complaints(caplog) == []
 
 
 def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, tmp_path: Path) -> None:

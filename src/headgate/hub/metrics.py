@@ -123,6 +123,10 @@ METRICS: Final = (
         "headgate_address_checks_total", "counter", "Checks of addresses, for callers that aren't known yet",
         _address_checks, ("purpose", "outcome"),
     ),
+    Metric(
+        "headgate_relay_envelopes_total", "counter", "Envelopes of agents on the relay, as its limiter saw them",
+        lambda hub: {("passed",): hub.relay.passed, ("denied",): hub.relay.denied}, ("outcome",),
+    ),
     _number(
         "headgate_violations_total", "counter", "Denials that count as violations", lambda hub: hub.tally.violations
     ),

@@ -82,6 +82,8 @@ class Relay:
         self._flood: Final = Flood() if flood is None else flood
         self._largest: Final = largest
         self._identify_within: Final = identify_within
+        self.passed = self.denied = 0
+        """Envelopes that the limiter let through, and those that it didn't."""
         self._open: Final[set[Socket]] = set()
         self._by_address: Final[dict[str, set[Socket]]] = {}
         self._drops = 0
@@ -204,11 +206,13 @@ class Relay:
         if self._limiter is not None:
             decision = await self._limiter.acheck(peer.address)
             if not decision:
+                self.denied += 1
                 await _deny(peer, decision, self._id(frame), f"an address may send {decision.limit}")
                 return
             peer.manners.passed()
             if peer.socket.closed:
                 return
+        self.passed += 1
         envelope = self._read(frame)
         if envelope.type != wire.MESSAGE_TYPE_DATA or envelope.WhichOneof("payload") != "data":
             raise _Invalid("expected DATA with its payload", envelope.id)
