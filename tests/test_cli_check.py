@@ -250,6 +250,7 @@ def test_with_a_limit_it_is_any_key_of_a_limiter(check: Command, redis_server: S
     key = f"{agent}\n\x1b[2J"
     with Limiter("3/hour", store=redis_server.url) as limiter:
         by_key = (key, "--limit", "3/hour", "--store", redis_server.url)
+        assert check(*by_key, "--cost", "3", "--peek") == (0, "warn: 3/hour: 3 of 3 left\n", "")
         assert check(*by_key, "--cost", "2") == (0, "allow: 3/hour: 1 of 3 left\n", "")
         assert limiter.check(key).remaining == 0
         assert check(*by_key, "--cost", "2", "--peek")[0] == 1

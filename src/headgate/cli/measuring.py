@@ -130,9 +130,9 @@ def _cases(url: str | None) -> Iterator[list[Case]]:
         server = things.enter_context(RedisStore(url, prefix=f"headgate-bench-{uuid4().hex[:8]}:", timeout=5))
         with patience("waiting for the server"):
             server.verify()
-        gate = things.enter_context(Gate(_policy(), store=server))
         loop = things.enter_context(asyncio.Runner())
         things.callback(lambda: loop.run(server.aclose()))
+        gate = things.enter_context(Gate(_policy(), store=server))  # which is closed before its store
         yield [*_in_turn(server, gate, KEYS_AT_A_SERVER, 1), _by_tasks(server, loop)]
 
 
