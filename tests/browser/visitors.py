@@ -4,7 +4,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page, Response
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page, Request, Response
 from servers import PATIENCE
 
 
@@ -39,13 +39,17 @@ class Visitors:
             if answer.status >= 400:
                 self.problems.append(f"{answer.status} {answer.url}")
 
+        def failed(request: Request) -> None:
+            if request.failure != "net::ERR_ABORTED":  # taken back by the browser, as when a page is left or reloaded
+                self.problems.append(f"failed: {request.url} {request.failure}")
+
         def popped_up(one: Dialog) -> None:
             self.problems.append(f"a script ran: {one.message}")
             one.dismiss()
 
         page.on("console", heard)
         page.on("pageerror", lambda error: self.problems.append(f"page error: {error}"))
-        page.on("requestfailed", lambda one: self.problems.append(f"failed: {one.url} {one.failure}"))
+        page.on("requestfailed", failed)
         page.on("response", answered)
         page.on("request", lambda one: at_home(one.url))
         page.on("websocket", lambda socket: at_home(socket.url))

@@ -204,6 +204,24 @@ def test_who_asks_over_http_alone_has_a_card_too() -> None:
         assert not board.agents["quiet"]["connected"]
 
 
+def test_a_card_that_comes_late_brings_its_whole_traffic() -> None:
+    with running() as hub, dashboard(hub) as board:
+        for number in range(MOST_CARDS):
+            hub.call(hub.hub.gate.record_violation, f"agent {number:03}")
+        board.until(lambda: board.state["more"] == 0 and len(board.agents) == MOST_CARDS, "as many as there can be")
+        with hub.agent("quiet") as quiet:
+            ping(quiet, 2)
+            hub.clock.advance(SLOT)
+            ping(quiet, 1)
+            board.until(lambda: board.state["more"] == 1, "one that isn't shown")
+            assert "quiet" not in board.agents
+            hub.clock.advance(SLOT)
+            board.follow()
+            hub.call(hub.hub.tally.forget, "agent 007")
+            board.until(lambda: "quiet" in board.agents, "its card")
+            assert board.agents["quiet"]["spark"] == [[200, 2, 0], [201, 1, 0]]
+
+
 def test_there_are_so_many_cards_and_the_worst_are_among_them() -> None:
     with running() as hub:
         for number in range(MOST_CARDS + 20):

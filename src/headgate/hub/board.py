@@ -125,7 +125,7 @@ class Board:
         if admin is None:
             return
         if len(self._watching) >= most:
-            await _refuse(socket, "too_many_connections", f"{most} dashboards are open, and there may be no more", 1013)
+            await _refuse(socket, "too_many_connections", f"too many dashboards are open: the hub takes {most}", 1013)
             return
         try:
             await self._join(socket, admin=admin)
@@ -280,7 +280,8 @@ class Board:
                     found[name] = value
             if old is not None and old.violations == card.violations:
                 found.pop("wait_left_ms", None)  # a dashboard can count down by itself
-        spark = cards.spark(self._hub.tally, agent, since)
+        start = self._slot - AGENT_SLOTS + 1 if old is None else since
+        spark = cards.spark(self._hub.tally, agent, start)
         if spark != self._sparks.get(agent, []):
             self._sparks[agent] = found["spark"] = spark
         return found

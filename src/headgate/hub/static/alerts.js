@@ -89,7 +89,7 @@ export class Alerts {
     }
   }
 
-  // Notifications of the browser: asked for by a click, and only then -----------------------------------------------
+  // Notifications of the browser: asked for by a click, and only then ------------------------------------------------
 
   #wanted() {
     return "Notification" in window && Notification.permission === "granted" && kept("notify") === "on";

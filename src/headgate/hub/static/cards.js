@@ -186,8 +186,8 @@ export class Cards {
     const all = agents.length + this.#more;
     say(one("count"), all ? `${figures.format(shown)} of ${figures.format(all)} shown` : "");
     show(one("more"), this.#more > 0);
-    say(one("more"), `${figures.format(this.#more)} more are not shown: these are the first ${figures.format(agents.length)}, ` +
-      "those with violations before the others.");
+    const [more, first] = [this.#more, agents.length].map(figures.format);
+    say(one("more"), `${more} more are not shown: here are the first ${first}, those with violations before others.`);
     show(one("no-agents"), !all);
     show(one("no-match"), all > 0 && !shown);
   }

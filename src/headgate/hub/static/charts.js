@@ -10,7 +10,8 @@ const HEIGHT = 120;
 /** Bars as one path: each is its place, where it begins and how high it is, all within the drawing. */
 function path(bars, width, height) {
   const parts = bars.filter(([, , high]) => high > 0);
-  return parts.map(([x, low, high]) => `M${x} ${round(height - low)}v${round(-high)}h${width}v${round(high)}z`).join("");
+  const bar = ([x, low, high]) => `M${x} ${round(height - low)}v${round(-high)}h${width}v${round(high)}z`;
+  return parts.map(bar).join("");
 }
 
 const round = (value) => Math.round(value * 100) / 100;
@@ -21,7 +22,7 @@ function ceiling(value) {
   return power * [1, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value);
 }
 
-/** Draw an agent's traffic: `spark` has for each slot what passed and what was denied, `slots` up to `slot` are drawn. */
+/** Draw an agent's traffic: `spark` has for each slot what passed and what was denied, of `slots` up to `slot`. */
 export function drawSpark(svg, spark, slot, slots) {
   let [passed, denied, most] = [0, 0, 0];
   for (const [good, bad] of spark.values()) {
@@ -69,7 +70,8 @@ export class Timeline {
     const scale = HEIGHT / top;
     const wide = WIDTH / BARS;
     KINDS.forEach((kind, number) => {
-      const drawn = bars.map((counts, at) => [at * wide + 1, total(counts.slice(0, number)) * scale, counts[number] * scale]);
+      const below = (counts) => total(counts.slice(0, number));
+      const drawn = bars.map((counts, at) => [at * wide + 1, below(counts) * scale, counts[number] * scale]);
       mark(one(`bars-${kind}`), "d", path(drawn, wide - 2, HEIGHT));
     });
     const sums = KINDS.map((_, number) => total([...this.#points.values()].map((counts) => counts[number])));
@@ -91,7 +93,9 @@ export class Timeline {
       head.scope = "row";
       row.append(head, ...KINDS.map(() => element("td")));
     }
-    rows.forEach((counts, at) => counts.forEach((count, kind) => say(table.rows[at].cells[kind + 1], figures.format(count))));
+    rows.forEach((counts, at) => {
+      counts.forEach((count, kind) => say(table.rows[at].cells[kind + 1], figures.format(count)));
+    });
   }
 
   /** So many sums, each of the slots that belong to it; what belongs to none is left out. */

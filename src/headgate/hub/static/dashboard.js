@@ -22,7 +22,7 @@ const timeline = new Timeline();
 const alerts = new Alerts(choose);
 const live = new Live({ hear, tell, refuse });
 
-// What the hub says -----------------------------------------------------------------------------------------------------
+// What the hub says ---------------------------------------------------------------------------------------------------
 
 function hear(frame) {
   heard = Date.now();
@@ -64,7 +64,8 @@ function drawSummary() {
   say(one("exempt"), figures.format(summary.exempt));
   say(one("store"), STORES[summary.store]);
   mark(one("store"), "data-store", summary.store);
-  say(one("totals"), `${figures.format(summary.checks)} checks since the hub started, ${figures.format(summary.denied)} denied`);
+  const [checks, denied] = [summary.checks, summary.denied].map(figures.format);
+  say(one("totals"), `${checks} checks since the hub started, ${denied} denied`);
   const worst = summary.worst_offenders;
   show(one("no-offenders"), !worst.length);
   const list = one("offenders");
@@ -85,7 +86,7 @@ function offender() {
   return row;
 }
 
-// Whether it says anything ----------------------------------------------------------------------------------------------
+// Whether it says anything --------------------------------------------------------------------------------------------
 
 function tell(state, why) {
   const since = heard ? `, last heard ${new Date(heard).toLocaleTimeString("en-GB")}` : "";
@@ -94,7 +95,7 @@ function tell(state, why) {
   say(one("state"), texts[state]);
 }
 
-// Who looks -------------------------------------------------------------------------------------------------------------
+// Who looks -----------------------------------------------------------------------------------------------------------
 
 function signIn(given, byHand = false) {
   [token, typed] = [given, byHand];
@@ -104,7 +105,10 @@ function signIn(given, byHand = false) {
 
 /** The hub doesn't let us look. */
 function refuse({ error, detail, retry_after_ms: wait }) {
-  forget();
+  keep("token", "", "sessionStorage");
+  changes.close();
+  alerts.clear();
+  [summary, heard] = [null, 0];
   let text = token ? `The hub says: ${detail}.` : "";
   if (error === "rate_limited") text = `The hub says: ${detail}; try again in ${Math.ceil(wait / 1000)} s.`;
   else if (token && !typed) text += " A link is good until its hub stops, and so is this tab's memory of it.";
@@ -124,29 +128,21 @@ function askForToken(error) {
   one("token").focus();
 }
 
-/** Forget who looked, and what they saw. */
-function forget() {
-  keep("token", "", "sessionStorage");
-  changes.close();
-  alerts.clear();
-  [summary, heard] = [null, 0];
-}
-
 one("sign-in-form").addEventListener("submit", (event) => {
   event.preventDefault();
   say(one("sign-in-error"), "");
   signIn(one("token").value.trim(), true);
 });
 one("sign-out").addEventListener("click", () => {
-  forget();
-  signIn("");
+  keep("token", "", "sessionStorage");
+  location.reload(); // nothing of what was seen is left
 });
 one("sign-in-instead").addEventListener("click", () => {
   live.close();
   askForToken("");
 });
 
-// What they want to see -------------------------------------------------------------------------------------------------
+// What they want to see -----------------------------------------------------------------------------------------------
 
 /** Show one agent alone. */
 function choose(name) {
@@ -219,7 +215,7 @@ addEventListener("hashchange", () => {
   if (given) signIn(given);
 });
 
-// Light and dark --------------------------------------------------------------------------------------------------------
+// Light and dark ------------------------------------------------------------------------------------------------------
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -237,7 +233,7 @@ one("theme").addEventListener("click", () => {
 });
 dark.addEventListener("change", paint);
 
-// Begin -----------------------------------------------------------------------------------------------------------------
+// Begin ---------------------------------------------------------------------------------------------------------------
 
 paint();
 show(one("without-script"), false);

@@ -8,7 +8,7 @@ const LONGEST = 5000;
 const RETRIED = "too_many_connections"; // any other error frame refuses us for good
 
 /**
- * Calls `hear` with each snapshot and update, `tell` with "connecting", "live" or "lost" and what the hub said about it,
+ * Calls `hear` with each snapshot and update, `tell` with "connecting", "live" or "lost" and what the hub said of it,
  * and `refuse` with the error frame when the hub doesn't let us look. After that it waits for `open`.
  */
 export class Live {
@@ -72,11 +72,11 @@ export class Live {
       this.#why = frame.detail;
     } else if (frame.type === "going_away") {
       this.#wait = Math.min(frame.retry_after_ms, LONGEST);
-    } else {
-      if (frame.type === "snapshot") {
-        this.#tries = 0;
-        this.#tell("live", "");
-      }
+    } else if (frame.type === "snapshot") {
+      this.#tries = 0;
+      this.#tell("live", "");
+      this.#hear(frame);
+    } else if (frame.type === "update") {
       this.#hear(frame);
     }
   }
