@@ -118,6 +118,17 @@ def test_what_is_only_watched_passes_and_is_told_apart(watched: dict[str, object
     assert (found.agents_denied, found.alerts) == (1, 0)
 
 
+def test_who_is_denied_comes_before_who_only_would_be(tmp_path: Path) -> None:
+    policy = Policy(limits={"normal": "1/minute"}, agents={"watched": {"shadow": True}})
+    rows = [(0, "watched", "normal")] * 9 + [(0, "b", "normal")] * 3 + [(0, "a", "normal")] * 3
+    (found,) = played(csv(tmp_path, rows), policy=policy).policies
+    assert [(one.agent, one.outcomes.denied, one.outcomes.shadowed) for one in found.worst] == [
+        ("a", 2, 0),
+        ("b", 2, 0),
+        ("watched", 0, 8),
+    ]
+
+
 def test_b8_alerts_are_counted_with_whom_and_when(tmp_path: Path) -> None:
     # Ten violations within five minutes raise one; none for the next five minutes, then another ten.
     rows = [(0, "calm", "heavy")] * 19 + [(1, "loud", "heavy")] * 40 + [(301, "loud", "heavy")] * 20
@@ -131,6 +142,14 @@ def test_b8_alerts_are_counted_with_whom_and_when(tmp_path: Path) -> None:
     assert [(one.agent, one.alerts, one.outcomes.denied) for one in found.worst] == [("loud", 2, 40), ("calm", 0, 9)]
 
 
+def test_of_alerts_the_first_hundred_are_kept(tmp_path: Path) -> None:
+    policy = Policy(limits={"normal": "blocked"}, alerts={"violations": 1})
+    (found,) = played(
+        csv(tmp_path, [(0, f"agent {number}", "normal") for number in range(120)]), policy=policy
+    ).policies
+    assert (found.alerts, len(found.first_alerts), found.first_alerts[99].agent) == (120, 100, "agent 99")
+
+
 def test_time_never_goes_back(tmp_path: Path) -> None:
     # The line at 3 counts as at 60: were it to fill the bucket at 3 and again at 60, more would pass.
     rows = [(0, "a", "normal"), (60, "a", "normal"), (3, "a", "normal"), (50, "b", "normal"), (60, "a", "normal")]
@@ -138,6 +157,9 @@ def test_time_never_goes_back(tmp_path: Path) -> None:
     assert (report.lines.late, report.lines.late_by) == (2, 57.0)
     assert report.policies[0].outcomes == counts(allowed=3, denied=2)
     assert report.last == text_of((BEGIN + 60) * 1_000_000)
+    rows = [(0, "a", "normal"), (60, "b", "normal"), (3, "a", "normal")]  # at 60 the bucket is full again
+    report = played(csv(tmp_path, rows), policy=Policy(limits={"normal": "1/minute"}, warn_at=1))
+    assert report.policies[0].outcomes == counts(allowed=3)
 
 
 def test_actions_are_classified_by_each_policy(tmp_path: Path) -> None:
@@ -287,14 +309,23 @@ def test_suggestions_leave_out_whom_the_limit_is_not_for(tmp_path: Path) -> None
     policy = Policy(
         exempt=["vip"],
         agents={"own": {"heavy": "1/minute"}, "elsewhere": {"ws": {"heavy": "1/minute"}}, "watched": {"shadow": True}},
-        backoff={"enforce": True},
+        backoff={"enforce": True, "steps": [60]},
         shadow=True,
     )
     rows = [(0, agent, "heavy") for agent in ["vip"] * 50 + ["own"] * 40 + ["elsewhere"] * 5 + ["watched"] * 4]
+    # Half a bucket later: under a backoff that is enforced they would be denied. The second comes late.
+    rows += [(30, "elsewhere", "heavy"), (0, "elsewhere", "heavy")]
     report = played(csv(tmp_path, rows), policy=policy, share=Fraction(0))
     assert report.suggestions is not None
     (heavy,) = report.suggestions
-    assert (heavy.limit, heavy.requests, heavy.denied, heavy.denied_one_less) == (5, 9, 0, 1)
+    assert (heavy.limit, heavy.requests, heavy.denied, heavy.denied_one_less) == (5, 11, 0, 1)
+
+
+def test_the_costs_of_those_who_are_exempt_do_not_matter(tmp_path: Path) -> None:
+    log = csv(tmp_path, [(0, "vip", 9), (0, "a", 1), (0, "vip", 8)], "time,agent,cost")
+    report = played(log, policy=Policy(exempt=["vip"]), share=Fraction(0))
+    assert report.suggestions is not None
+    assert [(one.limit, one.requests, one.lowest) for one in report.suggestions] == [(1, 1, True)]
 
 
 def test_where_costs_differ_it_is_said_that_a_lower_limit_may_do(tmp_path: Path) -> None:

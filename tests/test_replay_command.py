@@ -272,6 +272,16 @@ def test_the_page_is_whole_and_asks_nobody(log: str, policies: list[str], tmp_pa
 
 
 @pytest.mark.usefixtures("capsys")
+def test_names_of_files_are_shown_as_text(tmp_path: Path) -> None:
+    policy = tmp_path / "<b>.toml"
+    policy.write_text("")
+    page = page_of(tmp_path, csv(tmp_path, [(0, "a", "light")], name="<i>.csv"), "--policy", str(policy))
+    assert {tag for tag, _ in page.seen}.isdisjoint({"b", "i"})
+    assert page.text.count("<i>.csv") == 2  # the title of the page, and of what is on it
+    assert "<b>.toml" in page.text
+
+
+@pytest.mark.usefixtures("capsys")
 def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
     rows = [(0, "a", "heavy")] * 15 + [(2, "a", "heavy")] * 5
     page = page_of(tmp_path, csv(tmp_path, rows))

@@ -142,10 +142,9 @@ def test_of_many_bad_lines_the_first_ten_are_shown(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_utf8_do_no_harm(tmp_path: Path) -> None:
-    report = played(
-        written(tmp_path, b"\xef\xbb\xbf" + access(user="j\udcff").encode("utf-8", "surrogateescape")), policy=BLOCKED
-    )
-    assert agents(report) == {"j\\xff": 1}
+    odd = access(user="j\udcff").encode("utf-8", "surrogateescape")
+    report = played(written(tmp_path, b"\xef\xbb\xbf" + access().encode() + b"\n" + odd), policy=BLOCKED)
+    assert agents(report) == {"10.0.0.1": 1, "j\\xff": 1}
 
 
 def test_routes_say_what_a_request_is(tmp_path: Path) -> None:
@@ -154,7 +153,8 @@ def test_routes_say_what_a_request_is(tmp_path: Path) -> None:
         "get /api/*=light",
         "* /health=get_health",
         "DELETE *=post_channel",
-        "GET /[x]?=heavy",
+        "GET /[x]=heavy",
+        "GET /a?=heavy",
     )
     asked = [
         ("POST /api/tasks HTTP/1.1", "heavy"),
@@ -165,7 +165,8 @@ def test_routes_say_what_a_request_is(tmp_path: Path) -> None:
         ("HEAD /health HTTP/1.1", "light"),
         ("DELETE /anything HTTP/1.1", "heavy"),
         ("GET /x HTTP/1.1", "normal"),
-        ("GET /[x]? HTTP/1.1", "normal"),
+        ("GET /[x] HTTP/1.1", "heavy"),
+        ("GET /ab HTTP/1.1", "normal"),
         ("-", "normal"),
     ]
     log = written(tmp_path, "\n".join([access(more={"request": request}) for request, _ in asked]))
@@ -177,7 +178,7 @@ def test_routes_say_what_a_request_is(tmp_path: Path) -> None:
     assert report.unknown_actions == []
     ws = played(log, channel="ws", tier="light", routes=(Route.read("POST *=identify"),))
     assert [(one.channel, one.tier, one.outcomes.requests) for one in ws.policies[0].tiers] == [
-        ("ws", "light", 7),
+        ("ws", "light", 8),
         ("ws", "heavy", 3),
     ]
 
@@ -450,8 +451,8 @@ def test_a_line_without_an_end_fills_no_memory(tmp_path: Path) -> None:
     long = "x" * 3_000_000
     report = played(written(tmp_path, f"{access()}\n{long}\n{access()}\n{access()} {long}\n{access(user='last')}"))
     assert (report.lines.read, report.lines.used, report.lines.malformed) == (5, 4, 1)
-    log = Log(written(tmp_path, f"a\n{long}{long}", "b.log"))
-    assert [len(line) for block in log.lines() for line in block] == [1, 262_144]
+    log = Log(written(tmp_path, f"a\n{long}{long}\nbc\n{long}", "b.log"))
+    assert [len(line) for block in log.lines() for line in block] == [1, 262_144, 2, 262_144]
     log.close()
 
 

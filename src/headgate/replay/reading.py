@@ -63,9 +63,7 @@ class Log:
         rest, cut = b"", False
         for number, data in enumerate(self._plain()):
             whole, end, begun = (data if number else data.removeprefix(_BOM)).rpartition(b"\n")
-            if cut and not end:
-                continue
-            if cut:
+            if cut and end:
                 _, gap, more = whole.partition(b"\n")
                 whole, cut = gap + more, False
             if end:
@@ -87,8 +85,8 @@ class Log:
             if not packed:
                 yield raw
                 continue
-            data, more = raw, False
-            while data or more:
+            data = raw
+            while data:
                 if part is None:
                     data = data.lstrip(b"\0")  # what fills up the last block of a tape
                     if not data:
@@ -102,9 +100,9 @@ class Log:
                     yield _salvaged(spare, data)
                     return
                 yield plain
-                data, more = part.unconsumed_tail, len(plain) == _BLOCK
+                data = part.unconsumed_tail
                 if part.eof:  # another part may follow, as `cat a.gz b.gz` writes them
-                    data, part, more = part.unused_data, None, False
+                    data, part = part.unused_data, None
         if part is not None:
             self.damage = "its gzip data ends in the middle, and was read up to there"
 
