@@ -96,7 +96,7 @@ def _completion(options: argparse.Namespace) -> int:
         raise HeadgateError(f"completion needs more than the core: {error}; pip install 'headgate[cli]'") from error
     parser = _parser()
     for action in _actions(parser):
-        if action.metavar == "FILE":
+        if action.metavar in ("FILE", "LOG"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))
     return 0
