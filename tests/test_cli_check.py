@@ -307,6 +307,7 @@ def cut_off(server: Server, at: bytes) -> Iterator[str]:
 
     with ExitStack() as things:
         listener = things.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sockets: list[socket.socket] = []
         threads: list[threading.Thread] = []
 
         def listen() -> None:
@@ -314,18 +315,22 @@ def cut_off(server: Server, at: bytes) -> Iterator[str]:
                 while not ended.is_set():
                     near, _ = listener.accept()
                     far = socket.create_connection(("127.0.0.1", server.port))
-                    things.enter_context(near)
-                    things.enter_context(far)
+                    sockets.extend([things.enter_context(near), things.enter_context(far)])
                     for ends in ((near, far), (far, near)):
                         threads.append(threading.Thread(target=carry, args=ends, daemon=True))
                         threads[-1].start()
 
-        threading.Thread(target=listen, daemon=True).start()
+        listening = threading.Thread(target=listen, daemon=True)
+        listening.start()
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
         ended.set()
         listener.shutdown(socket.SHUT_RDWR)
-    for thread in threads:
-        thread.join()
+        listening.join()
+        for one in sockets:  # which wakes up who reads from it; to close it would not
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
 
 
 def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: Server) -> None:
