@@ -15,12 +15,13 @@ import pytest
 from hubs import ADMIN, Running, running
 from programs import program
 from receivers import Receiver
-from servers import Server, cluster, free_port, wait_for
+from servers import PATIENCE, Server, cluster, free_port, wait_for
 from structlog.testing import capture_logs
 
-from headgate import ManualClock, Policy, RedisStore, StoreAway
+from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore, StoreAway
+from headgate.events import Alerted
 from headgate.hub import alerts as module
-from headgate.hub.alerts import Alert
+from headgate.hub.alerts import Alert, Alerts
 from headgate.stores.redis import alerts as stored
 from headgate.stores.redis.connecting import Clients
 
@@ -353,6 +354,44 @@ def test_when_the_hub_stops_what_waits_is_tried_once_more(receiver: Receiver) ->
     assert receiver.events == [(RAISED, "planner")] * 2
 
 
+def test_that_begins_when_the_hub_says_goodbye(receiver: Receiver) -> None:
+    receiver.answers.append(503)
+    with running(webhooks=(receiver.url,)) as hub:
+        offend(hub)
+        wait_for(lambda: receiver.heard, "the first try")
+        hub.run(hub.hub.drain())
+        wait_for(lambda: hub.hub.webhooks.delivered == 1, "the second, without a wait")
+
+
+def test_alerts_come_from_any_thread_and_are_worked_out_in_the_loop() -> None:
+    async def walk() -> None:
+        clock, sent, done = ManualClock(start=1000), [], asyncio.Event()
+        gate = Gate(store=MemoryStore(clock=clock))
+        here = threading.current_thread()
+
+        def send(what: str, alert: Alert) -> None:
+            assert threading.current_thread() is here
+            sent.append((what, alert.agent_id))
+            done.set()
+
+        alerts = Alerts(gate, clock, send)
+        gate.subscribe(lambda event: alerts.hear(event) if isinstance(event, Alerted) else None)
+        await alerts.start()
+        await asyncio.sleep(0)  # it rests now
+        await asyncio.to_thread(lambda: [gate.record_violation("planner") for _ in range(10)])
+        await asyncio.wait_for(done.wait(), PATIENCE)
+        assert sent == [(RAISED, "planner")]
+        await alerts.close()
+        clock.advance(60)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (sent, alerts._due) == ([(RAISED, "planner")], {})
+        await alerts.close()
+
+    with capture_logs():
+        asyncio.run(walk(), debug=True)  # a loop that minds who calls it
+
+
 # The fleet ------------------------------------------------------------------------------------------------------------
 
 
@@ -489,6 +528,22 @@ def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
         wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
         assert (one.hub.alerts.resolved, other.hub.alerts.resolved) == (0, 1), "by the one that has raised it last"
         assert fleet.receiver.events == [(RAISED, "planner")] * 2 + [(RESOLVED, "planner")]
+
+
+def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    with fleet.hub() as one, fleet.hub() as other:
+        settled(other)
+        offend(one)
+        settled(one)
+        assert (one.hub.alerts.open, other.hub.alerts.open) == (1, 0)
+        other.hub.alerts.hear(Alerted("planner", 10, 300.0))
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the second")
+        first, second = [heard.json()["alert"] for heard in fleet.receiver.heard]
+        assert second == {**first, "times": 2}
+        assert list(fleet.open.values()) == shown(other) == [second]
 
 
 @pytest.mark.parametrize("way", ["reset", "exempt"])

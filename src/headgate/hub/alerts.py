@@ -284,7 +284,6 @@ class Alerts:
             entry.alert, entry.mine, entry.patient = alert, False, False
             self._show(alert)
         entry.text = text
-        self._due[alert.agent_id] = None
 
     async def _miss(self, entry: _Open) -> None:
         """An alert no longer stands in the server: another hub has resolved it, or the server has lost it."""
