@@ -490,6 +490,14 @@ def test_b8_when_the_hub_that_raised_it_has_gone_another_resolves_it(fleet: Flee
         fleet.clock.advance(1.999999)
         compared(other)
         assert fleet.receiver.events == [(RAISED, "planner")]
+        offend(other, times=1)
+        fleet.clock.advance(0.000001)
+        compared(other)
+        fleet.clock.advance(59.999999)
+        compared(other)
+        fleet.clock.advance(1.999999)
+        compared(other)
+        assert fleet.receiver.events == [(RAISED, "planner")], "it was not quiet after all"
         fleet.clock.advance(0.000001)
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
@@ -744,6 +752,66 @@ def test_b8_a_removal_that_timed_out_is_told_once_whether_or_not_it_was_done(
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
         assert failures == []
+
+
+def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = stored.RedisAlerts.end
+    tries: list[str] = []
+
+    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
+        outcome, _ = await end(self, *words)
+        tries.append(outcome)
+        raise StoreAway("no answer in time")
+
+    monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
+    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    with fleet.hub() as one:
+        offend(one)
+        settled(one)
+        fleet.clock.advance(60)
+        wait_for(lambda: tries == ["done"], "the first try")
+        one.call(one.hub.alerts.look_again)
+        wait_for(lambda: tries == ["done", "other"], "the second")
+        one.hub.alerts._next_look = 0.0
+        one.call(one.hub.alerts.look_again)
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
+        assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
+
+
+def test_one_that_another_hub_has_just_put_back_goes_on(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = stored.RedisAlerts.read
+    with fleet.hub() as one:
+        offend(one)
+        settled(one)
+        times = [0]
+
+        async def too_early(self: stored.RedisAlerts) -> dict[str, str]:
+            found = await read(self)
+            times[0] += 1
+            return {} if times[0] == 1 else found
+
+        monkeypatch.setattr(stored.RedisAlerts, "read", too_early)
+        wait_for(lambda: times[0] > 1, "two looks")
+        settled(one)
+        assert (one.hub.alerts.open, fleet.receiver.events) == (1, [(RAISED, "planner")])
+        fleet.clock.advance(60)
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
+
+
+def test_one_that_was_raised_again_without_the_server_is_put_back_as_it_is(shaky: Fleet) -> None:
+    with shaky.hub() as one:
+        offend(one)
+        settled(one)
+        shaky.server.kill()
+        away(one)
+        offend(one)
+        settled(one)
+        assert [alert["times"] for alert in shown(one)] == [2]
+        shaky.server.start()
+        back(one)
+        wait_for(lambda: len(shaky.receiver.heard) == 3, "the end of it, since the server has lost the violations")
+        assert [heard.json()["alert"]["times"] for heard in shaky.receiver.heard] == [1, 2, 2]
+        assert shaky.open == {}
 
 
 def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_again(fleet: Fleet) -> None:

@@ -287,8 +287,8 @@ class Alerts:
 
     async def _miss(self, entry: _Open) -> None:
         """An alert no longer stands in the server: another hub has resolved it, or the server has lost it."""
-        alert = entry.alert
-        outcome, found = await self._put(alert, "", entry.text or _encoded(alert))
+        alert, text = entry.alert, _encoded(entry.alert)
+        outcome, found = await self._put(alert, "", text)
         there = _decoded(found)
         if outcome == "ended" and there is not None:
             # It was us, if we only weren't told that it was done; or we have raised it again, and nobody knows of that.
@@ -296,8 +296,8 @@ class Alerts:
             self._end(entry, replace(alert, resolved_at=there.resolved_at), ours=ours)
         elif outcome == "other" and (there is None or there.alert_id != alert.alert_id):
             self._end(entry, replace(alert, resolved_at=time.time()), ours=entry.mine)
-        elif outcome == "full":
-            entry.text = ""  # it goes on here
+        elif outcome == "done":
+            entry.text = text
 
     # Who is told -----------------------------------------------------------------------------------------------------
 
