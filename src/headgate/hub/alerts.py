@@ -149,10 +149,12 @@ class Alerts:
         if self._loop.time() >= self._next_look:
             self._next_look = self._loop.time() + _EVERY
             await self._compare()
-        while self._news:
-            await self._raise(self._news.popleft())
-        while self._due:
-            await self._look(self._due.popitem()[0])
+        while self._news or self._due:
+            if self._news:
+                await self._raise(self._news.popleft())
+            else:
+                await self._look(self._due.popitem()[0])
+            await asyncio.sleep(0)  # agents have their turn too, however many alerts there are
 
     async def _raise(self, event: Alerted) -> None:
         """Open an alert, or raise the open one again, and tell of it."""
@@ -287,8 +289,8 @@ class Alerts:
 
     async def _miss(self, entry: _Open) -> None:
         """An alert no longer stands in the server: another hub has resolved it, or the server has lost it."""
-        alert, text = entry.alert, _encoded(entry.alert)
-        outcome, found = await self._put(alert, "", text)
+        alert = entry.alert
+        outcome, found = await self._put(alert, "", _encoded(alert))
         there = _decoded(found)
         if outcome == "ended" and there is not None:
             # It was us, if we only weren't told that it was done; or we have raised it again, and nobody knows of that.
@@ -296,8 +298,6 @@ class Alerts:
             self._end(entry, replace(alert, resolved_at=there.resolved_at), ours=ours)
         elif outcome == "other" and (there is None or there.alert_id != alert.alert_id):
             self._end(entry, replace(alert, resolved_at=time.time()), ours=entry.mine)
-        elif outcome == "done":
-            entry.text = text
 
     # Who is told -----------------------------------------------------------------------------------------------------
 
