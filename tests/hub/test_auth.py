@@ -16,6 +16,7 @@ from servers import PATIENCE
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate import Policy
+from headgate.hub import pages
 from headgate.hub.hub import ROUTES
 from headgate.hub.proto import envelope_pb2 as wire
 from headgate.hub.registry import LONGEST_TOKEN, LedgerRoll
@@ -153,7 +154,8 @@ def test_the_admin_is_no_agent(asking: Asking) -> None:
 def test_every_route_says_who_may_use_it_as_the_requirements_do() -> None:
     """A route that isn't meant for everybody has to be in one of the tests above."""
     found = {who: {route.path for route in ROUTES if route.who is who} for who in Who}
-    page = {"/", "/dashboard", "/dashboard/dashboard.js", "/dashboard/dashboard.css", "/dashboard/icon.svg"}
+    page = {route.path for route in pages.ROUTES}
+    assert all(re.fullmatch(r"/(dashboard(/\w+\.(js|css|svg))?)?", path) for path in page)
     assert found[Who.PROBE] == {"/health", "/api/health", "/live", "/ready"} | page
     assert found[Who.ANYONE] == {
         "/openapi.json", "/api/schemas", "/api/agents", "/api/channels", "/api/metrics", "/api/onboard/register",

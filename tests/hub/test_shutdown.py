@@ -84,6 +84,9 @@ def test_http_in_flight_finishes_and_the_hub_is_not_ready_while_it_stops() -> No
                 wire.say("message", to="friend", body=1)  # which the hub waits for before it closes anything
                 (socket,) = hub.hub.presence.of("planner")
                 wait_for(socket.turn.locked, "the message to be handled")
+                assert hub.server is not None
+                tasks = hub.server.server_state.tasks
+                wait_for(lambda: len(tasks) == 2, "the request to be handled")
                 with stopping(hub):
                     ready = probe.get("/ready")
                     assert (ready.status_code, ready.headers["retry-after"]) == (503, "5")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from redis_stores import PATIENT
 from servers import Server, other_servers
 
 from headgate import ManualClock
@@ -24,7 +25,7 @@ def test_it_conforms(any_server: Server, case: conformance.Case) -> None:
     made = []
 
     def make(clock: ManualClock) -> RedisStore:
-        made.append(RedisStore(any_server.url, prefix=next(_prefixes), clock=clock))
+        made.append(RedisStore(any_server.url, prefix=next(_prefixes), clock=clock, timeout=PATIENT))
         return made[-1]
 
     try:

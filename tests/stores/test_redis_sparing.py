@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any, Self
 
 import pytest
+from redis_stores import PATIENT
 from servers import Server, wait_for
 
 from headgate import (
@@ -43,8 +44,9 @@ class Fleet:
         self.clock = ManualClock(start=1000)
         self._server = server
         prefix = f"sparing{next(_numbers)}:"
-        self.stores = [RedisStore(server.url, prefix=prefix, clock=self.clock, **options) for _ in range(nodes)]
-        self.plain = RedisStore(server.url, prefix=prefix, clock=self.clock)
+        patient: dict[str, Any] = {"prefix": prefix, "clock": self.clock, "timeout": PATIENT}
+        self.stores = [RedisStore(server.url, **{**patient, **options}) for _ in range(nodes)]
+        self.plain = RedisStore(server.url, **patient)
 
     def calls(self) -> int:
         with self._server.client() as client:
