@@ -22,7 +22,9 @@ from logs import access, csv, written
 from servers import PATIENCE, wait_for
 
 import headgate
+from headgate import ManualClock
 from headgate.cli import main, replaying
+from headgate.cli.terminal import Progress
 from headgate.replay.options import FIELDS
 
 pytestmark = pytest.mark.once
@@ -450,18 +452,23 @@ class Terminal(io.StringIO):
 
 def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    out, times = Terminal(), iter(range(10))
-    progress = replaying._Progress(out, lambda: float(next(times)))
-    progress.show(250, 1000, 500)
-    progress.show(500, 1000, 1000)
-    progress.show(250, 1000, 500)
-    progress.show(900, None, 4000)
-    progress.close()
+    out, clock = Terminal(), ManualClock()
+    with Progress(out, lambda: clock.now() / 1e6) as line:
+        progress = replaying._Reading(line, lambda: clock.now() / 1e6)
+        for done, total, lines in ((250, 1000, 500), (500, 1000, 1000)):
+            clock.advance(1)
+            progress.show(done, total, lines)
+            progress.show(done, total, lines)  # too soon
+        progress.show(0, 1000, 0)
+        clock.advance(1)
+        progress.show(250, 1000, 500)
+        clock.advance(1)
+        progress.show(900, None, 4000)
     assert [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")][1:] == [
         "reading:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
         "reading:  50% ███████████████░░░░░░░░░░░░░░░ 1,000 lines, 500 a second, 2 s left",
-        "looking for limits, pass 1:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500,000 a second, 0 s left",
-        "looking for limits, pass 1: 4,000 lines, 4,000 a second",
+        "looking for limits, pass 1:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
+        "looking for limits, pass 1: 4,000 lines, 2,000 a second",
         "",
     ]
 
@@ -470,9 +477,8 @@ def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyP
 def test_progress_is_shown_on_a_terminal_only(out: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
     times = iter(range(10))
-    progress = replaying._Progress(out, lambda: float(next(times)))
-    progress.show(1, 2, 3)
-    progress.close()
+    with Progress(out, lambda: float(next(times))) as line:
+        replaying._Reading(line).show(1, 2, 3)
     assert out.getvalue() == ""
 
 

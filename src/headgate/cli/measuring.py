@@ -97,9 +97,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _measured(cases: Sequence[Case], seconds: float) -> list[Figure]:
     """Measure each case for its share of the time, in rounds."""
-    figures = []
-    with Progress("measuring") as progress:
-        for number, case in enumerate(cases, 1):
+    figures: list[Figure] = []
+    with Progress() as progress:
+        for case in cases:
             decision = case.run()  # once before, so that everything is there, and what is to be denied is
             times: list[float] = []
             end = time.perf_counter() + seconds / len(cases)
@@ -107,7 +107,7 @@ def _measured(cases: Sequence[Case], seconds: float) -> list[Figure]:
                 begin = time.perf_counter()
                 decision = case.run()
                 times.append((time.perf_counter() - begin) / case.checks * 1e9)
-                progress.show(number, len(cases))
+                progress.show(lambda: f"measuring: {len(figures) + 1} of {len(cases)}")
             if decision.degraded or bool(decision) is not case.passes:
                 raise HeadgateError(f"{case.what}: expected the server to decide, got {decision}; is it still there?")
             typical = median(times)

@@ -97,14 +97,14 @@ def _agents(options: argparse.Namespace) -> int:
 def _everybody(hub: Hub, known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The card of every agent that is registered; of one whose token was revoked, what the list says."""
     everybody: list[dict[str, Any]] = []
-    with Progress("agents") as progress:
+    with Progress() as progress:
         page = hub.registered()
         while page:
             for one in page:
                 agent = one["agent_id"]
                 card = known.get(agent) or _card(hub, agent)
                 everybody.append({**card, "revoked": bool(one.get("revoked"))})
-                progress.show(len(everybody))
+                progress.show(lambda: f"agents: {len(everybody):,}")
             page = hub.registered(after=page[-1]["agent_id"])
     return everybody
 

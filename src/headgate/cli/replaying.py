@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from headgate.cli.shape import Commands, command
 from headgate.cli.terminal import (
@@ -17,8 +17,8 @@ from headgate.cli.terminal import (
     YELLOW,
     Cell,
     Column,
+    Progress,
     harmless,
-    is_live,
     painted,
     print_json,
     print_table,
@@ -36,8 +36,6 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
 _COLUMNS: Final = 60  # of the timeline
 _SHOWN_ALERTS: Final = 5
-_SOON: Final = 1.0  # seconds until progress is shown
-_REDRAW: Final = 0.1
 
 
 def add(commands: Commands) -> None:
@@ -118,13 +116,9 @@ def _run(options: argparse.Namespace) -> int:
     reading = Reading(
         options.format, options.key, options.channel, options.tier, tuple(options.route), dict(options.field)
     )
-    progress = _Progress(sys.stderr)
-    try:
-        report = replay(
-            options.logs, policies, reading, share=options.suggest, worst=options.worst, progress=progress.show
-        )
-    finally:
-        progress.close()
+    with Progress() as line:
+        progress = _Reading(line).show
+        report = replay(options.logs, policies, reading, share=options.suggest, worst=options.worst, progress=progress)
     if target is not None:
         _write(target, page(report))
     if options.json:
@@ -325,42 +319,30 @@ def _span(seconds: float) -> str:
     return " ".join(parts[:2]) if seconds >= 10 else f"{seconds:g} s"
 
 
-class _Progress:
-    """How far the reading is, on a terminal: shown once it has taken a second, and gone when it is done."""
+class _Reading:
+    """How far the reading is."""
 
-    def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._now = out, now
-        self._live, self._drawn = is_live(out), False
-        self._passes, self._done = 1, 0
-        self._begin = now()
-        self._next = self._begin + _SOON
+    def __init__(self, line: Progress, now: Callable[[], float] = time.monotonic) -> None:
+        self._line, self._now = line, now
+        self._passes, self._done, self._begin = 1, 0, now()
 
     def show(self, done: int, total: int | None, lines: int) -> None:
-        if not self._live:
-            return
-        now = self._now()
         if done < self._done:  # it begins again
             self._passes += 1
-            self._begin = now
+            self._begin = self._now()
         self._done = done
-        if now < self._next:
-            return
-        self._next, self._drawn = now + _REDRAW, True
-        pace = lines / max(now - self._begin, 0.001)
-        shown = f"{lines:,} lines, {pace:,.0f} a second"
+        self._line.show(lambda: self._text(total, lines))
+
+    def _text(self, total: int | None, lines: int) -> str:
+        taken = self._now() - self._begin
+        shown = f"{lines:,} lines, {lines / max(taken, 0.001):,.0f} a second"
         if total:
-            share = min(done / total, 1.0)
+            share = min(self._done / total, 1.0)
             filled = round(share * 30)
-            left = (now - self._begin) * (1 - share) / max(share, 0.001)
+            left = taken * (1 - share) / max(share, 0.001)
             shown = f"{share:4.0%} {'█' * filled}{'░' * (30 - filled)} {shown}, {_span(left)} left"
         which = "reading" if self._passes == 1 else f"looking for limits, pass {self._passes - 1}"
-        self._out.write(f"\r{which}: {shown}\x1b[K")
-        self._out.flush()
-
-    def close(self) -> None:
-        if self._drawn:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+        return f"{which}: {shown}"
 
 
 def _share(text: str) -> Fraction:

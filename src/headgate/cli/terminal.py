@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Self, TextIO
 from unicodedata import category, east_asian_width
@@ -112,29 +112,27 @@ def print_json(found: object) -> None:
 
 
 class Progress:
-    """How far something is, on a terminal: shown once it has taken a second, and gone when it is done."""
+    """A line that says how far something is, on a terminal: shown once it has taken a second, gone when it is done."""
 
-    def __init__(self, what: str) -> None:
-        self._what, self._live, self._drawn = what, is_live(sys.stderr), False
-        self._next = time.monotonic() + _SOON
+    def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._now = sys.stderr if out is None else out, now
+        self._live, self._drawn = is_live(self._out), False
+        self._next = now() + _SOON
 
-    def show(self, done: int, total: int | None = None) -> None:
-        """So much of a total, or of what nobody knows the length of, is done."""
-        now = time.monotonic()
-        if not self._live or now < self._next:
-            return
-        self._next, self._drawn = now + _REDRAW, True
-        share = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-        sys.stderr.write(f"\r{self._what}: {share}\x1b[K")
-        sys.stderr.flush()
+    def show(self, text: Callable[[], str]) -> None:
+        """Draw the line anew, if it is time to."""
+        if self._live and (now := self._now()) >= self._next:
+            self._next, self._drawn = now + _REDRAW, True
+            self._out.write(f"\r{text()}\x1b[K")
+            self._out.flush()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            self._out.write("\r\x1b[K")
+            self._out.flush()
 
 
 @contextmanager

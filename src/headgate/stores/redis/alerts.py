@@ -3,7 +3,7 @@
 from typing import Any, Final, Literal, TypeAlias
 
 from headgate.errors import StoreAway
-from headgate.stores.redis.connecting import ERRORS, Clients, explained
+from headgate.stores.redis.connecting import ERRORS, Clients, explained, text_of
 from headgate.stores.redis.requests import FORMAT
 from headgate.stores.redis.script import part
 
@@ -32,7 +32,7 @@ class RedisAlerts:
             found: Any = await (await self._clients.aclient()).hgetall(f"{self._start}open")
         except ERRORS as error:
             raise StoreAway(f"the open alerts can't be read: {explained(error)}") from error
-        return {_text(agent): _text(text) for agent, text in found.items()}
+        return {text_of(agent): text_of(text) for agent, text in found.items()}
 
     async def put(self, agent: str, alert_id: str, known: str, text: str) -> tuple[Outcome, str]:
         """Put a text in the place of what is known to stand there ("" for nothing).
@@ -54,8 +54,4 @@ class RedisAlerts:
             outcome, found = await work
         except ERRORS as error:
             raise StoreAway(f"an alert can't be changed: {explained(error)}") from error
-        return _text(outcome), _text(found)  # type: ignore[return-value]
-
-
-def _text(found: bytes | str) -> str:
-    return found if isinstance(found, str) else found.decode()
+        return text_of(outcome), text_of(found)  # type: ignore[return-value]

@@ -368,3 +368,8 @@ def _value(text: str) -> object:
 def _shown(url: str) -> str:
     """A URL without its password."""
     return re.sub(r"(//[^/@]*:)[^@]*@", r"\1***@", url)[:100]
+
+
+def text_of(found: bytes | str) -> str:
+    """What a server has answered, as text, however its client decodes it."""
+    return found if isinstance(found, str) else found.decode()

@@ -11,7 +11,7 @@ import redis
 from redis.exceptions import ReadOnlyError, RedisClusterException
 
 from headgate.errors import StoreAway
-from headgate.stores.redis.connecting import ERRORS, AsyncClient, Clients, explained
+from headgate.stores.redis.connecting import ERRORS, AsyncClient, Clients, explained, text_of
 from headgate.stores.redis.failing import Breaker
 from headgate.stores.redis.requests import FORMAT
 from headgate.stores.redis.script import part
@@ -94,7 +94,7 @@ class RedisRoll:
 
     async def _change(self, *words: str) -> tuple[str, str]:
         outcome, when = await self._ask(lambda client: client.eval(_CHANGE, len(self._keys), *self._keys, *words))
-        return _text(outcome), _text(when)
+        return text_of(outcome), text_of(when)
 
     async def verify(self, agent: str, digest: bytes) -> bool:
         try:
@@ -124,7 +124,7 @@ class RedisRoll:
             if found is None:
                 self._verified.drop(self._verified.owner_of(digest))
                 return None
-            agent = _text(found)
+            agent = text_of(found)
             if not self._told_since(before, agent):
                 self._verified.keep(agent, digest)
                 return agent
@@ -146,7 +146,7 @@ class RedisRoll:
             before = self._tellings
             found = await self._ask(lambda client: client.hget(self._tokens, agent))
             if not self._told_since(before, agent):
-                digest = None if found is None else bytes.fromhex(_text(found).partition(" ")[2])
+                digest = None if found is None else bytes.fromhex(text_of(found).partition(" ")[2])
                 return digest or None
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
@@ -155,8 +155,8 @@ class RedisRoll:
         if not names:
             return []
         rows = await self._ask(lambda client: client.hmget(self._tokens, names))
-        parts = [_text(row).partition(" ") for row in rows]  # agents are never dropped, so each has one
-        return [(_text(name), float(at), not digest) for name, (at, _, digest) in zip(names, parts, strict=True)]
+        parts = [text_of(row).partition(" ") for row in rows]  # agents are never dropped, so each has one
+        return [(text_of(name), float(at), not digest) for name, (at, _, digest) in zip(names, parts, strict=True)]
 
     async def invite(self, digest: bytes, at: float) -> None:
         await self._ask(lambda client: client.hset(self._invitations, digest.hex(), repr(at)))
@@ -207,7 +207,7 @@ class RedisRoll:
             while True:
                 message = await channel.get_message(timeout=_LOOK)
                 if message is not None and message["type"] == "message":
-                    when, _, agent = _text(message["data"]).partition(" ")
+                    when, _, agent = text_of(message["data"]).partition(" ")
                     self._hear(agent, float(when))
                 else:  # it has been subscribed to, perhaps anew; or there was nothing for long
                     await self._catch_up()
@@ -219,7 +219,7 @@ class RedisRoll:
         while True:
             missed = await self._ask(self._missed)
             for agent, when in missed:
-                self._hear(_text(agent), when)
+                self._hear(text_of(agent), when)
                 self._heard = when
             if len(missed) < _PAGE:
                 return
@@ -253,7 +253,3 @@ class _Verified:
 
     def owner_of(self, digest: bytes) -> str | None:
         return self._owners.get(digest)
-
-
-def _text(found: bytes | str) -> str:
-    return found if isinstance(found, str) else found.decode()
