@@ -757,6 +757,7 @@ def test_b7_light_and_dark_are_as_the_system_says_unless_somebody_chooses(visito
         page.get_by_role("button", name="Dark").click()
         assert page.evaluate(ground) == dark
         page.emulate_media(color_scheme="light")
+        expect(page.get_by_role("button", name="Dark")).to_be_visible()  # the page is told of it a moment later
         assert page.evaluate(ground) == light
 
 
