@@ -53,12 +53,6 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
-
-
-@pytest.fixture
 def logged() -> Iterator[list[Any]]:
     with capture_logs() as lines:
         yield lines

@@ -86,7 +86,6 @@ class Alerts:
         """How many were resolved by it."""
         self._open: Final[dict[str, _Open]] = {}
         self._recent: Final[dict[str, Alert]] = {}
-        self._followers: Final[list[Callable[[Alert], None]]] = []
         self._news: Final[deque[Alerted]] = deque()
         self._due: Final[dict[str, None]] = {}
         self._wake: Final = asyncio.Event()
@@ -103,10 +102,6 @@ class Alerts:
     def recent(self) -> list[Alert]:
         """The newest alerts, open ones and resolved ones, newest first."""
         return list(reversed(self._recent.values()))
-
-    def follow(self, heard: Callable[[Alert], None]) -> None:
-        """Have a function called, in the hub's loop, with each alert that is raised or resolved, here or elsewhere."""
-        self._followers.append(heard)
 
     def hear(self, event: Alerted) -> None:
         """Raise an alert. It may be called in any thread, and only makes a note."""
@@ -309,11 +304,6 @@ class Alerts:
             self._recent[alert.alert_id] = alert
         if len(self._recent) > _KEPT:
             del self._recent[next(iter(self._recent))]
-        for heard in self._followers:
-            try:
-                heard(alert)
-            except Exception:  # noqa: BLE001 - the others are told all the same
-                _log.exception("an alert could not be shown")
 
     def _say_too_many(self) -> None:
         if not self._too_many:

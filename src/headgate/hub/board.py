@@ -244,10 +244,12 @@ class Board:
             if len(changed) > 1:
                 update.agents.append(changed)
         self._cards.update(new)
-        for name, value in (("summary", cards.summary(hub)), ("more", more), ("alerts", hub.alerts.recent())):
-            if value != getattr(self, f"_{name}"):
-                setattr(self, f"_{name}", value)
-                setattr(update, name, value)
+        if (summary := cards.summary(hub)) != self._summary:
+            self._summary = update.summary = summary
+        if more != self._more:
+            self._more = update.more = more
+        if (alerts := hub.alerts.recent()) != self._alerts:
+            self._alerts = update.alerts = alerts
         timeline = cards.timeline(tally, since)
         update.timeline = [point for point in timeline if point not in self._timeline]
         self._timeline = timeline
