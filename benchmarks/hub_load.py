@@ -23,7 +23,7 @@ from websockets.asyncio.client import connect
 
 from benchmarks.hub_report import CHANNEL, MAILBOX, MESSAGE, PING, RELAY, Pair, Round
 from benchmarks.measure import freeze
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 
 CONNECTIONS: Final = 20
 WINDOW: Final = 4

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the Python modules of headgate/v1/envelope.proto: `python proto/generate.py [FOLDER]`.
 
-They go to where the hub has them, or to another folder. It needs the package grpcio-tools, in the version that
+They go to where headgate has them, or to another folder. It needs the package grpcio-tools, in the version that
 constraints.txt names.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SCHEMA = "headgate/v1/envelope.proto"
-PLACE = HERE.parent / "src/headgate/hub/proto"
+PLACE = HERE.parent / "src/headgate/proto"
 
 
 def generate(folder: Path) -> None:
@@ -20,7 +20,7 @@ def generate(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         options = [f"--proto_path={HERE}", f"--python_out={made}", f"--pyi_out={made}"]
         subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, SCHEMA], check=True)  # noqa: S603 - ours
-        # protoc lays them out by the schema's package, which the hub keeps in one place of its own.
+        # protoc lays them out by the schema's package, which headgate keeps in one place of its own.
         for file in Path(made, SCHEMA).parent.iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from headgate.hub.frames import schemas
 from headgate.hub.hub import ROUTES
 from headgate.hub.openapi import document
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 from headgate.hub.routing import Route, Router, Who
 
 Json = Any

@@ -11,7 +11,7 @@ from fuzzer import ALMOST, GOOD, NOISE, Fuzzer, Request, websocket_frame
 from judging import Judge, read
 from servers import PATIENCE
 
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 
 AGENTS = [f"agent-{number}" for number in range(8)]
 HANDSHAKE = (

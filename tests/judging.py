@@ -9,7 +9,7 @@ from fuzzer import FRAMES, GOOD, OPENAPI, Request
 from google.protobuf.message import DecodeError
 
 from headgate.hub.hub import ROUTES
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 
 PAGES = {route.media for route in ROUTES} - {"application/json"}
 BY_THE_HUB = {1002, 1007, 1008, 1009}

@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore
 from headgate.hub.manners import Flood
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 from headgate.hub.relay import Relay, relay_limiter
 from headgate.hub.socket import Socket
 

@@ -14,7 +14,7 @@ from headgate import Decision, Gate, Limiter, Policy, RedisStore
 from headgate.events import Event
 from headgate.hub import frames
 from headgate.hub.hub import ROUTES
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 from headgate.hub.routing import Route, Who
 from headgate.hub.settings import HubSettings, flag, variable
 from headgate.sliding import RateLimiter, RateLimitResult

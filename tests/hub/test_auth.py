@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from headgate import Policy
 from headgate.hub import pages
 from headgate.hub.hub import ROUTES
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 from headgate.hub.registry import LONGEST_TOKEN, LedgerRoll
 from headgate.hub.routing import Route, Who
 from headgate.hub.tokens import Tokens

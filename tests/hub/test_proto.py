@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +15,7 @@ def test_the_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "proto/generate.py", tmp_path], check=True)
     made = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert sorted(made) == ["envelope_pb2.py", "envelope_pb2.pyi"]
-    place = ROOT / "src/headgate/hub/proto"
+    place = ROOT / "src/headgate/proto"
     for name, content in made.items():
         assert (place / name).read_bytes() == content, f"{name} is out of date: run `python proto/generate.py`"
 

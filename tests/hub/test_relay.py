@@ -14,7 +14,7 @@ from servers import PATIENCE, wait_for
 
 from headgate import BLOCKED, Decision, HeadgateError, Limiter, MemoryStore
 from headgate.errors import StoreAway
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 from headgate.hub.relay import relay_limiter
 
 # Who it is -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from servers import wait_for
 from websockets.exceptions import ConnectionClosed
 
 from headgate.hub.manners import DENIALS
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 
 UNREADABLE = "expected an Envelope of headgate.v1, got bytes that can't be read as one"
 NOT_DATA = "expected DATA with its payload"

@@ -28,7 +28,7 @@ import headgate
 from headgate import InvalidInput
 from headgate._version import VERSION
 from headgate.hub.hub import Hub
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 LIMITS = "/api/admin/rate-limits"

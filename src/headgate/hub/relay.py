@@ -18,7 +18,7 @@ from headgate.clock import Clock
 from headgate.core import Decision
 from headgate.errors import InvalidInput, StoreAway
 from headgate.hub.manners import MISTAKES, Flood, Manners
-from headgate.hub.proto import envelope_pb2 as wire
+from headgate.proto import envelope_pb2 as wire
 from headgate.hub.refusing import refusal
 from headgate.hub.socket import Socket
 from headgate.hub.timing import Timer
