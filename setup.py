@@ -16,6 +16,8 @@ COMPILED = [
     "violations.py",
     "plan.py",
     "checks.py",
+    "structured.py",
+    "wire.py",
     "stores/memory.py",
     "stores/redis/requests.py",
     "stores/redis/sparing.py",

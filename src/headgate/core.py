@@ -234,6 +234,11 @@ class Decision:
         """`retry_after` in whole microseconds, as the stores count."""
         return None if self._retry == NEVER else self._retry
 
+    @property
+    def reset_us(self) -> int:
+        """`reset_after` in whole microseconds."""
+        return self._reset
+
     def __bool__(self) -> bool:
         return self._outcome is not DENY
 

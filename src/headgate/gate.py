@@ -145,6 +145,59 @@ class Gate(GateChecks, Closing):
         self._emit(AddressChecked(ask.key, purpose, decision))
         return decision
 
+    def charge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
+        """Count what an agent has spent already, even if that leaves a debt, which later refill pays off.
+
+        Like `refund`, it answers as `peek` would right after it, and tells nobody.
+        """
+        return self._apply(Verb.CHARGE, agent, channel, tier, cost)
+
+    async def acharge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
+        return await self._aapply(Verb.CHARGE, agent, channel, tier, cost)
+
+    def refund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
+        """Give an agent back what a check has counted and it hasn't used, up to the capacity."""
+        return self._apply(Verb.REFUND, agent, channel, tier, cost)
+
+    async def arefund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
+        return await self._aapply(Verb.REFUND, agent, channel, tier, cost)
+
+    def charge_address(self, address: str, cost: SupportsIndex, purpose: str = "request") -> Decision:
+        """`charge` for somebody who isn't known, by address."""
+        return self._apply_address(Verb.CHARGE, address, purpose, cost)
+
+    async def acharge_address(self, address: str, cost: SupportsIndex, purpose: str = "request") -> Decision:
+        return await self._aapply_address(Verb.CHARGE, address, purpose, cost)
+
+    def refund_address(self, address: str, cost: SupportsIndex = 1, purpose: str = "request") -> Decision:
+        """`refund` for somebody who isn't known, by address."""
+        return self._apply_address(Verb.REFUND, address, purpose, cost)
+
+    async def arefund_address(self, address: str, cost: SupportsIndex = 1, purpose: str = "request") -> Decision:
+        return await self._aapply_address(Verb.REFUND, address, purpose, cost)
+
+    def _apply(self, verb: Verb, agent: str, channel: str, tier: str, cost: object) -> Decision:
+        ask = self._by_agent(agent, channel, tier, cost)
+        return EXEMPT if ask is None else self._store.apply(verb, [ask], self._plan.low)
+
+    async def _aapply(self, verb: Verb, agent: str, channel: str, tier: str, cost: object) -> Decision:
+        ask = self._by_agent(agent, channel, tier, cost)
+        return EXEMPT if ask is None else await self._store.aapply(verb, [ask], self._plan.low)
+
+    def _apply_address(self, verb: Verb, address: str, purpose: str, cost: object) -> Decision:
+        plan, ask, _ = self._by_address(address, purpose, cost)
+        return EXEMPT if ask is None else self._store.apply(verb, [ask], plan.low)
+
+    async def _aapply_address(self, verb: Verb, address: str, purpose: str, cost: object) -> Decision:
+        plan, ask, _ = self._by_address(address, purpose, cost)
+        return EXEMPT if ask is None else await self._store.aapply(verb, [ask], plan.low)
+
+    def _by_agent(self, agent: str, channel: str, tier: str, cost: object) -> Ask | None:
+        """What to ask for an agent; nothing if it is exempt."""
+        plan, name, number = self._plan, check_agent(agent), cost_of(cost)
+        meter = plan.meter(name, channel, tier, None)
+        return None if name in plan.exempt else Ask(meter.name, name, meter.limit, number)
+
     def session(self, agent: str, session_id: str | int, limit: LimitLike = UNLIMITED) -> Session:
         """Open a session with a budget of its own: unlimited, unless a limit such as `limited(5, 20)` is given."""
         return self._sessions.open(agent, session_id, limit_of("session limit", limit))
@@ -222,18 +275,10 @@ class Gate(GateChecks, Closing):
 
     def peek(self, agent: str, channel: str, tier: str) -> Decision:
         """What a check would say, without counting anything."""
-        plan, name = self._plan, check_agent(agent)
-        meter = plan.meter(name, channel, tier, None)
-        if name in plan.exempt:
-            return EXEMPT
-        return self._store.apply(Verb.PEEK, [Ask(meter.name, name, meter.limit, 1)], plan.low)
+        return self._apply(Verb.PEEK, agent, channel, tier, 1)
 
     async def apeek(self, agent: str, channel: str, tier: str) -> Decision:
-        plan, name = self._plan, check_agent(agent)
-        meter = plan.meter(name, channel, tier, None)
-        if name in plan.exempt:
-            return EXEMPT
-        return await self._store.aapply(Verb.PEEK, [Ask(meter.name, name, meter.limit, 1)], plan.low)
+        return await self._aapply(Verb.PEEK, agent, channel, tier, 1)
 
     def drop_agent(self, agent: str) -> None:
         """Forget what an agent has spent, and its violations."""

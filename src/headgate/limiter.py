@@ -55,6 +55,11 @@ class Limiter(LimiterChecks, Closing):
         """Where it is counted."""
         return self._store
 
+    @property
+    def name(self) -> str:
+        """What tells its keys from those of other limiters on the store."""
+        return self._name
+
     async def acheck(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
         if self._table is not None:
             return self.check(key, cost, request_id=request_id)

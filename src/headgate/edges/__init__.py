@@ -1,0 +1,1 @@
+"""Edges: what puts a limiter or a gate in front of an application: middleware, a decorator, a dependency."""

@@ -1,0 +1,98 @@
+"""ASGI: middleware for Starlette, FastAPI, Litestar, Django and every other application of that kind."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeAlias, Unpack
+
+from headgate.edges.guard import Guard, Options, Passage, arun
+from headgate.edges.requests import AsgiRequest, Response
+from headgate.gate import Gate
+from headgate.limiter import Limiter
+from headgate.notation import LimitLike
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class RateLimitMiddleware:
+    """Lets requests pass to an application as a limiter or a gate allows it, and answers the others with 429.
+
+    `limiter` is a limiter, or the limit of one that counts in memory. Without more, each client address is counted, an
+    IPv6 address by its /64. The options are those of `headgate.edges.guard.Options`.
+
+    >>> async def app(scope, receive, send): ...
+    >>> limited = RateLimitMiddleware(app, limiter="60/minute burst 10")
+
+    Bodies are passed on as they come, either way. A request whose handler raises is given back; one whose client goes
+    away is not.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        limiter: Limiter | LimitLike | None = None,
+        gate: Gate | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self._app: Final = app
+        self._guard: Final = Guard("RateLimitMiddleware", limiter=limiter, gate=gate, wait=True, **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        guard = self._guard
+        passage = await arun(guard.admit(AsgiRequest(scope, guard.proxies)))
+        if passage is None:
+            await self._app(scope, receive, send)
+        elif not passage.decision:
+            status, headers, body = guard.refusal(passage)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+        elif guard.settles:
+            await self._settled(passage, scope, receive, send)
+        else:
+            told = guard.headers(passage)
+            try:
+                await self._app(scope, receive, _telling(send, told) if told else send)
+            except Exception:
+                await arun(guard.crashed(passage))
+                raise
+
+    async def _settled(self, passage: Passage, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass whose cost depends on its response: it is known when its last part has been sent."""
+        guard, response, done = self._guard, None, False
+
+        async def sending(message: Message) -> None:
+            nonlocal response, done
+            if message["type"] == "http.response.start":
+                response = Response(message["status"], _texts(message.get("headers", ())))
+            await telling(message)
+            if message["type"] == "http.response.body" and not message.get("more_body") and response and not done:
+                done = True
+                await arun(guard.settle(passage, response))
+
+        telling = _telling(send, guard.headers(passage))
+        try:
+            await self._app(scope, receive, sending)
+        except Exception:
+            if not done:
+                await arun(guard.crashed(passage))
+            raise
+
+
+def _telling(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+    """Add headers to a response."""
+
+    def sending(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        return send(message)
+
+    return sending
+
+
+def _texts(headers: Any) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
