@@ -12,8 +12,8 @@ from urllib.parse import quote
 from headgate.hub.frames import schemas
 from headgate.hub.hub import ROUTES
 from headgate.hub.openapi import document
-from headgate.proto import envelope_pb2 as wire
 from headgate.hub.routing import Route, Router, Who
+from headgate.proto import envelope_pb2 as wire
 
 Json = Any
 GOOD, ALMOST, NOISE = "good", "almost", "noise"

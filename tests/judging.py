@@ -84,7 +84,7 @@ class Judge:
         media = headers.get("content-type")
         if status in (200, 307) and media in PAGES:
             return
-        if media != "application/json":
+        if media not in ("application/json", "application/problem+json"):
             if (status, body) != (400, b"Invalid HTTP request received."):
                 self.blame("not JSON", request, (status, headers, body))
             return
@@ -103,7 +103,8 @@ class Judge:
             if found is None:
                 self.blame(f"{method} {path}: status {status} isn't documented", request, told)
                 return
-            schema = found["content"]["application/json"]["schema"]
+            (content,) = found["content"].values()
+            schema = content["schema"]
             self._answers[which] = jsonschema_rs.Draft202012Validator({**schema, "components": OPENAPI["components"]})
         try:
             self._answers[which].validate(told)

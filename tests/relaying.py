@@ -14,9 +14,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore
 from headgate.hub.manners import Flood
-from headgate.proto import envelope_pb2 as wire
 from headgate.hub.relay import Relay, relay_limiter
 from headgate.hub.socket import Socket
+from headgate.proto import envelope_pb2 as wire
 
 ACK, ERROR, LIMITED = wire.MESSAGE_TYPE_ACK, wire.MESSAGE_TYPE_ERROR, wire.MESSAGE_TYPE_RATE_LIMITED
 TOO_LARGE = b"x" * 65_537

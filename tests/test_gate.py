@@ -433,3 +433,61 @@ def test_a13_drop_agent_forgets_everything_about_it(gate: Gate) -> None:
     assert gate.check("a", "ws", "heavy").remaining == 9
     assert not gate.is_rate_limited("a")
     assert gate.is_rate_limited("b")
+
+
+# What is known only afterwards ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_what_was_not_used_is_given_back_and_what_was_used_besides_is_counted(twin: bool) -> None:
+    clock = ManualClock()
+    gate = Gate(Policy(limits={"heavy": "60/minute burst 10"}, exempt=["vip"]), store=MemoryStore(clock=clock))
+    seen: list[object] = []
+    gate.subscribe(seen.append)
+
+    def do(verb: str, *arguments: Any) -> Any:
+        return asyncio.run(getattr(gate, f"a{verb}")(*arguments)) if twin else getattr(gate, verb)(*arguments)
+
+    gate.check("planner", "http", "heavy", cost=8)
+    seen.clear()
+    assert do("refund", "planner", "http", "heavy", 5).remaining == 7
+    assert do("charge", "planner", "http", "heavy", 9).remaining == 0, "and a debt of two"
+    clock.advance(2)
+    assert gate.peek("planner", "http", "heavy").remaining == 0
+    clock.advance(1)
+    assert gate.peek("planner", "http", "heavy").remaining == 1
+    assert do("refund", "planner", "http", "heavy", 99).remaining == 10
+    assert gate.peek("planner", "ws", "heavy").remaining == 10, "each channel has its own"
+    assert do("charge", "vip", "http", "heavy", 9).outcome is Outcome.EXEMPT
+    assert do("refund", "vip", "http", "heavy").outcome is Outcome.EXEMPT
+    assert seen == []
+    assert not gate.is_rate_limited("planner")
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_addresses_are_settled_with_too(twin: bool) -> None:
+    addresses = {"limit": "60/minute burst 10", "registration": "5/minute", "exempt": ["10.0.0.0/8"]}
+    gate = Gate(Policy(addresses=addresses), store=MemoryStore(clock=ManualClock()))
+
+    def do(verb: str, *arguments: Any) -> Any:
+        return asyncio.run(getattr(gate, f"a{verb}")(*arguments)) if twin else getattr(gate, verb)(*arguments)
+
+    gate.check_address("2001:db8::1", cost=4)
+    assert do("refund_address", "2001:db8::2", 3).remaining == 9, "the same /64"
+    assert do("charge_address", "2001:db8::3", 9).remaining == 0
+    assert do("charge_address", "2001:db8::3", 2, "registration").remaining == 3
+    assert do("refund_address", "2001:db8::3", 1, "registration").remaining == 4
+    assert do("charge_address", "10.1.2.3", 9).outcome is Outcome.EXEMPT
+
+
+def test_bad_input_to_settle_with_counts_nothing() -> None:
+    gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
+    wrong = (("", "http", "heavy", 1), ("a", "smtp", "heavy", 1), ("a", "http", "x", 1), ("a", "http", "heavy", 0))
+    for arguments in wrong:
+        with pytest.raises(InvalidInput):
+            gate.charge(*arguments)
+        with pytest.raises(InvalidInput):
+            gate.refund(*arguments)
+    with pytest.raises(InvalidInput):
+        gate.charge_address("nowhere", 1)
+    assert gate.peek("a", "http", "heavy").remaining == gate.capacity("a", "http", "heavy")

@@ -147,7 +147,7 @@ def quotas(limit: Limit, name: str = "default") -> tuple[Quota, ...]:
     """The policies that a limit is made of; none, if it lets everything pass, or more than headers can tell."""
     if any(part.capacity > _LARGEST for part in limit.parts):
         return ()
-    names = [name] if len(limit.parts) == 1 else [str(part) for part in limit.parts]
+    names = [name] if limit.parts[0] is limit else [str(part) for part in limit.parts]
     return tuple(Quota(_safe(of), part.capacity, _window(part)) for of, part in zip(names, limit.parts, strict=True))
 
 

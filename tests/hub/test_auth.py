@@ -18,10 +18,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from headgate import Policy
 from headgate.hub import pages
 from headgate.hub.hub import ROUTES
-from headgate.proto import envelope_pb2 as wire
 from headgate.hub.registry import LONGEST_TOKEN, LedgerRoll
 from headgate.hub.routing import Route, Who
 from headgate.hub.tokens import Tokens
+from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.registry import RedisRoll
 
 MANY = "1000000/minute"

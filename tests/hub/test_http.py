@@ -11,6 +11,7 @@ from servers import PATIENCE
 
 from headgate import Policy
 from headgate.policy import TIERS
+from headgate.wire import Left, Quota, read
 
 PROBES = ("/health", "/api/health", "/live", "/ready")
 OPEN = ("/api/agents", "/api/channels", "/api/metrics", "/api/schemas", "/openapi.json")
@@ -52,10 +53,14 @@ def test_b3_a_denied_request_is_told_when_to_come_back_and_not_handled() -> None
             assert http.post("/api/messages", json={"to": "friend", "body": 1}).status_code == 200
         answer = http.post("/api/messages", json={"to": "friend", "body": 1})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
-        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json() == {
-            "error": "rate_limited",
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Too many requests",
+            "status": 429,
             "detail": "too many requests; try again in 30 s",
+            "violated-policies": ["normal"],
+            "error": "rate_limited",
             "retry_after_ms": 30_000,
             "tier": "normal",
         }
@@ -80,6 +85,22 @@ def test_b3_retry_after_is_rounded_up_to_whole_seconds_and_never_below_one() -> 
         assert wait("/api/mailbox") == ("8", 8000)
         use_up(hub, "planner", "normal", "http")
         assert wait("/api/channels/general") == ("1", 1000), "a millisecond"
+
+
+def test_agents_are_told_how_they_stand() -> None:
+    policy = Policy(limits={"light": "5/minute", "normal": "2/minute; 60/hour"}, exempt=["vip"])
+    with running(policy) as hub, hub.http(hub.register("planner")) as http:
+        told = [read(http.get("/api/mailbox").headers) for _ in range(6)]
+        assert [of.policies for of in told] == [(Quota("light", 5, 60),)] * 6
+        assert [of.left[0] for of in told[:2]] == [Left("light", 4, 12), Left("light", 3, 24)]
+        assert [of.left[0].reset for of in told[4:]] == [12, 12]
+        assert [of.retry_after for of in told] == [None] * 5 + [12]
+        assert read(http.get("/api/channels/general").headers).left == (Left("2/minute", 1, 30),)
+        assert "ratelimit" not in http.get("/api/nothing", headers={"Authorization": "Bearer wrong"}).headers
+        assert "ratelimit" not in http.post("/api/onboard/register", json={"agent_id": "other"}).headers
+        with hub.http(hub.register("vip")) as vip, hub.http() as admin:
+            assert "ratelimit" not in vip.get("/api/mailbox").headers
+            assert "ratelimit" not in admin.get("/api/admin/agents").headers
 
 
 def test_b3_on_warn_the_request_simply_passes() -> None:

@@ -14,8 +14,8 @@ from servers import PATIENCE, wait_for
 
 from headgate import BLOCKED, Decision, HeadgateError, Limiter, MemoryStore
 from headgate.errors import StoreAway
-from headgate.proto import envelope_pb2 as wire
 from headgate.hub.relay import relay_limiter
+from headgate.proto import envelope_pb2 as wire
 
 # Who it is -----------------------------------------------------------------------------------------------------------
 

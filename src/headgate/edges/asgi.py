@@ -3,8 +3,10 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias, Unpack
 
+from headgate.edges.counting import by_address
 from headgate.edges.guard import Guard, Options, Passage, arun
-from headgate.edges.requests import AsgiRequest, Response
+from headgate.edges.requests import UNKNOWN, AsgiRequest, Response
+from headgate.edges.websocket import WebSocketLimits, WebSockets
 from headgate.gate import Gate
 from headgate.limiter import Limiter
 from headgate.notation import LimitLike
@@ -25,6 +27,7 @@ class RateLimitMiddleware:
     >>> async def app(scope, receive, send): ...
     >>> limited = RateLimitMiddleware(app, limiter="60/minute burst 10")
 
+    A WebSocket counts when it connects, as a request with the method "WEBSOCKET"; `websocket` limits what goes over it.
     Bodies are passed on as they come, either way. A request whose handler raises is given back; one whose client goes
     away is not.
     """
@@ -34,16 +37,31 @@ class RateLimitMiddleware:
         app: App,
         limiter: Limiter | LimitLike | None = None,
         gate: Gate | None = None,
+        websocket: WebSocketLimits | None = None,
         **options: Unpack[Options],
     ) -> None:
         self._app: Final = app
         self._guard: Final = Guard("RateLimitMiddleware", limiter=limiter, gate=gate, wait=True, **options)
+        self._websockets: Final = WebSockets(app, self._guard, websocket)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await (self._websockets if scope["type"] == "websocket" else self._app)(scope, receive, send)
             return
         guard = self._guard
+        quick = guard.quick
+        if quick is not None:
+            client = scope.get("client")
+            key = by_address(client[0]) if client else UNKNOWN
+            decision = quick.check(key, quick.cost)
+            if decision:
+                try:
+                    await self._app(scope, receive, _telling(send, quick.headers(decision)))
+                except Exception:
+                    quick.refund(key, quick.cost)
+                    raise
+                return
+            # A denial counts nothing: it is asked for again below, and answered.
         passage = await arun(guard.admit(AsgiRequest(scope, guard.proxies)))
         if passage is None:
             await self._app(scope, receive, send)

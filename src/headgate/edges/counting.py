@@ -1,6 +1,7 @@
 """What an edge counts with: a limiter, or a gate by agent or by address, asked in the same words."""
 
 from collections.abc import Awaitable
+from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Final, Protocol, TypeAlias
@@ -65,7 +66,7 @@ class AgentCounter:
     def __init__(self, gate: Gate, channel: str, *, wait: bool) -> None:
         self._gate: Final = gate
         self._channel: Final = channel
-        self._check: Final = gate.acheck if wait else gate.check
+        self._check: Final = gate.acheck if wait and not isinstance(gate._store, MemoryStore) else gate.check
         self._charge: Final = gate.acharge if wait else gate.charge
         self._refund: Final = gate.arefund if wait else gate.refund
 
@@ -90,7 +91,8 @@ class AddressCounter:
 
     def __init__(self, gate: Gate, *, wait: bool) -> None:
         self._gate: Final = gate
-        self._check: Final = gate.acheck_address if wait else gate.check_address
+        waits = wait and not isinstance(gate._store, MemoryStore)
+        self._check: Final = gate.acheck_address if waits else gate.check_address
         self._charge: Final = gate.acharge_address if wait else gate.charge_address
         self._refund: Final = gate.arefund_address if wait else gate.refund_address
 
@@ -115,6 +117,7 @@ def bounded(key: str) -> str:
     return key if len(key) <= _LONGEST_KEY else f"sha256:{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 
+@lru_cache(maxsize=4096)
 def by_address(address: str) -> str:
     """The key of an address for a limiter."""
     return bounded(address_key(address))

@@ -16,8 +16,10 @@ from headgate.errors import HeadgateError, InvalidInput
 from headgate.gate import Gate
 from headgate.inputs import refuse
 from headgate.limiter import Limiter
+from headgate.limits import UNLIMITED
 from headgate.notation import LimitLike, limit_of
 from headgate.policy import TIERS, check_agent
+from headgate.stores.memory import MemoryStore
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[object, Any, T]
@@ -63,6 +65,17 @@ class Passage(NamedTuple):
     tier: str
     cost: int
     decision: Decision
+    known: bool
+    """Whether `key` has named who it is; else the address was counted."""
+
+
+class Quick(NamedTuple):
+    """All that is needed where nothing is asked about a request but its address, and nothing is waited for."""
+
+    check: Callable[[str, int], Decision]
+    refund: Callable[[str, int], Decision]
+    cost: int
+    headers: Callable[[Decision], list[tuple[bytes, bytes]]]
 
 
 class Guard:
@@ -108,6 +121,10 @@ class Guard:
         self._silent: Final = headers == "none"
         self.settles: Final = settle is not None or self._counts is not None
         """Whether anything can be left to do once a response is known, save for a crash."""
+        self.quick: Quick | None = None
+        self._wait: Final = wait
+        self._gate: Final = gate
+        self._limiter: Limiter
         self._known: Counter
         self._unknown: Counter
         self._routes: Paths[tuple[Counter, Counter, str]] | None = None
@@ -123,6 +140,7 @@ class Guard:
             refuse(self._where, "a limiter or a gate, not both", limiter)
         if channel not in gate.policy.channels:
             refuse(f"{self._where} channel", f"one of {', '.join(gate.policy.channels)}", channel)
+        self._limiter = Limiter(UNLIMITED, store=gate._store)
         self._known = AgentCounter(gate, channel, wait=wait)
         self._unknown = AddressCounter(gate, wait=wait)
         self._tiered: bool = True
@@ -140,7 +158,12 @@ class Guard:
         if self._ask_tier is not None or self._tier != "normal":
             refuse(f"{self._where} tier", "a gate, which knows tiers (a limiter has none)", limiter)
         self._tiered = False
+        self._limiter = limiter
         self._known, self._unknown = self._pair(limiter, limiter.name or "default", wait)
+        more = (self._key, self._exempt, self._ask_cost, self._counts, self._settle, routes, self._skips, self.proxies)
+        if self._cost and isinstance(limiter.store, MemoryStore) and not any(more):
+            lines = self._writer.lines(limiter.limit, limiter.name or "default")
+            self.quick = Quick(limiter.check, limiter.refund, self._cost, lines.headers)
         if routes:
             self._routes = Paths(
                 f"{self._where} routes",
@@ -161,12 +184,18 @@ class Guard:
         addresses = Limiter(limiter.limit, store=limiter.store, name=f"{limiter.name} by address")
         return known, LimiterCounter(addresses, label, wait=wait)
 
-    # A request comes -------------------------------------------------------------------------------------------------
+    def counters(self, what: str, given: Limiter | LimitLike) -> tuple[Counter, Counter]:
+        """Counters of something else that the same callers do: for those who are known, and for those who aren't.
 
-    def at_once(self, request: Request) -> Passage:
-        """Check a request where it is `plain`: what `admit` does then, without the ceremony."""
-        key, tier, cost, counter = by_address(request.address), self._tier, self._cost, self._unknown
-        return Passage(request, counter, key, tier, cost, counter.check(key, tier, cost))  # type: ignore[arg-type]
+        A limit is counted where the guard's own limiter or gate counts. "gate" is what the gate allows on "ws".
+        """
+        if given != "gate":
+            return self._route(self._limiter, what, given, self._wait)
+        if self._gate is None:
+            refuse(f"{self._where} {what}", "a limit or a limiter, since there is no gate", given)
+        return AgentCounter(self._gate, "ws", wait=self._wait), AddressCounter(self._gate, wait=self._wait)
+
+    # A request comes -------------------------------------------------------------------------------------------------
 
     def admit(self, request: Request) -> Flow[Passage | None]:
         """Check a request; None if it isn't counted."""
@@ -189,7 +218,7 @@ class Guard:
         name = None if self._key is None else self._name((yield self._key(request)))
         counter, key = (known, name) if name else (unknown, by_address(request.address))
         decision = yield counter.check(key, tier, cost)
-        return Passage(request, counter, key, tier, cost, decision)
+        return Passage(request, counter, key, tier, cost, decision, bool(name))
 
     def _name(self, key: object) -> str | None:
         """The key or agent that a function has named. Who has a name that can't be an agent's isn't known."""
@@ -249,7 +278,7 @@ class Guard:
             yield from self._adjust(passage, 0)
 
     def _adjust(self, passage: Passage, actual: int) -> Flow[None]:
-        _, counter, key, tier, cost, _ = passage
+        _, counter, key, tier, cost, *_ = passage
         if actual > cost:
             yield counter.charge(key, tier, actual - cost)
         elif actual < cost:

@@ -1,7 +1,6 @@
 """What an edge knows of a request and its response, whichever protocol they came by."""
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Final, TypeAlias
 
@@ -188,7 +187,6 @@ def _host(hop: str) -> str:
         return ""
 
 
-@lru_cache(maxsize=4096)
 def address_key(address: str) -> str:
     """What an address counts under: an IPv6 address under its /64, what isn't an address under itself."""
     try:

@@ -15,10 +15,11 @@ from msgspec import UNSET, Struct, UnsetType
 from headgate.hub import cards
 from headgate.hub.alerts import Alert
 from headgate.hub.cards import AgentCard, Summary
-from headgate.hub.frames import MALFORMED, Problem, Token, encode, explained, wait_ms
+from headgate.hub.frames import MALFORMED, Problem, Token, encode, explained
 from headgate.hub.socket import Socket
 from headgate.hub.tally import AGENT_SLOTS, FLEET_SLOTS, SLOT
 from headgate.hub.timing import Timer
+from headgate.wire import wait_ms
 
 if TYPE_CHECKING:
     from headgate.hub.hub import Hub

@@ -15,6 +15,7 @@ from headgate.hub.manners import MISTAKES, Manners
 from headgate.hub.refusing import Refused, refusal
 from headgate.hub.socket import Socket
 from headgate.hub.timing import Timer
+from headgate.wire import wait_ms
 
 if TYPE_CHECKING:
     from headgate.hub.hub import Hub
@@ -147,7 +148,7 @@ class Conversation:
 
     async def _deny(self, frame: frames.Frame, decision: Decision) -> None:
         tier = self._hub.gate.tier_of("ws", _tags[type(frame)])
-        await self._tell(frames.RateLimitedFrame(tier=tier, retry_after_ms=frames.wait_ms(decision)), frame.id)
+        await self._tell(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame.id)
         if pause := self._manners.denied(decision):
             await asyncio.sleep(pause)
 

@@ -3,13 +3,11 @@
 A frame of an agent may carry an `id`; every frame that answers it has the same one.
 """
 
-from math import ceil
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from headgate.core import Decision
 from headgate.hub.refusing import Refused
 from headgate.policy import MAX_AGENT
 
@@ -435,17 +433,6 @@ def encode(frame: Struct) -> str:
 def explained(error: Exception) -> str:
     """What was wrong with something that could not be decoded."""
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def wait_ms(decision: Decision) -> int:
-    """The wait that a denied caller is told, in milliseconds, rounded up to whole seconds.
-
-    Where no wait helps as things are, an operator may change them: then it is the backoff's advice, or a minute.
-    """
-    seconds = decision.retry_after
-    if seconds is None:
-        seconds = 60.0 if decision.violation is None else decision.violation.advised
-    return max(ceil(seconds), 1) * 1000
 
 
 def schemas() -> dict[str, Any]:

@@ -7,8 +7,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from headgate.core import Decision
-from headgate.hub.frames import MALFORMED, explained, wait_ms
+from headgate import wire
+from headgate.core import Decision, Outcome
+from headgate.hub.frames import MALFORMED, explained
 from headgate.hub.refusing import Refused, refusal
 from headgate.hub.routing import Call, Route, Router, Who
 from headgate.hub.socket import Receive, Send
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 REGISTER: Final = "post_onboard_register"
 UNKNOWN: Final = "unknown_route"
+_NOTHING: Final[Headers] = ()
 _BODY_WITHIN: Final = 30.0  # seconds for a body to arrive
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -37,10 +39,14 @@ class ErrorBody(msgspec.Struct):
 
 
 class DeniedBody(msgspec.Struct):
-    """What a denied request is told."""
+    """What a denied request is told: problem details (RFC 9457), as `wire.Denial` writes them."""
 
-    error: str
+    type: str
+    title: str
+    status: int
     detail: str
+    violated_policies: list[str] = msgspec.field(name="violated-policies")
+    error: str
     retry_after_ms: int
     tier: str
 
@@ -85,9 +91,10 @@ NOBODY: Final = Caller()
 class Denied(Exception):
     """The gate has said no."""
 
-    def __init__(self, decision: Decision, tier: str) -> None:
+    def __init__(self, decision: Decision, tier: str, stands: Headers = ()) -> None:
         self.decision: Final = decision
         self.tier: Final = tier
+        self.stands: Final = stands
         super().__init__("rate limited")
 
 
@@ -96,6 +103,7 @@ class Api:
 
     def __init__(self, hub: "Hub", router: Router) -> None:
         self._hub, self._router = hub, router
+        self._writer: Final = wire.Writer()
 
     async def answer(self, scope: Mapping[str, Any], receive: Receive, address: str) -> Answer:
         try:
@@ -106,9 +114,9 @@ class Api:
     async def _answered(self, scope: Mapping[str, Any], receive: Receive, address: str) -> Answer:
         routes, parts = self._router.find(scope.get("raw_path") or scope["path"].encode())
         route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])  # the server leaves out the body
-        caller = NOBODY
+        caller, stands = NOBODY, _NOTHING
         if route is None or route.who is not Who.PROBE:
-            caller = await self._admitted(scope["headers"], route, address)
+            caller, stands = await self._admitted(scope["headers"], route, address)
         if route is None:
             if routes:
                 refused = Refused(405, "wrong_method", f"expected {' or '.join(sorted(routes))}, got {scope['method']}")
@@ -122,28 +130,38 @@ class Api:
         by = caller.agent or (f"admin at {address}" if caller.admin else "")
         call = Call(self._hub, caller.agent, by, caller.admin, parts, query, body)
         answer = await route.handler(call)
-        return answer if isinstance(answer, Answer) else Answer(route.status, _encoder.encode(answer))
+        return answer if isinstance(answer, Answer) else Answer(route.status, _encoder.encode(answer), stands)
 
     # Who is it, and may it? ------------------------------------------------------------------------------------------
 
-    async def _admitted(self, headers: Headers, route: Route | None, address: str) -> Caller:
-        """Who calls, authenticated and let through by the gate."""
+    async def _admitted(self, headers: Headers, route: Route | None, address: str) -> tuple[Caller, Headers]:
+        """Who calls, authenticated and let through by the gate, and the headers that say how it stands."""
         who = Who.ANYONE if route is None else route.who
         action = UNKNOWN if route is None else route.action
         token = _token(headers)
         caller = NOBODY if token is None else await self._owner(token)
-        decision = await self._decision(caller, action, address)
-        if decision is not None and not decision:
-            raise Denied(decision, self._hub.gate.tier_of("http", action))
+        decision, stands = await self._decision(caller, action, address), _NOTHING
+        if decision is not None:
+            tier = self._hub.gate.tier_of("http", action)
+            if caller.agent and action != REGISTER:
+                stands = self._standing(decision, caller.agent, tier)
+            if not decision:
+                raise Denied(decision, tier, stands)
         if not caller.known and token is not None:
             raise Refused(401, "unauthorized", "the token in the Authorization header is nobody's")
         if who is Who.VIEWER and self._hub.settings.public_dashboard:
-            return caller
+            return caller, stands
         if not caller.known and not caller.may(who):
             raise Refused(401, "unauthorized", f"this needs the token of {who.value}, as Authorization: Bearer <token>")
         if not caller.may(who):
             raise Refused(403, "forbidden", f"this needs the token of {who.value}")
-        return caller
+        return caller, stands
+
+    def _standing(self, decision: Decision, agent: str, tier: str) -> Headers:
+        """How an agent stands, in headers; those who aren't known aren't told, as they may share an address."""
+        if decision.outcome is Outcome.EXEMPT:
+            return _NOTHING
+        return self._writer.lines(self._hub.gate.limits_for(agent, "http", tier), tier).headers(decision)
 
     async def _decision(self, caller: Caller, action: str, address: str) -> Decision | None:
         """What the gate says; None for those it doesn't hold for."""
@@ -192,10 +210,9 @@ class Api:
 def failed(error: Exception, **more: str) -> Answer:
     """The answer to a request that can't be carried out, with more headers."""
     if isinstance(error, Denied):
-        wait = wait_ms(error.decision)
-        seconds = wait // 1000
-        body = DeniedBody("rate_limited", f"too many requests; try again in {seconds} s", wait, error.tier)
-        return Answer(429, _encoder.encode(body), [(b"retry-after", str(seconds).encode())])
+        denied = wire.denial(error.decision, error.tier)
+        headers = [(b"retry-after", str(denied.retry_after_ms // 1000).encode()), *error.stands]
+        return Answer(denied.status, denied.encode(), headers, wire.PROBLEM)
     refused = refusal(error)
     headers = [(b"www-authenticate", b"Bearer")] if refused.status == 401 else []
     if refused.status in (429, 503):

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headgate import wire
 from headgate.hub.http import DeniedBody, ErrorBody
 from headgate.hub.routing import Route, Router, Who
 
@@ -54,10 +55,11 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
     }
     if route.who is not Who.PROBE:
         retry_after = {"schema": {"type": "integer"}, "description": "seconds to wait"}
-        denied = _response("too many requests", schema(DeniedBody))
+        denied = _response("too many requests", schema(DeniedBody), wire.PROBLEM)
         operation["responses"]["429"] = {**denied, "headers": {"Retry-After": retry_after}}
     for status, about in _PROBLEMS.items():
         operation["responses"][str(status)] = _response(about, schema(ErrorBody))
+    operation["responses"]["503"]["content"] |= _response("", schema(DeniedBody), wire.PROBLEM)["content"]
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema(route.body)}}}
     if route.who not in (Who.PROBE, Who.ANYONE):

@@ -18,7 +18,6 @@ from headgate.clock import Clock
 from headgate.core import Decision
 from headgate.errors import InvalidInput, StoreAway
 from headgate.hub.manners import MISTAKES, Flood, Manners
-from headgate.proto import envelope_pb2 as wire
 from headgate.hub.refusing import refusal
 from headgate.hub.socket import Socket
 from headgate.hub.timing import Timer
@@ -26,6 +25,7 @@ from headgate.inputs import microseconds, refuse
 from headgate.limiter import Limiter
 from headgate.limits import limited
 from headgate.policy import check_agent
+from headgate.proto import envelope_pb2 as wire
 from headgate.stores import Store
 
 POLICY_VIOLATION: Final = 1008
