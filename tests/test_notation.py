@@ -29,6 +29,10 @@ EXPECTED = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slid
         ("2/m burst 5", TokenBucket(5, 2, 60)),
         ("2/hrs", TokenBucket(2, 2, 3600)),
         ("2/week", TokenBucket(2, 2, 604_800)),
+        ("2/wks", TokenBucket(2, 2, 604_800)),
+        ("10per minute", TokenBucket(10, 10, 60)),
+        ("10 per5minutes", TokenBucket(10, 10, 300)),
+        ("2perday", TokenBucket(2, 2, 86_400)),
         ("1000/year", TokenBucket(1000, 1000, 31_536_000)),
         ("100 per 1.5 seconds sliding", SlidingWindow(100, 1.5)),
         ("Unlimited", UNLIMITED),
@@ -53,12 +57,16 @@ def test_what_parse_refuses(bad: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        ("0/minute", "TokenBucket refill: expected a number above 0, got 0"),
-        ("5/minute burst 0", "TokenBucket capacity: expected a whole number from 1 to 9007199254740991, got 0"),
+        ("0/minute", "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"),
+        ("0/minute sliding",
+         "SlidingWindow limit: expected a whole number from 1 to 1000000, got 0; to let nothing pass, write 'blocked'"),
+        ("5/minute burst 0",
+         ("TokenBucket capacity: expected a whole number from 1 to 9007199254740991, got 0; "
+          "to let nothing pass, write 'blocked'")),
         ("5 per 0 minutes", "TokenBucket per: expected a number above 0, got 0"),
         ("2.5/minute sliding", "SlidingWindow limit: expected a whole number, got '2.5'"),
     ],
-)
+)  # fmt: skip
 def test_a_limit_that_can_be_read_but_not_be(bad: str, text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(bad)

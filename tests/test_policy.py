@@ -157,7 +157,7 @@ SECTIONS = "warn_at, channels, exempt, shadow, limits, actions, addresses, agent
     [
         ({"limits": {"heavy": 5}}, "limits.heavy: expected a limit, its text, or several of either, got 5"),
         ({"limits": {"heavy": "5/fortnight"}}, f"limits.heavy: expected {A_LIMIT}, got '5/fortnight'"),
-        ({"limits": {"heavy": "0/minute"}}, "limits.heavy: TokenBucket refill: expected a number above 0, got 0"),
+        ({"limits": {"heavy": "0/minute"}}, "limits.heavy: TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"),
         ({"limits": {"ws": {"heavy": None}}},
          "limits.ws.heavy: expected a limit, its text, or several of either, got None"),
         ({"limits": {"hevy": "5/minute"}},

@@ -22,7 +22,7 @@ _SECONDS: Final = {
         ("60", "m min minute"),
         ("3600", "h hr hour"),
         ("86400", "d day"),
-        ("604800", "w week"),
+        ("604800", "w wk week"),
         ("2592000", "month"),
         ("31536000", "year"),
     )
@@ -31,7 +31,7 @@ _SECONDS: Final = {
 
 _NUMBER: Final = r"(?:\d{1,18}(?:\.\d{1,18})?)"
 _LIMIT: Final = re.compile(
-    rf"(?P<count>{_NUMBER})\s*(?:/|\bper\b)\s*(?P<times>{_NUMBER})?\s*(?P<unit>[a-z]+)"
+    rf"(?P<count>{_NUMBER})\s*(?:/|per)\s*(?P<times>{_NUMBER})?\s*(?P<unit>[a-z]+)"
     r"(?:\s+burst\s+(?P<burst>\d{1,18})|\s+(?P<sliding>sliding))?",
     re.ASCII | re.IGNORECASE,
 )
@@ -42,7 +42,7 @@ def parse(text: str) -> Limit:
 
     Without "burst" a bucket holds as much as comes in within its period. "sliding" makes a `SlidingWindow`. A period
     is a unit (ms, second, minute, hour, day, week, month of 30 days, year of 365, or their usual short forms), or
-    some of them.
+    some of them. So what `limits` and `throttled-py` read is read here too (docs/coming-from.md).
 
     >>> from headgate import AllOf, TokenBucket
     >>> parse("60/minute burst 10")
@@ -74,16 +74,17 @@ def _parse_one(part: str, text: str) -> Limit:
             "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')",
             part,
         )
+    count, burst = Fraction(match["count"]), None if match["burst"] is None else int(match["burst"])
     try:
-        count = Fraction(match["count"])
         period = Fraction(match["times"] or 1) * seconds
         if match["sliding"]:
             if count.denominator != 1:
                 refuse("SlidingWindow limit", "a whole number", match["count"])
             return SlidingWindow(count.numerator, period)
-        return per_period(count, period, None if match["burst"] is None else int(match["burst"]))
+        return per_period(count, period, burst)
     except InvalidInput as error:
-        raise InvalidInput(f"limit {text!r}: {error}") from None
+        hint = "; to let nothing pass, write 'blocked'" if 0 in (count, burst) else ""
+        raise InvalidInput(f"limit {text!r}: {error}{hint}") from None
 
 
 def limit_of(where: str, given: object) -> Limit:

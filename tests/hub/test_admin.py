@@ -200,6 +200,7 @@ def test_b6_who_changed_what_and_when_is_kept() -> None:
         assert admin.get("/api/admin/changes?limit=1").json() == {"changes": found[:1]}
 
 
+NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
 SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 
 
@@ -216,7 +217,7 @@ SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slidin
          "light: expected a limit such as '60/minute', or a list of several, got {'1/s': '1/s'}"),
         ({"light": "x"}, f"light: limit 'x': expected {SYNTAX}, got 'x'"),
         ({"light": "5/minute", "http": {"heavy": "x"}}, f"http.heavy: limit 'x': expected {SYNTAX}, got 'x'"),
-        ({"light": "0/minute"}, "light: limit '0/minute': TokenBucket refill: expected a number above 0, got 0"),
+        ({"light": "0/minute"}, f"light: limit '0/minute': {NOTHING}"),
         ({"light": 5}, "body: Expected `str | object | array`, got `int` - at `$[...]`"),
         ({"light": []}, "body: Expected `array` of length >= 1 - at `$[...]`"),
         ([], "body: Expected `object`, got `array`"),

@@ -170,8 +170,12 @@ def test_a_name_that_leads_to_another_master_is_followed(kind: str) -> None:
 
 
 def test_a_socket_on_this_machine(tmp_path: Path) -> None:
-    with Server("--unixsocket", str(tmp_path / "s")), RedisStore(f"unix://{tmp_path}/s") as store:
-        assert both_ways(store) == [True, True, True, False]
+    with Server("--unixsocket", str(tmp_path / "s")):
+        with RedisStore(f"unix://{tmp_path}/s") as store:
+            assert both_ways(store) == [True, True, True, False]
+        for url in (f"redis+unix://{tmp_path}/s", f"async+valkey+unix://{tmp_path}/s"):
+            with RedisStore(url) as store:
+                assert both_ways(store)[0] is False  # it is the same server
 
 
 def test_sentinel() -> None:
@@ -240,7 +244,16 @@ async def _acheck(limiter: Limiter) -> None:
         ("redis://", "store: expected a URL such as "),
         ("redis://localhost:port", "store: expected a URL such as "),
         ("redis+sentinel://localhost:26379", "store: expected the master's name, as in redis+sentinel://"),
-        ("redis+cluster://localhost", "store: expected host:port,host:port in the URL, got 'localhost'"),
+        (
+            "redis+cluster://localhost:port",
+            "store: expected host:port,host:port in the URL, got 'redis+cluster://local",
+        ),
+        (
+            "redis+cluster://localhost:7000,",
+            "store: expected host:port,host:port in the URL, got 'redis+cluster://local",
+        ),
+        ("unix+cluster:///path", "store: expected a URL such as "),
+        ("redis+http://localhost", "store: expected a URL such as "),
     ],
 )
 def test_a_wrong_url(url: str, text: str) -> None:
@@ -250,10 +263,32 @@ def test_a_wrong_url(url: str, text: str) -> None:
         assert str(caught.value).startswith(text)
 
 
-def test_a_password_is_never_shown() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:s3cret@localhost:port",
+        "redis://s3cret@localhost:port",
+        "redis://user:p@s3cret@localhost:port",
+        "redis://user:s3cret/@localhost",
+        "redis://user:p/s3cret@localhost:port",
+        "redis://localhost:port?password=s3cret",
+        "redis+cluster://user:s3cret/@localhost:7000",
+        "redis+cluster://user:s3cret@localhost:port",
+        "redis+sentinel://user:s3cret@localhost:26379",
+        "async+memcached://user:s3cret@localhost",
+        "mongodb+srv://user:s3cret@localhost",
+        "etcd://user:s3cret@localhost",
+        "memory://user:s3cret@localhost",
+        "http://user:s3cret@localhost",
+    ],
+)
+def test_no_secret_is_shown_of_a_url_that_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        RedisStore("redis://user:s3cret@localhost:port")
+        Limiter("1/day", store=url)
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_password_is_never_shown() -> None:
     with RedisStore("redis://user:s3cret@127.0.0.1:1") as store, pytest.raises(StoreAway) as away:
         store.verify()
     assert "s3cret" not in str(away.value)

@@ -147,4 +147,9 @@ async def _welcome(hub: Hub, settings: HubSettings, listener: socket.socket, out
         lines.append(f"admin token, shown this once: {hub.tokens.made}")
     lines.append(f"dashboard: {_dashboard(hub, f'http{secure}://{where}')}")
     print("\n".join(lines), file=out, flush=True)
-    _log.info("started", address=where, store=hub.settings.store.rpartition("@")[2] or "memory")
+    _log.info("started", address=where, store=_shown(hub.settings.store))
+
+
+def _shown(url: str) -> str:
+    """A store's URL without what may be secret."""
+    return url.rpartition("@")[2].partition("?")[0] or "memory"

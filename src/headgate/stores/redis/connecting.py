@@ -3,11 +3,11 @@
 | URL                                            | what is there                                             |
 |------------------------------------------------|-----------------------------------------------------------|
 | redis://[[user]:password@]host[:port][/db]     | one server; rediss:// with TLS; valkey:// means the same  |
-| unix:///path/to/socket                         | one server, through a socket on this machine              |
+| unix:///path/to/socket                         | one server, through a socket here; redis+unix:// as well   |
 | redis+sentinel://host:port,host:port/name[/db] | the master of that name, which these Sentinels know       |
 | redis+cluster://host:port,host:port            | a cluster, of which these nodes are some                  |
 
-What follows a question mark goes to redis-py: `?ssl_ca_certs=ca.pem`.
+What follows a question mark goes to redis-py: `?ssl_ca_certs=ca.pem`. `async+` before any of them changes nothing.
 """
 
 import asyncio
@@ -57,7 +57,10 @@ _FORMS: Final = (
     "redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name or redis+cluster://host:7000"
 )
 _FRESH: Final = 0.02  # seconds for which a connection that has just worked is trusted to work again
-_SCHEMES: Final = re.compile(r"(redis|rediss|valkey|valkeys|unix)(\+sentinel|\+cluster)?", re.IGNORECASE)
+_SCHEMES: Final = re.compile(
+    r"(?:async\+)?(?:(redis|rediss|valkey|valkeys)(\+sentinel|\+cluster)?|(?:(?:redis|valkey)\+)?(unix))", re.IGNORECASE
+)
+_PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
 
 
 class Clients:
@@ -113,12 +116,13 @@ class Clients:
             self._make = lambda: sentinel.master_for(name, retry=retry, **options)  # type: ignore[no-untyped-call]
             self._make_async = lambda: _asentinel(nodes, ato_sentinels).master_for(name, retry=aretry, **options)
         else:
-            plain = re.sub("^valkey", "redis", url, flags=re.IGNORECASE)
+            plain = f"{scheme.replace('valkey', 'redis')}://{url.partition('://')[2]}"
             ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
             try:
                 redis.connection.parse_url(plain)  # type: ignore[no-untyped-call]
             except ValueError as error:
-                raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_shown(url)!r}: {error}") from None
+                why = "" if "@" in url else f": {error}"  # which may show a part of a password
+                raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_shown(url)!r}{why}") from None
             self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
             self._make_async = lambda: redis.asyncio.Redis.from_url(plain, retry=aretry, **ours)
 
@@ -334,9 +338,9 @@ def _parsed(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], 
     found = _SCHEMES.fullmatch(scheme)
     if found is None or not rest:
         raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_shown(url)!r}")
-    kind = (found[2] or "").lower()
+    name, kind = (found[1] or found[3]).lower(), (found[2] or "").lower()
     if not kind:
-        return found[1].lower(), "", {}, [], ""
+        return name, "", {}, [], ""
     parts = urlsplit(f"any://{rest}")
     options: dict[str, Any] = {key: _value(value) for key, value in parse_qsl(parts.query)}
     where = parts.netloc
@@ -347,18 +351,18 @@ def _parsed(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], 
         options |= {"password": unquote(password)} if password else {}
     nodes = []
     for node in where.split(","):
-        host, _, port = node.rpartition(":")
-        if not host or not port.isdigit():
-            raise InvalidInput(f"store: expected host:port,host:port in the URL, got {node!r}")
-        nodes.append((host.strip("[]"), int(port)))
-    name, _, db = parts.path.strip("/").partition("/")
+        at = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?\s*", node)
+        if at is None:
+            raise InvalidInput(f"store: expected host:port,host:port in the URL, got {_shown(url)!r}")
+        nodes.append((at[1].strip("[]"), int(at[2] or _PORTS[kind])))
+    master, _, db = parts.path.strip("/").partition("/")
     if kind == "+sentinel":
-        if not name:
+        if not master:
             raise InvalidInput(
                 f"store: expected the master's name, as in redis+sentinel://host:26379/name, got {_shown(url)!r}"
             )
         options |= {"db": int(db)} if db.isdigit() else {}
-    return found[1].lower(), kind, options, nodes, name
+    return name, kind, options, nodes, master
 
 
 def _value(text: str) -> object:
@@ -366,8 +370,8 @@ def _value(text: str) -> object:
 
 
 def _shown(url: str) -> str:
-    """A URL without its password."""
-    return re.sub(r"(//[^/@]*:)[^@]*@", r"\1***@", url)[:100]
+    """A URL without its password, and without the options, among which there may be another."""
+    return re.sub(r"(?<=://)([^/@:]*:)?.*@", r"\1***@", url, flags=re.DOTALL).partition("?")[0][:100]
 
 
 def text_of(found: bytes | str) -> str:
