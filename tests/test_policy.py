@@ -146,6 +146,7 @@ def test_any_agent_can_be_written_down(name: str) -> None:
     assert Policy(**tomllib.loads(policy.toml())) == policy
 
 
+NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
 A_LIMIT = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 LETTERS = "letters, digits and underscores"
 TAKEN = "light, normal, heavy, shadow"
@@ -157,7 +158,7 @@ SECTIONS = "warn_at, channels, exempt, shadow, limits, actions, addresses, agent
     [
         ({"limits": {"heavy": 5}}, "limits.heavy: expected a limit, its text, or several of either, got 5"),
         ({"limits": {"heavy": "5/fortnight"}}, f"limits.heavy: expected {A_LIMIT}, got '5/fortnight'"),
-        ({"limits": {"heavy": "0/minute"}}, "limits.heavy: TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"),
+        ({"limits": {"heavy": "0/minute"}}, f"limits.heavy: {NOTHING}"),
         ({"limits": {"ws": {"heavy": None}}},
          "limits.ws.heavy: expected a limit, its text, or several of either, got None"),
         ({"limits": {"hevy": "5/minute"}},

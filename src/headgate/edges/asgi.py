@@ -52,13 +52,15 @@ class RateLimitMiddleware:
         quick = guard.quick
         if quick is not None:
             client = scope.get("client")
-            key = by_address(client[0]) if client else UNKNOWN
+            key = by_address(client[0]) if client and client[0] else UNKNOWN
             decision = quick.check(key, quick.cost)
             if decision:
+                hearing = _Hearing(receive)
                 try:
-                    await self._app(scope, receive, _telling(send, quick.headers(decision)))
+                    await self._app(scope, hearing, _telling(send, quick.headers(decision)))
                 except Exception:
-                    quick.refund(key, quick.cost)
+                    if not hearing.gone:
+                        quick.refund(key, quick.cost)
                     raise
                 return
             # A denial counts nothing: it is asked for again below, and answered.
@@ -72,11 +74,12 @@ class RateLimitMiddleware:
         elif guard.settles:
             await self._settled(passage, scope, receive, send)
         else:
-            told = guard.headers(passage)
+            told, hearing = guard.headers(passage), _Hearing(receive)
             try:
-                await self._app(scope, receive, _telling(send, told) if told else send)
+                await self._app(scope, hearing, _telling(send, told) if told else send)
             except Exception:
-                await arun(guard.crashed(passage))
+                if not hearing.gone:
+                    await arun(guard.crashed(passage))
                 raise
 
     async def _settled(self, passage: Passage, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,13 +95,29 @@ class RateLimitMiddleware:
                 done = True
                 await arun(guard.settle(passage, response))
 
-        telling = _telling(send, guard.headers(passage))
+        telling, hearing = _telling(send, guard.headers(passage)), _Hearing(receive)
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, hearing, sending)
         except Exception:
-            if not done:
+            if not done and not hearing.gone:
                 await arun(guard.crashed(passage))
             raise
+
+
+class _Hearing:
+    """Passes on what comes from a client, and knows if it went away: frameworks raise for that, but nothing failed."""
+
+    __slots__ = ("_receive", "gone")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.gone = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.gone = True
+        return message
 
 
 def _telling(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:

@@ -216,7 +216,10 @@ class Guard:
         if cost == 0:
             return None
         name = None if self._key is None else self._name((yield self._key(request)))
-        counter, key = (known, name) if name else (unknown, by_address(request.address))
+        if name:
+            counter, key = known, name
+        else:  # a gate knows by itself what an address counts as, and which are exempt
+            counter, key = unknown, request.address if self._tiered else by_address(request.address)
         decision = yield counter.check(key, tier, cost)
         return Passage(request, counter, key, tier, cost, decision, bool(name))
 

@@ -8,7 +8,7 @@ from headgate.inputs import refuse
 
 T = TypeVar("T")
 
-_PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/.*|\*)")
+_PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/(?:[^*{}]|\{[^*{}/]+\})*\*?|\*)")
 
 
 class Paths(Generic[T]):
@@ -21,7 +21,7 @@ class Paths(Generic[T]):
         self._exact: Final[dict[tuple[str, str], tuple[int, T]]] = {}
         self._patterns: Final[list[tuple[int, str, re.Pattern[str], T]]] = []
         for order, (pattern, value) in enumerate(given.items()):
-            match = _PATTERN.fullmatch(pattern)
+            match = _PATTERN.fullmatch(str(pattern))
             if match is None:
                 refuse(where, "a path such as '/login', 'POST /login', '/files/*' or '/items/{id}'", pattern)
             method, path = match["method"] or "", match["path"]

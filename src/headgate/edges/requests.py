@@ -1,7 +1,7 @@
 """What an edge knows of a request and its response, whichever protocol they came by."""
 
-from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, TypeAlias
 
 from headgate.errors import InvalidInput
@@ -37,7 +37,7 @@ class Request:
         raise NotImplementedError
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """The headers by lower-case names; what was sent twice is joined by commas."""
         raise NotImplementedError
 
@@ -58,6 +58,28 @@ class Request:
         return self._address
 
 
+class AsgiHeaders(Mapping[str, str]):
+    """Headers as ASGI has them, decoded when they are asked for: mostly it is for one."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        self._raw: Final = raw
+
+    def __getitem__(self, name: str) -> str:
+        wanted = name.encode("latin-1", "replace")
+        found = [value for header, value in self._raw if header == wanted]
+        if not found:
+            raise KeyError(name)
+        return b", ".join(found).decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name.decode("latin-1") for name, _ in self._raw))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class AsgiRequest(Request):
     __slots__ = ()
 
@@ -72,8 +94,8 @@ class AsgiRequest(Request):
         return path
 
     @property
-    def headers(self) -> dict[str, str]:
-        return joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.raw["headers"])
+    def headers(self) -> Mapping[str, str]:
+        return AsgiHeaders(self.raw["headers"])
 
     def peer(self) -> str:
         client = self.raw.get("client")
@@ -97,7 +119,7 @@ class WsgiRequest(Request):
         return path.encode("latin-1").decode(errors="replace")
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         named = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
         found = {name[5:].replace("_", "-").lower(): self.raw[name] for name in self.raw if name.startswith("HTTP_")}
         return found | {header: self.raw[name] for name, header in named.items() if self.raw.get(name)}
@@ -148,7 +170,7 @@ class Proxies:
                 self._unix = True
                 continue
             try:
-                self._networks.append(ip_network(one))
+                self._networks.append(ip_network(str(one)))
             except ValueError:
                 refuse("proxies", "addresses or networks such as '10.0.0.0/8', or 'unix'", one)
 
@@ -172,6 +194,8 @@ class Proxies:
             found = ip_address(address)
         except ValueError:
             return False
+        if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:  # at a socket for both kinds
+            found = found.ipv4_mapped
         return any(found in network for network in self._networks)
 
 
