@@ -34,7 +34,8 @@ Headers: TypeAlias = list[tuple[str, str]]
 
 PROBLEM: Final = "application/problem+json"
 _PROBLEMS: Final = "https://iana.org/assignments/http-problem-types#"
-_NO_WAIT_HELPS: Final = 60.0  # seconds to wait where none would help as things are: an operator may change them
+NO_WAIT_HELPS: Final = 60
+"""Seconds that a caller is told to wait where no wait would help as things are: an operator may change them."""
 _EPOCH: Final = 1_000_000_000  # a Reset from here on is a moment, not a span
 _LARGEST: Final = 999_999_999_999_999  # of an Integer in a structured field
 
@@ -113,7 +114,7 @@ def wait_ms(decision: Decision) -> int:
     """
     seconds = decision.retry_after
     if seconds is None:
-        seconds = _NO_WAIT_HELPS if decision.violation is None else decision.violation.advised
+        seconds = NO_WAIT_HELPS if decision.violation is None else decision.violation.advised
     return max(ceil(seconds), 1) * 1000
 
 

@@ -1,6 +1,6 @@
 """ASGI: middleware for Starlette, FastAPI, Litestar, Django and every other application of that kind."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, Unpack
 
 from headgate.edges.counting import by_address
@@ -11,8 +11,8 @@ from headgate.gate import Gate
 from headgate.limiter import Limiter
 from headgate.notation import LimitLike
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = Any  # mappings; frameworks have types of their own for them
+Message: TypeAlias = Any
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]

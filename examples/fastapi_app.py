@@ -1,0 +1,40 @@
+"""FastAPI: a limit for everybody, a tighter one where passwords are tried, and one that each API key has.
+
+    uvicorn --app-dir examples fastapi_app:app
+
+Then try more often than it allows: curl -i -X POST "localhost:8000/login?name=bob"
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, HTTPException
+
+from headgate import Decision
+from headgate.edges.asgi import RateLimitMiddleware
+from headgate.edges.fastapi import RateLimit
+from headgate.edges.requests import Request
+
+app = FastAPI()
+app.add_middleware(RateLimitMiddleware, limiter="100/minute", skip=["/health"])  # each client address
+
+
+def api_key(request: Request) -> str | None:
+    return request.headers.get("x-api-key")  # without one, it is the address that counts
+
+
+@app.post("/login", dependencies=[Depends(RateLimit("3/minute", name="login"))])
+async def login(name: str, password: str = "") -> str:
+    if password != f"{name}'s secret":
+        raise HTTPException(401, "wrong name or password")
+    return f"welcome, {name}"
+
+
+@app.get("/search")
+async def search(words: str, standing: Annotated[Decision, Depends(RateLimit("10/minute", key=api_key))]) -> list[str]:
+    found = sorted(words.split())
+    return found if standing.remaining > 5 else found[:1]  # who has little left gets the short answer
+
+
+@app.get("/health")
+async def health() -> str:
+    return "well"

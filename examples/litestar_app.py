@@ -1,0 +1,32 @@
+"""Litestar: a limit for everybody, a tighter one for what is expensive, and more for those who have a key.
+
+    uvicorn --app-dir examples litestar_app:app
+
+Then ask more often than it allows: curl -i localhost:8000/report
+"""
+
+from litestar import Litestar, get
+from litestar.middleware import DefineMiddleware
+
+from headgate.edges.asgi import RateLimitMiddleware
+from headgate.edges.requests import Request
+
+
+def cost(request: Request) -> int:
+    return 1 if "x-api-key" in request.headers else 2
+
+
+@get("/")
+async def home() -> str:
+    return "hello"
+
+
+@get("/report")
+async def report() -> dict[str, int]:
+    return {"visitors": 7}
+
+
+app = Litestar(
+    route_handlers=[home, report],
+    middleware=[DefineMiddleware(RateLimitMiddleware, limiter="100/minute", routes={"/report": "4/minute"}, cost=cost)],
+)

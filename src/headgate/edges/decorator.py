@@ -1,0 +1,188 @@
+"""A decorator for any function, and what a server answers to the error that it raises."""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+
+from headgate.core import Decision
+from headgate.edges.counting import bounded
+from headgate.errors import RateLimited
+from headgate.inputs import Number, cost_of, microseconds, refuse
+from headgate.limiter import Limiter
+from headgate.notation import LimitLike, limit_of
+from headgate.wire import NO_WAIT_HELPS, Denial, Headers
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+_WHERE: Final = "rate_limited"
+
+
+class Limited(Protocol[P, R_co]):
+    """A function or method that a limiter stands before."""
+
+    limiter: Limiter
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __get__(self, instance: None, owner: type) -> "Limited[P, R_co]": ...
+    @overload
+    def __get__(self: "Limited[Concatenate[S, Q], R_co]", instance: S, owner: type) -> "Limited[Q, R_co]": ...
+
+
+def rate_limited(
+    limit: Limiter | LimitLike,
+    *,
+    key: Callable[..., str] | str | None = None,
+    cost: int | Callable[..., int] = 1,
+    wait: Number | None = None,
+) -> Callable[[Callable[P, R_co]], Limited[P, R_co]]:
+    """Let calls of a function or method pass as a limit allows it; the others raise `RateLimited`.
+
+    `limit` is a limit, counted in memory for this function alone, or a limiter. `key` says for whom a call counts: the
+    name of one of the function's parameters, or a function of the same arguments. Without it there is one bucket for
+    all calls, whose key is the function's module and name. `cost` is a number, or a function of the arguments. With
+    `wait` a call first waits up to so many seconds, first come, first served.
+
+    >>> @rate_limited("5/minute", key="agent")
+    ... def ask(agent: str, question: str) -> str:
+    ...     return f"{agent} asks {question}"
+    >>> ask("bob", question="why?")
+    'bob asks why?'
+    >>> ask.limiter.peek("bob").remaining
+    4
+
+    A call that passes and then raises stays counted. Generator functions are refused: a call of one does nothing yet.
+    """
+    if callable(limit):
+        refuse(_WHERE, "a limit in parentheses, such as @rate_limited('5/minute')", limit)
+    given = limit if isinstance(limit, Limiter) else limit_of(f"{_WHERE} limit", limit)
+    if wait is not None:
+        microseconds(f"{_WHERE} wait", wait)
+
+    def decorate(function: Callable[P, R_co]) -> Limited[P, R_co]:
+        asynchronous = _is_async(function)
+        limiter = given if isinstance(given, Limiter) else Limiter(given)
+        key_by, cost_by = _key(function, key), _cost(cost)
+        limited: Callable[..., Any]
+
+        if asynchronous:
+
+            async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
+                name, number = key_by((args, kwargs)), cost_by((args, kwargs))
+                if wait is None:
+                    _pass(name, await limiter.acheck(name, number))
+                else:
+                    _pass(name, await limiter.aacquire(name, number, timeout=wait))
+                return await cast(Awaitable[object], function(*args, **kwargs))
+        else:
+
+            def limited(*args: P.args, **kwargs: P.kwargs) -> object:
+                name, number = key_by((args, kwargs)), cost_by((args, kwargs))
+                if wait is None:
+                    _pass(name, limiter.check(name, number))
+                else:
+                    _pass(name, limiter.acquire(name, number, timeout=wait))
+                return function(*args, **kwargs)
+
+        found = cast(Limited[P, R_co], functools.wraps(function)(limited))
+        found.limiter = limiter
+        return found
+
+    return decorate
+
+
+def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
+    """What a server answers to a request in which `RateLimited` was raised: body, status and headers.
+
+    It is what a handler of errors returns in Flask: `app.register_error_handler(RateLimited, too_many_requests)`.
+    """
+    wait = NO_WAIT_HELPS if error.retry_after_ms is None else max(-(-error.retry_after_ms // 1000), 1)
+    name = str(error.limit)
+    detail = f"too many requests; try again in {wait} s"
+    denial = Denial(429, "quota-exceeded", detail, wait * 1000, name, (name,))
+    return denial.encode(), denial.status, denial.headers
+
+
+def _pass(key: str, decision: Decision) -> None:
+    if not decision:
+        raise RateLimited(key, decision.limit, str(decision.limit), decision.retry_us)
+
+
+def _is_async(function: object) -> bool:
+    """Whether calls of a function are awaited; what can't be called once and be done is refused."""
+    if isinstance(function, (staticmethod, classmethod)):
+        refuse(_WHERE, f"a function: put it below @{type(function).__name__}", function)
+    if not callable(function) or inspect.isclass(function):
+        refuse(_WHERE, "a function or method", function)
+    forms = (function, getattr(function, "__call__"))  # noqa: B004, B009 - an object's own, of which the kind is asked
+    if any(inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form) for form in forms):
+        refuse(_WHERE, "a function that returns: a call of a generator function does nothing yet", function)
+    return any(inspect.iscoroutinefunction(form) for form in forms)
+
+
+def _key(function: Callable[..., object], key: object) -> Callable[[Arguments], str]:
+    """Whom a call counts for, by its arguments."""
+    if key is None:
+        module = getattr(function, "__module__", "")
+        name = f"{module}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        return lambda call: name
+    find: Callable[[Arguments], object]
+    if isinstance(key, str):
+        find = _parameter(function, key)
+    elif callable(key) and not inspect.iscoroutinefunction(key):
+        find = _asking(key)
+    else:
+        refuse(f"{_WHERE} key", "a plain function, or the name of a parameter", key)
+
+    def found(call: Arguments) -> str:
+        value = find(call)
+        if not isinstance(value, str):
+            refuse(f"{_WHERE} key", "a string for each call, such as key=lambda user: str(user.id) makes", value)
+        return bounded(value)
+
+    return found
+
+
+def _parameter(function: Callable[..., object], name: str) -> Callable[[Arguments], object]:
+    """What a call has for one of its parameters."""
+    signature = inspect.signature(function)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [one.name for one in signature.parameters.values() if one.kind not in variable]
+    if name not in names:
+        refuse(f"{_WHERE} key", f"a parameter of the function ({', '.join(names) or 'it has none'})", name)
+    parameter = signature.parameters[name]
+    if parameter.annotation in (int, float, bool, bytes, None):
+        refuse(f"{_WHERE} key", f"a parameter that is a string, or key=lambda ...: str({name})", parameter.annotation)
+    position = names.index(name)
+    by_place = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+
+    def find(call: Arguments) -> object:
+        args, kwargs = call
+        if by_place and position < len(args):
+            return args[position]
+        if by_name and name in kwargs:
+            return kwargs[name]
+        if parameter.default is not inspect.Parameter.empty:
+            return parameter.default
+        return signature.bind(*args, **kwargs).arguments[name]  # raises what the call would, before it is counted
+
+    return find
+
+
+def _cost(cost: object) -> Callable[[Arguments], int]:
+    """What a call costs, by its arguments."""
+    if callable(cost) and not inspect.iscoroutinefunction(cost):
+        find = _asking(cost)
+        return lambda call: cost_of(find(call))
+    number = cost_of(cost)
+    return lambda call: number
+
+
+def _asking(function: Callable[..., object]) -> Callable[[Arguments], object]:
+    return lambda call: function(*call[0], **call[1])

@@ -1,0 +1,27 @@
+"""Many clients of a server at once, each over a connection of its own."""
+
+import asyncio
+import socket
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port."""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def statuses(port: int, count: int) -> list[int]:
+    """The statuses that as many clients get, in order of their numbers."""
+    return sorted(asyncio.run(_many(port, count)))
+
+
+async def _many(port: int, count: int) -> list[int]:
+    async def one() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return int(answer.split(b" ")[1])
+
+    return await asyncio.gather(*(one() for _ in range(count)))

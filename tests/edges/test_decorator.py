@@ -1,0 +1,370 @@
+"""The decorator: whom a call counts for, what a denial says, and what is refused."""
+
+import asyncio
+import functools
+import inspect
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from flask import Flask
+from servers import wait_for
+
+from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RateLimited
+from headgate.edges.decorator import rate_limited, too_many_requests
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1000)
+
+
+@pytest.fixture
+def limiter(clock: ManualClock) -> Limiter:
+    return Limiter("5/minute", store=MemoryStore(clock=clock))
+
+
+def test_a_call_beyond_the_limit_raises_and_does_not_run(limiter: Limiter, clock: ManualClock) -> None:
+    ran = []
+
+    @rate_limited(limiter, key="agent_id")
+    def send(agent_id: str, text: str = "hello") -> int:
+        ran.append(text)
+        return len(text)
+
+    assert [send("bob") for _ in range(5)] == [5] * 5
+    with pytest.raises(RateLimited) as denied:
+        send("bob", "again")
+    assert str(denied.value) == "rate limited: agent 'bob' at 5/minute, retry after 12000ms"
+    assert (denied.value.agent, denied.value.limit, denied.value.retry_after_ms) == ("bob", limiter.limit, 12_000)
+    assert ran == ["hello"] * 5
+    assert send("ann") == 5
+    clock.advance(12)
+    assert send("bob", text="more") == 4
+
+
+def test_coroutine_functions_are_awaited_and_stay_coroutine_functions(limiter: Limiter) -> None:
+    @rate_limited(limiter, key="agent")
+    async def send(agent: str) -> str:
+        await asyncio.sleep(0)
+        return agent
+
+    async def use() -> None:
+        assert [await send("bob") for _ in range(5)] == ["bob"] * 5
+        with pytest.raises(RateLimited, match="agent 'bob' at 5/minute"):
+            await send("bob")
+
+    assert inspect.iscoroutinefunction(send)
+    asyncio.run(use())
+
+
+def test_a_function_stays_what_it_was_and_shows_its_limiter() -> None:
+    def send(agent: str, /, text: str, *, loud: bool = False) -> str:
+        """Send it."""
+        return text
+
+    limited = rate_limited("5/minute")(send)
+    assert (limited.__name__, limited.__doc__) == ("send", "Send it.")  # type: ignore[attr-defined]
+    assert inspect.signature(limited) == inspect.signature(send)
+    limited("bob", text="x", loud=True)
+    key = f"{__name__}.{send.__qualname__}"
+    assert limited.limiter.peek(key).remaining == 4
+    assert limited.limiter.reset(key)
+
+
+def test_without_a_key_each_function_has_one_bucket(limiter: Limiter) -> None:
+    def left() -> int:
+        return 1
+
+    def right() -> int:
+        return 2
+
+    one, other = rate_limited(limiter)(left), rate_limited(limiter)(right)
+    assert [one() for _ in range(5)] == [1] * 5
+    with pytest.raises(RateLimited, match=r"left' at 5/minute, retry after 12000ms"):
+        one()
+    assert other() == 2
+
+
+def test_the_same_limit_counts_each_function_for_itself_and_the_same_limiter_joins_them(limiter: Limiter) -> None:
+    def send(agent: str) -> str:
+        return agent
+
+    several = rate_limited("1/minute", key="agent")
+    apart, too = several(send), several(send)
+    apart("bob")
+    too("bob")
+    assert apart.limiter is not too.limiter
+    shared = rate_limited(limiter, key="agent")
+    first, second = shared(send), shared(send)
+    first("bob")
+    second("bob")
+    assert limiter.peek("bob").remaining == 3
+
+
+class Account:
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    @rate_limited("2/minute", key=lambda self, amount: self.owner)
+    def pay(self, amount: int) -> int:
+        return amount
+
+    @rate_limited("2/minute", key="who")
+    async def ask(self, who: str) -> str:
+        return who
+
+    @classmethod
+    @rate_limited("1/minute", key="name")
+    def named(cls, name: str) -> "Account":
+        return cls(name)
+
+
+def test_methods_are_limited_by_object_or_argument() -> None:
+    bob, ann = Account("bob"), Account.named("ann")  # type: ignore[call-arg, arg-type] # mypy binds only plain ones
+    assert [bob.pay(7), bob.pay(amount=8), ann.pay(9)] == [7, 8, 9]
+    with pytest.raises(RateLimited, match="agent 'bob' at 2/minute"):
+        bob.pay(1)
+    assert bob.pay.limiter is Account.pay.limiter
+    assert asyncio.run(bob.ask("ann")) == "ann"
+    assert bob.ask.limiter.peek("ann").remaining == 1
+    with pytest.raises(RateLimited, match="agent 'ann' at 1/minute"):
+        Account.named(name="ann")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda function: function("bob", "x"),
+        lambda function: function("bob", other="x"),
+        lambda function: function(agent="bob", other="x"),
+        lambda function: function(other="x", agent="bob"),
+    ],
+)
+def test_a_parameter_is_found_however_it_is_passed(limiter: Limiter, call: Callable[..., object]) -> None:
+    @rate_limited(limiter, key="agent")
+    def send(agent: str, other: str = "") -> None: ...
+
+    call(send)
+    assert limiter.peek("bob").remaining == 4
+
+
+def test_parameters_by_name_only_by_place_only_and_by_default(limiter: Limiter) -> None:
+    @rate_limited(limiter, key="agent")
+    def by_name(*rest: str, agent: str) -> None: ...
+
+    @rate_limited(limiter, key="agent")
+    def by_place(agent: str = "nobody", /, **rest: str) -> None: ...
+
+    by_name("ann", "ann", agent="bob")
+    by_place("bob", agent="eve")
+    by_place(agent="eve")
+    assert [limiter.peek(key).remaining for key in ("bob", "nobody", "ann", "eve")] == [3, 4, 5, 5]
+
+
+def test_a_call_that_cannot_be_made_counts_nothing(limiter: Limiter) -> None:
+    @rate_limited(limiter, key="agent")
+    def send(agent: str, text: str) -> None: ...
+
+    with pytest.raises(TypeError, match="missing a required argument: 'agent'"):
+        send(text="x")  # type: ignore[call-arg]
+    with pytest.raises(InvalidInput, match=r"rate_limited key: expected a string for each call.*, got 7"):
+        send(7, "x")  # type: ignore[arg-type]
+    assert len(limiter.store) == 0  # type: ignore[arg-type]
+
+
+def test_long_keys_are_kept_short(limiter: Limiter) -> None:
+    @rate_limited(limiter, key="agent")
+    def send(agent: str) -> None: ...
+
+    for _ in range(5):
+        send("x" * 10_000)
+    with pytest.raises(RateLimited, match=r"agent 'sha256:[0-9a-f]{64}' at"):
+        send("x" * 10_000)
+
+
+def test_a_call_may_cost_more(limiter: Limiter) -> None:
+    @rate_limited(limiter, key=lambda *words: "all", cost=lambda *words: len(words))
+    def say(*words: str) -> int:
+        return len(words)
+
+    assert say("one", "two", "three") == 3
+    with pytest.raises(RateLimited, match="retry after 12000ms"):
+        say("one", "two", "three")
+    with pytest.raises(RateLimited, match="no wait would help"):
+        say(*["word"] * 6)
+    with pytest.raises(InvalidInput, match="cost: expected a whole number of at least 1, got 0"):
+        say()
+    assert limiter.peek("all").remaining == 2
+
+
+def test_a_call_that_raises_stays_counted(limiter: Limiter) -> None:
+    @rate_limited(limiter, key="agent")
+    def fail(agent: str) -> None:
+        raise ValueError(agent)
+
+    with pytest.raises(ValueError, match="bob"):
+        fail("bob")
+    assert limiter.peek("bob").remaining == 4
+
+
+def test_threads_wait_for_their_turn_and_no_longer_than_told(limiter: Limiter, clock: ManualClock) -> None:
+    done: list[object] = []
+
+    @rate_limited(limiter, key="agent", wait=20)
+    def send(agent: str) -> None:
+        done.append(agent)
+
+    def last() -> None:
+        try:
+            send("bob")
+        except RateLimited as denied:
+            done.append(denied.retry_after_ms)
+
+    for _ in range(5):
+        send("bob")
+    threads = []
+    for waiting in (1, 2):
+        threads.append(threading.Thread(target=last))
+        threads[-1].start()
+        wait_for(lambda: limiter.waiting("bob") == waiting, "a thread that waits")  # noqa: B023
+    clock.advance(12)
+    wait_for(lambda: limiter.waiting("bob") == 1, "the first to pass")
+    clock.advance(8)
+    for thread in threads:
+        thread.join()
+    assert done == ["bob"] * 6 + [4000]
+
+
+def test_tasks_wait_for_their_turn(limiter: Limiter, clock: ManualClock) -> None:
+    @rate_limited(limiter, key="agent", wait=20)
+    async def send(agent: str) -> str:
+        return agent
+
+    async def joined() -> None:
+        while not limiter.waiting("bob"):  # noqa: ASYNC110 - nobody says so
+            await asyncio.sleep(0)
+
+    async def use() -> None:
+        for _ in range(5):
+            await send("bob")
+        waiting = asyncio.create_task(send("bob"))
+        await joined()
+        clock.advance(12)
+        assert await waiting == "bob"
+        cancelled = asyncio.create_task(send("bob"))
+        await joined()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert limiter.waiting("bob") == 0
+
+    asyncio.run(use())
+
+
+def test_many_tasks_and_threads_are_counted_exactly(limiter: Limiter) -> None:
+    @rate_limited(limiter)
+    async def send() -> None:
+        await asyncio.sleep(0)
+
+    async def use() -> list[object]:
+        return await asyncio.gather(*(send() for _ in range(200)), return_exceptions=True)
+
+    assert asyncio.run(use()).count(None) == 5
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def plain(agent: str, *rest: str, **more: str) -> None: ...
+
+
+def makes_parts(agent: str) -> Iterator[str]:
+    yield agent
+
+
+async def makes_parts_slowly(agent: str) -> AsyncIterator[str]:
+    yield agent
+
+
+async def slowly(agent: str) -> str:
+    return agent
+
+
+def numbered(user: int) -> None: ...
+
+
+LIMIT: dict[str, Any] = {"limit": "5/minute"}
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "text"),
+    [
+        ({"limit": plain}, plain, r"rate_limited: expected a limit in parentheses, such as @rate_limited"),
+        ({"limit": 5}, plain, r"rate_limited limit: expected a limit, its text, or several of either, got 5"),
+        ({"limit": "5 a minute"}, plain, r"expected 'COUNT/UNIT'"),
+        (LIMIT | {"key": "user"}, plain, r"rate_limited key: expected a parameter of the function \(agent\)"),
+        (LIMIT | {"key": "rest"}, plain, r"expected a parameter of the function \(agent\), got 'rest'"),
+        (LIMIT | {"key": "x"}, lambda: None, r"expected a parameter of the function \(it has none\), got 'x'"),
+        (LIMIT | {"key": "user"}, numbered, r"expected a parameter that is a string, or key=lambda ...: str\(user\)"),
+        (LIMIT | {"key": 7}, plain, r"expected a plain function, or the name of a parameter, got 7"),
+        (LIMIT | {"key": slowly}, plain, r"expected a plain function, or the name of a parameter, got <function"),
+        (LIMIT | {"cost": 0}, plain, r"cost: expected a whole number of at least 1, got 0"),
+        (LIMIT | {"cost": slowly}, plain, r"cost: expected a whole number of at least 1, got <function slowly"),
+        (LIMIT | {"wait": -1}, plain, r"rate_limited wait: expected a number of seconds, 0 or more, got -1"),
+        (LIMIT | {"wait": "5"}, plain, r"rate_limited wait: expected a number of seconds, 0 or more, got '5'"),
+        (LIMIT, makes_parts, r"rate_limited: expected a function that returns: a call of a generator function does"),
+        (LIMIT, makes_parts_slowly, r"expected a function that returns"),
+        (LIMIT, functools.partial(makes_parts, "bob"), r"expected a function that returns"),
+        (LIMIT, staticmethod(plain), r"expected a function: put it below @staticmethod"),
+        (LIMIT, classmethod(lambda cls: None), r"expected a function: put it below @classmethod"),
+        (LIMIT, Account, r"expected a function or method, got <class"),
+        (LIMIT, "plain", r"expected a function or method, got 'plain'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused_when_decorating(options: dict[str, Any], function: Any, text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        rate_limited(**options)(function)
+
+
+def test_other_callables_are_taken_too(limiter: Limiter) -> None:
+    class Sender:
+        async def __call__(self, agent: str) -> str:
+            return agent
+
+    send = rate_limited(limiter, key="agent")(Sender())
+    assert inspect.iscoroutinefunction(send)
+    assert asyncio.run(send("bob")) == "bob"
+    assert rate_limited(limiter)(functools.partial(max, 3))(4) == 4
+    assert limiter.peek("bob").remaining == 4
+
+
+# In a server ----------------------------------------------------------------------------------------------------------
+
+
+def test_b3_a_view_that_is_limited_answers_with_429() -> None:
+    app = Flask(__name__)
+    app.register_error_handler(RateLimited, too_many_requests)
+    limiter = Limiter("2/minute", store=MemoryStore(clock=ManualClock()))
+
+    @app.get("/users/<name>")
+    @rate_limited(limiter, key="name", cost=lambda name: 3 if name == "eve" else 1)
+    def user(name: str) -> str:
+        return f"hello {name}"
+
+    with app.test_client() as client:
+        assert [client.get("/users/bob").status_code for _ in range(2)] == [200, 200]
+        denied = client.get("/users/bob")
+        assert (denied.status_code, denied.headers["Retry-After"]) == (429, "30")
+        assert denied.content_type == "application/problem+json"
+        body = json.loads(denied.data)
+        assert (body["error"], body["retry_after_ms"], body["tier"]) == ("rate_limited", 30_000, "2/minute")
+        assert (body["status"], body["violated-policies"]) == (429, ["2/minute"])
+        assert client.get("/users/ann").text == "hello ann"
+        assert client.get("/users/eve").headers["Retry-After"] == "60"
+    error = RateLimited("bob", limiter.limit, "2/minute", 1)
+    assert dict(too_many_requests(error)[2])["retry-after"] == "1"
