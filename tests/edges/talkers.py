@@ -1,0 +1,61 @@
+"""Applications that talk over WebSockets, for tests, and what the middleware says in between."""
+
+import asyncio
+from typing import Any
+
+from headgate.edges.asgi import Message, Receive, Scope, Send
+
+
+class Echo:
+    """Sends back what it receives, and remembers it."""
+
+    def __init__(self) -> None:
+        self.heard: list[str | bytes] = []
+        self.ended: list[Message] = []
+        self.began = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.began += 1
+        assert (await receive())["type"] == "websocket.connect"
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            self.heard.append(message["text"] if message.get("text") is not None else message["bytes"])
+            await send({**message, "type": "websocket.send"})
+        self.ended.append(message)
+
+
+class Sender:
+    """Sends what it is told to, and watches for the client to leave."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = messages
+        self.sent: list[Any] = []
+        self.failures: list[BaseException] = []
+        self.ended = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        sending = asyncio.ensure_future(self._send(send))
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        await sending
+        self.ended = True
+
+    async def _send(self, send: Send) -> None:
+        try:
+            for message in self.messages:
+                kind = "text" if isinstance(message, str) else "bytes"
+                await send({"type": "websocket.send", kind: message})
+                self.sent.append(message)
+            await send({"type": "websocket.close", "code": 4000})
+        except OSError as failure:
+            self.failures.append(failure)
+
+
+def denied(tier: str, wait: int) -> dict[str, object]:
+    return {"type": "rate_limited", "tier": tier, "retry_after_ms": wait}
+
+
+def warned(tier: str, remaining: int, capacity: int) -> dict[str, object]:
+    return {"type": "rate_limit_warning", "tier": tier, "remaining": remaining, "capacity": capacity}

@@ -1,0 +1,287 @@
+"""WebSockets behind the ASGI middleware, in process: moments that can't be met over a network."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from edges.talkers import Echo, Sender, denied
+from elsewhere import Elsewhere
+
+from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
+from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
+from headgate.edges.websocket import WebSocketLimits
+
+pytestmark = pytest.mark.once
+
+
+class Wire:
+    """The server's side of one connection: what an application receives, and what it has sent."""
+
+    def __init__(self, *messages: str) -> None:
+        self.incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self.outgoing: list[Message] = []
+        self.say({"type": "websocket.connect"}, *({"type": "websocket.receive", "text": text} for text in messages))
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self.incoming.put_nowait(message)
+
+    async def send(self, message: Message) -> None:
+        await asyncio.sleep(0)
+        self.outgoing.append(message)
+
+    async def run(self, app: App, client: str = "10.0.0.1") -> None:
+        scope = {"type": "websocket", "path": "/", "headers": [], "client": (client, 1234)}
+        await app(scope, self.incoming.get, self.send)
+
+    @property
+    def frames(self) -> list[Any]:
+        return [json.loads(message["text"]) for message in self.outgoing if message["type"] == "websocket.send"]
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - whatever it is, there is no event for it
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("store", [MemoryStore, Elsewhere])
+@pytest.mark.parametrize("patience", range(7))
+def test_who_gives_up_on_receive_finds_the_message_at_the_next(store: Any, patience: int) -> None:
+    """At whichever turn of the loop that is: nothing is lost, and nothing is counted twice."""
+    limiter = Limiter("unlimited", store=store(clock=ManualClock()))
+    received = Limiter("10/minute burst 6", store=limiter.store)
+    got: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        while len(got) < 6:
+            waiting = asyncio.ensure_future(receive())
+            for _ in range(patience):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            try:
+                got.append((await waiting)["text"])
+            except asyncio.CancelledError:
+                got.append((await receive())["text"])
+
+    async def main() -> None:
+        wired = Wire(*"abcdef")
+        await wired.run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(received=received)))
+        assert [frame["remaining"] for frame in wired.frames] == [1]
+
+    asyncio.run(main())
+    assert got == list("abcdef")
+    assert received.peek("10.0.0.1").remaining == 0
+
+
+@pytest.mark.parametrize("patience", range(5))
+def test_an_application_that_is_cancelled_leaves_nothing_behind(patience: int) -> None:
+    limiter = Limiter("unlimited", store=Elsewhere(clock=ManualClock()))
+    limits = WebSocketLimits(received="1/minute", received_bytes="1/minute")
+
+    async def main() -> None:
+        wired = Wire("a", "b", "c")
+        async with running(wired.run(RateLimitMiddleware(Echo(), limiter, websocket=limits))) as task:
+            while wired.incoming.qsize() > 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for _ in range(patience):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("patience", range(5))
+def test_an_application_that_leaves_while_a_message_is_judged_leaves_nothing_behind(patience: int) -> None:
+    limiter = Limiter("unlimited", store=Elsewhere(clock=ManualClock()))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        receiving.append(asyncio.ensure_future(receive()))
+        for _ in range(patience):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await Wire("a").run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(received="1/minute")))
+        (task,) = receiving
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    receiving: list[asyncio.Future[Message]] = []
+    asyncio.run(main())
+
+
+def test_those_who_send_for_one_key_take_turns_and_who_gives_up_has_spent_nothing() -> None:
+    clock = ManualClock()
+    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
+    sent = Limiter("1/minute", store=limiter.store)
+    order: list[str] = []
+
+    def saying(name: str) -> App:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "text": name})
+            order.append(name)
+
+        return app
+
+    async def main() -> None:
+        def run(name: str) -> Any:
+            app = RateLimitMiddleware(saying(name), limiter, websocket=WebSocketLimits(sent=sent))
+            return running(Wire().run(app))
+
+        async with run("a") as first:
+            await first
+            async with run("b") as second:
+                await until(lambda: sent.waiting("10.0.0.1") == 1)
+                async with run("c") as third, run("d") as fourth:
+                    await until(lambda: sent.waiting("10.0.0.1") == 3)
+                    third.cancel()
+                    await until(third.done)
+                    clock.advance(60)
+                    await second
+                    await until(lambda: sent.waiting("10.0.0.1") == 1)
+                    clock.advance(60)
+                    await fourth
+
+    asyncio.run(main())
+    assert order == ["a", "b", "d"]
+
+
+def test_a_large_message_is_not_overtaken_by_small_ones() -> None:
+    clock = ManualClock()
+    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
+    sent = Limiter("10/minute", store=limiter.store)
+    order: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def say(size: int) -> None:
+            await send({"type": "websocket.send", "bytes": bytes(size)})
+            order.append(size)
+
+        await send({"type": "websocket.accept"})
+        await say(8)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(say(10))
+            await until(lambda: sent.waiting("10.0.0.1"))
+            tasks.create_task(say(1))
+            await until(lambda: sent.waiting("10.0.0.1") == 2)
+            clock.advance(48)
+            await until(lambda: len(order) == 2)
+            clock.advance(6)
+
+    asyncio.run(Wire().run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent_bytes=sent))))
+    assert order == [8, 10, 1]
+
+
+def test_what_waits_when_the_client_leaves_goes_to_the_server_which_knows_what_to_say() -> None:
+    limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
+    sent = Limiter("1/minute", store=limiter.store)
+
+    async def main() -> None:
+        sender, wired = Sender("a", "b", "c"), Wire()
+        async with running(
+            wired.run(RateLimitMiddleware(sender, limiter, websocket=WebSocketLimits(sent=sent)))
+        ) as task:
+            await until(lambda: sent.waiting("10.0.0.1"))
+            wired.say({"type": "websocket.disconnect", "code": 1001})
+            await task
+        assert [message.get("text") for message in wired.outgoing[1:]] == ["a", "b", "c", None]
+
+    asyncio.run(main())
+
+
+def test_b3_beside_a_gate_too_addresses_of_ipv6_count_by_their_64() -> None:
+    gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
+    app = RateLimitMiddleware(Echo(), gate=gate, websocket=WebSocketLimits(received="1/minute", warn=False))
+
+    async def frame(client: str) -> object:
+        wired = Wire("7")
+        wired.say({"type": "websocket.disconnect", "code": 1000})
+        await wired.run(app, client)
+        (answer,) = wired.frames
+        return answer
+
+    assert asyncio.run(frame("2001:db8::1")) == 7
+    assert asyncio.run(frame("2001:db8::2")) == denied("received", 60_000)
+    assert asyncio.run(frame("2001:db8:0:1::2")) == 7
+
+
+def test_after_a_close_by_the_middleware_an_application_meets_what_it_meets_when_its_client_is_gone() -> None:
+    seen: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        seen.extend([await receive(), await receive()])
+        try:
+            await send({"type": "websocket.send", "text": "too late"})
+        except OSError as error:
+            seen.append(str(error))
+        await send({"type": "websocket.close"})
+
+    async def main() -> None:
+        limits = WebSocketLimits(received="blocked", on_denied="close")
+        wired = Wire("a")
+        await wired.run(RateLimitMiddleware(app, "unlimited", websocket=limits))
+        close = {"code": 1013, "reason": "rate limited; retry in 60000 ms"}
+        assert wired.outgoing == [{"type": "websocket.accept", "headers": []}, {"type": "websocket.close", **close}]
+        assert seen == [{"type": "websocket.disconnect", **close}] * 2 + ["the connection was closed by the rate limit"]
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_while_it_is_told_of_a_denial_is_simply_gone() -> None:
+    echo = Echo()
+
+    async def main() -> None:
+        wired = Wire("a")
+        wired.say({"type": "websocket.disconnect", "code": 1001})
+        sending = wired.send
+
+        async def send(message: Message) -> None:
+            if message["type"] == "websocket.send":
+                raise ConnectionResetError
+            await sending(message)
+
+        wired.send = send  # type: ignore[method-assign]
+        await wired.run(RateLimitMiddleware(echo, "unlimited", websocket=WebSocketLimits(received="blocked")))
+
+    asyncio.run(main())
+    assert [message["code"] for message in echo.ended] == [1001]
+
+
+def test_a_connect_whose_client_goes_away_is_not_given_back() -> None:
+    limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (await receive())["type"] == "websocket.disconnect"
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        wired = Wire()
+        wired.say({"type": "websocket.disconnect", "code": 1006})
+        with pytest.raises(ZeroDivisionError):
+            await wired.run(RateLimitMiddleware(app, limiter))
+
+    asyncio.run(main())
+    assert limiter.peek("10.0.0.1").remaining == 2
