@@ -26,5 +26,5 @@ def surroundings(request: pytest.FixtureRequest, doctest_namespace: dict[str, An
     """Start what a page needs."""
     if request.node.name == "redis.md":
         doctest_namespace["url"] = request.getfixturevalue("server").url
-    if request.node.name in ("hub.md", "relay.md", "dashboard.md"):
+    if request.node.name in ("hub.md", "relay.md", "dashboard.md", "clients.md"):
         doctest_namespace |= {"hub": request.getfixturevalue("hub"), "admin": ADMIN}

@@ -1,0 +1,170 @@
+"""A client of the relay: envelopes to other agents, and theirs."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Final
+from uuid import uuid4
+
+from headgate.client.connecting import Caller, Later, Socket, checked_token, told
+from headgate.client.holding import Denial, Item, Lane, Paced, Refused
+from headgate.clock import Clock
+from headgate.errors import HeadgateError
+from headgate.inputs import refuse, whole
+from headgate.policy import check_agent
+
+try:
+    from google.protobuf.message import DecodeError
+
+    from headgate.proto import envelope_pb2 as wire
+except ImportError as missing:
+    raise HeadgateError(
+        f"headgate.client.relay: expected the package protobuf, got: {missing}; pip install 'headgate[client]'"
+    ) from missing
+
+
+@dataclass(frozen=True)
+class Message:
+    """What another agent has sent."""
+
+    id: str
+    """The sender's name for it: the same twice means that it was sent again after a connection dropped."""
+    sender: str
+    body: bytes
+    content_type: str
+    in_reply_to: str
+    """The id of what it answers, if it does."""
+
+
+class RelayClient(Caller[Message]):
+    """An agent's connection to a hub's relay, which obeys its limit, loses nothing and is made again when it drops.
+
+    `url` is the hub's address, `address` the agent's id, and `token` its own. `on_rate_limited` is called with a
+    `Denial` for each. At most `most` sends wait for their answers, of which `in_flight` are under way at a time: with
+    more than one it is faster where the hub is far away, but around a denial some may overtake others. At most `buffer`
+    messages wait to be taken. An envelope has at most `largest` bytes; that is the hub's `max_frame`.
+
+    Use it by `async with`, take messages by `async for`.
+    """
+
+    path = "/relay"
+
+    def __init__(
+        self,
+        url: str,
+        address: str,
+        token: str,
+        *,
+        on_rate_limited: Callable[[Denial], object] | None = None,
+        most: int = 256,
+        in_flight: int = 1,
+        buffer: int = 256,
+        largest: int = 65_536,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._all: Final = Paced(whole("in_flight", in_flight))
+        super().__init__(
+            url,
+            on_rate_limited=on_rate_limited,
+            most=most,
+            buffer=buffer,
+            largest=largest,
+            clock=clock,
+            random=random,
+        )
+        self.address: Final = check_agent(address)
+        self._hello: Final = wire.Hello(address=address, token=checked_token(token))
+        self._name: Final = uuid4().hex[:12]
+        self._ids: Final = count(1)
+
+    async def send(
+        self,
+        to: str,
+        body: bytes,
+        *,
+        content_type: str = "application/octet-stream",
+        in_reply_to: str = "",
+        wait: bool = True,
+    ) -> str:
+        """Send something to another agent; its id, as soon as the hub has acknowledged it.
+
+        `Refused` says that the hub didn't pass it on, and why: "unreachable", "busy", "too_large" and others. When as
+        much waits as may it waits for room, or raises `QueueFull` if `wait` is False. If this call is cancelled, as by
+        `asyncio.timeout`, it is not sent, or not again.
+        """
+        if not isinstance(body, bytes | bytearray | memoryview):
+            refuse("body", "bytes; encode text, and say by content_type what it is", body)
+        data = wire.Data(body=bytes(body), content_type=_text("content_type", content_type))
+        envelope = wire.Envelope(
+            id=f"{self._name}-{next(self._ids)}",
+            type=wire.MESSAGE_TYPE_DATA,
+            to=check_agent(to),
+            in_reply_to=_text("in_reply_to", in_reply_to),
+            data=data,
+        )
+        answer = asyncio.get_running_loop().create_future()
+        await self._ask(Item(envelope.id, envelope.SerializeToString(), answer), wait)
+        return envelope.id
+
+    async def _introduce(self, socket: Socket) -> None:
+        hello = wire.Envelope(id="hello", type=wire.MESSAGE_TYPE_HELLO, hello=self._hello)
+        await socket.send(hello.SerializeToString())
+        while (answer := _read(await socket.recv())) is not None and answer.WhichOneof("payload") == "data":
+            self._inbox.put(_message(answer))  # another agent was quicker than the hub
+        kind = None if answer is None else answer.WhichOneof("payload")
+        if answer is None or kind not in ("welcome", "error", "rate_limited"):
+            raise Later("expected WELCOME, got something else")
+        if kind == "rate_limited":
+            raise Later(answer.rate_limited.reason, told(answer.rate_limited.retry_after_ms))
+        if kind == "error":
+            if answer.error.code == "unavailable":
+                raise Later(answer.error.detail)
+            raise Refused(answer.error.code, f"{self.address!r} at {self.url}: {answer.error.detail}")
+
+    def _hear(self, frame: bytes | str) -> Message | None:
+        envelope = _read(frame)
+        if envelope is None:
+            return None
+        kind = envelope.WhichOneof("payload")
+        if kind == "data":
+            return _message(envelope)
+        item = self._outbox.find(envelope.in_reply_to)
+        if item is None:
+            return None
+        if kind == "ack":
+            self._answered(item, envelope.in_reply_to)
+        elif kind == "error":
+            self._answered(item, Refused(envelope.error.code, envelope.error.detail))
+        elif kind == "rate_limited":
+            self._denied(item, envelope.rate_limited.retry_after_ms, envelope.rate_limited.reason)
+        return None
+
+    def _lane(self, item: Item) -> Lane:
+        return self._all  # one bucket counts all that an address sends
+
+    def _parted(self) -> None:
+        self._all.forget()
+
+
+def _read(frame: bytes | str) -> wire.Envelope | None:
+    """An envelope; None for what no hub of ours says."""
+    if isinstance(frame, str):
+        return None
+    try:
+        return wire.Envelope.FromString(frame)
+    except DecodeError:
+        return None
+
+
+def _message(envelope: wire.Envelope) -> Message:
+    data, sender = envelope.data, str(getattr(envelope, "from"))
+    return Message(envelope.id, sender, data.body, data.content_type, envelope.in_reply_to)
+
+
+def _text(where: str, given: object) -> str:
+    if not isinstance(given, str):
+        refuse(where, "text", given)
+    return given

@@ -1,0 +1,295 @@
+"""The client of `/ws`, against real hubs on a clock that stands still."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from clienting import Denials, comes_back_when_it_is_told, hub_client, in_time, run, stays, until
+from hubs import running
+
+from headgate import HeadgateError, InvalidInput, Policy
+from headgate.client import HubClient, QueueFull, Refused, Unsent, Warned
+from headgate.client.hub import Tier
+
+pytestmark = pytest.mark.once
+SECOND = 1_000_000
+SIGNAL = {"type": "step", "entity": "plan-7", "weight": 1.0, "timestamp": 1700000000}
+
+
+def bodies(frames: list[dict[str, Any]]) -> list[Any]:
+    return [frame["body"] for frame in frames]
+
+
+async def take(client: HubClient, number: int) -> list[dict[str, Any]]:
+    return [await anext(client) for _ in range(number)]
+
+
+async def cut(hub: Any, name: str) -> None:
+    """Have the hub close an agent's connection."""
+    for socket in hub.hub.presence.of(name):
+        hub.run(socket.close(1001, "goodbye"))
+
+
+# Questions ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_answered_and_a_refusal_raised() -> None:
+    async def main() -> None:
+        async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
+            assert await alice.ask("ping") == {"type": "pong"}
+            assert await alice.ask("list_agents") == {"type": "agents", "agents": ["alice", "bob"]}
+            sent = await alice.ask("message", to="bob", body={"text": "hé"})
+            assert sent == {"type": "message_sent", "to": "bob", "delivered": True}
+            (message,) = await take(bob, 1)
+            assert (message["type"], message["from"], message["body"]) == ("message", "alice", {"text": "hé"})
+            with pytest.raises(Refused, match=r"^unknown_agent: ") as info:
+                await alice.ask("message", to="carol", body=1)
+            assert info.value.code == "unknown_agent"
+            with pytest.raises(Refused, match=r"^invalid: .*the types are"):
+                await alice.ask("dance")
+            with pytest.raises(Refused, match=r"^too_large: "):  # answered without an id, since it isn't read
+                await alice.ask("message", to="bob", body="x" * 2500)
+            assert await asyncio.gather(*[alice.ask("ping") for _ in range(20)]) == [{"type": "pong"}] * 20
+
+    with running(max_frame=2000) as hub:
+        run(main())
+
+
+def test_what_a_question_is_made_of_is_checked() -> None:
+    async def main() -> None:
+        client = HubClient("http://hub.example", "alice", "secret")
+        assert client.url == "ws://hub.example/ws"
+        with pytest.raises(HeadgateError, match="expected a client that is open; use it by `async with`"):
+            await client.ask("ping")
+        with pytest.raises(InvalidInput, match="kind: expected the type of a frame, such as ping; the client ident"):
+            await client.ask("identify", agent_id="alice", token="secret")
+        with pytest.raises(InvalidInput, match=r"message: its fields: expected what JSON has \(Object of type bytes"):
+            await client.ask("message", to="bob", body=b"")
+        with pytest.raises(InvalidInput, match=r"message: its fields: expected what JSON has \(Out of range float"):
+            await client.ask("message", to="bob", body=float("nan"))
+        with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 70"):
+            await client.ask("message", to="bob", body="x" * 70_000)
+
+    with pytest.raises(InvalidInput, match="agent: expected 1 to 128 printable characters"):
+        HubClient("http://hub.example", "a\n", "t")
+    with pytest.raises(HeadgateError, match="token: expected the one that the agent got"):
+        HubClient("http://hub.example", "a", "")
+    run(main())
+
+
+def test_tasks_and_channels_come_as_events() -> None:
+    async def main() -> None:
+        async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
+            await alice.ask("channel_subscribe", channel="general")
+            await bob.ask("channel_publish", channel="general", body="news")
+            (news,) = await take(alice, 1)
+            assert (news["type"], news["channel"], news["body"]) == ("channel_message", "general", "news")
+            await bob.ask("status", status="busy")
+            with hub.http("the-admin-token-of-the-tests") as http:
+                http.post("/api/admin/tasks", json={"payload": [1]}).raise_for_status()
+            (task,) = await take(alice, 1)
+            assert (task["type"], task["payload"]) == ("task_assigned", [1])
+            assert (await alice.ask("task_accepted", task_id=task["task_id"]))["state"] == "accepted"
+
+    with running() as hub:
+        run(main())
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_in_order() -> None:
+    async def main() -> None:
+        denials = Denials(hub.clock)
+        async with hub_client(hub, "alice", on_rate_limited=denials) as alice, hub_client(hub, "bob") as bob:
+            hub.hub.gate.set_override("alice", "normal", "2 per 10 seconds", channel="ws")
+            hub.hub.gate.check("alice", "ws", "normal")
+            hub.hub.gate.check("alice", "ws", "normal")
+            sends = [asyncio.create_task(alice.ask("message", to="bob", body=number)) for number in range(6)]
+            await until(lambda: denials, "the denial")
+            ((when, denial),) = denials
+            assert (denial.wait, denial.tier) == (5.0, "normal")
+            assert denial.reason == "the limit of message, which is normal"
+            assert 5.0 <= alice.held <= 5.5
+            assert await alice.ask("ping") == {"type": "pong"}  # another tier, which is not held back
+            assert await alice.ask("session_open", session=1)
+            hub.clock.advance(4.999999)
+            assert await stays(lambda: not any(send.done() for send in sends))
+            await in_time(hub.clock, alice, asyncio.gather(*sends))
+            assert bodies(await take(bob, 6)) == [0, 1, 2, 3, 4, 5]
+            assert hub.clock.now() >= when + 5 * SECOND
+            assert len(denials) <= 2
+
+    with running() as hub:
+        run(main())
+
+
+def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied() -> None:
+    async def main() -> None:
+        denials, warnings = Denials(hub.clock), list[Warned]()
+        options: dict[str, Any] = {"on_rate_limited": denials, "on_warning": warnings.append}
+        async with hub_client(hub, "alice", **options) as alice, hub_client(hub, "bob") as bob:
+            began = hub.clock.now()
+            reading = asyncio.create_task(take(bob, 100))
+            sends = asyncio.gather(*[alice.ask("message", to="bob", body=number) for number in range(100)])
+            await in_time(hub.clock, alice, sends)
+            assert bodies(await reading) == list(range(100))
+            assert warnings[0].tier == "normal"
+            assert (warnings[0].remaining, warnings[0].capacity) == (11, 60)
+            assert denials == []
+            assert not hub.hub.gate.is_rate_limited("alice")
+            took = (hub.clock.now() - began) / SECOND
+            print(f"{took:.1f} s, of 40 s that it takes at least")
+            assert 40 <= took <= 42.5
+
+    with running() as hub:
+        run(main())
+
+
+def test_d5_a_slow_limit_is_learnt_from_one_denial() -> None:
+    async def main() -> None:
+        denials = Denials(hub.clock)
+        async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
+            opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(20)])
+            await in_time(hub.clock, alice, opens)
+            assert len(denials) == 1
+            hub.hub.gate.set_override("alice", "heavy", "100/minute")
+            began = hub.clock.now()
+            opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(200)])
+            await in_time(hub.clock, alice, opens)
+            assert hub.clock.now() - began <= 900 * SECOND  # what it knew holds once more, and then no longer
+
+    with running(Policy(limits={"heavy": "5/hour"})) as hub:
+        run(main())
+
+
+def test_d5_the_tier_of_a_frame_is_learnt_from_what_the_hub_says() -> None:
+    async def main() -> None:
+        denials = Denials(hub.clock)
+        async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
+            hub.hub.gate.set_override("alice", "heavy", "1/minute", channel="ws")
+            hub.hub.gate.check("alice", "ws", "heavy")
+            ping = asyncio.create_task(alice.ask("ping"))
+            await until(lambda: denials, "the denial")
+            assert denials[0][1].tier == "heavy"
+            opening = asyncio.create_task(alice.ask("session_open", session=1))
+            assert await alice.ask("list_agents")  # which is light, as usual
+            assert await stays(lambda: not opening.done())
+            assert len(denials) == 1  # it was not even tried
+            await in_time(hub.clock, alice, asyncio.gather(ping, opening))
+
+    with running(Policy(actions={"ws": {"ping": "heavy"}})) as hub:
+        run(main())
+
+
+def test_d5_each_session_is_held_back_for_itself() -> None:
+    async def main() -> None:
+        denials = Denials(hub.clock)
+        async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
+            await alice.ask("session_open", session="slow", rate=0.1, burst=1)
+            await alice.ask("session_open", session="free")
+            slow = [asyncio.create_task(alice.ask("session_signal", session="slow", signal=SIGNAL)) for _ in range(30)]
+            await until(lambda: denials, "the denial")
+            assert denials[0][1].wait == 10.0
+            assert denials[0][1].reason == "rate limited: agent 'alice' at 0.1 signals/sec, retry after 10000ms"
+            for number in range(1, 4):
+                logged = await alice.ask("session_signal", session="free", signal=SIGNAL)
+                assert logged["number"] > number
+            answers = await in_time(hub.clock, alice, asyncio.gather(*slow))
+            assert [frame["type"] for frame in answers] == ["signal_logged"] * 30
+            assert len(denials) <= 3
+            await alice.ask("session_close", session="slow")
+            with pytest.raises(Refused, match="session_closed: session slow is closed"):
+                await alice.ask("session_signal", session="slow", signal=SIGNAL)
+
+    with running() as hub:
+        run(main())
+
+
+def test_d5_what_waits_is_bounded_and_what_was_cancelled_is_not_sent() -> None:
+    async def main() -> None:
+        async with hub_client(hub, "bob") as bob:
+            async with hub_client(hub, "alice", most=2) as alice:
+                hub.hub.gate.set_override("alice", "normal", "1/minute", channel="ws")
+                await alice.ask("message", to="bob", body=0)
+                names = ("gone", "stays", "waits")
+                tasks = [asyncio.create_task(alice.ask("message", to="bob", body=name)) for name in names]
+                await until(lambda: alice.held, "the holding back")
+                assert alice.waiting == 2
+                with pytest.raises(QueueFull):
+                    await alice.ask("ping", wait=False)
+                tasks[0].cancel()
+                hub.clock.advance(alice.held)
+                await tasks[1]
+                assert await alice.close(within=0) == 1
+                with pytest.raises(Unsent):
+                    await tasks[2]
+            assert bodies(await take(bob, 2)) == [0, "stays"]
+
+    with running() as hub:
+        run(main())
+
+
+def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
+    lane = Tier(1)
+    lane.scarce(0, 0, SECOND, 0)
+    assert lane.opens() == SECOND
+    lane.sent(3600 * SECOND)  # long after it could have been
+    lane.under_way -= 1
+    lane.denied(3600 * SECOND, 5 * SECOND, 0)
+    lane.scarce(3605 * SECOND, 0, SECOND, 0)
+    assert lane.opens() == 3606 * SECOND
+
+
+# Connections that drop ------------------------------------------------------------------------------------------------
+
+
+def test_d5_a_new_connection_is_subscribed_again_and_gets_what_was_not_answered() -> None:
+    async def main() -> None:
+        async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
+            for name in ("one", "two"):
+                hub.run(hub.hub.post.create(name, "bob", ""))
+                await alice.ask("channel_subscribe", channel=name)
+            await alice.ask("channel_subscribe", channel="general")
+            await alice.ask("channel_unsubscribe", channel="two")
+            await cut(hub, "alice")
+            await until(lambda: not alice.connected, "the end")
+            send = asyncio.create_task(alice.ask("message", to="bob", body="meanwhile"))
+            hub.clock.advance(0.2)
+            assert (await take(alice, 1))[0] == {"type": "identified", "agent_id": "alice", "mail": 0}
+            await send
+            assert bodies(await take(bob, 1)) == ["meanwhile"]
+            for name in ("one", "two", "general"):
+                await bob.ask("channel_publish", channel=name, body=name)
+            assert bodies(await take(alice, 2)) == ["one", "general"]
+
+    with running() as hub:
+        run(main())
+
+
+def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with hub_client(hub, "alice") as alice:
+            await comes_back_when_it_is_told(hub, alice, caplog)
+
+    with running() as hub:
+        run(main())
+
+
+def test_b2_a_token_that_is_wrong_or_revoked_raises_and_is_not_tried_for_ever() -> None:
+    async def main() -> None:
+        with pytest.raises(Refused, match=r"^unauthorized: 'alice' at ws://.*/ws: there is no such agent"):
+            async with hub_client(hub, "alice", "hg_wrong"):
+                pass
+        async with hub_client(hub, "alice") as alice:
+            event = asyncio.create_task(anext(alice))
+            hub.run(hub.hub.registry.revoke("alice"))
+            await until(lambda: not alice.connected, "the end")
+            hub.clock.advance(0.2)
+            with pytest.raises(Refused, match="unauthorized"):
+                await event
+            with pytest.raises(Refused, match="unauthorized"):
+                await alice.ask("ping")
+
+    with running() as hub:
+        run(main())
