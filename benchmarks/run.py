@@ -36,9 +36,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
-    parser.add_argument(
-        "--readme", action="store_true", help="also write the Markdown into README.md"
-    )
+    parser.add_argument("--readme", action="store_true", help="also write the Markdown into README.md")
     options = parser.parse_args()
     if options.readme and options.what not in ("redis", "hub", "edges"):
         parser.error("--readme is for redis, hub and edges")

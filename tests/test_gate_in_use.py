@@ -171,10 +171,13 @@ def test_bad_changes_change_nothing(gate: Gate) -> None:
     assert gate.holds.overrides == {}
 
 
+A_STORE = "a store such as MemoryStore(), or a URL such as redis://localhost or memory://"
+
+
 def test_bad_gates() -> None:
     attempts: list[tuple[Any, str]] = [
         ({"policy": "headgate.toml"}, "Gate policy: expected a Policy, got 'headgate.toml'"),
-        ({"store": 5}, "Gate store: expected a store such as MemoryStore(), or a URL such as redis://localhost, got 5"),
+        ({"store": 5}, f"Gate store: expected {A_STORE}, got 5"),
         ({"remember": 5}, "Gate remember: expected a path, a book of changes, or None, got 5"),
     ]
     for options, text in attempts:

@@ -308,5 +308,5 @@ def test_bad_limits_names_and_warnings() -> None:
     for bad_store in ("localhost", 5):
         with pytest.raises(InvalidInput) as caught:
             Limiter("1/day", store=bad_store)  # type: ignore[arg-type]
-        expected = "a store such as MemoryStore(), or a URL such as redis://localhost"
+        expected = "a store such as MemoryStore(), or a URL such as redis://localhost or memory://"
         assert str(caught.value) == f"Limiter store: expected {expected}, got {bad_store!r}"

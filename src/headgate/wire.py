@@ -19,14 +19,14 @@ import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from math import ceil
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
 
-from headgate.core import DENY, NEVER, Decision, Limit
+from headgate.core import NEVER, Decision, Limit
 from headgate.inputs import refuse
 from headgate.limits import TokenBucket
 from headgate.structured import byte_sequence, items, string
+from headgate.telling import Lines, reset_of
 from headgate.windows import SlidingWindow
 
 Dialect: TypeAlias = Literal["ratelimit", "x-ratelimit", "both", "none"]
@@ -140,7 +140,8 @@ def told(decision: Decision, limit: Limit, name: str = "default") -> Told:
     policies = quotas(limit, name)
     if not policies:
         return Told()
-    left = Left(_name(decision, name), decision.remaining, _reset(decision))
+    reset = reset_of(decision)
+    left = Left(_name(decision, name), decision.remaining, None if reset == NEVER else reset)
     return Told(policies, (left,), None if decision else wait_ms(decision) // 1000)
 
 
@@ -164,24 +165,6 @@ def _window(limit: Limit) -> int | None:
     if isinstance(limit, SlidingWindow):
         return max(ceil(limit.window), 1)
     return None
-
-
-def _reset(decision: Decision) -> int | None:
-    if decision.outcome is DENY:
-        wait = decision.own_wait()
-        return None if wait == NEVER else -(-wait // 1_000_000)
-    if decision.remaining:
-        return -(-decision.reset_us // 1_000_000)
-    return -(-(decision.reset_us - _rest(decision.limit)) // 1_000_000)
-
-
-@lru_cache(maxsize=1024)
-def _rest(limit: Limit) -> int:
-    """Microseconds from the moment at which an empty limit lets one pass until it has everything back."""
-    if not isinstance(limit, TokenBucket):
-        return 0  # of a log, when the oldest leaves isn't told: it waits for the newest
-    capacity, refill, per = limit.fields()
-    return int((capacity - 1) * per * 1_000_000 / refill)
 
 
 def _safe(name: str) -> str:
@@ -245,44 +228,21 @@ class Writer:
         self._dialect: Final[Dialect] = dialect
         self._known: Final[dict[tuple[Limit, str], Lines]] = {}
 
-    def lines(self, limit: Limit, name: str = "default") -> "Lines":
+    def lines(self, limit: Limit, name: str = "default") -> Lines:
         """What writes of a limit. What it says of the limit itself is worked out once."""
         found = self._known.get((limit, name))
         if found is None:
             if len(self._known) >= 1024:  # limits may be made for each of many agents
                 self._known.clear()
-            found = self._known[limit, name] = Lines(limit, name, self._dialect)
+            found = self._known[limit, name] = self._written(quotas(limit, name))
         return found
 
-
-class Lines:
-    """Writes how somebody stands under one limit, which may be made of several."""
-
-    __slots__ = ("_draft", "_limits", "_policy", "_prefixes", "_triple")
-
-    def __init__(self, limit: Limit, name: str, dialect: Dialect) -> None:
-        self._draft: Final = dialect in ("ratelimit", "both")
-        self._triple: Final = dialect in ("x-ratelimit", "both")
-        policies = quotas(limit, name)
-        self._policy: Final = (b"ratelimit-policy", format_policies(policies).encode())
-        self._prefixes: Final = [f"{string(quota.name)};r=".encode() for quota in policies]
-        self._limits: Final = [(b"x-ratelimit-limit", str(quota.quota).encode()) for quota in policies]
-
-    def headers(self, decision: Decision) -> list[tuple[bytes, bytes]]:
-        """The headers that say it. Retry-After is not among them: it goes with the `Denial`."""
-        bound = decision.bound or 0
-        if bound >= len(self._prefixes):
-            return []
-        remaining, reset = b"%d" % decision.remaining, _reset(decision)
-        headers = []
-        if self._draft:
-            shown = self._prefixes[bound] + remaining
-            headers = [self._policy, (b"ratelimit", shown if reset is None else b"%b;t=%d" % (shown, reset))]
-        if self._triple:
-            headers += [self._limits[bound], (b"x-ratelimit-remaining", remaining)]
-            if reset is not None:
-                headers.append((b"x-ratelimit-reset", b"%d" % reset))
-        return headers
+    def _written(self, policies: tuple[Quota, ...]) -> Lines:
+        draft, triple = self._dialect in ("ratelimit", "both"), self._dialect in ("x-ratelimit", "both")
+        names = [string(quota.name).encode() for quota in policies]
+        return Lines(
+            format_policies(policies).encode(), names, [str(quota.quota).encode() for quota in policies], draft, triple
+        )
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

@@ -1,22 +1,40 @@
-"""Callers that obey: clients of a hub and of its relay."""
+"""Callers that obey: transports for httpx, and clients of a hub and of its relay."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headgate.client.holding import Denial, QueueFull, Refused, Unsent
+    from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
     from headgate.client.hub import HubClient, Warned
     from headgate.client.relay import Message, RelayClient
 
-__all__ = ["Denial", "HubClient", "Message", "QueueFull", "Refused", "RelayClient", "Unsent", "Warned"]
+__all__ = [
+    "AsyncObeyingTransport",
+    "Denial",
+    "HubClient",
+    "Message",
+    "ObeyingTransport",
+    "QueueFull",
+    "Refused",
+    "RelayClient",
+    "TooLong",
+    "Unsent",
+    "WaitNotice",
+    "Warned",
+]
 
 _PLACES = {
+    "AsyncObeyingTransport": "http",
     "Denial": "holding",
     "HubClient": "hub",
     "Message": "relay",
+    "ObeyingTransport": "http",
     "QueueFull": "holding",
     "Refused": "holding",
     "RelayClient": "relay",
+    "TooLong": "http",
     "Unsent": "holding",
+    "WaitNotice": "http",
     "Warned": "hub",
 }
 

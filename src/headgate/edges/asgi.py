@@ -42,28 +42,29 @@ class RateLimitMiddleware:
     ) -> None:
         self._app: Final = app
         self._guard: Final = Guard("RateLimitMiddleware", limiter=limiter, gate=gate, wait=True, **options)
+        self._quick: Final = self._guard.quick
         self._websockets: Final = WebSockets(app, self._guard, websocket)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await (self._websockets if scope["type"] == "websocket" else self._app)(scope, receive, send)
             return
-        guard = self._guard
-        quick = guard.quick
-        if quick is not None:
+        if self._quick is not None:
+            check, refund, cost, told = self._quick
             client = scope.get("client")
             key = by_address(client[0]) if client and client[0] else UNKNOWN
-            decision = quick.check(key, quick.cost)
+            decision = check(key, cost)
             if decision:
                 hearing = _Hearing(receive)
                 try:
-                    await self._app(scope, hearing, _telling(send, quick.headers(decision)))
+                    await self._app(scope, hearing, _telling(send, told(decision)))
                 except Exception:
                     if not hearing.gone:
-                        quick.refund(key, quick.cost)
+                        refund(key, cost)
                     raise
                 return
             # A denial counts nothing: it is asked for again below, and answered.
+        guard = self._guard
         passage = await arun(guard.admit(AsgiRequest(scope, guard.proxies)))
         if passage is None:
             await self._app(scope, receive, send)
@@ -74,9 +75,9 @@ class RateLimitMiddleware:
         elif guard.settles:
             await self._settled(passage, scope, receive, send)
         else:
-            told, hearing = guard.headers(passage), _Hearing(receive)
+            headers, hearing = guard.headers(passage), _Hearing(receive)
             try:
-                await self._app(scope, hearing, _telling(send, told) if told else send)
+                await self._app(scope, hearing, _telling(send, headers) if headers else send)
             except Exception:
                 if not hearing.gone:
                     await arun(guard.crashed(passage))

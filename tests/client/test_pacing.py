@@ -1,0 +1,353 @@
+"""What a client makes of what servers say. The laws, with servers and networks, are in tests/properties."""
+
+import pytest
+
+from headgate.client.pacing import LONGEST, SECOND, Pace, Sent
+from headgate.wire import Left, Quota, Told
+
+pytestmark = pytest.mark.once
+
+SILENT = Told()
+
+
+def bucket(left: int, quota: int = 10, window: int = 10) -> Told:
+    """What a bucket of ours says: what is left, and after how long all is back, or the next one passes."""
+    lacking = quota - left if left else 1
+    return Told((Quota("default", quota, window),), (Left("default", left, -(-lacking * window // quota)),))
+
+
+def window(left: int, reset: int, quota: int = 10, length: int | None = 10) -> Told:
+    return Told((Quota("theirs", quota, length),), (Left("theirs", left, reset),))
+
+
+def wait(pace: Pace, now: float = 0) -> float:
+    """Seconds from a moment until the next request may be sent."""
+    return max(pace.earliest(round(now * SECOND))[0] / SECOND - now, 0)
+
+
+def send(pace: Pace, now: float = 0) -> Sent:
+    assert wait(pace, now) == 0
+    return pace.send(round(now * SECOND))
+
+
+def answer(pace: Pace, sent: Sent, told: Told, now: float = 0, status: int = 200, stretch: float = 0.0) -> bool:
+    return pace.answer(sent, round(now * SECOND), status, told, stretch)
+
+
+def known(told: Told, now: float = 0) -> Pace:
+    """A pace after one answer."""
+    pace = Pace()
+    answer(pace, send(pace, now), told, now)
+    return pace
+
+
+# Servers of which little is known -------------------------------------------------------------------------------------
+
+
+def test_of_an_unknown_server_one_answer_is_awaited_and_twice_as_many_are_sent_with_each_second_of_silence() -> None:
+    pace = Pace()
+    send(pace)
+    assert pace.earliest(0) == (SECOND, "the first answers tell how much may be sent")
+    send(pace, 1)
+    assert wait(pace, 1) == 1
+    for now, more in ((2, 2), (3, 4), (4, 8)):
+        for _ in range(more):
+            send(pace, now)
+        assert wait(pace, now) == 1
+
+
+def test_a_server_that_says_nothing_is_not_held_back() -> None:
+    pace = known(SILENT)
+    for _ in range(100):
+        send(pace)
+
+
+def test_a_server_that_denies_without_figures_is_approached_again_by_few() -> None:
+    pace = known(SILENT)
+    denied = [send(pace) for _ in range(3)]
+    for sent in denied:
+        assert answer(pace, sent, Told(retry_after=7), status=429)
+    assert pace.earliest(0) == (7 * SECOND, "the server asked to wait")
+    one = send(pace, 7)
+    assert wait(pace, 7) == 1
+    answer(pace, one, SILENT, 7)
+    two = [send(pace, 7), send(pace, 7)]
+    assert wait(pace, 7) > 0
+    answer(pace, two.pop(), SILENT, 7)
+    two += [send(pace, 7), send(pace, 7)]
+    assert wait(pace, 7) > 0
+    for _ in range(64):
+        answer(pace, two.pop(0), SILENT, 7)
+        two.append(send(pace, 7))
+    for _ in range(100):
+        send(pace, 7)
+
+
+def test_where_no_time_is_named_the_wait_doubles() -> None:
+    pace, now, waits = Pace(), 0.0, []
+    for _ in range(8):
+        answer(pace, send(pace, now), SILENT, now, 429)
+        waits.append(wait(pace, now))
+        now += waits[-1]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    answer(pace, send(pace, now), SILENT, now)
+    answer(pace, send(pace, now), Told(retry_after=0), now, 429)
+    assert wait(pace, now) == 1, "it begins again after one that passed"
+
+
+# Being asked to wait --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "seconds"),
+    [
+        (429, Told(retry_after=5), 5),
+        (429, Told((), (Left("a", 0, 3),), 5), 5),
+        (429, Told((), (Left("a", 0, 9),), 5), 9),
+        (429, Told((), (Left("a", 0, 3), Left("b", 7, 3600)), 3), 3),
+        (429, Told((), (Left("a", 4, 3),)), 3),
+        (503, Told(retry_after=5), 5),
+        (503, SILENT, 0),
+        (200, Told(retry_after=5), 0),
+        (500, Told(retry_after=5), 0),
+    ],
+)
+def test_the_wait_that_was_asked_for(status: int, told: Told, seconds: int) -> None:
+    pace = Pace()
+    assert answer(pace, send(pace), told, status=status) == bool(seconds)
+    assert wait(pace) == seconds
+
+
+def test_a_wait_is_lengthened_and_never_shortened() -> None:
+    pace = Pace()
+    answer(pace, send(pace), Told(retry_after=100), status=429, stretch=0.03)
+    assert wait(pace) == 103
+    answer(pace, pace.send(0), Told(retry_after=1), status=429)
+    assert wait(pace) == 103
+    pace = Pace()
+    answer(pace, send(pace), window(0, 100), stretch=0.03)
+    assert wait(pace) == 103
+
+
+@pytest.mark.parametrize("told", [Told(retry_after=10**14), window(0, 10**14), window(0, 10**14, 10**14, 10**14)])
+def test_no_wait_is_believed_for_longer_than_a_day(told: Told) -> None:
+    pace = Pace()
+    answer(pace, send(pace), told, status=429)
+    assert wait(pace) == LONGEST / SECOND
+
+
+# What is left ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_under_way_counts_against_what_is_left() -> None:
+    pace = known(bucket(9))
+    sent = [send(pace) for _ in range(9)]
+    assert wait(pace) > 0
+    for left, one in zip(range(8, -1, -1), sent, strict=True):
+        answer(pace, one, bucket(left))
+        assert wait(pace) > 0
+    assert pace.earliest(0) == (SECOND, "nothing is left under 'default'")
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_answers_may_come_in_any_order(order: list[int]) -> None:
+    pace = known(bucket(9))
+    sent = [send(pace) for _ in range(4)]
+    for place in order:
+        answer(pace, sent[place], bucket(8 - place))
+    for _ in range(5):
+        send(pace)
+    assert wait(pace) > 0
+
+
+def test_what_failed_may_have_been_counted_and_what_was_denied_was_not() -> None:
+    pace = known(window(2, 10))
+    for _ in range(2):
+        pace.fail(send(pace), 0)
+    assert wait(pace) == 10
+    pace = known(window(1, 10))
+    sent = send(pace)
+    assert wait(pace) > 10
+    answer(pace, sent, Told((Quota("other", 10, 1),), (Left("other", 0, 1),), 1), status=429)
+    assert wait(pace, 1) == 0, "the one is left"
+
+
+def test_a_failure_is_not_in_what_an_answer_says_that_was_under_way_with_it() -> None:
+    pace = known(window(5, 10))
+    failed, other = send(pace), send(pace)
+    pace.fail(failed, 0)
+    answer(pace, other, window(4, 10))
+    for _ in range(3):
+        send(pace)
+    assert wait(pace) > 0
+
+
+def test_others_may_have_spent() -> None:
+    pace = known(bucket(9))
+    answer(pace, send(pace), bucket(0))
+    assert wait(pace) == 1
+    answer(pace, send(pace, 1), bucket(5), 1)
+    for _ in range(5):
+        send(pace, 1)
+    assert wait(pace, 1) > 0
+
+
+@pytest.mark.parametrize("older_first", [True, False])
+def test_what_was_sent_a_second_later_is_later_news(older_first: bool) -> None:
+    pace = known(window(9, 60, length=60))
+    older, newer = send(pace), send(pace, 1)
+    if older_first:
+        answer(pace, older, window(0, 60, length=60), 2)
+        assert wait(pace, 2) > 50
+    answer(pace, newer, window(5, 60, length=60), 2)
+    if not older_first:
+        answer(pace, older, window(0, 60, length=60), 2)
+    for _ in range(5):
+        send(pace, 2)
+    assert wait(pace, 2) > 50
+
+
+def test_of_a_window_nothing_comes_back_before_it_is_over_and_then_one_asks_how_much() -> None:
+    pace = known(window(2, 9))
+    for left in (1, 0):
+        answer(pace, send(pace), window(left, 9))
+    assert wait(pace, 8.999999) > 0
+    one = send(pace, 9)
+    assert wait(pace, 9) > 0
+    answer(pace, one, window(9, 10), 9)
+    for _ in range(9):
+        send(pace, 9)
+    assert wait(pace, 9) > 0
+
+
+def test_after_a_long_time_there_is_as_much_as_there_can_be() -> None:
+    pace = known(window(2, 10))
+    for _ in range(10):
+        send(pace, 1000)
+    assert wait(pace, 1000) > 0
+
+
+def test_a_bucket_fills_between_answers() -> None:
+    pace = known(bucket(9))
+    for left in (8, 7, 6, 5):
+        answer(pace, send(pace), bucket(left))
+    for _ in range(5):
+        send(pace)
+    assert wait(pace) == 1
+    send(pace, 1)
+    assert wait(pace, 1) == 1
+    for _ in range(3):
+        send(pace, 4)
+    assert wait(pace, 4) == 1
+    for _ in range(10):
+        send(pace, 100)
+    assert wait(pace, 100) == 1, "it was full, and not more"
+
+
+def test_of_a_bucket_the_next_one_is_not_expected_before_the_moment_that_was_named() -> None:
+    pace = known(bucket(9, window=7))
+    for left in (8, 7, 6, 5, 4, 3, 2, 1, 0):
+        answer(pace, send(pace), bucket(left, window=7))
+    assert wait(pace) == 1, "and not 0.7 seconds, though it fills at that pace"
+
+
+def test_what_looks_like_a_bucket_and_is_none_is_not_taken_for_one() -> None:
+    pace = known(window(9, 1))
+    for left, reset in ((8, 2), (7, 3)):
+        answer(pace, send(pace), window(left, reset))
+    answer(pace, send(pace), window(5, 9))
+    for _ in range(5):
+        send(pace)
+    assert wait(pace) == 14, "nine seconds, and one for each that is under way"
+
+
+def test_a_window_of_a_second_is_not_taken_for_a_bucket() -> None:
+    pace = known(window(6, 1, 7, 1))
+    for left in (5, 4, 3):
+        answer(pace, send(pace), window(left, 1, 7, 1))
+    for _ in range(3):
+        send(pace)
+    assert wait(pace) >= 1
+
+
+def test_slow_answers_slow_nothing_down() -> None:
+    """Sixty a minute, each of which takes ten seconds: ten are under way at a time."""
+    pace = known(bucket(9))
+    for left in (8, 7, 6, 5, 4, 3, 2, 1, 0):
+        answer(pace, send(pace), bucket(left))
+    under_way: list[Sent] = []
+    for now in range(1, 60):
+        under_way.append(send(pace, now))
+        if len(under_way) > 10:
+            answer(pace, under_way.pop(0), bucket(2), now + 0.5)
+    assert len(under_way) == 10
+
+
+def test_several_policies_all_hold_though_an_answer_speaks_of_one() -> None:
+    policies = (Quota("fast", 5, 1), Quota("slow", 10, 100))
+    pace = known(Told(policies, (Left("slow", 9, 10),)))
+    for _ in range(2):
+        for left in (4, 3, 2, 1):
+            answer(pace, send(pace), Told(policies, (Left("fast", left, 1),)))
+    send(pace)
+    assert pace.earliest(0)[1] == "nothing is left under 'slow'"
+
+
+def test_policies_are_told_apart_by_their_partition() -> None:
+    pace = known(Told((), (Left("a", 0, 5, b"one"), Left("a", 3, 5, b"two"))))
+    assert wait(pace) == 5
+    answer(pace, pace.send(0), Told((), (Left("a", 2, 5, b"two"),)))
+    assert wait(pace) == 5
+
+
+def test_of_another_unit_than_requests_only_its_end_is_known() -> None:
+    policy = (Quota("bytes", 1000, 60, "content-bytes"),)
+    pace = known(Told(policy, (Left("bytes", 3, 60),)))
+    sent = [send(pace) for _ in range(10)]
+    answer(pace, sent[-1], Told(policy, (Left("bytes", 0, 60),)))
+    assert wait(pace) >= 60
+
+
+def test_where_only_the_remainder_is_told_a_minute_is_assumed() -> None:
+    pace = known(Told((), (Left("", 1),)))
+    send(pace)
+    assert pace.earliest(0)[1] == "nothing is left"
+    assert 60 <= wait(pace) <= 120
+
+
+def test_memory_is_bounded() -> None:
+    pace = Pace()
+    for number in range(100):
+        answer(pace, send(pace), Told((), (Left(str(number), 1000, 5),)))
+    assert len(pace._policies) == 32
+    pace = known(SILENT)
+    stuck = send(pace)
+    for _ in range(12_000):
+        answer(pace, send(pace, 1), SILENT, 1)
+    assert len(pace._sent) <= 10_000
+    answer(pace, stuck, window(0, 10), 2)
+    assert wait(pace, 2) == 0, "what it says is too old"
+
+
+def test_at_rest_is_what_has_nothing_to_wait_for() -> None:
+    pace = Pace()
+    assert pace.at_rest(0)
+    sent = send(pace)
+    assert not pace.at_rest(0)
+    answer(pace, sent, bucket(0))
+    assert not pace.at_rest(0)
+    assert pace.at_rest(SECOND)
+
+
+def test_nothing_is_hopeless_while_an_answer_may_change_it() -> None:
+    pace = known(window(1, 100))
+    sent = send(pace)
+    assert wait(pace) == 100
+    assert not pace.hopeless(0, 50 * SECOND)
+    answer(pace, sent, window(0, 100))
+    assert pace.hopeless(0, 50 * SECOND)
+    assert not pace.hopeless(0, 100 * SECOND)
+    pace = known(SILENT)
+    sent, _ = send(pace), send(pace)
+    answer(pace, sent, Told(retry_after=100), status=429)
+    assert pace.hopeless(0, 50 * SECOND)

@@ -1,0 +1,283 @@
+"""The relay's client in TypeScript: its own tests, run by Node against real hubs, which they ask for here.
+
+`npm test` gets the address of a small HTTP server in HEADGATE_TESTS. What its tests can't do in Node they ask that for,
+in JSON: a hub whose clock stands still and is moved by them, the real program to freeze, kill and start again, and an
+agent that receives in Python.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hubs import Running, running
+from playwright.sync_api import sync_playwright
+from programs import Program, program
+from servers import PATIENCE, wait_for
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from headgate._version import VERSION
+from headgate.proto import envelope_pb2 as wire
+
+CLIENT = Path(__file__).parents[2] / "clients/typescript"
+LONGEST = 180.0
+"""Seconds."""
+LEAST = 46
+"""So many tests there are at least: fewer would mean that some were not found."""
+
+
+@contextmanager
+def receiving(url: str, name: str, token: str) -> Iterator[list[str]]:
+    """What an agent that listens in Python has got, until the block ends."""
+    bodies: list[str] = []
+    with connect(url, proxy=None, compression=None, open_timeout=PATIENCE) as socket:
+
+        def hear() -> wire.Envelope:
+            frame = socket.recv()
+            assert isinstance(frame, bytes)
+            return wire.Envelope.FromString(frame)
+
+        def listen() -> None:
+            with suppress(ConnectionClosed):
+                while True:
+                    bodies.append(hear().data.body.decode())
+
+        hello = wire.Hello(address=name, token=token)
+        socket.send(wire.Envelope(id="hello", type=wire.MESSAGE_TYPE_HELLO, hello=hello).SerializeToString())
+        assert hear().type == wire.MESSAGE_TYPE_WELCOME
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield bodies
+    thread.join(PATIENCE)
+
+
+class Desk:
+    """What the tests in Node can ask for: each public method is one request, and what it returns the answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._still: list[Running] = []
+        self._programs: list[tuple[Program, dict[str, str | None]]] = []
+        self._received: list[list[str]] = []
+        self._stack = ExitStack()
+
+    def still(self, **settings: Any) -> dict[str, Any]:
+        """A hub on a clock that stands still."""
+        self._still.append(self._stack.enter_context(running(**settings)))
+        return {"hub": len(self._still) - 1, "url": f"ws://{self._still[-1]}/relay"}
+
+    def register(self, hub: int, agent: str) -> str:
+        return self._still[hub].register(agent)
+
+    def advance(self, hub: int, ms: int) -> None:
+        self._still[hub].clock.advance(ms / 1000)
+
+    def counted(self, hub: int) -> dict[str, int]:
+        relay = self._still[hub].hub.relay
+        return {"passed": relay.passed, "denied": relay.denied, "connections": relay.connections}
+
+    def revoke(self, hub: int, agent: str) -> None:
+        self._still[hub].run(self._still[hub].hub.registry.revoke(agent))
+
+    def program(self, rate: str, burst: str, agents: list[str]) -> dict[str, Any]:
+        """The real program, on the real clock, and tokens of agents."""
+        number = len(self._programs)
+        environment: dict[str, str | None] = {"HEADGATE_RELAY_RATE_LIMIT": rate, "HEADGATE_RELAY_RATE_BURST": burst}
+        hub = Program(self._folder / str(number), environment=environment)
+        self._programs.append((hub, environment))
+        with hub.http("") as client:
+            answers = [client.post("/api/onboard/register", json={"agent_id": agent}) for agent in agents]
+        return {"hub": number, "url": f"ws://{hub}/relay", "tokens": [answer.json()["token"] for answer in answers]}
+
+    def freeze(self, hub: int) -> None:
+        os.kill(self._programs[hub][0].pid, signal.SIGSTOP)
+
+    def kill(self, hub: int) -> None:
+        self._programs[hub][0].kill()
+
+    def stop(self, hub: int) -> None:
+        self._programs[hub][0].stop()
+
+    def start(self, hub: int) -> None:
+        """One that was ended, on the same port and with the same data."""
+        before, environment = self._programs[hub]
+        again = Program(self._folder / str(hub), "--port", str(before.port), environment=environment)
+        self._programs[hub] = (again, environment)
+
+    def receive(self, url: str, agent: str, token: str) -> int:
+        self._received.append(self._stack.enter_context(receiving(url, agent, token)))
+        return len(self._received) - 1
+
+    def received(self, receiver: int, count: int) -> list[str]:
+        """What a receiver has got, when it is so much."""
+        bodies = self._received[receiver]
+        wait_for(lambda: len(bodies) >= count, f"{count} messages")
+        return bodies
+
+    def close(self) -> None:
+        for hub, _ in self._programs:
+            hub.kill()
+        self._stack.close()
+
+
+class Window(BaseHTTPRequestHandler):
+    """Where requests for a desk come in: one at a time, since they come from one test after the other."""
+
+    desk: Desk
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        try:
+            status, answer = 200, getattr(self.desk, request.pop("do"))(**request)
+        except Exception as error:  # noqa: BLE001 - the test in Node shows it
+            status, answer = 500, repr(error)
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a small HTTP server, until the block ends."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE)
+
+
+@contextmanager
+def desk(folder: Path) -> Iterator[str]:
+    """The address of a desk, until the block ends."""
+    desk = Desk(folder)
+    try:
+        with serving(type("WindowOfADesk", (Window,), {"desk": desk})) as address:
+            yield address
+    finally:
+        desk.close()
+
+
+def npm(*arguments: str, **variables: str) -> str:
+    """What npm says, if it succeeds."""
+    command = shutil.which("npm")
+    assert command is not None, "the client in TypeScript needs npm (apt install npm)"
+    with subprocess.Popen(
+        [command, *arguments],
+        cwd=CLIENT,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # npm alone would leave behind what it has started
+            raise
+    assert process.returncode == 0, f"npm {' '.join(arguments)}:\n{said}"
+    return said
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    """The package with what it needs, compiled."""
+    npm("install", "--no-audit", "--no-fund", "--prefer-offline")
+    npm("run", "build")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("built")
+def test_d5_typescript_the_client_passes_its_tests_against_real_hubs(tmp_path: Path) -> None:
+    with desk(tmp_path) as address:
+        said = npm("test", HEADGATE_TESTS=address)
+    counted = dict(re.findall(r"^\S+ (tests|pass|skipped) (\d+)$", said, re.MULTILINE))
+    assert int(counted["tests"]) == int(counted["pass"]) >= LEAST, said
+    assert counted["skipped"] == "0", said
+
+
+class Page(SimpleHTTPRequestHandler):
+    """An empty page that finds the package, which is served as it stands."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, directory=str(CLIENT))
+
+    def do_GET(self) -> None:
+        if self.path != "/":
+            super().do_GET()
+            return
+        protobuf = "/node_modules/@bufbuild/protobuf/dist/esm"
+        imports = {
+            "@headgate/relay": "/dist/index.js",
+            "@bufbuild/protobuf": f"{protobuf}/index.js",
+            "@bufbuild/protobuf/codegenv2": f"{protobuf}/codegenv2/index.js",
+        }
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(f'<script type="importmap">{json.dumps({"imports": imports})}</script>'.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+IN_A_BROWSER = """
+async ([url, token]) => {
+    const { RelayClient } = await import("@headgate/relay");
+    const denials = [], bodies = [];
+    const onRateLimited = (denial) => denials.push(denial);
+    const client = new RelayClient(url, { address: "self", token, onRateLimited });
+    await Promise.all(Array.from({ length: 15 }, (_, number) => client.send("self", String(number))));
+    for await (const { body } of client) {
+        if (bodies.push(new TextDecoder().decode(body)) === 15) break;
+    }
+    const unsent = await client.close();
+    const stranger = new RelayClient(url, { address: "self", token: "wrong" });
+    return { bodies, denials, unsent, refusal: await stranger.ready.catch((error) => error.code) };
+}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("built")
+def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_path: Path) -> None:
+    chromium = shutil.which("chromium")
+    assert chromium, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
+    environment = {"HEADGATE_RELAY_RATE_LIMIT": "20", "HEADGATE_RELAY_RATE_BURST": "10"}
+    with program(tmp_path, environment=environment) as hub, serving(Page) as site, sync_playwright() as playwright:
+        with hub.http("") as agent:
+            token = agent.post("/api/onboard/register", json={"agent_id": "self"}).json()["token"]
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.goto(site)
+        found = page.evaluate(IN_A_BROWSER, [f"ws://{hub}/relay", token])
+        browser.close()
+    assert found["bodies"] == [str(number) for number in range(15)]
+    assert found["denials"]
+    assert all(1 <= one["waitMs"] <= 50 and "20/second burst 10" in one["reason"] for one in found["denials"])
+    assert (found["unsent"], found["refusal"]) == ([], "unauthorized")
+
+
+def test_the_package_says_the_version_of_headgate_and_of_all_it_needs() -> None:
+    package = json.loads((CLIENT / "package.json").read_text())
+    assert package["version"] == VERSION
+    needed = {**package["dependencies"], **package["devDependencies"]}
+    assert {name for name, version in needed.items() if not re.fullmatch(r"\d+\.\d+\.\d+", version)} == set()
