@@ -11,9 +11,11 @@ from litestar.middleware import DefineMiddleware
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.requests import Request
 
+KEYS = {"a key of ours", "another"}
+
 
 def cost(request: Request) -> int:
-    return 1 if "x-api-key" in request.headers else 2
+    return 1 if request.headers.get("x-api-key") in KEYS else 2
 
 
 @get("/")

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +11,11 @@ import msgspec
 import pytest
 
 import headgate
-from headgate import Decision, Gate, Limiter, Policy, RedisStore
+from headgate import Decision, Gate, Limiter, Policy, RedisStore, client
+from headgate.client import AsyncObeyingTransport, HubClient, RelayClient
+from headgate.edges.decorator import rate_limited
+from headgate.edges.guard import Options
+from headgate.edges.websocket import WebSocketLimits
 from headgate.events import Event
 from headgate.hub import frames
 from headgate.hub.hub import ROUTES
@@ -20,13 +25,20 @@ from headgate.proto import envelope_pb2 as wire
 from headgate.sliding import RateLimiter, RateLimitResult
 from headgate.stores import Store
 from headgate.violations import Standing
+from headgate.wire import Dialect
 
 DOCS = Path(__file__).parent.parent / "docs"
-LIMITER = (DOCS / "limiter.md").read_text(encoding="utf-8")
-GATE = (DOCS / "gate.md").read_text(encoding="utf-8")
-REDIS = (DOCS / "redis.md").read_text(encoding="utf-8")
-HUB = (DOCS / "hub.md").read_text(encoding="utf-8")
-RELAY = (DOCS / "relay.md").read_text(encoding="utf-8")
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+LIMITER = page("limiter")
+GATE = page("gate")
+REDIS = page("redis")
+HUB = page("hub")
+RELAY = page("relay")
 EXAMPLE = (DOCS / "headgate.toml").read_text(encoding="utf-8")
 
 
@@ -37,8 +49,12 @@ def public(thing: type) -> list[str]:
 
 
 def missing(names: list[str], text: str) -> list[str]:
-    """Those that stand nowhere as code: `name`, .name or name(."""
-    return [name for name in names if not re.search(rf"[`.]{name}\b|\b{name}\(", text)]
+    """Those that stand nowhere as code: `name`, .name, name( or name=."""
+    return [name for name in names if not re.search(rf"[`.\"]{name}\b|\b{name}[(=]", text)]
+
+
+def parameters(thing: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(thing).parameters)
 
 
 INSIDE = ("alerts", "ask", "aask", "book", "decide_without", "keys", "roll", "spare", "traffic")
@@ -57,8 +73,17 @@ FOR_STORES = ("adrift", "denied", "later", "offended", "own_wait", "watched", "r
         (public(RateLimiter) + list(RateLimitResult.__slots__), REDIS),
         ([event.__name__ for event in get_args(Event)], GATE),
         ([name for name in headgate.__all__ if name not in ("Limit", "Outcome")], LIMITER + GATE),
+        ([*Options.__annotations__, *get_args(Dialect)], page("middleware")),
+        ([field.name for field in fields(WebSocketLimits)], page("websockets")),
+        (parameters(rate_limited)[1:], page("frameworks")),
+        ([name for name in client.__all__ if client._PLACES[name] != "http"], page("clients")),
+        (parameters(HubClient)[3:] + parameters(RelayClient)[3:], page("clients")),
+        ([name for name in public(HubClient) + public(RelayClient) if name != "path"], page("clients")),
+        ([name for name in client.__all__ if client._PLACES[name] == "http"], page("clients-http")),
+        (parameters(AsyncObeyingTransport), page("clients-http")),
     ],
-    ids=["Limiter", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events", "headgate"],
+    ids=["Limiter", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events", "headgate",
+         "middleware", "websocket", "decorator", "client", "clients", "verbs", "transports", "transport"],
 )  # fmt: skip
 def test_every_public_name_is_in_the_docs(names: list[str], text: str) -> None:
     assert missing(names, text) == []

@@ -310,3 +310,8 @@ def test_bad_limits_names_and_warnings() -> None:
             Limiter("1/day", store=bad_store)  # type: ignore[arg-type]
         expected = "a store such as MemoryStore(), or a URL such as redis://localhost or memory://"
         assert str(caught.value) == f"Limiter store: expected {expected}, got {bad_store!r}"
+
+
+@pytest.mark.parametrize("share", [0, 0.125, 0.8, 1])
+def test_it_says_from_where_on_it_warns(share: float) -> None:
+    assert Limiter("5/minute", warn_at=share).warn_at == share

@@ -56,6 +56,11 @@ class Limiter(LimiterChecks, Closing):
         return self._store
 
     @property
+    def warn_at(self) -> float:
+        """The share of the capacity from which on a check that passes is a warning."""
+        return (1000 - self._low) / 1000
+
+    @property
     def name(self) -> str:
         """What tells its keys from those of other limiters on the store."""
         return self._name

@@ -26,8 +26,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from headgate import Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Policy, RedisStore, wire
+from headgate import Decision, Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, Policy, RedisStore, wire
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
+from headgate.edges.guard import Guard
 
 pytestmark = pytest.mark.once
 
@@ -722,3 +723,10 @@ def test_a_tier_that_there_is_not_is_refused(caplog: pytest.LogCaptureFixture) -
         expected = "RateLimitMiddleware tier: expected a function that returns one of light, normal, heavy, got 'huge'"
         wait_for(lambda: expected in caplog.text, "the server's log")
     assert [gate.peek("a", "http", tier).remaining for tier in ("light", "normal", "heavy")] == [120, 60, 10]
+
+
+def test_those_who_are_not_known_are_warned_from_where_the_others_are() -> None:
+    guard = Guard("test", limiter="60/minute", key=lambda request: None, wait=True)
+    known, unknown = guard.counters("received", Limiter("10/minute", warn_at=0.3))
+    decisions = [counter.check("a", "normal", 4) for counter in (known, unknown)]
+    assert [decision.outcome for decision in decisions if isinstance(decision, Decision)] == [Outcome.WARN] * 2

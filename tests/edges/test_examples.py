@@ -105,6 +105,10 @@ def test_litestar() -> None:
     with started("litestar_app.py") as where, client(where) as http:
         assert [http.get("/report").json() for _ in range(2)] == [{"visitors": 7}] * 2
         assert denied(http.get("/report")) == "/report"
+        left = [
+            http.get("/", headers={"x-api-key": key}).headers["ratelimit"] for key in ("another", "mine", "another")
+        ]
+        assert [line.split(";")[1] for line in left] == ["r=99", "r=97", "r=96"], "who has a key pays less"
         assert http.get("/").text == "hello"
         assert http.get("/").headers["ratelimit-policy"] == '"default";q=100;w=60'
         assert denied(past(http, "/", 200)) == "default"

@@ -181,7 +181,8 @@ class Guard:
         known = LimiterCounter(limiter, label, wait=wait)
         if self._key is None:
             return known, known
-        addresses = Limiter(limiter.limit, store=limiter.store, name=f"{limiter.name} by address")
+        name = f"{limiter.name} by address"
+        addresses = Limiter(limiter.limit, store=limiter.store, name=name, warn_at=limiter.warn_at)
         return known, LimiterCounter(addresses, label, wait=wait)
 
     def counters(self, what: str, given: Limiter | LimitLike) -> tuple[Counter, Counter]:
