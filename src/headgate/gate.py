@@ -250,6 +250,11 @@ class Gate(GateChecks, Closing):
     # What holds ------------------------------------------------------------------------------------------------------
 
     @property
+    def store(self) -> Store:
+        """Where it is counted."""
+        return self._store
+
+    @property
     def policy(self) -> Policy:
         """The policy, without the changes made while running."""
         return self._plan.policy

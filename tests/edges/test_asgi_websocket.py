@@ -19,7 +19,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Policy, RedisStore, wire
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
-from headgate.edges.websocket import FLOOD, WebSocketLimits
+from headgate.edges.flooding import FLOOD
+from headgate.edges.websocket import WebSocketLimits
 
 pytestmark = pytest.mark.once
 

@@ -12,7 +12,7 @@ from relaying import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Frame, Hub, sender
 from servers import wait_for
 from websockets.exceptions import ConnectionClosed
 
-from headgate.hub.manners import DENIALS
+from headgate.edges.flooding import DENIALS
 from headgate.proto import envelope_pb2 as wire
 
 UNREADABLE = "expected an Envelope of headgate.v1, got bytes that can't be read as one"

@@ -10,8 +10,8 @@ from hubs import ADMIN, running
 from servers import wait_for
 
 from headgate import Policy
+from headgate.edges.flooding import DENIALS
 from headgate.hub import frames
-from headgate.hub.manners import DENIALS
 from headgate.policy import TIERS
 
 LIGHT = "ping list_agents list_channels status channel_history session_close"

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from headgate.edges.counting import by_address
 from headgate.edges.guard import Guard, Options, Passage, arun
-from headgate.edges.requests import UNKNOWN, AsgiRequest, Response
+from headgate.edges.requests import UNKNOWN, AsgiRequest, Response, texts
 from headgate.edges.websocket import WebSocketLimits, WebSockets
 from headgate.gate import Gate
 from headgate.limiter import Limiter
@@ -90,7 +90,7 @@ class RateLimitMiddleware:
         async def sending(message: Message) -> None:
             nonlocal response, done
             if message["type"] == "http.response.start":
-                response = Response(message["status"], _texts(message.get("headers", ())))
+                response = Response(message["status"], texts(message.get("headers", ())))
             await telling(message)
             if message["type"] == "http.response.body" and not message.get("more_body") and response and not done:
                 done = True
@@ -130,7 +130,3 @@ def _telling(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
         return send(message)
 
     return sending
-
-
-def _texts(headers: Any) -> list[tuple[str, str]]:
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

@@ -66,7 +66,7 @@ class AgentCounter:
     def __init__(self, gate: Gate, channel: str, *, wait: bool) -> None:
         self._gate: Final = gate
         self._channel: Final = channel
-        self._check: Final = gate.acheck if wait and not isinstance(gate._store, MemoryStore) else gate.check
+        self._check: Final = gate.acheck if wait and not isinstance(gate.store, MemoryStore) else gate.check
         self._charge: Final = gate.acharge if wait else gate.charge
         self._refund: Final = gate.arefund if wait else gate.refund
 
@@ -91,7 +91,7 @@ class AddressCounter:
 
     def __init__(self, gate: Gate, *, wait: bool) -> None:
         self._gate: Final = gate
-        waits = wait and not isinstance(gate._store, MemoryStore)
+        waits = wait and not isinstance(gate.store, MemoryStore)
         self._check: Final = gate.acheck_address if waits else gate.check_address
         self._charge: Final = gate.acharge_address if wait else gate.charge_address
         self._refund: Final = gate.arefund_address if wait else gate.refund_address

@@ -7,7 +7,7 @@ from typing import Any, Final, Unpack
 from headgate.checks import EXEMPT
 from headgate.core import Decision
 from headgate.edges.guard import Guard, Options, arun
-from headgate.edges.requests import AsgiRequest, Proxies, Request
+from headgate.edges.requests import AsgiRequest, Proxies, Request, texts
 from headgate.errors import HeadgateError
 from headgate.gate import Gate
 from headgate.inputs import refuse
@@ -36,11 +36,11 @@ class Denied(HTTPException):
 
     def __init__(self, decision: Decision, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         self.decision: Final = decision
-        texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        shown = dict(texts(headers))
         self.body: Final = body
-        self.content_type: Final = texts.pop("content-type")
-        del texts["content-length"]  # whoever answers with another body has another length
-        super().__init__(status, "too many requests" if status == 429 else "not at the moment", texts)
+        self.content_type: Final = shown.pop("content-type")
+        del shown["content-length"]  # whoever answers with another body has another length
+        super().__init__(status, "too many requests" if status == 429 else "not at the moment", shown)
 
 
 class RateLimit:

@@ -140,7 +140,7 @@ class Guard:
             refuse(self._where, "a limiter or a gate, not both", limiter)
         if channel not in gate.policy.channels:
             refuse(f"{self._where} channel", f"one of {', '.join(gate.policy.channels)}", channel)
-        self._limiter = Limiter(UNLIMITED, store=gate._store)
+        self._limiter = Limiter(UNLIMITED, store=gate.store)
         self._known = AgentCounter(gate, channel, wait=wait)
         self._unknown = AddressCounter(gate, wait=wait)
         self._tiered: bool = True

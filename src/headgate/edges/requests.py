@@ -144,6 +144,11 @@ class Response:
         """The headers by lower-case names."""
 
 
+def texts(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Headers as ASGI has them, decoded."""
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Headers by lower-case names; what was sent twice is joined by commas."""
     found: dict[str, str] = {}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 from headgate import wire
 from headgate.core import Decision, Outcome
 from headgate.edges.counting import Counter, Decided, LimiterCounter, by_address
+from headgate.edges.flooding import FLOOD, pause
 from headgate.edges.guard import Flow, Guard, Passage, arun
-from headgate.edges.requests import AsgiRequest, Response
+from headgate.edges.requests import AsgiRequest, Response, texts
 from headgate.inputs import refuse
 from headgate.limiter import Limiter
 from headgate.notation import LimitLike, limit_of
@@ -23,9 +24,6 @@ OnDenied: TypeAlias = Literal["frame", "close"]
 
 TRY_LATER: Final = 1013
 TOO_BIG: Final = 1009
-FLOOD: Final = 10  # denials in a row: from then on a connection floods
-DENIALS: Final = 2_000  # a second, of all connections that flood together
-LONGEST_PAUSE: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,10 +274,7 @@ class _Connection:
         if self._denials >= FLOOD:
             flooding = self._edge.flooding
             flooding.add(self)
-            # What should pass isn't held up: it isn't longer than until the next one can.
-            wait = decision.bucket_retry_after
-            pause = min(LONGEST_PAUSE, len(flooding) / DENIALS)
-            await asyncio.sleep(pause if wait is None else min(wait, pause))
+            await asyncio.sleep(pause(len(flooding), decision))
         return None
 
     async def _tell(self, frame: dict[str, object]) -> None:
@@ -344,8 +339,7 @@ class _Connection:
         await self._send(message)
         if guard.settles:
             status = {"websocket.accept": 101, "websocket.close": 403}.get(kind) or message["status"]
-            texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-            await arun(guard.settle(self._passage, Response(status, texts)))
+            await arun(guard.settle(self._passage, Response(status, texts(headers))))
 
     # The end ---------------------------------------------------------------------------------------------------------
 

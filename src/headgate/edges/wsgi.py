@@ -8,7 +8,7 @@ from typing import Final, TypeAlias, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from headgate.edges.guard import Guard, Options, Passage, run
-from headgate.edges.requests import Response, WsgiRequest
+from headgate.edges.requests import Response, WsgiRequest, texts
 from headgate.gate import Gate
 from headgate.inputs import refuse
 from headgate.limiter import Limiter
@@ -55,7 +55,7 @@ class RateLimitMiddleware:
             return self._app(environ, start_response)
         if not passage.decision:
             status, headers, body = guard.refusal(passage)
-            start_response(f"{status} {HTTPStatus(status).phrase}", _texts(headers))
+            start_response(f"{status} {HTTPStatus(status).phrase}", texts(headers))
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
         answer = _Answer(guard, passage, start_response)
         try:
@@ -86,7 +86,7 @@ class _Answer:
         """The application's `start_response`."""
         if self._guard.settles:
             self._response = Response(int(status[:3]), headers)
-        headers = [*headers, *_texts(self._guard.headers(self._passage))]
+        headers = [*headers, *texts(self._guard.headers(self._passage))]
         return self._begin(status, headers) if exc_info is None else self._begin(status, headers, exc_info)
 
     def over(self, parts: Iterable[bytes], files: object) -> Iterable[bytes]:
@@ -131,8 +131,3 @@ class _Answer:
         if not self._settled:
             self._settled = True
             run(self._guard.crashed(self._passage))
-
-
-def _texts(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Headers as WSGI has them."""
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

@@ -5,12 +5,10 @@ from typing import Final
 
 from headgate.clock import Clock
 from headgate.core import Decision
+from headgate.edges.flooding import FLOOD, pause
 
 MISTAKES: Final = 10
 MISTAKES_WITHIN: Final = 60_000_000  # microseconds in which so many are too many
-FLOOD: Final = 10  # denials more than what passed: from then on a connection floods
-DENIALS: Final = 2_000  # a second, of all connections that flood together
-LONGEST_PAUSE: Final = 1.0
 
 
 class Flood:
@@ -18,15 +16,6 @@ class Flood:
 
     def __init__(self) -> None:
         self.connections = 0
-
-    def pause(self, decision: Decision) -> float:
-        """How many seconds to wait before more is read from one that was denied again.
-
-        Nothing that should pass is held up: it isn't longer than until the next token is there.
-        """
-        pause = min(LONGEST_PAUSE, self.connections / DENIALS)
-        wait = decision.bucket_retry_after
-        return pause if wait is None else min(wait, pause)
 
 
 class Manners:
@@ -46,7 +35,7 @@ class Manners:
     def denied(self, decision: Decision) -> float:
         """It was denied; how many seconds to wait before more is read from it."""
         self._count(1)
-        return self._flood.pause(decision) if self._denials >= FLOOD else 0.0
+        return pause(self._flood.connections, decision) if self._denials >= FLOOD else 0.0
 
     def passed(self) -> None:
         """Something of it has passed."""
