@@ -1,6 +1,7 @@
 """Settings and fixtures for all tests."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,15 @@ class Unshared(RedisStore):
     """A store in a server whose gates remember their changes by themselves."""
 
     book = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def _switching() -> Iterator[None]:
+    """Threads interrupt each other as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -320,13 +319,9 @@ def test_c3_memory_by_its_url() -> None:
         assert isinstance(limiter, RateLimiter)
 
 
+@pytest.mark.usefixtures("_switching")
 def test_c4_memory_is_exact_under_threads() -> None:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        assert [_passed_of_a_burst() for _ in range(20)] == [150] * 20
-    finally:
-        sys.setswitchinterval(before)
+    assert [_passed_of_a_burst() for _ in range(20)] == [150] * 20
 
 
 def _passed_of_a_burst() -> int:

@@ -332,11 +332,11 @@ def test_a_store_without_room_denies_who_is_new() -> None:
 # What is wrong with limits' own storages -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_switching")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str) -> None:
     most, threads, hits = (200, 8, 50) if "memory" in url else (30, 8, 8)
     options: Any = {} if "memory" in url else {"key_prefix": uuid4().hex, "timeout": 10}
-    interval = sys.getswitchinterval()
     with closing(HeadgateStorage(url, **options)) as storage:
         limiter, limit = STRATEGIES[name](storage), RateLimitItemPerMinute(most)
         passed: list[bool] = []
@@ -346,14 +346,10 @@ def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str
                 passed.append(limiter.hit(limit))  # noqa: PERF401
 
         workers = [threading.Thread(target=hit) for _ in range(threads)]
-        sys.setswitchinterval(1e-6)
-        try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-        finally:
-            sys.setswitchinterval(interval)
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
         assert (len(passed), sum(passed)) == (threads * hits, most)
 
 

@@ -4,7 +4,6 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,12 +14,7 @@ THREADS = 16
 TRIALS = 20
 
 
-@pytest.fixture(autouse=True)
-def _switch_as_often_as_possible() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+pytestmark = pytest.mark.usefixtures("_switching")
 
 
 def passed_of_a_burst(limiter: Limiter, key: str, checks: int) -> int:

@@ -6,7 +6,6 @@ One key is being used up; the other has been before, and is only denied.
 
 import asyncio
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -231,14 +230,6 @@ def server() -> Iterator[Server]:
     """One for each test, which may end it."""
     with Server() as one:
         yield one
-
-
-@pytest.fixture
-def _switch_as_often_as_possible() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 # Nothing is lost ------------------------------------------------------------------------------------------------------
@@ -499,7 +490,7 @@ def test_a_server_that_takes_no_writes_is_not_called_back_for_every_denial(serve
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_switch_as_often_as_possible")
+@pytest.mark.usefixtures("_switching")
 def test_no_thread_is_harmed_by_another_that_makes_a_new_client(server: Server) -> None:
     """Each call that meets a read-only server makes one; here one is made all the time."""
     errors: list[BaseException] = []

@@ -131,9 +131,9 @@ class Clients:
         line = self._line
         if line is None:
             client = self.client()
-            if not self._owned or not isinstance(client, redis.Redis):
+            line = self._line
+            if line is None:
                 return client.execute_command(*command)  # type: ignore[no-untyped-call]
-            line = self._line = Line(client)
         return line.call(command)
 
     @property
@@ -153,7 +153,9 @@ class Clients:
                             "RedisStore: expected a client for threads, got only one for asyncio; "
                             "pass both, as RedisStore((client, asyncio_client)), or call the async verbs"
                         )
-                    client = self._client = self._make()
+                    client = self._make()
+                    self._line = Line(client) if isinstance(client, redis.Redis) else None
+                    self._client = client
         return client
 
     async def aclient(self) -> AsyncClient:
@@ -189,7 +191,8 @@ class Clients:
         Calls that are under way on it come to their end.
         """
         if self._owned:
-            self._line = self._client = None
+            with self._lock:
+                self._line = self._client = None
 
     async def arenew(self) -> None:
         """`renew` for the running loop."""

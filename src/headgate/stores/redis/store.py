@@ -352,12 +352,12 @@ class RedisStore(Closing):
 
     def ask(self, request: Request[Answer]) -> Answer:
         """Have a request carried out; raises `StoreAway` or `ForeignData`."""
-        if not self._looked_at and not self._breaker.down:
+        if not self._looked_at and not self._breaker.down and self._is_first():
             self._look_at_server()
         return self._threads.ask(request)
 
     async def aask(self, request: Request[Answer]) -> Answer:
-        if not self._looked_at and not self._breaker.down:
+        if not self._looked_at and not self._breaker.down and self._is_first():
             await self._alook_at_server()
         loop = asyncio.get_running_loop()
         tasks = self._tasks.get(loop)
@@ -408,9 +408,14 @@ class RedisStore(Closing):
         check = Apply(self.keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
         return [check, Forget(self.keys, "", key, limit)]
 
+    def _is_first(self) -> bool:
+        """Whether nobody looks at the server yet: one does, and the others don't wait for it."""
+        with self._lock:
+            first, self._looked_at = not self._looked_at, True
+            return first
+
     def _look_at_server(self) -> None:
         """Once, on the first call: say in the log what is wrong with the server."""
-        self._looked_at = True  # by one: the others don't wait for it
         try:
             self._take_note(self._clients.client().info())
         except StoreError as error:
@@ -420,7 +425,6 @@ class RedisStore(Closing):
             raise self._wire.broken(error) from error
 
     async def _alook_at_server(self) -> None:
-        self._looked_at = True
         try:
             async with asyncio.timeout(self._timeout):
                 self._take_note(await (await self._clients.aclient()).info())
