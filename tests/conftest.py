@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from elsewhere import Elsewhere
 from hypothesis import HealthCheck, settings
-from servers import Server
+from servers import PATIENCE, Server
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
 
@@ -46,7 +46,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Any]:
     clock = ManualClock(start=1000)
     if request.param == "redis":
         server: Server = request.getfixturevalue("redis_server")
-        with Unshared(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=5) as store:
+        with Unshared(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
             yield store
     else:
         yield MemoryStore(clock=clock) if request.param == "memory" else Elsewhere(clock=clock)

@@ -6,8 +6,6 @@ from typing import Any
 from headgate import Limit, Limiter, MemoryStore
 from headgate.stores.redis import RedisStore
 
-PATIENT = 60.0
-"""The store's timeout where the machine's slowness isn't the question."""
 TIMEOUT = 0.25
 """The store's own timeout."""
 LONGEST = 2 * TIMEOUT + 1.0

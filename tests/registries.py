@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import PATIENCE
 
 from headgate.hub.ledger import Ledger
 from headgate.hub.refusing import Refused
@@ -14,11 +15,9 @@ from headgate.hub.registry import LedgerRoll, Registry
 from headgate.stores.redis.connecting import Clients
 from headgate.stores.redis.registry import RedisRoll
 
-PATIENT = 5.0  # the timeout where the machine's slowness isn't the question
-
 
 @asynccontextmanager
-async def in_redis(url: str, prefix: str, timeout: float = PATIENT, **options: Any) -> AsyncIterator[Registry]:
+async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
     clients = Clients(url, timeout)
     registry = Registry(RedisRoll(clients, prefix), **options)
     await registry.start()

@@ -257,7 +257,7 @@ def test_listeners_hear_that_the_store_is_away_and_back() -> None:
         with one.session("a", 1, "1/minute") as session:
             assert session.check().degraded
         server.start()
-        wait_for(lambda: not one.check("b", "ws", "light").degraded, "the server", seconds=5)
+        wait_for(lambda: not one.check("b", "ws", "light").degraded, "the server")
         told = [event.degraded for event in nodes.events[0] if isinstance(event, Degraded)]
         assert told == [True, False]
 

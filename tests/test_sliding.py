@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from servers import Server, wait_for
+from servers import PATIENCE, Server, wait_for
 
 from headgate import InvalidInput, ManualClock, MemoryStore, RedisStore, StoreAway
 from headgate import sliding as module
@@ -39,7 +39,7 @@ async def service(where: Server | None, **settings: Any) -> AsyncIterator[tuple[
     if where is None:
         yield RateLimiter(MemoryStore(clock=clock), own), clock
     else:
-        async with RedisStore(where.url, prefix=f"ratelimit{next(_numbers)}:", clock=clock, timeout=5) as store:
+        async with RedisStore(where.url, prefix=f"ratelimit{next(_numbers)}:", clock=clock, timeout=PATIENCE) as store:
             yield RateLimiter(store, own), clock
 
 
@@ -189,7 +189,7 @@ def test_c5_keys_are_namespaced_and_expire(server: Server) -> None:
             with server.client() as client:
                 assert client.keys("ratelimit:*") == [b"ratelimit:{a}w1:"]
                 assert 0 < client.pttl("ratelimit:{a}w1:") <= 302
-                wait_for(lambda: not client.keys("ratelimit:*"), "the end of the window", seconds=5)
+                wait_for(lambda: not client.keys("ratelimit:*"), "the end of the window")
 
     asyncio.run(walk())
 
@@ -288,7 +288,7 @@ def test_c3_memory_says_what_the_server_says(server: Server, seed: int) -> None:
         return ("get_counter", (key, span)) if chosen < 0.3 else ("check", (key, chance.randint(1, 6), span))
 
     async def walk() -> None:
-        async with RedisStore(server.url, prefix=prefix, clock=clock, timeout=5) as store:
+        async with RedisStore(server.url, prefix=prefix, clock=clock, timeout=PATIENCE) as store:
             limiters = [RateLimiter(MemoryStore(clock=clock)), RateLimiter(store)]
             with server.client() as client:
                 for _ in range(400):

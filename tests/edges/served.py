@@ -23,5 +23,5 @@ def limited() -> WSGIApplication:
     if "STORE" in os.environ:
         from headgate import RedisStore
 
-        store = RedisStore(os.environ["STORE"], clock=ManualClock(), timeout=20)
+        store = RedisStore(os.environ["STORE"], clock=ManualClock(), timeout=60)
     return RateLimitMiddleware(hello, Limiter("60/minute", store=store), skip=["/free", "/process"])

@@ -19,7 +19,7 @@ from django.conf import settings
 from django.core.asgi import get_asgi_application
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
-from servers import Server, wait_for
+from servers import PATIENCE, Server, wait_for
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
@@ -48,7 +48,7 @@ def counted(limit: Any, clock: ManualClock | None = None, **options: Any) -> Lim
 
 @contextmanager
 def client_of(server: Serving, **options: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=20, **options) as client:
+    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE, **options) as client:
         yield client
 
 
@@ -277,7 +277,7 @@ def test_where_only_failures_count_no_more_are_under_way_than_would_pass() -> No
         await hello(scope, receive, send)
 
     async def many(url: str) -> list[int]:
-        async with httpx.AsyncClient(base_url=url, timeout=20, limits=httpx.Limits(max_connections=40)) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=httpx.Limits(max_connections=40)) as client:
             tasks = [asyncio.ensure_future(client.get("/200" if n % 2 else "/401")) for n in range(40)]
             async with asyncio.timeout(20):
                 while sum(task.done() for task in tasks) < 35:  # noqa: ASYNC110
@@ -412,7 +412,7 @@ def test_request_bodies_are_streamed() -> None:
     def chunks() -> Iterator[bytes]:
         for number in range(3):
             yield b"x" * 1000
-            assert heard.acquire(timeout=20), f"part {number} wasn't heard before the next was sent"
+            assert heard.acquire(timeout=PATIENCE), f"part {number} wasn't heard before the next was sent"
 
     with served(RateLimitMiddleware(app, "10/minute")) as client:
         assert client.post("/", content=chunks()).text == "3000"
@@ -457,7 +457,7 @@ def test_200_clients_at_once_are_counted_exactly() -> None:
 
 @pytest.mark.parametrize("by", ["limiter", "gate"])
 def test_200_clients_of_two_nodes_at_once_are_counted_exactly(by: str, redis_server: Server) -> None:
-    with RedisStore(redis_server.url, prefix=f"{uuid4().hex}:", clock=ManualClock(), timeout=20) as store:
+    with RedisStore(redis_server.url, prefix=f"{uuid4().hex}:", clock=ManualClock(), timeout=PATIENCE) as store:
         gate = Gate(Policy(addresses={"limit": "100/minute"}), store=store)
         chosen: dict[str, Any] = {"gate": gate} if by == "gate" else {"limiter": Limiter("100/minute", store=store)}
         with (

@@ -11,7 +11,7 @@ import pytest
 from asgi import Serving, serving
 from edges.talkers import Echo, Sender, denied, warned
 from fastapi import FastAPI, WebSocket
-from servers import Server, wait_for
+from servers import PATIENCE, Server, wait_for
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -49,14 +49,14 @@ def asked(client: ClientConnection, message: str | bytes) -> Any:
 
 
 def heard(client: ClientConnection) -> Any:
-    got = client.recv(timeout=20)
+    got = client.recv(timeout=PATIENCE)
     return json.loads(got) if isinstance(got, str) and got.startswith("{") else got
 
 
 def closed(client: ClientConnection) -> tuple[int, str]:
     """How the server has closed the connection."""
     with pytest.raises(ConnectionClosed) as error:
-        client.recv(timeout=20)
+        client.recv(timeout=PATIENCE)
     assert error.value.rcvd is not None
     return error.value.rcvd.code, error.value.rcvd.reason
 
@@ -339,7 +339,7 @@ def test_a_connect_is_given_back_if_the_application_fails_before_it_has_answered
             with opened(server) as client:
                 client.send("x")
                 with pytest.raises(ConnectionClosed):
-                    client.recv(timeout=20)
+                    client.recv(timeout=PATIENCE)
         wait_for(lambda: "ZeroDivisionError" in caplog.text, "the server's log")
     assert limiter.peek("127.0.0.1").remaining == left
 
@@ -553,7 +553,7 @@ def test_it_stands_before_the_frameworks_websockets(framework: Callable[[Limiter
 
 def test_nodes_that_share_a_server_share_what_is_counted(redis_server: Server, clock: ManualClock) -> None:
     limits = WebSocketLimits(received="4/minute", received_bytes="6/minute", sent="100/second", warn=False)
-    with RedisStore(redis_server.url, prefix="websockets:", clock=clock, timeout=5) as store:
+    with RedisStore(redis_server.url, prefix="websockets:", clock=clock, timeout=PATIENCE) as store:
         limiter = Limiter("3/minute", store=store)
         with (
             serving(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as one,

@@ -22,7 +22,7 @@ from limits.errors import ConfigurationError, StorageError
 from limits.storage import storage_from_string
 from limits.strategies import STRATEGIES
 from redis.crc import key_slot
-from servers import Server
+from servers import PATIENCE, Server
 from slowapi import Limiter, _rate_limit_exceeded_handler
 from slowapi.errors import RateLimitExceeded
 from slowapi.util import get_remote_address
@@ -87,10 +87,15 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"headgate+{server.url}"
 
 
+def apart(url: str) -> dict[str, Any]:
+    """Options of a storage that shares nothing with those of other tests."""
+    return {} if "memory" in url else {"key_prefix": uuid4().hex, "timeout": PATIENCE}
+
+
 @pytest.fixture(params=["sync", "async"])
 def make(request: pytest.FixtureRequest, url: str, clock: ManualClock) -> Iterator[Make]:
     """Makes a strategy on one storage, whose clock stands still."""
-    options: Any = {"clock": clock} if "memory" in url else {"clock": clock, "key_prefix": uuid4().hex, "timeout": 5}
+    options = {"clock": clock, **apart(url)}
     if request.param == "sync":
         with closing(storage_from_string(url, **options)) as storage:  # type: ignore[type-var]
             yield lambda name: Both(None, STRATEGIES[name](storage))
@@ -336,7 +341,7 @@ def test_a_store_without_room_denies_who_is_new() -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str) -> None:
     most, threads, hits = (200, 8, 50) if "memory" in url else (30, 8, 8)
-    options: Any = {} if "memory" in url else {"key_prefix": uuid4().hex, "timeout": 10}
+    options = apart(url)
     with closing(HeadgateStorage(url, **options)) as storage:
         limiter, limit = STRATEGIES[name](storage), RateLimitItemPerMinute(most)
         passed: list[bool] = []
@@ -354,7 +359,7 @@ def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str
 
 
 def test_windows_that_are_opened_by_many_at_once(url: str, clock: ManualClock) -> None:
-    options: Any = {"clock": clock} if "memory" in url else {"clock": clock, "key_prefix": uuid4().hex, "timeout": 10}
+    options = {"clock": clock, **apart(url)}
     item, passed = RateLimitItemPerSecond(3), []
     barrier = threading.Barrier(4)
     with closing(HeadgateStorage(url, **options)) as storage:
@@ -401,7 +406,7 @@ def test_defect_7_nothing_is_left_of_keys_that_expired(clock: ManualClock) -> No
 
 def test_defect_7_every_key_in_a_server_expires(redis_server: Server) -> None:
     prefix = uuid4().hex
-    with closing(HeadgateStorage(f"headgate+{redis_server.url}", key_prefix=prefix, timeout=5)) as storage:
+    with closing(HeadgateStorage(f"headgate+{redis_server.url}", key_prefix=prefix, timeout=PATIENCE)) as storage:
         for strategy in STRATEGIES.values():
             for _ in range(11):
                 strategy(storage).hit(TEN, "a")

@@ -14,7 +14,7 @@ from alerting import RAISED, RESOLVED, offend, settled, shown
 from hubs import ADMIN, Running, running
 from programs import program
 from receivers import Receiver
-from servers import Server, cluster, wait_for
+from servers import PATIENCE, Server, cluster, wait_for
 from structlog.testing import capture_logs
 
 from headgate import ManualClock, RedisStore, StoreAway
@@ -41,7 +41,7 @@ class Fleet:
     @contextmanager
     def hub(self, **settings: Any) -> Iterator[Running]:
         with (
-            RedisStore(self.server.url, prefix=self.prefix, clock=self.clock, timeout=5) as store,
+            RedisStore(self.server.url, prefix=self.prefix, clock=self.clock, timeout=PATIENCE) as store,
             running(store=store, webhooks=(self.receiver.url,), **settings) as hub,
         ):
             yield hub

@@ -353,7 +353,7 @@ def test_a_channel_that_is_gone_keeps_what_it_has_counted() -> None:
 
 
 def store_at(server: Server) -> RedisStore:
-    return RedisStore(server.url, prefix=f"test-{uuid4().hex}:", clock=ManualClock(start=1000), timeout=5)
+    return RedisStore(server.url, prefix=f"test-{uuid4().hex}:", clock=ManualClock(start=1000), timeout=PATIENCE)
 
 
 def ask(number: int) -> list[Ask]:
@@ -401,7 +401,7 @@ FORK = """
 import os, signal, sys
 from headgate import Limiter, RedisStore, per_minute
 
-limiter = Limiter(per_minute(10), store=RedisStore(sys.argv[1], prefix=sys.argv[2], timeout=5))
+limiter = Limiter(per_minute(10), store=RedisStore(sys.argv[1], prefix=sys.argv[2], timeout=60))
 store = limiter.store
 limiter.check("a")
 store.traffic._lock.acquire()  # as another thread would hold it

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis_stores import PATIENT
-from servers import Server, cluster
+from servers import PATIENCE, Server, cluster
 
 from headgate import ManualClock
 from headgate.stores.redis import RedisStore
@@ -41,7 +40,7 @@ def server(running: Server, raw: Any) -> Server:
 @pytest.fixture
 def store(server: Server) -> Iterator[RedisStore]:
     """A store on the server's clock."""
-    with RedisStore(server.url, timeout=PATIENT) as store:
+    with RedisStore(server.url, timeout=PATIENCE) as store:
         yield store
 
 
@@ -53,7 +52,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def still(server: Server, clock: ManualClock) -> Iterator[RedisStore]:
     """A store on a clock that stands still at 1,000 s."""
-    with RedisStore(server.url, timeout=PATIENT, clock=clock) as store:
+    with RedisStore(server.url, timeout=PATIENCE, clock=clock) as store:
         yield store
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from redis_stores import PATIENT
-from servers import Server, other_servers
+from servers import PATIENCE, Server, other_servers
 
 from headgate import ManualClock
 from headgate.stores import conformance
@@ -25,7 +24,7 @@ def test_it_conforms(any_server: Server, case: conformance.Case) -> None:
     made = []
 
     def make(clock: ManualClock) -> RedisStore:
-        made.append(RedisStore(any_server.url, prefix=next(_prefixes), clock=clock, timeout=PATIENT))
+        made.append(RedisStore(any_server.url, prefix=next(_prefixes), clock=clock, timeout=PATIENCE))
         return made[-1]
 
     try:

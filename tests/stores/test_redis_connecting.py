@@ -15,7 +15,7 @@ import pytest
 import redis
 import redis.asyncio
 import trustme
-from servers import Server, cluster, replicated, wait_for
+from servers import PATIENCE, Server, cluster, replicated, wait_for
 
 from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, RedisStore, StoreAway, StoreError, per_day
 from headgate.stores import Ask, Verb
@@ -188,7 +188,7 @@ def test_sentinel() -> None:
 
 
 def test_a_cluster() -> None:
-    with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}", timeout=5) as store:
+    with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}", timeout=PATIENCE) as store:
         store.verify()
         for key in "abcdef":  # in slots of all nodes
             assert both_ways(store, key) == [True, True, True, False]

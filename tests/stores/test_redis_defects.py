@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from redis.crc import key_slot
-from redis_stores import PATIENT, time_of
-from servers import Server, wait_for
+from redis_stores import time_of
+from servers import PATIENCE, Server, wait_for
 
 from headgate import AllOf, Limit, Limiter, ManualClock, Outcome, SlidingWindow, parse, per_day, per_minute
 from headgate.limits import per_second
@@ -48,7 +48,7 @@ def test_defect_1_a_fast_refill_is_no_free_pass(store: RedisStore, raw: Any) -> 
 
 def test_defect_2_polling_loses_no_refill(server: Server) -> None:
     clock = ManualClock(start=1000)
-    with RedisStore(server.url, timeout=PATIENT, clock=clock) as store:
+    with RedisStore(server.url, timeout=PATIENCE, clock=clock) as store:
         limiter = Limiter(per_minute(90, burst=2), store=store)
         passed = sum([bool(limiter.check("key")) for _ in range(3)])
         for _ in range(6000):
@@ -59,7 +59,7 @@ def test_defect_2_polling_loses_no_refill(server: Server) -> None:
 
 def test_defect_3_other_keys_never_unblock_a_key(server: Server) -> None:
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             for limit in (per_day(1), SlidingWindow(1, 86_400)):
                 limiter = Limiter(limit, store=store)
                 await limiter.acheck("blocked")
@@ -85,7 +85,7 @@ def test_defect_4_all_keys_of_one_decision_are_in_one_slot() -> None:
 def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[Server]) -> None:
     """The servers agree: with a key elsewhere they would refuse the whole decision."""
     limit = parse("100/minute; 2/hour; 50/hour sliding")
-    with RedisStore(f"redis+cluster://127.0.0.1:{masters[1].port}", timeout=PATIENT) as store:
+    with RedisStore(f"redis+cluster://127.0.0.1:{masters[1].port}", timeout=PATIENCE) as store:
         for agent in ODD_AGENTS:
             asks, offence = [Ask("odd", agent, limit, 1)], Offence("agents", agent, Backoff())
             told = [store.apply(Verb.CHECK, asks, 200, offence, f"id-{number}") for number in range(3)]
@@ -108,7 +108,7 @@ def test_defect_6_a_cost_that_is_too_high_spends_nothing(store: RedisStore, limi
 @pytest.mark.parametrize("sliding", ["", " sliding"], ids=["bucket", "window"])
 def test_defect_6_while_one_limit_denies_the_other_is_not_charged(server: Server, raw: Any, sliding: str) -> None:
     limit = parse(f"100/minute{sliding}; 2/hour{sliding}")
-    with RedisStore(server.url, timeout=PATIENT, clock=ManualClock(start=1000)) as store:
+    with RedisStore(server.url, timeout=PATIENCE, clock=ManualClock(start=1000)) as store:
         decisions = [Limiter(limit, store=store).check("key") for _ in range(50)]
         assert [bool(decision) for decision in decisions] == [True] * 2 + [False] * 48
         assert {decision.limit for decision in decisions} == {limit.parts[1]}
@@ -152,7 +152,7 @@ def test_defect_9_a_flushed_script_is_loaded_again(
 
 
 def test_defect_9_a_server_that_was_restarted_is_told_the_script_again() -> None:
-    with Server() as server, RedisStore(server.url, timeout=PATIENT) as store:
+    with Server() as server, RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(100), store=store)
         limiter.check("key")
         server.restart()
@@ -164,7 +164,7 @@ def test_defect_9_a_server_that_was_restarted_is_told_the_script_again() -> None
 def test_defect_11_no_memory_is_not_a_denial(
     server: Server, raw: Any, on_failure: str, passes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RedisStore(server.url, timeout=PATIENT, on_failure=on_failure) as store:
+    with RedisStore(server.url, timeout=PATIENCE, on_failure=on_failure) as store:
         limiters = [Limiter(limit, store=store) for limit in (per_minute(60), SlidingWindow(60, 60))]
         assert not any([limiter.check("key").degraded for limiter in limiters])
         raw.config_set("maxmemory", 1)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from redis_stores import PATIENT
-from servers import Server, wait_for
+from servers import PATIENCE, Server, wait_for
 
 from headgate import Decision, Limit, Limiter, SlidingWindow, parse, per_day, per_minute
 from headgate.limits import per_hour
@@ -76,7 +75,7 @@ def be_a_node(url: str, ahead: int, newer: str) -> None:
 
 
 async def _obey(url: str) -> None:
-    async with RedisStore(url, timeout=PATIENT) as store:
+    async with RedisStore(url, timeout=PATIENCE) as store:
         await Limiter(per_day(1), store=store).apeek("known")
         print("{}", flush=True)
         for line in sys.stdin:
@@ -108,7 +107,7 @@ def passed_by_nodes(nodes: list[Node], limit: Limit, key: str, tasks: int, check
 
 def fork_and_check(url: str) -> None:
     """What the process does that forks: it has used the store, and goes on with it on both sides."""
-    store = RedisStore(url, timeout=PATIENT)
+    store = RedisStore(url, timeout=PATIENCE)
     limiter = Limiter(per_day(400), store=store)
     passed = checked_by_threads(limiter, "forked", threads=4, checks=5)
     reader, writer = os.pipe()
@@ -282,7 +281,7 @@ def test_a7_a_fork_in_the_middle_of_checks_leaves_the_child_a_store_that_works(s
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(server: Server, raw: Any, limit: Limit) -> None:
     """On a store that nobody has used yet."""
-    with RedisStore(server.url, timeout=PATIENT) as store:
+    with RedisStore(server.url, timeout=PATIENCE) as store:
         passed, degraded = checked_by_threads(Limiter(limit, store=store), "key", threads=2000, checks=1)
     assert (passed, degraded) == (500, 0)
     assert connections(raw) <= FEW
@@ -293,7 +292,7 @@ def test_a7_threads_that_use_a_store_first_need_no_more_connections(server: Serv
     """Whoever comes while the first connection is made shares what comes of it."""
     for trial in range(20):
         before = connections(raw)
-        with RedisStore(server.url, timeout=PATIENT) as store:
+        with RedisStore(server.url, timeout=PATIENCE) as store:
             passed = checked_by_threads(Limiter(per_day(100), store=store), str(trial), threads=120, checks=1)
         assert (passed, connections(raw) - before <= FEW) == ([100, 0], True)
 
@@ -303,7 +302,7 @@ def test_a7_two_thousand_tasks_at_once_are_exact_on_few_connections(server: Serv
     """On a store that nobody has used yet."""
 
     async def work() -> tuple[int, int]:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             return await hammer(Limiter(limit, store=store), "key", tasks=2000, checks=1)
 
     assert run(work()) == (500, 0)
@@ -312,7 +311,7 @@ def test_a7_two_thousand_tasks_at_once_are_exact_on_few_connections(server: Serv
 
 def test_a7_two_thousand_tasks_on_a_store_in_use(server: Server, raw: Any) -> None:
     async def work() -> tuple[int, int]:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             limiter = Limiter(per_day(500), store=store)
             await limiter.apeek("key")
             return await hammer(limiter, "key", tasks=2000, checks=2)
@@ -341,7 +340,7 @@ def test_c4_twenty_at_once_at_a_limit_of_ten(server: Server) -> None:
     """Exactly ten pass, for each of five keys at the same time."""
 
     async def work() -> list[tuple[int, int]]:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             limiter = Limiter(SlidingWindow(10, 60), store=store)
             await limiter.apeek("a")
             return await asyncio.gather(*[hammer(limiter, key, tasks=20, checks=1) for key in "abcde"])
@@ -360,7 +359,7 @@ def test_c4_twenty_threads_at_a_limit_of_ten(store: RedisStore) -> None:
 
 def test_one_that_is_cancelled_before_it_is_sent_charges_nothing(server: Server) -> None:
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             limiter = Limiter(per_day(100), store=store)
             await limiter.apeek("key")
             tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
@@ -377,7 +376,7 @@ def test_one_that_is_cancelled_before_it_is_sent_charges_nothing(server: Server)
 
 def test_one_that_is_cancelled_before_it_starts_charges_nothing(server: Server, raw: Any) -> None:
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             limiter = Limiter(per_day(100), store=store)
             await limiter.apeek("key")
             raw.config_resetstat()
@@ -394,7 +393,7 @@ def test_one_that_is_cancelled_before_it_starts_charges_nothing(server: Server, 
 @pytest.mark.parametrize("cancelled", [[3], [0], range(10)], ids=["one", "the first", "all"])
 def test_cancelling_one_that_was_sent_harms_nobody_else(server: Server, cancelled: list[int]) -> None:
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             limiter = Limiter(per_day(100), store=store)
             await limiter.apeek("key")
             server.signal(signal.SIGSTOP)  # so that there is no answer yet
@@ -434,7 +433,7 @@ def test_c1_one_check_is_one_call_of_the_script(store: RedisStore, raw: Any) -> 
 
 def test_fifty_tasks_in_one_turn_take_a_few_calls(server: Server, raw: Any) -> None:
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             limiter = Limiter(per_day(1000), store=store)
             await limiter.acheck("key")
             raw.config_resetstat()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from redis_stores import PATIENT, doubles, keys_of
-from servers import Server
+from redis_stores import doubles, keys_of
+from servers import PATIENCE, Server
 
 from headgate import (
     Decision,
@@ -101,7 +101,7 @@ def test_what_isnt_ours_under_a_key_is_left_alone(
     before = raw.dump(key)
 
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT, on_failure="closed", clock=clock) as store:
+        async with RedisStore(server.url, timeout=PATIENCE, on_failure="closed", clock=clock) as store:
             limiter = Limiter(limit, store=store)
             await limiter.apeek("warm")
             verbs = [limiter.acheck("a"), limiter.apeek("a"), limiter.acharge("a", 1), limiter.arefund("a", 60)]
@@ -120,7 +120,7 @@ def test_a_log_that_was_meddled_with_harms_nobody_else(server: Server, raw: Any,
     raw.rpush("headgate:{a}w1:60/minute sliding:", 60_000_000, 0, 999_000_000, 20, 999_500_000, "x", 1_000_000_000, 60)
 
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT, on_failure="closed", clock=clock) as store:
+        async with RedisStore(server.url, timeout=PATIENCE, on_failure="closed", clock=clock) as store:
             limiter = Limiter(SlidingWindow(60, 60), store=store)
             await limiter.apeek("warm")
             decisions = await asyncio.gather(limiter.acheck("b"), limiter.acheck("a", 30), limiter.acheck("c"))
@@ -135,7 +135,7 @@ def test_what_isnt_ours_is_decided_by_the_failure_policy(
     server: Server, raw: Any, on_failure: str, passes: int
 ) -> None:
     raw.set("headgate:{a}b1:60/day:", "not ours")
-    with RedisStore(server.url, timeout=PATIENT, on_failure=on_failure) as store:
+    with RedisStore(server.url, timeout=PATIENCE, on_failure=on_failure) as store:
         decisions = [Limiter(per_day(60), store=store).check("a") for _ in range(70)]
     assert sum(map(bool, decisions)) == passes
     assert all([decision.degraded for decision in decisions])
@@ -170,7 +170,7 @@ def test_a_request_id_that_isnt_ours_is_left_alone(
     before = raw.dump(key)
 
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT, on_failure="closed") as store:
+        async with RedisStore(server.url, timeout=PATIENCE, on_failure="closed") as store:
             limiter = Limiter(per_day(60), store=store)
             await limiter.apeek("warm")
             checks = [limiter.acheck("b"), limiter.acheck("a", request_id="req-1"), limiter.acheck("c")]

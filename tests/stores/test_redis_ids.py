@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from redis_stores import PATIENT, both
-from servers import Server, wait_for
+from redis_stores import both
+from servers import PATIENCE, Server, wait_for
 
 from headgate import (
     Decision,
@@ -44,7 +44,7 @@ def test_one_request_id_under_limits_of_different_kinds(store: RedisStore, limit
 
 def test_a_request_id_under_another_limit_harms_nobody_in_the_same_call(server: Server) -> None:
     async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             bucket, window = Limiter(per_day(60), store=store), Limiter(SlidingWindow(60, 60), store=store)
             await bucket.acheck("a", request_id="req-1")
             checks = [window.acheck("a", request_id="req-1"), *[bucket.acheck(key) for key in "bcd"]]

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 import pytest
-from redis_stores import PATIENT, both, keys_of
-from servers import Server
+from redis_stores import both, keys_of
+from servers import PATIENCE, Server
 
 from headgate import (
     InvalidInput,
@@ -72,7 +72,7 @@ def walk(url: str, chance: random.Random, limit: Limit, length: int) -> None:
     memory, begin = MemoryStore(clock=clock), clock.now()
     end = LARGEST - (limit.counted()[1] if isinstance(limit, SlidingWindow) else 0)
     story = [f"{limit!r}"]
-    with RedisStore(url, timeout=PATIENT, prefix=next(_prefixes), clock=clock) as store:
+    with RedisStore(url, timeout=PATIENCE, prefix=next(_prefixes), clock=clock) as store:
         for wanted, span, cost in extreme_steps(chance, limit, length):
             if not begin <= clock.now() + span <= end:
                 continue
@@ -185,7 +185,7 @@ def test_a6_a_window_that_ends_after_2_to_the_53_is_exact_too(still: RedisStore)
 )
 def test_a_debt_as_deep_as_it_can_be_is_stored(server: Server, raw: Any, limit: Limit) -> None:
     """However long it takes to pay off."""
-    with RedisStore(server.url, timeout=PATIENT) as store:
+    with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         for _ in range(3):
             decision = limiter.charge("a", 2**53)

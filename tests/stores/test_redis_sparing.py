@@ -7,8 +7,7 @@ from itertools import count
 from typing import Any, Self
 
 import pytest
-from redis_stores import PATIENT
-from servers import Server, wait_for
+from servers import PATIENCE, Server, wait_for
 
 from headgate import (
     Gate,
@@ -44,7 +43,7 @@ class Fleet:
         self.clock = ManualClock(start=1000)
         self._server = server
         prefix = f"sparing{next(_numbers)}:"
-        patient: dict[str, Any] = {"prefix": prefix, "clock": self.clock, "timeout": PATIENT}
+        patient: dict[str, Any] = {"prefix": prefix, "clock": self.clock, "timeout": PATIENCE}
         self.stores = [RedisStore(server.url, **{**patient, **options}) for _ in range(nodes)]
         self.plain = RedisStore(server.url, **patient)
 
@@ -144,7 +143,7 @@ def test_owed_violations_are_sent_by_themselves(server: Server) -> None:
         with Gate(Policy(), store=fleet.stores[0]) as gate:
             for _ in range(13):
                 gate.check("a", "ws", "heavy")
-            wait_for(lambda: fleet.plain.standing(offence).violations == 3, "the violations", seconds=5)
+            wait_for(lambda: fleet.plain.standing(offence).violations == 3, "the violations")
 
 
 def test_leases_ask_the_server_rarely(server: Server) -> None:

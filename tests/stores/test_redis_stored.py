@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from redis_stores import PATIENT, doubles, keys_of, time_of
-from servers import Server, wait_for
+from redis_stores import doubles, keys_of, time_of
+from servers import PATIENCE, Server, wait_for
 
 from headgate import (
     AllOf,
@@ -298,7 +298,7 @@ def test_c5_one_shot_keys_leave_nothing_behind(server: Server, raw: Any, keys: i
 
     async def work() -> None:
         nonlocal most
-        async with RedisStore(server.url, timeout=PATIENT) as store:
+        async with RedisStore(server.url, timeout=PATIENCE) as store:
             await Limiter(per_day(1), store=store).apeek("warm")
             await use_once(store, keys)
             most = raw.dbsize()
