@@ -155,7 +155,7 @@ def test_every_route_says_who_may_use_it_as_the_requirements_do() -> None:
     """A route that isn't meant for everybody has to be in one of the tests above."""
     found = {who: {route.path for route in ROUTES if route.who is who} for who in Who}
     page = {route.path for route in pages.ROUTES}
-    assert all(re.fullmatch(r"/(dashboard(/\w+\.(js|css|svg))?)?", path) for path in page)
+    assert all(re.fullmatch(r"/(dashboard(/(\w+\.(js|css|svg))?)?)?", path) for path in page)
     assert found[Who.PROBE] == {"/health", "/api/health", "/live", "/ready"} | page
     assert found[Who.ANYONE] == {
         "/openapi.json", "/api/schemas", "/api/agents", "/api/channels", "/api/metrics", "/api/onboard/register",

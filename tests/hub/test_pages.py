@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.resources import files
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -39,12 +40,15 @@ def test_b7_every_file_is_served_to_anybody_and_never_limited(hub: Running) -> N
             assert answer.headers["x-content-type-options"] == "nosniff"
     with hub.http() as http:
         assert {http.get("/dashboard").status_code for _ in range(100)} == {200}
-    assert len(ROUTES) == len(FILES) + 1
+    assert len(ROUTES) == len(FILES) + 2
 
 
-def test_b7_the_root_leads_to_the_page(hub: Running) -> None:
-    answer = get(hub, "/")
-    assert (answer.status_code, answer.headers["location"]) == (307, "dashboard")
+@pytest.mark.parametrize(("path", "where"), [("/", "dashboard"), ("/dashboard/", "../dashboard")])
+def test_b7_the_root_and_a_slash_too_many_lead_to_the_page(hub: Running, path: str, where: str) -> None:
+    """By a way that is right behind any prefix: what the page needs is named relative to it."""
+    answer = get(hub, path)
+    assert (answer.status_code, answer.headers["location"]) == (307, where)
+    assert urljoin(f"http://{hub}{path}", where) == f"http://{hub}/dashboard"
 
 
 def test_b7_the_policy_of_the_page_is_strict(hub: Running) -> None:

@@ -30,8 +30,13 @@ def _file(name: str) -> tuple[Handler, str]:
     return handler, media
 
 
-async def _to_dashboard(_call: Call) -> Answer:
-    return Answer(307, b"", [(b"location", b"dashboard")], "text/plain")
+def _to_dashboard(path: str, where: bytes, about: str) -> Route:
+    """A route that leads to the page, so that what it names relative to itself is found behind any prefix."""
+
+    async def handler(_call: Call) -> Answer:
+        return Answer(307, b"", [(b"location", where)], "text/plain")
+
+    return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, status=307, media="text/plain")
 
 
 def _route(path: str, name: str, about: str) -> Route:
@@ -40,10 +45,8 @@ def _route(path: str, name: str, about: str) -> Route:
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/", "get_dashboard", Who.PROBE, _to_dashboard, str, "leads to the dashboard", status=307,
-        media="text/plain",
-    ),
+    _to_dashboard("/", b"dashboard", "leads to the dashboard"),
+    _to_dashboard("/dashboard/", b"../dashboard", "leads to the dashboard, which has no slash at its end"),
     _route("/dashboard", "dashboard.html", "the dashboard: a page"),
     _route("/dashboard/dashboard.css", "dashboard.css", "the page's style"),
     _route("/dashboard/icon.svg", "icon.svg", "the page's icon"),
@@ -60,4 +63,4 @@ ROUTES: Final = (
             "keeping": "what the browser keeps",
         }.items()
     ),
-)  # fmt: skip
+)

@@ -87,14 +87,17 @@ class _Place:
 
 
 class Router:
-    """Finds routes. A fixed part of a path goes before a named one, and a named one never spans a slash."""
+    """Finds routes. A fixed part of a path goes before a named one, and a named one never spans a slash.
+
+    A slash at the end of a path says nothing, unless there is a route for it.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes: Final = tuple(routes)
         self._root: Final = _Place()
         for route in self.routes:
             place = self._root
-            for part in route.path.strip("/").split("/"):
+            for part in route.path.removeprefix("/").split("/"):
                 named = part.startswith("{")
                 below = place.named if named else place.fixed
                 place = below.setdefault(part[1:-1] if named else part, _Place())
@@ -120,6 +123,8 @@ class Router:
                 parts[name] = text
             else:
                 return {}, {}
+        if raw_path.endswith(b"/"):
+            place = place.fixed.get("", place)
         return place.routes, parts
 
     def reserved(self, name: str) -> frozenset[str]:
