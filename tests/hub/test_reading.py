@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 from typing import Any
 
 import pytest
@@ -11,17 +10,13 @@ from flooders import frame
 from hubs import running
 from servers import PATIENCE
 
-from headgate.hub.reading import HEAD, ImpatientHttp
+from headgate.hub.reading import HEAD, ImpatientHttp, PatientProtocol
 
 SHAKE = (
     b"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 PING = frame('{"type":"ping"}')
-
-
-class Impatient(ImpatientHttp):
-    head_within = 0.2
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -41,18 +36,19 @@ def ended(connection: socket.socket) -> bytes:
     return found
 
 
-def test_a_connection_that_never_finishes_a_head_is_closed() -> None:
-    with serving(answer, http=Impatient) as server:
+def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(answer, http=ImpatientHttp) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as second:
+            second.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
+            assert second.recv(1000).startswith(b"HTTP/1.1 204")
+            monkeypatch.setattr(ImpatientHttp, "head_within", 0.2)
+            second.sendall(b"GET / HTTP/1.1\r\nHo")
+            assert ended(second) == b""
         with socket.create_connection(("127.0.0.1", server.port)) as silent:
             assert ended(silent) == b""
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
             assert ended(slow) == b""
-        with socket.create_connection(("127.0.0.1", server.port)) as second:
-            second.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
-            assert second.recv(1000).startswith(b"HTTP/1.1 204")
-            second.sendall(b"GET / HTTP/1.1\r\nHo")
-            assert ended(second) == b""
 
 
 def test_a_connection_with_an_endless_head_is_closed() -> None:
@@ -98,12 +94,33 @@ def test_who_floods_on_after_a_close_is_cut_off() -> None:
             assert wire.ask("ping") == {"type": "pong"}
 
 
+def heard(connection: socket.socket, word: bytes) -> bytes:
+    """What comes until a word has come."""
+    found = b""
+    while word not in found:
+        data = connection.recv(4096)
+        assert data, found
+        found += data
+    return found
+
+
 def test_a_frame_in_many_pieces_is_one() -> None:
     with running() as hub, raw(hub) as connection:
         for byte in frame('{"type":"identify","agent_id":"' + "x" * 100 + '","token":"nobody","id":7}'):
             connection.sendall(bytes([byte]))
-        found = b""
-        begin = time.monotonic()
-        while b'"id":7' not in found and time.monotonic() < begin + PATIENCE:
-            found += connection.recv(4096)
-        assert b'"unauthorized"' in found
+        assert b'"unauthorized"' in heard(connection, b'"id":7')
+
+
+def test_b9_one_whose_pong_waits_behind_what_it_sends_is_not_taken_for_dead() -> None:
+    """A flood is read slowly, and the answer to the hub's ping with it. One that sends nothing is given up."""
+    with running() as hub, raw(hub) as connection:
+        assert hub.server is not None
+        (it,) = [one for one in hub.server.server_state.connections if isinstance(one, PatientProtocol)]
+        it.ping_timeout = PATIENCE
+        hub.call(it.send_keepalive_ping)
+        for number in range(3):
+            connection.sendall(frame(f'{{"type":"ping","id":{number}}}'))
+            heard(connection, b'"id":%d' % number)
+            hub.call(it.keepalive_timeout)
+        hub.call(it.keepalive_timeout)
+        assert b"keepalive ping timeout" in ended(connection)

@@ -94,6 +94,7 @@ class PatientProtocol(WebSocketsSansIOProtocol):
         self.close_timeout = 2.0  # seconds for the other side to answer a close
         self._ahead = b""  # what was read and not yet parsed
         self._ignored = 0  # bytes that came after the close
+        self._heard = False  # whether anything has come since the ping
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -102,6 +103,7 @@ class PatientProtocol(WebSocketsSansIOProtocol):
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         if self.close_sent:
             self._ignored += len(data)
             if self._ignored > IGNORED:
@@ -138,7 +140,15 @@ class PatientProtocol(WebSocketsSansIOProtocol):
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self.loop.call_later(self.close_timeout, self.transport.abort)  # it may never read what waits for it
 
+    def send_keepalive_ping(self) -> None:
+        self._heard = False
+        super().send_keepalive_ping()
+
     def keepalive_timeout(self) -> None:
+        if self._heard and self.ping_timeout is not None:  # the pong may be behind what comes: a flood is read slowly
+            self._heard = False
+            self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
+            return
         super().keepalive_timeout()
         self.transport.abort()  # likewise
 
