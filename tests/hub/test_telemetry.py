@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from addresses import nobody
 from hubs import VIEWER, Running, hub_settings, running
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric
 from programs import program
 from prometheus_client.parser import text_string_to_metric_families
 from receivers import Heard, Receiver
-from servers import free_port, wait_for
+from servers import PATIENCE, wait_for
 from structlog.testing import capture_logs
 
+import headgate
 from headgate import HeadgateError
 from headgate.hub import telemetry
 from headgate.hub.hub import Hub
@@ -26,6 +28,9 @@ from headgate.hub.relay import Relay
 from headgate.hub.settings import HubSettings
 from headgate.policy import PolicyError
 
+PACKAGES = str(Path(headgate.__file__).parents[1])
+PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
+"""Seconds for one try to send, and milliseconds to collect what is sent."""
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -105,7 +110,16 @@ def scraped(hub: Running) -> dict[Series, float]:
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up because the machine stands still for a while."""
+    for name, value in PATIENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(telemetry, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(telemetry, "_FAREWELL", PATIENCE)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch, unhurried: None) -> None:
     """Metrics are sent all the time."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
 
@@ -117,7 +131,7 @@ def collector() -> Iterator[Collector]:
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the SDK has logged, without that a collection took longer than the interval, which is very short here."""
+    """What the SDK has logged, without that the last collection took longer than the interval, very short here."""
     found = [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")]
     return [line for line in found if "collection timed out" not in line]
 
@@ -214,11 +228,14 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
     assert no_thread_is_left()
 
 
+@pytest.mark.usefixtures("often")
 def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
     monkeypatch.setattr(telemetry, "_FAREWELL", 600)
-    with capture_logs() as logged, running(otel_endpoint=f"http://127.0.0.1:{free_port()}/v1/metrics?a-key"):
+    with (
+        nobody() as port,
+        capture_logs() as logged,
+        running(otel_endpoint=f"http://127.0.0.1:{port}/v1/metrics?a-key"),
+    ):
         wait_for(lambda: [line for line in logged if "reason" in line], "the line in the log")
     (reason,) = [line["reason"] for line in logged if "reason" in line]
     assert "refused" in reason
@@ -226,11 +243,12 @@ def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: py
     assert no_thread_is_left()  # though it would have gone on trying
 
 
-def test_at_the_end_a_collector_that_hangs_is_not_waited_for_long(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("farewell", [0.0, 0.5], ids=["at all", "long"])
+def test_at_the_end_a_collector_that_hangs_is_not_waited_for(
+    collector: Collector, farewell: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-    monkeypatch.setattr(telemetry, "_FAREWELL", 0.05)
+    monkeypatch.setattr(telemetry, "_FAREWELL", farewell)
     collector.answers.extend([collector.hang] * 2)
     with running(otel_endpoint=collector.base):
         wait_for(lambda: collector.heard, "metrics")
@@ -241,10 +259,13 @@ def test_at_the_end_a_collector_that_hangs_is_not_waited_for_long(
 
 
 def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, tmp_path: Path) -> None:
-    with program(tmp_path, "--otel-endpoint", collector.base) as hub:
+    patient = f"from headgate.hub import telemetry\ntelemetry._PATIENCE = telemetry._FAREWELL = {PATIENCE}\n"
+    (tmp_path / "sitecustomize.py").write_text(patient)
+    surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "OTEL_METRIC_EXPORT_INTERVAL": "3600000", **PATIENT}
+    with program(tmp_path / "data", "--otel-endpoint", collector.base, environment=surroundings) as hub:
         with hub.http("") as anyone:
             anyone.get("/api/agents")
-        assert collector.heard == []  # a minute isn't over
+        assert collector.heard == []  # an hour isn't over
     found = as_in_prometheus(metrics(collector.newest))
     labels = frozenset({("purpose", "request"), ("outcome", "allow")})
     assert found["headgate_address_checks_total", labels] == 1

@@ -65,12 +65,11 @@ class Telemetry:
         self._closed = False
         self._exporter: Final = _Exporter(endpoint, self._histograms)
         try:
-            reader = PeriodicExportingMetricReader(self._exporter)
+            self._reader: Final = PeriodicExportingMetricReader(self._exporter)
         except ValueError as error:
             raise HeadgateError(f"OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds above 0, got: {error}") from error
-        self._provider: Final = MeterProvider([reader], _resource(), shutdown_on_exit=False)
         self._began: Final = time.time_ns()
-        meter = self._provider.get_meter(_SCOPE, VERSION)
+        meter = MeterProvider([self._reader], _resource(), shutdown_on_exit=False).get_meter(_SCOPE, VERSION)
         for metric in METRICS:
             if metric.kind != "histogram":
                 make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
@@ -84,7 +83,7 @@ class Telemetry:
     def _close(self) -> None:
         if self._exporter.failing:
             self._exporter.shutdown()  # it may be about to try again, and would not hear of the end before that
-        self._provider.shutdown(_FAREWELL * 1000)
+        self._reader.shutdown(_FAREWELL * 1000)  # not its provider, which raises if the time is over before it begins
         self._closed = True
 
     # In the SDK's thread ---------------------------------------------------------------------------------------------
