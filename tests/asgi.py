@@ -89,7 +89,9 @@ class Serving(Threaded):
             "interface": "asgi3",
             "lifespan": "off",
             "log_config": None,
-            "timeout_graceful_shutdown": 5,
+            "timeout_graceful_shutdown": round(PATIENCE),
+            "timeout_keep_alive": round(PATIENCE),
+            "ws_ping_interval": None,
         }
         self._config = uvicorn.Config(app, **{**settings, **options})
         super().__init__()

@@ -73,7 +73,8 @@ class Client:
 
     def __init__(self, hub: Program, book: Book) -> None:
         self._where, self._book = hub.where, book
-        self._http = httpx.AsyncClient(base_url=f"http://{hub}", timeout=PATIENCE, trust_env=False)
+        once = httpx.Limits(max_keepalive_connections=0)  # an idle one may be closed just when it is to be used again
+        self._http = httpx.AsyncClient(base_url=f"http://{hub}", limits=once, timeout=PATIENCE, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,7 +98,9 @@ class Client:
 
     @asynccontextmanager
     async def agent(self, name: str, token: str) -> AsyncIterator["Line"]:
-        async with connect(f"ws://{self._where}/ws", compression=None, proxy=None) as socket:
+        async with connect(
+            f"ws://{self._where}/ws", compression=None, proxy=None, open_timeout=PATIENCE, ping_interval=None
+        ) as socket:
             line = Line(socket, self._book)
             assert (await line.ask("identify", agent_id=name, token=token))["type"] == "identified"
             yield line

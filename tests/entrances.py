@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from hubs import ADMIN, Running, Wire
-from servers import PATIENCE
+from servers import PATIENCE, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -16,6 +16,9 @@ from headgate.policy import TIERS
 
 BEHIND_A_PROXY: dict[str, Any] = {"trusted_proxies": ("127.0.0.1",)}
 """Settings under which `forwarded` comes from anywhere."""
+
+LARGE = "x" * 60_000
+"""What fills sockets soon."""
 
 VALID: dict[str, dict[str, Any]] = {
     "identify": {"agent_id": "planner", "token": "none"},
@@ -64,7 +67,7 @@ def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Respons
     headers = {"X-Forwarded-For": address} if address else {}
     with (
         pytest.raises(InvalidStatus) as refused,
-        connect(f"ws://{hub}{path}", compression=None, proxy=None, additional_headers=headers),
+        connect(f"ws://{hub}{path}", compression=None, proxy=None, open_timeout=PATIENCE, additional_headers=headers),
     ):
         pass
     response = refused.value.response
@@ -85,6 +88,22 @@ def slow_reader(hub: Running, name: str, token: str) -> Iterator[Wire]:
         wire = Wire(opened)
         assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
         yield wire
+
+
+def read_ahead(slow: Wire) -> None:
+    """With two frames under way, wait until a slow reader has read ahead; from then on its socket takes nothing."""
+    wait_for(lambda: slow.socket.recv_messages.paused, "the slow reader to have enough")
+
+
+def overfill(sender: Wire, slow: Wire) -> int:
+    """Send large messages to the agent "slow", a slow reader, until one finds no room; how many did."""
+    taken = 0
+    while sender.ask("message", to="slow", body=[taken, LARGE])["delivered"]:
+        taken += 1
+        if taken == 2:
+            read_ahead(slow)
+        assert taken < 1000
+    return taken
 
 
 def waiting(hub: Running, agent: str) -> int:

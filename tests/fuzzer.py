@@ -22,6 +22,8 @@ LARGEST = 65_536
 
 OPENAPI = document(Router(ROUTES), "any")
 FRAMES = schemas()
+GIVING_UP = ("post_onboard_rotate", "post_onboard_revoke")
+"""The routes by which agents lose their tokens."""
 
 STRINGS = [
     "", " ", "\0", "\x7f", "\x1b[31m", "\r\nX-More: 1", "\u202etxt", "\ud800", "\udc00\ud800", "\ufeffbom",
@@ -441,7 +443,8 @@ class Fuzzer:
         if "headers" in spoil:
             headers += random.sample(HEADERS, random.randint(1, 4))
         if "token" in spoil:
-            agent, token = "", random.choice((*self.tokens.values(), self.admin, self.viewer, "", *STRINGS))
+            kept = () if route.action in GIVING_UP else self.tokens.values()
+            agent, token = "", random.choice((*kept, self.admin, self.viewer, "", *STRINGS))
         if "body" in spoil:
             body = self._body(operation, good=False)
         if token:
@@ -454,7 +457,7 @@ class Fuzzer:
 
     def _owner(self, route: Route) -> tuple[str, str]:
         """Who may use a route, and its token."""
-        if route.action in ("post_onboard_rotate", "post_onboard_revoke"):
+        if route.action in GIVING_UP:
             return "", self.spare.popleft() if self.spare else ""
         if route.who in (Who.AGENT, Who.PROGRAM):
             return self.random.choice(list(self.tokens.items()))

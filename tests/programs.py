@@ -70,7 +70,11 @@ class Program:
     def http(self, token: str = ADMIN) -> httpx.Client:
         """An HTTP client with a token, to be closed."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=f"http://{self}", headers=headers, timeout=PATIENCE, trust_env=False)
+        once = httpx.Limits(max_keepalive_connections=0)  # an idle one may be closed just when it is to be used again
+        where = f"http://{self}"
+        return httpx.Client(
+            base_url=where, headers=headers, limits=once, timeout=PATIENCE, trust_env=False, verify=False
+        )
 
     def kill(self) -> None:
         """End it as a loss of power would."""

@@ -49,7 +49,7 @@ async def refused(work: Awaitable[object]) -> tuple[int, str]:
 
 async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str) -> None:
     """Let the loop go on until something holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = condition()
             if found if isinstance(found, bool) else await found:

@@ -61,7 +61,9 @@ class Hub:
     @contextmanager
     def stranger(self, **options: Any) -> Iterator["Agent"]:
         """A connection that hasn't said yet whose it is."""
-        with connect(f"ws://{self.server}", proxy=None, max_size=None, compression=None, **options) as socket:
+        with connect(
+            f"ws://{self.server}", proxy=None, max_size=None, compression=None, open_timeout=PATIENCE, **options
+        ) as socket:
             yield Agent(self, socket)
 
     @contextmanager

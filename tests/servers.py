@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import redis
+from addresses import held
 
 PATIENCE = 60.0
 """Seconds that a test waits for what should come at once, or soon: a busy machine may stand still for a while."""
@@ -26,16 +26,6 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds} s")
         time.sleep(0.005)
-
-
-def free_port() -> int:
-    """A port that nobody listens on, low enough that a cluster's second port exists too."""
-    while True:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-        if port < 55_000:
-            return port
 
 
 def valkey() -> str:
@@ -60,8 +50,12 @@ def other_servers() -> dict[str, str]:
 class Server:
     """A server on loopback that can be ended, restarted and held up."""
 
-    def __init__(self, *options: str, program: str | None = None, port: int | None = None) -> None:
-        self.port = port or free_port()
+    def __init__(self, *options: str, program: str | None = None) -> None:
+        self._held = held()
+        while self._held.getsockname()[1] > 55_000:  # a cluster needs a second one, which is 10,000 above it
+            self._held.close()
+            self._held = held()
+        self.port: int = self._held.getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = tempfile.mkdtemp(prefix="headgate-test-")
         self._command = [program or valkey(), *self._settings(), *options]
@@ -114,6 +108,7 @@ class Server:
 
     def close(self) -> None:
         self.kill()
+        self._held.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:

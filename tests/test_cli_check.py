@@ -12,14 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from addresses import nobody
 from hubs import ADMIN, VIEWER, Running, running
 from impostor import impostor
-from servers import Server, free_port
+from servers import PATIENCE, Server
 from structlog.testing import capture_logs
 
-from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
-from headgate.cli import main
+from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
+from headgate.cli import checking, main
 from headgate.cli.checking import described
+from headgate.cli.remote import hub_of
 
 pytestmark = pytest.mark.once
 
@@ -36,6 +38,8 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
+    monkeypatch.setattr(checking, "_WITHIN", PATIENCE)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -219,22 +223,24 @@ def test_a_server_decides_as_the_gates_on_it_do(
     check: Command, redis_server: Server, tmp_path: Path, agent: str
 ) -> None:
     file = tmp_path / "headgate.toml"
-    file.write_text('[limits]\nlight = "2/minute"\n')
+    file.write_text('[limits]\nlight = "2/day"\n')  # nothing comes back while the test runs
     light = (agent, "--tier", "light", "--store", redis_server.url, "--policy", str(file))
-    with Gate(Policy.load(file), store=redis_server.url) as gate:
-        assert check(*light) == (0, "allow: ws light, 2/minute: 1 of 2 left\n", "")
+    with RedisStore(redis_server.url, timeout=PATIENCE) as store, Gate(Policy.load(file), store=store) as gate:
+        assert check(*light) == (0, "allow: ws light, 2/day: 1 of 2 left\n", "")
         assert gate.check(agent, "ws", "light").remaining == 0
         assert check(*light, "--peek")[0] == 1
         assert not gate.is_rate_limited(agent)
         code, out, err = check(*light, "--json")
         denied = json.loads(out)
         assert (code, err) == (1, "")
-        assert 0 < denied["retry_after_ms"] <= 30_000
-        assert denied == DENIED | {"agent_id": agent, "retry_after_ms": denied["retry_after_ms"]}
+        assert 0 < denied["retry_after_ms"] <= 12 * 3600 * 1000
+        assert denied == DENIED | {
+            "agent_id": agent, "limit": "2/day", "retry_after_ms": denied["retry_after_ms"]
+        }  # fmt: skip
         assert gate.standing(agent).violations == 1
-        gate.set_override(agent, "light", "9/minute")  # whatever was changed while running holds here too
+        gate.set_override(agent, "light", "9/day")  # whatever was changed while running holds here too
         action = (agent, "--action", "ping", "--store", redis_server.url, "--policy", str(file), "--cost", "4")
-        assert check(*action) == (0, "allow: ws light, 9/minute: 5 of 9 left\n", "")
+        assert check(*action) == (0, "allow: ws light, 9/day: 5 of 9 left\n", "")
         gate.add_exemption(agent)
         assert check(*light) == (0, "exempt: it always passes, and nothing is counted\n", "")
         gate.remove_exemption(agent)
@@ -248,7 +254,7 @@ def test_without_a_policy_the_defaults_hold(check: Command, redis_server: Server
 
 def test_with_a_limit_it_is_any_key_of_a_limiter(check: Command, redis_server: Server, agent: str) -> None:
     key = f"{agent}\n\x1b[2J"
-    with Limiter("3/hour", store=redis_server.url) as limiter:
+    with RedisStore(redis_server.url, timeout=PATIENCE) as store, Limiter("3/hour", store=store) as limiter:
         by_key = (key, "--limit", "3/hour", "--store", redis_server.url)
         assert check(*by_key, "--cost", "3", "--peek") == (0, "warn: 3/hour: 3 of 3 left\n", "")
         assert check(*by_key, "--cost", "2") == (0, "allow: 3/hour: 1 of 3 left\n", "")
@@ -279,9 +285,9 @@ def test_what_a_server_cannot_be_asked_is_wrong_usage(
 
 
 def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), nobody() as port:
         for what in (["--tier", "light"], ["--limit", "1/s"]):
-            code, out, err = check("a", *what, "--store", f"redis://127.0.0.1:{free_port()}")
+            code, out, err = check("a", *what, "--store", f"redis://127.0.0.1:{port}")
             assert (code, out) == (3, "")
             assert err.startswith(
                 "headgate check: store: expected a Redis or Valkey server that answers, got Connection"
@@ -347,13 +353,15 @@ def test_the_wait_is_rounded_up_to_a_millisecond() -> None:
 
 
 def test_a_hub_and_a_server_answer_alike(
-    monkeypatch: pytest.MonkeyPatch, check: Command, redis_server: Server, agent: str
+    monkeypatch: pytest.MonkeyPatch, check: Command, redis_server: Server, tmp_path: Path, agent: str
 ) -> None:
-    with capture_logs(), running() as hub:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limits]\nheavy = "10/day"\n')  # time stands still at the hub only
+    with capture_logs(), running(Policy.load(file)) as hub:
         monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
         for more in ([], ["--peek"], ["--cost", "11"]):
             arguments = [agent, "--tier", "heavy", "--json", *more]
-            assert check(*arguments) == check(*arguments, "--store", redis_server.url)
+            assert check(*arguments) == check(*arguments, "--store", redis_server.url, "--policy", str(file))
 
 
 def test_it_counts_for_a_running_hub_as_the_agents_own_requests_do(

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from hubs import ADMIN, running
+from servers import PATIENCE
 from structlog.testing import capture_logs
 
 from headgate.cli import _parser, main
+from headgate.cli.remote import hub_of
 
 pytestmark = pytest.mark.once
 
@@ -80,6 +82,7 @@ def test_what_is_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsy
         if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(DOCS)
+    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
     printed = []
     with capture_logs(), running() as hub, hub.agent("planner"), hub.agent("writer"), hub.agent("reader"):
         monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import trustme
+from addresses import nobody
 from hubs import ADMIN, VIEWER, Running, Wire, running
 from impostor import impostor
-from servers import free_port
+from servers import PATIENCE
 from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.cli import main
-from headgate.cli.remote import Hub, HubError
+from headgate.cli.remote import Hub, HubError, hub_of
 
 pytestmark = pytest.mark.once
 
@@ -32,11 +33,12 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing from outside, and the admin's token."""
+    """Nothing from outside, the admin's token, and patience with a hub."""
     for name in os.environ:
         if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
 
 
 @pytest.fixture
@@ -383,7 +385,8 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
     def refused(hub: object, text: str) -> None:
         assert headgate(*verb, "--hub", f"http://{hub}") == (undecided, "", f"{prefix}http://{hub}: {text}\n")
 
-    refused(f"127.0.0.1:{free_port()}", NOBODY_THERE)
+    with nobody() as port:
+        refused(f"127.0.0.1:{port}", NOBODY_THERE)
     bodies: list[Any] = [b"<html>", b"[]", b"\xff"]
     if verb[:2] not in (["override", "remove"], ["exempt", "add"], ["exempt", "remove"], ["violations", "reset"]):
         bodies += [{}, {"agents": 5, "overrides": [5], "override": 5}]  # the others pass it on, or don't need it
@@ -405,7 +408,7 @@ def test_a_token_is_not_carried_elsewhere(headgate: Command) -> None:
 
 def test_a_hub_that_does_not_answer_is_away() -> None:
     released = threading.Event()
-    with impostor({}, before=lambda _: released.wait(20)) as one:
+    with impostor({}, before=lambda _: released.wait(PATIENCE)) as one:
         with pytest.raises(HubError, match=r"got: no answer within 0\.2 s; is it running\?") as caught:
             Hub(f"http://{one}", "a token", "", within=0.2).ask("GET", "/")
         released.set()
@@ -428,7 +431,7 @@ def test_a_server_that_hangs_up_is_no_hub(answer: bytes) -> None:
         with pytest.raises(
             HubError, match=r"expected (a hub that answers|the answer of a headgate hub), got"
         ) as caught:
-            Hub(where, "a token", "").ask("GET", "/")
+            Hub(where, "a token", "", within=PATIENCE).ask("GET", "/")
         thread.join()
     assert caught.value.status == 0
     assert str(caught.value).isprintable()

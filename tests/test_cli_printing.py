@@ -1,5 +1,6 @@
 """What commands print: on a terminal, in a pipe, in any encoding, and while somebody waits."""
 
+import io
 import os
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from hubs import ADMIN, Running, running
 from impostor import impostor
+from servers import PATIENCE
 from structlog.testing import capture_logs
-from test_cli import DEADLINE, MODULE, Terminal, on_terminal, surroundings
+from test_cli import MODULE, Terminal, on_terminal, surroundings
 
 from headgate import Policy
+from headgate.cli import main, terminal
 from headgate.cli.terminal import RED, Cell, Column, cut, harmless, print_table, width
 
 pytestmark = pytest.mark.once
@@ -104,7 +107,7 @@ def test_colours_can_be_refused(hub: Running, more: dict[str, str]) -> None:
 def piped(hub: Running, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*MODULE, *arguments], env=surroundings() | here(hub) | more.pop("variables", {}), text=True, check=False,
-        timeout=DEADLINE, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
+        timeout=PATIENCE, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
     )  # fmt: skip
 
 
@@ -133,18 +136,36 @@ def test_a_denial_stays_one_when_nobody_reads_it(hub: Running) -> None:
 
 def test_whoever_waits_at_a_terminal_is_told_what_for() -> None:
     released = threading.Event()
-    terminal = Terminal()
-    with impostor({"agents": []}, before=lambda _: released.wait(DEADLINE)) as one:
+    shown = Terminal()
+    with impostor({"agents": []}, before=lambda _: released.wait(PATIENCE)) as one:
         more = {"HEADGATE_HUB": f"http://{one}", "HEADGATE_ADMIN_TOKEN": ADMIN}
-        with terminal.running("exempt", "list", more=more):
-            while "…" not in terminal.text:
-                assert terminal.read()
+        with shown.running("exempt", "list", more=more):
+            shown.until(lambda text: "…" in text)
             released.set()
-    assert terminal.text == f"waiting for http://{one} …\r\x1b[Kno agent is exempt\n"
+    assert shown.text == f"waiting for http://{one} …\r\x1b[Kno agent is exempt\n"
 
 
-def test_short_work_shows_nothing_but_what_came_of_it(hub: Running) -> None:
-    assert "\r" not in on_terminal("agents", "--all", more=here(hub))
+class Screen(io.StringIO):
+    """A terminal in this process."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_short_work_shows_nothing_but_what_came_of_it(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal._SOON == 1.0
+    monkeypatch.setattr(terminal, "_SOON", PATIENCE)  # whatever takes less is short, on a slow machine too
+    for name, value in (here(hub) | {"TERM": "xterm"}).items():
+        monkeypatch.setenv(name, value)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Screen())
+    assert main(["agents", "--all"]) == 0
+    out, errors = sys.stdout, sys.stderr
+    assert isinstance(out, Screen)
+    assert isinstance(errors, Screen)
+    assert "low" in out.getvalue()
+    assert "\r" not in out.getvalue()
+    assert errors.getvalue() == ""
 
 
 def test_long_work_shows_how_far_it_is() -> None:

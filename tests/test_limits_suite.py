@@ -24,6 +24,9 @@ PLUGINS = ["flaky.flaky_pytest_plugin", "pytest_asyncio.plugin", "pytest_lazy_fi
 SETTINGS = ["-o", "addopts=", "-o", "asyncio_default_fixture_loop_scope=function"]
 FILES = ["test_storage.py", "test_strategy.py", "storage", "aio", "integration/test_concurrency.py"]
 
+CHANCES = 5
+"""Its tests sleep and look at the clock: on a busy machine some have to be run again."""
+
 
 def pip(*arguments: str) -> None:
     pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
@@ -59,8 +62,9 @@ def test_its_own_suite(tmp_path: Path) -> None:
     with Server() as server:
         suite = tmp_path / f"limits-{TABLE['version']}"
         passed = run(suite, packages, server.url)
-        if {test for test, good in passed.items() if not good} - CANNOT:
-            # Its tests sleep and look at the clock: on a busy machine some need a second chance.
+        for _ in range(CHANCES):
+            if not {test for test, good in passed.items() if not good} - CANNOT:
+                break
             passed |= run(suite, packages, server.url, "--last-failed")
     assert {test for test, good in passed.items() if not good} == CANNOT
     assert sum(passed.values()) == TABLE["passed"]

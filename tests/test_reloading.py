@@ -3,22 +3,14 @@
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from servers import wait_for
 
 from headgate import Gate, Policy
 from headgate.events import Event, PolicyChanged
 from headgate.reloading import Watch, reload_file
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        threading.Event().wait(0.005)
 
 
 @pytest.fixture
@@ -64,11 +56,11 @@ def test_a_change_of_the_file_is_seen(path: Path) -> None:
     gate = Gate(Policy.load(path))
     with Watch(gate, path, interval=0.01):
         path.write_text('[limits]\nheavy = "77/minute"\n', encoding="utf-8")
-        until(lambda: gate.capacity("a", "ws", "heavy") == 77)
+        wait_for(lambda: gate.capacity("a", "ws", "heavy") == 77, "the change")
         replacement = path.with_suffix(".new")
         replacement.write_text('[limits]\nheavy = "88/minute"\n', encoding="utf-8")
         replacement.replace(path)
-        until(lambda: gate.capacity("a", "ws", "heavy") == 88)
+        wait_for(lambda: gate.capacity("a", "ws", "heavy") == 88, "the replacement")
     path.write_text('[limits]\nheavy = "99/minute"\n', encoding="utf-8")
     assert threading.active_count() == 1 or all(t.name != "headgate-policy" for t in threading.enumerate())
 
@@ -78,5 +70,5 @@ def test_sighup_reloads(path: Path) -> None:
     before = signal.getsignal(signal.SIGHUP)
     with Watch(gate, path, interval=1000, sighup=True):
         os.kill(os.getpid(), signal.SIGHUP)
-        until(lambda: gate.capacity("a", "ws", "heavy") == 5)
+        wait_for(lambda: gate.capacity("a", "ws", "heavy") == 5, "the policy of the file")
     assert signal.getsignal(signal.SIGHUP) == before

@@ -161,7 +161,7 @@ def test_the_docs_show_what_is_really_printed(tmp_path: Path) -> None:
     for typed, shown in examples:
         done = subprocess.run(
             ["bash", "-euc", command + typed], cwd=tmp_path, env=SURROUNDINGS, capture_output=True, text=True,
-            timeout=PATIENCE, check=False,
+            timeout=5 * PATIENCE, check=False,
         )  # fmt: skip
         assert done.stderr == ""
         assert [line.rstrip() for line in done.stdout.splitlines()] == shown.splitlines()

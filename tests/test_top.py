@@ -1,28 +1,23 @@
-"""`headgate top`: what it shows and what its keys do, by textual's own pilot, and once in a real terminal."""
+"""`headgate top`: what it shows and what its keys do, by textual's own pilot."""
 
 import asyncio
 import re
-import shlex
-import shutil
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
+from addresses import nobody
 from hubs import ADMIN, VIEWER, Running, running
 from impostor import impostor
-from programs import program
 from rich.text import Text
-from servers import PATIENCE, free_port, wait_for
+from servers import PATIENCE
 from structlog.testing import capture_logs
-from test_cli import DEADLINE, MODULE, Terminal, surroundings
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Static
-from websockets.sync.client import connect
+from textual.widgets import DataTable, Input, Static
 
 from headgate import Policy
 from headgate.cli.remote import Hub
@@ -78,6 +73,18 @@ async def until(condition: Callable[[], object], pilot: Pilot[Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline, (head(pilot.app), table(pilot.app))  # type: ignore[arg-type]
         await pilot.pause(0.005)
+
+
+async def press(pilot: Pilot[Any], *keys: str, then: Callable[[], object]) -> None:
+    """Press keys, and let the view work until what comes of them is there: the pilot itself only guesses when it is."""
+    await pilot.press(*keys)
+    await until(then, pilot)
+
+
+async def typed(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> None:
+    """Write something behind a slash."""
+    await press(pilot, "slash", then=lambda: isinstance(pilot.app.focused, Input))
+    await press(pilot, *text, then=then)
 
 
 def drive(app: Top, play: Callable[[Pilot[int]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
@@ -162,9 +169,8 @@ def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns
 
     async def play(pilot: Pilot[int]) -> None:
         assert shown() == "漢" * 9 + "…"
-        lines = screen(app).splitlines()
-        assert max(map(len, lines)) <= 80
-        assert any(re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", line) for line in lines)
+        await until(lambda: re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", screen(app)), pilot)
+        assert max(map(len, screen(app).splitlines())) <= 80
         await pilot.resize_terminal(200, 50)
         await until(lambda: shown() == long, pilot)
         await pilot.resize_terminal(20, 5)
@@ -198,11 +204,8 @@ def test_names_can_do_no_harm(shared: Running) -> None:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
             assert head(app).endswith("in the last hour: [b]x\\x1b[2J\\n\\u202e 1")
             assert "store: \\x1b[2J" in head(app)
-            await pilot.press("e")
-            await until(lambda: isinstance(app.screen, Confirm), pilot)
-            assert "Exempt [b]x\\x1b[2J\\n\\u202e, so" in screen(app)
-            await pilot.press("y")
-            await until(lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app), pilot)
+            await press(pilot, "e", then=lambda: "Exempt [b]x\\x1b[2J\\n\\u202e, so" in screen(app))
+            await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app))
             assert all(line.isprintable() for line in screen(app).splitlines())
 
         drive(app, play)
@@ -217,29 +220,32 @@ def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
     def titles() -> list[str]:
         return [column.label.plain for column in app.query_one(DataTable).ordered_columns]
 
+    def shows(place: int, title: str) -> bool:
+        return titles()[place] == title
+
     async def play(pilot: Pilot[int]) -> None:
         everybody = sorted(names(app))
+        last = ["planner", *[name for name in everybody if name != "planner"]]
         assert titles()[2] == "used ▼"
-        await pilot.press("u")
+        await press(pilot, "u", then=lambda: titles()[2] == "used ▲")
         assert names(app)[-1] == "planner"
-        assert titles()[2] == "used ▲"
-        await pilot.press("n")
+        await press(pilot, "n", then=lambda: (titles()[1], titles()[2]) == ("agent ▲", "used "))
         assert names(app) == everybody
-        assert (titles()[1], titles()[2]) == ("agent ▲", "used ")
-        await pilot.press("n")
+        await press(pilot, "n", then=lambda: titles()[1] == "agent ▼")
         assert names(app) == everybody[::-1]
-        for key, title in (("v", "viol▼"), ("h", "hour▼"), ("w", "wait▼")):
-            await pilot.press(key)
-            assert names(app) == ["planner", *[name for name in everybody if name != "planner"]]
-            assert title in titles()
-            await pilot.press(key)
+        for key, place, title in (("v", 5, "viol"), ("h", 6, "hour"), ("w", 7, "wait")):
+            await press(pilot, key, then=partial(shows, place, f"{title}▼"))
+            assert names(app) == last
+            await press(pilot, key, then=partial(shows, place, f"{title}▲"))
             assert names(app)[-1] == "planner"
         await pilot.click(DataTable, offset=(5, 0))
+        await until(lambda: titles()[1] == "agent ▲", pilot)
         assert names(app) == everybody
         await pilot.click(DataTable, offset=(0, 0))  # which nothing is sorted by
         assert names(app) == everybody
-        await pilot.press("slash", *"low", "enter", "w")
-        assert "wait▼" in screen(app)  # drawn anew, though no row has changed
+        await typed(pilot, "low", then=lambda: names(app) == ["low"])
+        await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
+        await press(pilot, "w", then=lambda: "wait▼" in screen(app))  # drawn anew, though no row has changed
 
     drive(app, play)
 
@@ -249,17 +255,16 @@ def test_what_is_typed_after_a_slash_filters(shared: Running) -> None:
 
     async def play(pilot: Pilot[int]) -> None:
         everybody = names(app)
-        await pilot.press("slash", *"L")
-        assert names(app) == ["planner", "half", "low"]
-        assert f"3 of {len(everybody)} agents" in head(app)
-        await pilot.press("o", "q")  # which doesn't quit here
-        assert names(app) == []
-        await pilot.press("backspace", "enter", "n")  # which sorts again
+        await typed(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
+        await until(lambda: f"3 of {len(everybody)} agents" in head(app), pilot)
+        await press(pilot, "o", then=lambda: names(app) == ["low"])
+        await press(pilot, "q", then=lambda: names(app) == [])  # which doesn't quit here
+        await press(pilot, "backspace", then=lambda: names(app) == ["low"])
+        await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
+        await press(pilot, "n", then=lambda: "agent ▲" in screen(app))  # which sorts again
         assert names(app) == ["low"]
-        await pilot.press("escape")
-        assert sorted(names(app)) == sorted(everybody)
-        await pilot.press("slash", *"[r")
-        assert names(app) == ["[red]x[/red]"]
+        await press(pilot, "escape", then=lambda: sorted(names(app)) == sorted(everybody))
+        await typed(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
 
     drive(app, play)
 
@@ -270,17 +275,21 @@ def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
     def chosen() -> str:
         return names(app)[app.query_one(DataTable).cursor_row]
 
+    def wide() -> int:
+        return app.query_one(DataTable).ordered_columns[1].width
+
     async def play(pilot: Pilot[int]) -> None:
-        await pilot.press("down", "down")
+        await press(pilot, "down", "down", then=lambda: chosen() == "writer")
+        await press(pilot, "n", then=lambda: names(app) == sorted(names(app)))
         assert chosen() == "writer"
-        await pilot.press("n")
-        assert chosen() == "writer"
+        before = wide()
         await pilot.resize_terminal(100, 30)
+        await until(lambda: wide() > before, pilot)
         assert chosen() == "writer"
-        await pilot.press("u", "home")
-        assert chosen() == names(app)[0] == "planner"
-        await pilot.press("u")
-        assert chosen() == names(app)[0] != "planner"  # on the first row it stays there
+        await press(pilot, "u", then=lambda: names(app)[0] == "planner")
+        await press(pilot, "home", then=lambda: chosen() == "planner")
+        await press(pilot, "u", then=lambda: names(app)[0] != "planner")
+        assert chosen() == names(app)[0]  # on the first row it stays there
 
     drive(app, play)
 
@@ -290,20 +299,19 @@ def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() ->
         app, gate = view(hub), hub.hub.gate
 
         async def play(pilot: Pilot[int]) -> None:
-            await pilot.press("e")
-            assert "Exempt planner, so that it always passes?" in screen(app)
-            await pilot.press("n")
-            await pilot.press("e", "escape")
-            assert not isinstance(app.screen, Confirm)
-            assert not gate.is_exempt("planner")
-            await pilot.press("e", "y")
-            await until(lambda: gate.is_exempt("planner"), pilot)
+            question = "Exempt planner, so that it always passes?"
+            for no in ("n", "escape"):
+                await press(pilot, "e", then=lambda: question in screen(app))
+                await press(pilot, no, then=lambda: not isinstance(app.screen, Confirm))
+                assert not gate.is_exempt("planner")
+            await press(pilot, "e", then=lambda: question in screen(app))
+            await press(pilot, "y", then=lambda: gate.is_exempt("planner"))
             await until(lambda: "planner is exempt" in said(app), pilot)
             await until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
-            await pilot.press("slash", *"planner", "enter", "e")
-            assert "Hold planner to its limits again?" in screen(app)
-            await pilot.press("y")
-            await until(lambda: not gate.is_exempt("planner"), pilot)
+            await typed(pilot, "planner", then=lambda: names(app) == ["planner"])
+            await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
+            await press(pilot, "e", then=lambda: "Hold planner to its limits again?" in screen(app))
+            await press(pilot, "y", then=lambda: not gate.is_exempt("planner"))
 
         drive(app, play)
 
@@ -313,12 +321,12 @@ def test_violations_are_forgotten_after_a_question() -> None:
         app, gate = view(hub), hub.hub.gate
 
         async def play(pilot: Pilot[int]) -> None:
-            await pilot.press("r")
-            assert "Forget the violations of planner?" in screen(app)
-            await pilot.press("n")
+            question = "Forget the violations of planner?"
+            await press(pilot, "r", then=lambda: question in screen(app))
+            await press(pilot, "n", then=lambda: not isinstance(app.screen, Confirm))
             assert gate.is_rate_limited("planner")
-            await pilot.press("r", "y")
-            await until(lambda: not gate.is_rate_limited("planner"), pilot)
+            await press(pilot, "r", then=lambda: question in screen(app))
+            await press(pilot, "y", then=lambda: not gate.is_rate_limited("planner"))
             await until(lambda: table(app)[0][5:8] == ["0", "0", ""], pilot)
 
         drive(app, play)
@@ -331,7 +339,9 @@ def test_without_agents_the_keys_do_nothing() -> None:
         async def play() -> None:
             async with app.run_test() as pilot:
                 await until(lambda: "0 of 0 agents" in head(app), pilot)
-                await pilot.press("e", "r", "down", "n", "slash", "a", "escape")
+                await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
+                await typed(pilot, "a", then=lambda: app.query_one(Input).value == "a")
+                await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
                 assert not isinstance(app.screen, Confirm)
 
         asyncio.run(play())
@@ -341,8 +351,8 @@ def test_a_viewer_is_told_that_only_the_admin_may(shared: Running) -> None:
     app = view(shared, VIEWER)
 
     async def play(pilot: Pilot[int]) -> None:
-        await pilot.press("r", "y")
-        await until(lambda: "this needs the token of the admin" in said(app), pilot)
+        await press(pilot, "r", then=lambda: isinstance(app.screen, Confirm))
+        await press(pilot, "y", then=lambda: "this needs the token of the admin" in said(app))
         assert shared.hub.gate.is_rate_limited("planner")
 
     drive(app, play)
@@ -362,8 +372,7 @@ def test_a_pause_holds_the_picture() -> None:
         app = Counting(Hub(f"http://{hub}", ADMIN, "", within=PATIENCE), 0.1)
 
         async def play(pilot: Pilot[int]) -> None:
-            await pilot.press("p")
-            assert "paused" in head(app)
+            await press(pilot, "p", then=lambda: "paused" in head(app))
             before = table(app)
             hub.run(hub.hub.check("newcomer", "http", "light"))
             with hub.http(ADMIN) as admin:
@@ -371,46 +380,42 @@ def test_a_pause_holds_the_picture() -> None:
             heard = app.heard
             await until(lambda: app.heard >= heard + 2, pilot)  # one that was asked for before, and one after
             assert table(app) == before
-            await pilot.press("p")
-            await until(lambda: "newcomer" in names(app), pilot)
+            await press(pilot, "p", then=lambda: "newcomer" in names(app))
             assert "live" in head(app)
 
         drive(app, play)
 
 
 def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) -> None:
-    port = free_port()
     with shared.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
     fewer = {**state, "agents": state["agents"][:2]}
-    app = view(f"127.0.0.1:{port}")
 
-    async def work() -> None:
+    async def work(port: int) -> None:
+        app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
             with impostor(state, port=port):
                 await until(lambda: len(names(app)) == len(state["agents"]), pilot)
-                await pilot.press("p")
+                await press(pilot, "p", then=lambda: "paused" in head(app))
             await until(lambda: "what is shown is old" in head(app), pilot)
             with impostor(fewer, port=port):
                 await until(lambda: "paused" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
-                await pilot.press("p")
-                await until(lambda: len(names(app)) == 2, pilot)
+                await press(pilot, "p", then=lambda: len(names(app)) == 2)
 
-    asyncio.run(work())
+    with nobody() as port:
+        asyncio.run(work(port))
 
 
 def test_the_help_names_every_key(shared: Running) -> None:
     app = view(shared)
 
     async def play(pilot: Pilot[int]) -> None:
-        await pilot.press("question_mark")
+        await press(pilot, "question_mark", then=lambda: "Any key closes this." in screen(app))
         assert isinstance(app.screen, Help)
         text = screen(app)
         assert all(re.search(rf"^ *[●○]?.*│ .*\b{key}\b", text, re.MULTILINE) for key in "nuvhwerpq")
-        assert "Any key closes this." in text
-        await pilot.press("x")
-        assert not isinstance(app.screen, Help)
+        await press(pilot, "x", then=lambda: not isinstance(app.screen, Help))
 
     drive(app, play)
 
@@ -421,6 +426,9 @@ def test_it_quits(shared: Running, key: str) -> None:
 
     async def play(pilot: Pilot[int]) -> None:
         await pilot.press(key)
+        async with asyncio.timeout(PATIENCE):
+            while app.return_value is None:  # noqa: ASYNC110 - a view that ends tells nobody
+                await asyncio.sleep(0.005)
 
     drive(app, play)
     assert (app.return_value, app.return_code) == (0, 0)
@@ -429,17 +437,21 @@ def test_it_quits(shared: Running, key: str) -> None:
 # A hub that is away ---------------------------------------------------------------------------------------------------
 
 
-def test_a_hub_that_is_away_is_waited_for(shared: Running) -> None:
-    port = free_port()
+def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("headgate.cli.top.time", SimpleNamespace(monotonic=lambda: now))
     with shared.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
-    app = view(f"127.0.0.1:{port}")
 
-    async def work() -> None:
+    async def work(port: int) -> None:
+        nonlocal now
+        app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
             await until(lambda: "away for 0 s; asking again each second" in head(app), pilot)
             assert "got: Connection refused; is it running?" in head(app)
             assert "what is shown is old" not in head(app)
+            now += 7
+            await until(lambda: "away for 7 s; asking again each second" in head(app), pilot)
             await pilot.press("e", "n")
             for _ in range(2):
                 with impostor(state, port=port):
@@ -448,142 +460,5 @@ def test_a_hub_that_is_away_is_waited_for(shared: Running) -> None:
                 await until(lambda: "what is shown is old" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
 
-    asyncio.run(work())
-
-
-# The program ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_hub_that_refuses_is_a_plain_error(shared: Running) -> None:
-    terminal = Terminal()
-    more = {"HEADGATE_HUB": f"http://{shared}", "HEADGATE_ADMIN_TOKEN": "wrong" * 5}
-    command, environment = [*MODULE, "top"], surroundings() | more
-    done = subprocess.run(
-        command, env=environment, stdin=terminal.slave, stdout=terminal.slave, stderr=subprocess.PIPE, text=True,
-        timeout=DEADLINE, check=False,
-    )  # fmt: skip
-    assert done.stderr == f"http://{shared}: it doesn't know the token in HEADGATE_ADMIN_TOKEN\n"
-    assert done.returncode == 1
-    terminal.close()
-
-
-@pytest.mark.parametrize("how", ["a pipe", "dumb"])
-def test_without_a_terminal_it_says_what_else_there_is(how: str) -> None:
-    terminal = Terminal()
-    out = subprocess.PIPE if how == "a pipe" else terminal.slave
-    done = subprocess.run(
-        [*MODULE, "top"], env=surroundings() | {"TERM": "dumb" if how == "dumb" else "xterm"}, stdin=terminal.slave,
-        stdout=out, stderr=subprocess.PIPE, text=True, timeout=DEADLINE, check=False,
-    )  # fmt: skip
-    text = "top: expected a terminal that it can draw on; headgate agents prints the same as lines\n"
-    assert (done.returncode, done.stderr) == (1, text)
-    terminal.close()
-
-
-# A real terminal ------------------------------------------------------------------------------------------------------
-
-
-class Tmux:
-    """A terminal of 100 columns and 30 rows in which a command runs."""
-
-    def __init__(self, command: str, environment: dict[str, str]) -> None:
-        assert shutil.which("tmux"), "expected tmux, which this test drives headgate top in: apt install tmux"
-        self._name = f"headgate-test-{uuid4().hex[:8]}"
-        self._environment = {name: value for name, value in environment.items() if name not in ("TMUX", "TMUX_PANE")}
-        self("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", command)
-
-    def __call__(self, *arguments: str) -> str:
-        done = subprocess.run(
-            ["tmux", "-L", self._name, *arguments], env=self._environment, capture_output=True, text=True, check=True,
-            timeout=DEADLINE,
-        )  # fmt: skip
-        return done.stdout
-
-    def press(self, *keys: str) -> None:
-        self("send-keys", *keys)
-
-    def screen(self, *how: str) -> str:
-        return self("capture-pane", "-p", *how)
-
-    def wait_for(self, text: str) -> str:
-        """Wait until some text, a regular expression, is on the screen; return the screen."""
-        found: list[str] = []
-
-        def look() -> bool:
-            found[:] = [self.screen()]
-            return bool(re.search(text, found[0], re.MULTILINE))
-
-        try:
-            wait_for(look, f"{text} on the screen", DEADLINE)
-        except TimeoutError as late:
-            raise AssertionError(f"{late}\n{found[0]}") from None
-        return found[0]
-
-    def close(self) -> None:
-        subprocess.run(["tmux", "-L", self._name, "kill-server"], capture_output=True, check=False)
-
-
-@pytest.mark.long
-def test_top_in_a_real_terminal(tmp_path: Path) -> None:
-    port, data = free_port(), tmp_path / "data"
-    config = tmp_path / "headgate.toml"
-    config.write_text('[limits]\nlight = "10/minute"\n')
-    options = ("--port", str(port), "--config", str(config))
-    command = f"{shlex.join([*MODULE, 'top', '--hub', f'http://127.0.0.1:{port}'])}; echo the exit code is $?; cat"
-    with ExitStack() as things:
-        hub = things.enter_context(program(data, *options))
-        with hub.http() as admin:
-            tokens = {
-                name: admin.post("/api/admin/agents", json={"agent_id": name}).json()["token"]
-                for name in ("planner", "[red]x[/red]", "漢字")
-            }
-            admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "monitor"})
-        environment = surroundings() | {"HEADGATE_ADMIN_TOKEN": ADMIN, "TERM": "xterm-256color"}
-        tmux = Tmux(command, environment)
-        things.callback(tmux.close)
-        first = tmux.wait_for(r"live  1 of 1 agents")
-        assert re.search(r"^○ monitor +no limit .* E$", first, re.MULTILINE)
-        for name, times in (("planner", 14), ("漢字", 6), ("[red]x[/red]", 1)):
-            socket = things.enter_context(connect(f"ws://{hub}/ws", proxy=None))
-            socket.send(f'{{"type": "identify", "agent_id": "{name}", "token": "{tokens[name]}"}}')
-            for _ in range(times):
-                socket.send('{"type": "ping"}')
-        shown = tmux.wait_for(r"4 violations in the last hour: planner 4$")
-        shown = tmux.wait_for(r"live  4 of 4 agents")
-        rows = [line.split()[1] for line in shown.splitlines() if line[:1] in ("●", "○")]
-        assert rows == ["planner", "漢字", "[red]x[/red]", "monitor"]
-        assert re.search(r"^● planner +██████████ 100% 0/10 +ws light +4 +4 +[\d.]+s", shown, re.MULTILINE)
-        assert re.search(r"^● \[red\]x\[/red\] ", shown, re.MULTILINE)
-        coloured = next(line for line in tmux.screen("-e").splitlines() if "planner" in line and "█" in line)
-        assert re.search(r"\x1b\[38;5;\d+m█{10} 100%\x1b\[", coloured), coloured
-        tmux.press("n")
-        tmux.wait_for(r"agent ▲")
-        tmux.press("/")
-        tmux.press("plan", "Enter")
-        tmux.wait_for(r"1 of 4 agents")
-        tmux.press("r")
-        tmux.wait_for(r"Forget the violations of planner\?")
-        tmux.press("y")
-        tmux.wait_for(r"^● planner .* 0 +0 *$")
-        tmux.press("e")
-        tmux.wait_for(r"Exempt planner, so that it always passes\?")
-        tmux.press("y")
-        tmux.wait_for(r"^● planner +no limit .* E *$")
-        with hub.http() as admin:
-            assert admin.get("/api/admin/rate-limits/whitelist").json() == {"agents": ["monitor", "planner"]}
-        tmux.press("Escape")
-        tmux.wait_for(r"4 of 4 agents")
-        tmux.press("?")
-        tmux.wait_for(r"Any key closes this\.")
-        tmux.press("x")
-        hub.stop()
-        away = tmux.wait_for(r"away for [1-9]\d* s; asking again each second")
-        assert "is it running? (--hub, HEADGATE_HUB)" in " ".join(away.split())
-        assert "planner" in away
-        with program(data, *options):
-            tmux.wait_for(r"live  2 of 2 agents")  # the exempt: nobody has come back yet
-            tmux("resize-window", "-x", "80", "-y", "24")
-            tmux.wait_for(r"^○ planner +no limit .* E *$")
-            tmux.press("q")
-            ended = tmux.wait_for(r"the exit code is 0")
-        assert "headgate top" not in ended  # the terminal is as it was before
+    with nobody() as port:
+        asyncio.run(work(port))

@@ -7,20 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from servers import PATIENCE
 
 from headgate import Decision, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, per_minute, per_second
 
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something that another thread is about to do."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         threading.Event().wait(0.001)
 
 
 async def auntil(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         await asyncio.sleep(0)
@@ -46,7 +47,7 @@ class Waiter(threading.Thread):
         self.decision = self.limiter.acquire("a", *self.args, **self.options)
 
     def result(self) -> Decision:
-        self.join(10)
+        self.join(PATIENCE)
         assert self.decision is not None
         return self.decision
 
@@ -213,7 +214,7 @@ def test_threads_and_tasks_stand_in_one_line() -> None:
         second = asyncio.create_task(limiter.aacquire("a"))
         await auntil(lambda: limiter.waiting("a") == 2)
         clock.advance(1)
-        await asyncio.to_thread(first.join, 10)
+        await asyncio.to_thread(first.join, PATIENCE)
         assert limiter.waiting("a") == 1
         clock.advance(1)
         return await second

@@ -37,7 +37,7 @@ def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium")
     assert program, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=program, args=OPTIONS, timeout=PATIENCE * 1000)
         yield browser
         browser.close()
 

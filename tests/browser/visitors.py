@@ -1,11 +1,32 @@
 """Those who look at a hub's dashboard in a real browser, and what they find there."""
 
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page, Request, Response
+from hubs import Running, Wire
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Locator,
+    Page,
+    Request,
+    Response,
+    expect,
+)
+from programs import Program
 from servers import PATIENCE
+
+GONE = r"ERR_CONNECTION_(REFUSED|RESET|CLOSED)|ERR_EMPTY_RESPONSE|closed before the connection is established"
+"""What a browser says of a hub that has ended, whatever the page does."""
+
+SLOW = "{ const now = performance.now.bind(performance); performance.now = () => now() / 10; }"
+"""A script: the page finds that little time has passed, so that it isn't tired of waiting for a hub that is slow."""
+STILL = "{ window.passed = 1000; performance.now = () => window.passed; }"
+"""A script: the page finds that no time has passed but what `pass_time` lets pass."""
 
 
 class Visitors:
@@ -16,39 +37,49 @@ class Visitors:
         self._contexts: list[BrowserContext] = []
         self.problems: list[str] = []
 
-    def come(self, hub: object, token: str = "", *, path: str = "/dashboard", **options: Any) -> Page:
-        """Open the dashboard of a hub, by a link if there is a token. The options are those of the browser's window."""
+    def come(
+        self, hub: Running | Program, token: str = "", *, path: str = "/dashboard", time: str = SLOW, **options: Any
+    ) -> Page:
+        """Open the dashboard of a hub, by a link if there is a token. The options are those of the browser's window.
+
+        `time` is a script that says how time passes for the page.
+        """
         context = self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         context.set_default_timeout(PATIENCE * 1000)
+        context.add_init_script(time)
         self._contexts.append(context)
         page = context.new_page()
-        self._watch(page, str(hub))
+        self._watch(page, hub)
         page.goto(f"http://{hub}{path}" + (f"#token={token}" if token else ""))
         return page
 
-    def _watch(self, page: Page, hub: str) -> None:
+    def _watch(self, page: Page, hub: Running | Program) -> None:
+        def problem(text: str) -> None:
+            if not (re.search(GONE, text) and is_over(hub)):  # the hub ends before those who look at it leave
+                self.problems.append(text)
+
         def at_home(url: str) -> None:
-            if urlsplit(url).netloc != hub:
-                self.problems.append(f"asked another host: {url}")
+            if urlsplit(url).netloc != str(hub):
+                problem(f"asked another host: {url}")
 
         def heard(said: ConsoleMessage) -> None:
             if said.type in ("error", "warning"):
-                self.problems.append(said.text)
+                problem(said.text)
 
         def answered(answer: Response) -> None:
             if answer.status >= 400:
-                self.problems.append(f"{answer.status} {answer.url}")
+                problem(f"{answer.status} {answer.url}")
 
         def failed(request: Request) -> None:
             if request.failure != "net::ERR_ABORTED":  # taken back by the browser, as when a page is left or reloaded
-                self.problems.append(f"failed: {request.url} {request.failure}")
+                problem(f"failed: {request.url} {request.failure}")
 
         def popped_up(one: Dialog) -> None:
-            self.problems.append(f"a script ran: {one.message}")
+            problem(f"a script ran: {one.message}")
             one.dismiss()
 
         page.on("console", heard)
-        page.on("pageerror", lambda error: self.problems.append(f"page error: {error}"))
+        page.on("pageerror", lambda error: problem(f"page error: {error}"))
         page.on("requestfailed", failed)
         page.on("response", answered)
         page.on("request", lambda one: at_home(one.url))
@@ -67,6 +98,18 @@ class Visitors:
             context.close()
 
 
+def is_over(hub: Running | Program) -> bool:
+    """Whether a hub has ended, or is about to."""
+    if isinstance(hub, Program):
+        return not Path(f"/proc/{hub.pid}").exists()
+    return hub.server is None or hub.server.should_exit
+
+
+def pass_time(page: Page, milliseconds: int) -> None:
+    """Let time pass for a page that came with `STILL`."""
+    page.evaluate("milliseconds => { window.passed += milliseconds; }", milliseconds)
+
+
 def card(page: Page, agent: str) -> Locator:
     """The card of an agent."""
     return page.locator("#agents > li").filter(has=page.get_by_role("heading", name=agent, exact=True))
@@ -75,3 +118,25 @@ def card(page: Page, agent: str) -> Locator:
 def names(page: Page) -> list[str]:
     """The agents whose cards are shown, in their order."""
     return page.locator("#agents .name").all_text_contents()
+
+
+def ping(wire: Wire, times: int) -> None:
+    """Send pings, and hear what comes of each."""
+    for number in range(times):
+        wire.say("ping", id=number)
+    answered = 0
+    while answered < times:
+        answered += wire.hear()["type"] in ("pong", "rate_limited")
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def dialog(page: Page, agent: str) -> Any:
+    """The dialog for an agent, opened by a click."""
+    page.get_by_role("button", name=f"Change the limits of {agent}", exact=True).click()
+    found = page.get_by_role("dialog")
+    expect(found.get_by_role("heading", level=2)).to_have_text(f"Limits of {agent}")
+    return found

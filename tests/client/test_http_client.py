@@ -5,180 +5,40 @@ import importlib
 import random
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from fractions import Fraction
-from typing import Any, TypeVar
+from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
 from asgi import serving
-from servers import PATIENCE, free_port, wait_for
+from client.obeying import (
+    AsyncSending,
+    Receive,
+    Script,
+    Send,
+    Server,
+    Simulated,
+    answer,
+    apatient,
+    auntil,
+    hello,
+    later,
+    obeying,
+    ours,
+    patient,
+    run,
+    served,
+    windowed,
+)
+from servers import wait_for
 
-from headgate import HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, parse
+from headgate import HeadgateError, InvalidInput, ManualClock, parse
 from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
-from headgate.edges.asgi import RateLimitMiddleware
 
 pytestmark = pytest.mark.once
-
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Headers = dict[str, str]
-T = TypeVar("T")
-
-
-class Simulated(ManualClock):
-    """Where somebody waits for a moment and nothing is under way, it is that moment at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.under_way = 0
-        self.lock = threading.Lock()
-
-    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
-        with self.lock:
-            if self.under_way:
-                return 0.001
-            self.advance(Fraction(max(when - self.now(), 0), 1_000_000))
-        return 0.0
-
-    def sends(self, change: int) -> None:
-        with self.lock:
-            self.under_way += change
-
-
-class Sending(httpx.HTTPTransport):
-    """Tells the clock what is under way."""
-
-    def __init__(self, clock: Simulated) -> None:
-        super().__init__(verify=False)  # certificates take a while to load, and none is looked at here
-        self._clock = clock
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self._clock.sends(1)
-        try:
-            return super().handle_request(request)
-        finally:
-            self._clock.sends(-1)
-
-
-class AsyncSending(httpx.AsyncHTTPTransport):
-    def __init__(self, clock: Simulated) -> None:
-        super().__init__(verify=False)  # certificates take a while to load, and none is looked at here
-        self._clock = clock
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self._clock.sends(1)
-        try:
-            return await super().handle_async_request(request)
-        finally:
-            self._clock.sends(-1)
-
-
-class Server:
-    """What an application has answered, and when. As text it is its URL."""
-
-    def __init__(self, app: Callable[..., Awaitable[None]], clock: ManualClock) -> None:
-        self._app, self._clock = app, clock
-        self.answered: list[int] = []
-        self.moments: list[float] = []
-        self.paths: list[str] = []
-        self.peers: set[int] = set()
-        self.url = ""
-
-    def __str__(self) -> str:
-        return self.url
-
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        async def sending(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                self.answered.append(message["status"])
-            await send(message)
-
-        self.moments.append(self._clock.now() / 1_000_000)
-        self.paths.append(scope["path"])
-        self.peers.add(scope["client"][1])
-        await self._app(scope, receive, sending)
-
-
-async def hello(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
-    await answer(send, 200)
-
-
-async def answer(send: Send, status: int, headers: Headers | None = None, body: bytes = b"hello") -> None:
-    told = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    told.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": told})
-    await send({"type": "http.response.body", "body": body})
-
-
-def ours(limit: str, clock: ManualClock) -> Callable[..., Awaitable[None]]:
-    limiter = Limiter(limit, store=MemoryStore(clock=clock))
-    return RateLimitMiddleware(hello, limiter=limiter)
-
-
-def windowed(quota: int, seconds: int, clock: ManualClock) -> Callable[..., Awaitable[None]]:
-    """A server that isn't ours, in the older headers: so many in each window, all of which come back at once."""
-    counted: dict[int, int] = {}
-
-    async def app(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
-        window, into = divmod(clock.now(), seconds * 1_000_000)
-        reset = str(-(-(seconds * 1_000_000 - into) // 1_000_000))
-        counted[window] = used = counted.get(window, 0) + 1
-        told = {"x-ratelimit-limit": str(quota), "x-ratelimit-remaining": str(max(quota - used, 0))}
-        told["x-ratelimit-reset"] = reset
-        await (answer(send, 429, {**told, "retry-after": reset}) if used > quota else answer(send, 200, told))
-
-    return app
-
-
-class Script:
-    """Answers what it is told to, one after the other, and with 200 from then on; keeps what it was sent."""
-
-    def __init__(self, *answers: tuple[int, Headers]) -> None:
-        self._answers = iter(answers)
-        self.bodies: list[bytes] = []
-
-    async def __call__(self, _scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        self.bodies.append(body)
-        status, headers = next(self._answers, (200, {}))
-        await answer(send, status, headers, body=f"answer {len(self.bodies)}".encode())
-
-
-@contextmanager
-def served(app: Callable[..., Awaitable[None]], clock: ManualClock) -> Iterator[Server]:
-    server = Server(app, clock)
-    with serving(server) as address:
-        server.url = f"http://{address}"
-        yield server
-
-
-@contextmanager
-def obeying(clock: Simulated, **options: Any) -> Iterator[httpx.Client]:
-    chosen = {"random": random.Random(7).random, **options}
-    with httpx.Client(transport=ObeyingTransport(Sending(clock), clock=clock, **chosen)) as client:
-        yield client
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop, and fail rather than wait for ever."""
-
-    async def bounded() -> T:
-        async with asyncio.timeout(PATIENCE):
-            return await work
-
-    return asyncio.run(bounded())
-
-
-def later(seconds: int) -> Headers:
-    return {"retry-after": str(seconds)}
-
 
 # 500 requests --------------------------------------------------------------------------------------------------------
 
@@ -216,7 +76,7 @@ def test_requests_of_50_tasks_at_once(
 
     async def main() -> None:
         transport = AsyncObeyingTransport(AsyncSending(clock), clock=clock, random=random.Random(7).random)
-        async with httpx.AsyncClient(transport=transport) as client:
+        async with apatient(transport) as client:
             await asyncio.gather(*(some(client) for _ in range(50)))
 
     with served(app_on(clock), clock) as server:
@@ -248,172 +108,6 @@ def test_a_hundred_clients_that_are_denied_at_the_same_moment_come_back_at_diffe
     assert max(map(in_each_tenth.count, in_each_tenth)) < 25
 
 
-# What is sent again --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("request_of", "first", "tries"),
-    [
-        ({"method": "GET"}, (429, later(3)), 2),
-        ({"method": "POST", "json": {"a": 1}}, (429, later(3)), 2),
-        ({"method": "POST", "content": b"text"}, (429, {}), 2),
-        ({"method": "POST", "content": iter([b"te", b"xt"])}, (429, later(3)), 1),
-        ({"method": "GET"}, (503, later(3)), 2),
-        ({"method": "PUT", "content": b"text"}, (503, later(3)), 2),
-        ({"method": "POST", "content": b"text"}, (503, later(3)), 1),
-        ({"method": "POST", "content": b"text", "headers": {"Idempotency-Key": "7"}}, (503, later(3)), 2),
-        ({"method": "GET"}, (503, {}), 1),
-        ({"method": "GET"}, (500, later(3)), 1),
-    ],
-)
-def test_what_does_nothing_twice_is_sent_again(request_of: Any, first: tuple[int, Headers], tries: int) -> None:
-    clock, script = Simulated(), Script(first)
-    with served(script, clock) as server, obeying(clock) as client:
-        response = client.request(url=str(server), **request_of)
-        assert server.answered == [first[0], 200][:tries]
-        assert response.status_code == server.answered[-1]
-        assert response.text == f"answer {tries}"
-        assert set(script.bodies) == {response.request.read() if tries == 2 else script.bodies[0]}
-        if tries == 2 and first[1]:
-            assert 3 <= server.moments[1] <= 3 * 1.03
-
-
-def test_after_a_connection_error_nothing_is_sent_again() -> None:
-    clock = Simulated()
-    with obeying(clock) as client, pytest.raises(httpx.ConnectError):
-        client.post(f"http://127.0.0.1:{free_port()}", json={})
-    assert clock.now() == 0
-
-
-def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_goes_on() -> None:
-    notices: list[WaitNotice] = []
-    lines: list[bytes] = []
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines.append(await reader.readline())
-        await reader.readuntil(b"\r\n\r\n")
-        if len(lines) == 1:
-            await auntil(lambda: bool(notices))  # somebody waits for the first answer
-        else:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
-
-    async def main() -> None:
-        transport = AsyncObeyingTransport(clock=ManualClock(), on_wait=notices.append)
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, httpx.AsyncClient(transport=transport) as client:
-            both = client.post(url, json={}), client.get(url)
-            broken, answered = await asyncio.gather(*both, return_exceptions=True)
-            assert isinstance(broken, httpx.RemoteProtocolError)
-            assert isinstance(answered, httpx.Response)
-            assert answered.status_code == 200
-        assert [line.split()[0] for line in lines] == [b"POST", b"GET"]
-
-    run(main())
-
-
-def test_after_so_many_tries_the_denial_is_returned_as_it_is() -> None:
-    clock = Simulated()
-    with served(Script(*[(429, later(1))] * 9), clock) as server, obeying(clock, retries=2) as client:
-        response = client.get(str(server))
-        assert (response.status_code, response.text) == (429, "answer 3")
-        assert len(server.peers) == 1, "one connection served all tries"
-    with served(Script(*[(429, later(1))] * 9), clock) as server, obeying(clock, retries=0) as client:
-        assert client.get(str(server)).text == "answer 1"
-
-
-def test_a_wait_that_is_too_long_is_not_waited_for() -> None:
-    clock = Simulated()
-    with served(Script((429, later(3600))), clock) as server, obeying(clock) as client:
-        assert client.get(str(server)).status_code == 429
-        text = r"has to be left alone for 36\d\d\.\d s, and a request waits at most 300 s; try again then, or give"
-        with pytest.raises(TooLong, match=text) as no:
-            client.get(str(server))
-        assert no.value.retry_after is not None
-        assert no.value.retry_after >= 3600
-        assert isinstance(no.value, HeadgateError)
-        assert (clock.now(), server.answered) == (0, [429])
-        clock.advance(3600 * 1.03)
-        assert client.get(str(server)).status_code == 200
-
-
-def test_all_waits_of_a_request_together_are_at_most_so_long() -> None:
-    clock = Simulated()
-    with served(Script(*[(429, later(40))] * 9), clock) as server, obeying(clock, most_wait=100) as client:
-        assert client.get(str(server)).text == "answer 3"
-    assert 80 <= server.moments[-1] <= 100
-
-
-def test_who_may_wait_no_longer_doesnt_join_the_line_again() -> None:
-    clock = ManualClock()
-    notices: list[WaitNotice] = []
-
-    async def main() -> None:
-        transport = AsyncObeyingTransport(clock=clock, jitter=0, most_wait=100, on_wait=notices.append)
-        async with httpx.AsyncClient(transport=transport) as client:
-            first = asyncio.create_task(client.get(str(server)))
-            await auntil(lambda: len(notices) == 1)
-            second = asyncio.create_task(client.get(str(server)))
-            await asyncio.sleep(0)
-            clock.advance(60)
-            assert (await first).text == "answer 2"
-            await auntil(lambda: len(notices) > 1 and notices[-1].seconds == 60)
-            clock.advance(60)
-            assert (await second).text == "answer 3"
-
-    with served(Script((429, later(60)), (429, later(60))), clock) as server:
-        run(main())
-
-
-def test_a_denial_that_is_given_back_after_all_still_has_its_body() -> None:
-    heard = asyncio.Event()
-
-    async def app(scope: dict[str, Any], _receive: Receive, send: Send) -> None:
-        if scope["path"] == "/long":
-            await heard.wait()
-            await answer(send, 429, later(1000), b"long")
-        elif scope["path"] == "/short":
-            await answer(send, 429, later(10), b"short")
-        else:
-            await answer(send, 200)
-
-    async def main() -> list[str]:
-        transport = AsyncObeyingTransport(clock=ManualClock(), on_wait=lambda _: server.call(heard.set))
-        async with httpx.AsyncClient(transport=transport) as client:
-            await client.get(f"http://{server}")
-            both = (client.get(f"http://{server}/{path}") for path in ("short", "long"))
-            return [response.text for response in await asyncio.gather(*both)]
-
-    with serving(app) as server:
-        assert run(main()) == ["short", "long"]
-
-
-BAD = ["-5", "nan", "inf", "1e999", "soon", "9" * 14, "9" * 40, "", "Wed, 99 Foo 2020", "Sun, 06 Nov 9994 08:49:37 GMT"]
-
-
-def test_bad_headers_hold_nobody_up_for_long() -> None:
-    async def app(scope: dict[str, Any], _receive: Receive, send: Send) -> None:
-        value = dict(scope["headers"])[b"value"].decode()
-        told = {
-            "retry-after": value,
-            "ratelimit-policy": f'"a";q={value};w={value}',
-            "ratelimit": f'"a";r=0;t={value}',
-            "x-ratelimit-remaining": "0",
-            "x-ratelimit-reset": value,
-        }
-        await answer(send, 200 if scope["path"] == "/pass" else 429, told)
-
-    with serving(app) as server:
-        for value in BAD:
-            clock = Simulated()
-            with obeying(clock, retries=1) as client:
-                for path in ("pass", "deny", "pass"):
-                    with suppress(TooLong):  # at once, where the wait would be longer
-                        client.get(f"http://{server}/{path}", headers={"value": value})
-            assert clock.now() <= 300 * 1_000_000, value
-
-
 # Who waits for whom --------------------------------------------------------------------------------------------------
 
 
@@ -423,7 +117,7 @@ def test_first_come_first_served_never_early_and_told_of_it() -> None:
 
     async def main() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, on_wait=notices.append)
-        async with httpx.AsyncClient(transport=transport) as client:
+        async with apatient(transport) as client:
             await client.get(f"{server}/first")
             tasks = []
             for number in range(5):
@@ -452,19 +146,13 @@ def test_first_come_first_served_never_early_and_told_of_it() -> None:
     assert notices == [WaitNotice(2.0, f"{server}", "nothing is left under 'default'")] * 4
 
 
-async def auntil(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
-
-
 def test_a_full_line_is_not_joined() -> None:
     clock = ManualClock()
     notices: list[WaitNotice] = []
 
     async def main() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, most_waiting=2, on_wait=notices.append)
-        async with httpx.AsyncClient(transport=transport) as client:
+        async with apatient(transport) as client:
             await client.get(str(server))
             waiting = [asyncio.create_task(client.get(str(server))) for _ in range(2)]
             await auntil(lambda: bool(notices))
@@ -485,7 +173,7 @@ def test_who_is_cancelled_between_two_tries_is_gone() -> None:
     notices: list[WaitNotice] = []
 
     async def main() -> None:
-        async with httpx.AsyncClient(transport=AsyncObeyingTransport(clock=clock, on_wait=notices.append)) as client:
+        async with apatient(AsyncObeyingTransport(clock=clock, on_wait=notices.append)) as client:
             task = asyncio.create_task(client.get(str(server)))
             await auntil(lambda: bool(notices))
             task.cancel()
@@ -519,7 +207,7 @@ def test_of_many_servers_those_are_forgotten_that_nobody_waits_for(monkeypatch: 
         apps = [hello, ours("1/minute", clock), hello, hello]
         servers = [stack.enter_context(served(app, clock)) for app in apps]
         transport = ObeyingTransport(clock=clock, most_wait=1)
-        client = stack.enter_context(httpx.Client(transport=transport))
+        client = stack.enter_context(patient(transport))
         for server in servers:
             assert client.get(str(server)).status_code == 200
             assert len(transport._course._paces) <= 2
@@ -543,7 +231,7 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
     async def main() -> None:
         waits: list[float] = []
         transport = AsyncObeyingTransport(clock=clock, jitter=0, on_wait=lambda notice: waits.append(notice.seconds))
-        async with httpx.AsyncClient(transport=transport) as client:
+        async with apatient(transport) as client:
             await client.get(f"http://{server}")
             slow = asyncio.create_task(client.get(f"http://{server}/slow"))
             await auntil(lambda: arrived.acquire(blocking=False))
@@ -580,7 +268,7 @@ def test_of_a_new_server_one_answer_is_awaited_before_more_is_sent() -> None:
         await answer(send, 200)
 
     async def main() -> None:
-        async with httpx.AsyncClient(transport=AsyncObeyingTransport(clock=ManualClock())) as client:
+        async with apatient(AsyncObeyingTransport(clock=ManualClock())) as client:
             tasks = [asyncio.create_task(client.get(f"http://{server}")) for _ in range(20)]
             await auntil(lambda: arrived.acquire(blocking=False))
             assert not arrived.acquire(blocking=False)
@@ -605,7 +293,7 @@ def test_a_body_is_streamed_as_it_comes() -> None:
 
     with (
         serving(app) as server,
-        httpx.Client(transport=ObeyingTransport()) as client,
+        patient(ObeyingTransport()) as client,
         client.stream("GET", f"http://{server}") as response,
     ):
         parts = response.iter_raw()

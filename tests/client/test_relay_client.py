@@ -1,34 +1,19 @@
-"""The client of the relay, against real hubs: on a clock that stands still, and as a program that is killed."""
+"""The client of the relay, against real hubs on a clock that stands still: the limit, and what waits."""
 
 import asyncio
-import os
-import re
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import trustme
-from clienting import Denials, comes_back_when_it_is_told, in_time, relay_client, run, stays, until
+from client.relays import take
+from clienting import Denials, in_time, relay_client, run, stays, until
 from hubs import running
-from programs import Program
-from servers import free_port
 
-from headgate import HeadgateError, InvalidInput, ManualClock
-from headgate.client import Denial, Message, QueueFull, Refused, RelayClient, Unsent
+from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.holding import Paced
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
-
-
-async def take(client: RelayClient, number: int) -> list[Message]:
-    return [await anext(client) for _ in range(number)]
 
 
 # The limit ------------------------------------------------------------------------------------------------------------
@@ -285,173 +270,6 @@ def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent() -> None:
         run(main())
 
 
-# What the hub refuses -------------------------------------------------------------------------------------------------
-
-
-def test_what_the_hub_refuses_is_raised_with_its_code() -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice") as alice, relay_client(hub, "bob") as bob:
-            with pytest.raises(Refused, match=r"^unreachable: no connection of this address is open$") as info:
-                await alice.send("carol", b"")
-            assert info.value.code == "unreachable"
-            with pytest.raises(Refused, match="too_large"):  # answered without an id, since nobody reads so far
-                await alice.send("bob", b"x" * 3000)
-            far_too_large = asyncio.create_task(alice.send("bob", b"x" * 10_000))
-            after = asyncio.create_task(alice.send("bob", b"after", content_type="text/plain", in_reply_to="b-1"))
-            with pytest.raises(Refused, match="too_large"):  # the hub hangs up
-                await far_too_large
-            hub.clock.advance(1)
-            await after
-            (message,) = await take(bob, 1)
-            assert message == Message(after.result(), "alice", b"after", "text/plain", "b-1")
-
-    with running(max_frame=2000) as hub:
-        run(main())
-
-
-def test_a_wrong_token_raises_and_is_not_tried_again() -> None:
-    async def main() -> None:
-        hub.register("alice")
-        with pytest.raises(Refused, match=r"unauthorized: 'alice' at ws://.*/relay: the token doesn't belong"):
-            async with relay_client(hub, "alice", "hg_wrong"):
-                pass
-
-    with running() as hub:
-        run(main())
-
-
-def test_a_token_that_is_revoked_raises_whatever_waits() -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice") as alice:
-            with pytest.raises(Refused, match="unreachable"):
-                await alice.send("bob", b"")
-            send = asyncio.create_task(alice.send("bob", b""))
-            message = asyncio.create_task(anext(alice))
-            await until(lambda: alice.held, "the denial")
-            hub.run(hub.hub.registry.revoke("alice"))
-            await until(lambda: not alice.connected, "the end")
-            hub.clock.advance(0.3)
-            for task in (send, message):
-                with pytest.raises(Refused, match="unauthorized"):
-                    await task
-            with pytest.raises(Refused, match="unauthorized"):
-                await alice.send("bob", b"")
-            assert await stays(lambda: not alice.connected)
-
-    with running(relay_rate_burst="1") as hub:
-        run(main())
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: RelayClient("hub.example", "a", "t"), "url: expected the address of a hub such as http://127.0.0.1"),
-        (lambda: RelayClient("ftp://hub", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient("http://hub:99999", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient("http://me:secret@hub", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient("http://hub/?a=1", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient(None, "a", "t"), "url: expected the address of a hub"),  # type: ignore[arg-type]
-        (lambda: RelayClient("http://hub", "", "t"), "agent: expected 1 to 128 printable characters"),
-        (lambda: RelayClient("http://hub", "a", ""), "token: expected the one that the agent got when it was regist"),
-        (lambda: RelayClient("http://hub", "a", "t" * 257), "token: expected the one"),
-        (lambda: RelayClient("http://hub", "a", None), "token: expected the one"),  # type: ignore[arg-type]
-        (lambda: RelayClient("http://hub", "a", "t", most=0), "most: expected a whole number from 1"),
-        (lambda: RelayClient("http://hub", "a", "t", in_flight=0), "in_flight: expected a whole number from 1"),
-        (lambda: RelayClient("http://hub", "a", "t", buffer=0), "buffer: expected a whole number from 1"),
-        (lambda: RelayClient("http://hub", "a", "t", largest=-1), "largest: expected a whole number from 1"),
-    ],
-)
-def test_what_a_client_is_made_of_is_checked(make: Callable[[], RelayClient], text: str) -> None:
-    with pytest.raises(HeadgateError, match=text) as info:
-        make()
-    assert "ttt" not in str(info.value)
-
-
-def test_what_is_sent_is_checked() -> None:
-    async def main() -> None:
-        client = RelayClient("https://hub.example/below/", "alice", "t")
-        assert client.url == "wss://hub.example/below/relay"
-        with pytest.raises(HeadgateError, match="expected a client that is open; use it by `async with`"):
-            await client.send("bob", b"")
-        wrong: list[tuple[dict[str, Any], str]] = [
-            ({"to": "bob", "body": "text"}, "body: expected bytes; encode text"),
-            ({"to": "", "body": b""}, "agent: expected 1 to 128 printable characters"),
-            ({"to": "bob", "body": b"", "content_type": b"text"}, "content_type: expected text"),
-            ({"to": "bob", "body": b"", "in_reply_to": 7}, "in_reply_to: expected text"),
-        ]
-        for given, text in wrong:
-            with pytest.raises(InvalidInput, match=text):
-                await client.send(**given)
-        with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 65"):
-            await client.send("bob", b"x" * 65_530)
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    ("missing", "text"),
-    [
-        ("websockets.asyncio.client", "expected the package websockets"),
-        ("google.protobuf", "expected the package prot"),
-    ],
-)
-def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from headgate.client import Denial, RelayClient"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert found.returncode == 1
-    assert text in found.stderr
-    assert "pip install 'headgate[client]'" in found.stderr
-
-
-def test_an_address_where_no_relay_is_raises() -> None:
-    async def main() -> None:
-        with pytest.raises(Refused, match=r"status_404: .*expected a hub's socket there; is that its address\?"):
-            async with RelayClient(f"http://{hub}/elsewhere", "alice", "token"):
-                pass
-
-    with running() as hub:
-        run(main())
-
-
-def test_a_hub_that_says_to_go_elsewhere_is_not_followed() -> None:
-    async def main() -> None:
-        token = hub.register("alice")
-        here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}/relay\r\nContent-Length: 0\r\n\r\n"
-
-        async def send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(here.encode())
-            writer.close()
-
-        async with await asyncio.start_server(send_away, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(Refused, match="status_302"):
-                async with RelayClient(f"http://127.0.0.1:{port}", "alice", token):
-                    pass
-
-    with running() as hub:
-        run(main())
-
-
-def test_tls_is_spoken_with_those_who_can_be_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
-    authority.cert_pem.write_to_path(str(trusted))
-
-    async def main() -> None:
-        client = RelayClient(f"https://{hub}", "alice", token)
-        async with client:
-            assert client.connected
-
-    with running(tls_certificate=certificate) as hub:
-        token = hub.register("alice")
-        with pytest.raises(Refused, match=r"certificate: wss://.*/relay: it isn't trusted: "):
-            run(main())
-        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-        run(main())
-
-
 # What comes in --------------------------------------------------------------------------------------------------------
 
 
@@ -494,166 +312,25 @@ def test_one_that_never_takes_messages_can_still_send(caplog: pytest.LogCaptureF
 
 def test_one_that_answers_each_message_is_not_stuck_when_many_come() -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=1) as bob:
+        async with relay_client(hub, "alice", in_flight=20) as alice, relay_client(hub, "bob", buffer=1) as bob:
 
             async def answer() -> None:
                 async for message in bob:
                     await bob.send("alice", message.body, in_reply_to=message.id)
 
-            answering = asyncio.create_task(answer())
-            ids = [await alice.send("bob", b"%d" % number) for number in range(100)]
-            answers = {(await anext(alice)).in_reply_to for _ in range(100 - bob.dropped)}
-            assert answers <= set(ids)
-            assert answers
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+            async def hear() -> None:
+                async for message in alice:
+                    answers.append(message.in_reply_to)  # noqa: PERF401 - each as soon as it comes
+
+            answers: list[str] = []
+            tasks = [asyncio.create_task(answer()), asyncio.create_task(hear())]
+            ids = await asyncio.gather(*[alice.send("bob", b"%d" % number) for number in range(100)])
+            await until(lambda: len(answers) + bob.dropped == 100, "an answer to each that was not dropped")
+            assert len(set(answers)) == len(answers) > 0
+            assert set(answers) <= set(ids)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     with running(relay_rate_limit="off") as hub:
         run(main())
-
-
-# Connections that drop ------------------------------------------------------------------------------------------------
-
-
-async def again(client: RelayClient, clock: ManualClock) -> None:
-    """Let time pass until a client has connected again."""
-
-    def moved() -> bool:
-        clock.advance(0.05)
-        return client.connected
-
-    await until(moved, "the connection")
-
-
-def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_the_next(tmp_path: Path) -> None:
-    def start() -> Program:
-        hubs.append(Program(tmp_path, "--port", str(port), "--relay-rate-limit", "off"))
-        return hubs[-1]
-
-    async def main() -> None:
-        hub = start()
-        with hub.http() as http:
-            tokens = [http.post("/api/admin/agents", json={"agent_id": name}).json()["token"] for name in names]
-        ours, theirs = ManualClock(), ManualClock()
-        alice = RelayClient(f"http://{hub}", "alice", tokens[0], clock=ours, random=Random(1), in_flight=4)
-        bob = RelayClient(f"ws://{hub}/", "bob", tokens[1], clock=theirs, random=Random(2))
-        async with alice, bob:
-            for number in range(10):
-                await alice.send("bob", b"%d" % number)
-            found = await take(bob, 10)
-            os.kill(hub.pid, signal.SIGSTOP)
-            sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(10, 30)]
-            assert await stays(lambda: not any(send.done() for send in sends))  # handed over, and not answered
-            assert len(alice._outbox.under_way) == 4
-            sends.pop(1).cancel()  # which is not sent again then
-            await asyncio.to_thread(hub.kill)
-            await until(lambda: not alice.connected and not bob.connected, "that they notice")
-            sends += [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(30, 40)]
-            await again_refused(alice, ours)
-            await asyncio.to_thread(start)
-            await again(bob, theirs)
-            await again(alice, ours)
-            found += await take(bob, 29)
-            await asyncio.gather(*sends)
-            assert [one.body for one in found] == [b"%d" % number for number in range(40) if number != 11]
-            assert len({one.id for one in found}) == 39
-
-    async def again_refused(client: RelayClient, clock: ManualClock) -> None:
-        for _ in range(20):
-            clock.advance(5)
-            assert await stays(lambda: not client.connected, turns=5)
-
-    names = ("alice", "bob")
-    port = free_port()
-    hubs: list[Program] = []
-    try:
-        run(main())
-    finally:
-        for hub in hubs:
-            hub.kill()
-
-
-def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice") as alice:
-            await comes_back_when_it_is_told(hub, alice, caplog)
-
-    with running() as hub:
-        run(main())
-
-
-def test_a_connection_that_is_refused_for_now_is_tried_again_after_the_wait(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        token = hub.register("alice")
-        async with relay_client(hub, "alice", token) as alice:
-            (socket,) = hub.hub.presence.sockets
-            for _ in range(100):
-                if not hub.run(hub.hub.gate.acheck_address("127.0.0.1")):
-                    break
-            hub.run(socket.close(1001, ""))
-            await until(lambda: not alice.connected, "the end")
-            hub.clock.advance(0.2)
-            await until(lambda: "HTTP status 429" in caplog.text, "the refusal")
-            found = re.search(r"HTTP status 429'; trying again in ([\d.]+) s", caplog.text)
-            assert found is not None
-            assert 2.0 <= float(found[1]) <= 2.2
-            hub.clock.advance(2.2)
-            await until(lambda: alice.connected, "the connection")
-
-    with running() as hub:
-        run(main())
-
-
-def test_a_hub_that_is_away_at_first_is_waited_for_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
-    def pauses() -> list[float]:
-        return [float(text) for text in re.findall(r"trying again in ([\d.]+) s", caplog.text)]
-
-    async def main() -> None:
-        clock = ManualClock()
-        url = f"http://127.0.0.1:{free_port()}"
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01), RelayClient(url, "alice", "token", clock=clock):
-                pass
-        client = RelayClient(url, "alice", "token", clock=clock)
-        entering = asyncio.create_task(client.__aenter__())
-        caplog.clear()
-        for number in range(1, 12):
-            await until(lambda number=number: len(pauses()) == number, "the next attempt")  # type: ignore[misc]
-            clock.advance(30)
-        found = pauses()
-        assert 0.1 <= found[0] <= 0.2
-        assert found[1:5] == sorted(found[1:5])
-        assert 15 <= found[-1] <= 30
-        entering.cancel()
-        await asyncio.gather(entering, return_exceptions=True)
-
-    run(main())
-
-
-def test_a_connection_that_was_good_for_something_is_made_again_soon() -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice") as alice:
-            for _ in range(8):
-                with pytest.raises(Refused, match="unreachable"):
-                    await alice.send("nobody", b"")
-                (socket,) = hub.hub.presence.sockets
-                hub.run(socket.close(1001, ""))
-                await until(lambda: not alice.connected, "the end")
-                hub.clock.advance(0.2)
-                await until(lambda: alice.connected, "the connection")
-
-    with running() as hub:
-        run(main())
-
-
-def test_connections_are_tried_less_and_less_often() -> None:
-    client = RelayClient("http://hub.example", "alice", "token", random=Random(1))
-    pauses = [client._pause(failures) / SECOND for failures in range(1, 1000)]
-    assert 0.1 <= pauses[0] <= 0.2
-    assert all(15 <= pause <= 30 for pause in pauses[10:])
-    assert len(set(pauses[10:])) > 900
-    client._return_after = 2 * SECOND
-    told = [client._pause(1) for _ in range(1000)]
-    assert min(told) >= 2 * SECOND
-    assert max(told) <= 2.2 * SECOND
-    assert len(set(told)) > 900

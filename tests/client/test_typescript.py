@@ -30,7 +30,7 @@ from headgate._version import VERSION
 from headgate.proto import envelope_pb2 as wire
 
 CLIENT = Path(__file__).parents[2] / "clients/typescript"
-LONGEST = 180.0
+LONGEST = 900.0
 """Seconds."""
 LEAST = 46
 """So many tests there are at least: fewer would mean that some were not found."""
@@ -244,14 +244,17 @@ async ([url, token]) => {
     const { RelayClient } = await import("@headgate/relay");
     const denials = [], bodies = [];
     const onRateLimited = (denial) => denials.push(denial);
-    const client = new RelayClient(url, { address: "self", token, onRateLimited });
-    await Promise.all(Array.from({ length: 15 }, (_, number) => client.send("self", String(number))));
+    const client = new RelayClient(url, { address: "self", token, onRateLimited, inbox: 500 });
+    let sent = 0;
+    while (sent < 15 || (denials.length === 0 && sent < 400)) { // a slow machine keeps to the limit by itself
+        await Promise.all(Array.from({ length: 15 }, () => client.send("self", String(sent++))));
+    }
     for await (const { body } of client) {
-        if (bodies.push(new TextDecoder().decode(body)) === 15) break;
+        if (bodies.push(new TextDecoder().decode(body)) === sent) break;
     }
     const unsent = await client.close();
     const stranger = new RelayClient(url, { address: "self", token: "wrong" });
-    return { bodies, denials, unsent, refusal: await stranger.ready.catch((error) => error.code) };
+    return { sent, bodies, denials, unsent, refusal: await stranger.ready.catch((error) => error.code) };
 }
 """
 
@@ -261,18 +264,20 @@ async ([url, token]) => {
 def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     assert chromium, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
-    environment = {"HEADGATE_RELAY_RATE_LIMIT": "20", "HEADGATE_RELAY_RATE_BURST": "10"}
+    environment = {"HEADGATE_RELAY_RATE_LIMIT": "20", "HEADGATE_RELAY_RATE_BURST": "1"}
     with program(tmp_path, environment=environment) as hub, serving(Page) as site, sync_playwright() as playwright:
         with hub.http("") as agent:
             token = agent.post("/api/onboard/register", json={"agent_id": "self"}).json()["token"]
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], timeout=PATIENCE * 1000
+        )
         page = browser.new_page()
-        page.goto(site)
+        page.goto(site, timeout=PATIENCE * 1000)
         found = page.evaluate(IN_A_BROWSER, [f"ws://{hub}/relay", token])
         browser.close()
-    assert found["bodies"] == [str(number) for number in range(15)]
+    assert found["bodies"] == [str(number) for number in range(found["sent"])]
     assert found["denials"]
-    assert all(1 <= one["waitMs"] <= 50 and "20/second burst 10" in one["reason"] for one in found["denials"])
+    assert all(1 <= one["waitMs"] <= 50 and "20/second burst 1;" in one["reason"] for one in found["denials"])
     assert (found["unsent"], found["refusal"]) == ([], "unauthorized")
 
 

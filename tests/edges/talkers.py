@@ -1,7 +1,16 @@
-"""Applications that talk over WebSockets, for tests, and what the middleware says in between."""
+"""Applications that talk over WebSockets, for tests, their clients, and what the middleware says in between."""
 
 import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
+from asgi import Serving
+from servers import PATIENCE
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from headgate.edges.asgi import Message, Receive, Scope, Send
 
@@ -59,3 +68,44 @@ def denied(tier: str, wait: int) -> dict[str, object]:
 
 def warned(tier: str, remaining: int, capacity: int) -> dict[str, object]:
     return {"type": "rate_limit_warning", "tier": tier, "remaining": remaining, "capacity": capacity}
+
+
+def named(request: Any) -> str | None:
+    """Who connects, by a header."""
+    name: str | None = request.headers.get("x-name")
+    return name
+
+
+@contextmanager
+def opened(server: Serving, name: str = "", path: str = "/") -> Iterator[ClientConnection]:
+    headers = {"X-Name": name} if name else None
+    with connect(
+        f"ws://{server}{path}", additional_headers=headers, compression=None, open_timeout=PATIENCE, ping_interval=None
+    ) as client:
+        yield client
+
+
+def asked(client: ClientConnection, message: str | bytes) -> Any:
+    """What comes back for a message: itself, or a frame of the middleware."""
+    client.send(message)
+    return heard(client)
+
+
+def heard(client: ClientConnection) -> Any:
+    got = client.recv(timeout=PATIENCE)
+    return json.loads(got) if isinstance(got, str) and got.startswith("{") else got
+
+
+def closed(client: ClientConnection) -> tuple[int, str]:
+    """How the server has closed the connection."""
+    with pytest.raises(ConnectionClosed) as error:
+        client.recv(timeout=PATIENCE)
+    assert error.value.rcvd is not None
+    return error.value.rcvd.code, error.value.rcvd.reason
+
+
+def refused(server: Serving, name: str = "", path: str = "/") -> Any:
+    """The response to a connect that is refused."""
+    with pytest.raises(InvalidStatus) as error, opened(server, name, path):
+        pass
+    return error.value.response

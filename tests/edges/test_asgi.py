@@ -1,81 +1,33 @@
-"""HTTP behind the ASGI middleware, with real servers and clients."""
+"""HTTP behind the ASGI middleware, with real servers and clients: who is counted for how much, and what is told."""
 
 import asyncio
-import re
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
-from uuid import uuid4
 
 import django.http
 import django.urls
 import httpx
 import litestar
 import pytest
-from asgi import Serving, serving
+from addresses import nobody
+from asgi import serving
 from django.conf import settings
 from django.core.asgi import get_asgi_application
+from edges.greeting import client_of, counted, either, header, hello, left, served
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, StreamingResponse
-from servers import PATIENCE, Server, wait_for
+from fastapi.responses import JSONResponse
+from servers import PATIENCE, wait_for
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from headgate import Decision, Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, Policy, RedisStore, wire
-from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
+from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.guard import Guard
 
 pytestmark = pytest.mark.once
-
-
-async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the status that the path names, /404, or 200."""
-    assert scope["type"] == "http"
-    number = scope["path"].removeprefix("/")
-    headers = [(b"content-length", b"5"), *((name, value) for name, value in scope["headers"] if name == b"x-cost")]
-    await send({"type": "http.response.start", "status": int(number) if number.isdigit() else 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"hello"})
-
-
-def counted(limit: Any, clock: ManualClock | None = None, **options: Any) -> Limiter:
-    return Limiter(limit, store=MemoryStore(clock=clock or ManualClock()), **options)
-
-
-@contextmanager
-def client_of(server: Serving, **options: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE, **options) as client:
-        yield client
-
-
-@contextmanager
-def served(app: App) -> Iterator[httpx.Client]:
-    with serving(app) as server, client_of(server) as client:
-        yield client
-
-
-def left(limiter: Limiter, key: str = "127.0.0.1") -> int:
-    return limiter.peek(key).remaining
-
-
-def either(asynchronous: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as it is, or as an async one."""
-    if not asynchronous:
-        return function
-
-    async def later(*arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        return function(*arguments)
-
-    return later
-
-
-def header(name: str) -> Callable[[Any], Any]:
-    return lambda request: request.headers.get(name)
 
 
 # Who, how much, which ------------------------------------------------------------------------------------------------
@@ -113,9 +65,11 @@ def test_b3_an_address_of_ipv6_is_counted_by_its_64() -> None:
     except OSError:
         pytest.skip("no IPv6 here; test_proxies.py does it without a server")
     limiter = counted("1/minute")
-    with serving(RateLimitMiddleware(hello, limiter), host="::1") as server:
-        url = f"http://[::1]:{server.port}/"
-        assert [httpx.get(url).status_code, httpx.get(url).status_code] == [200, 429]
+    with (
+        serving(RateLimitMiddleware(hello, limiter), host="::1") as server,
+        httpx.Client(base_url=f"http://[::1]:{server.port}", timeout=PATIENCE) as client,
+    ):
+        assert [client.get("/").status_code, client.get("/").status_code] == [200, 429]
     assert left(limiter, "::/64") == 0
 
 
@@ -221,264 +175,6 @@ def test_routes_of_a_gate_are_tiers() -> None:
     assert [gate.peek("a", "http", tier).remaining for tier in ("heavy", "light", "normal")] == [8, 119, 59]
 
 
-# What came of it -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_a_request_costs_can_be_known_after_its_response(asynchronous: bool) -> None:
-    clock = ManualClock()
-    limiter = counted("100/minute", clock)
-    seen = []
-
-    def settle(request: Any, response: Any) -> int:
-        seen.append((request.path, response.status))
-        return int(response.headers.get("x-cost", 0))
-
-    app = RateLimitMiddleware(hello, limiter, cost=10, settle=either(asynchronous, settle))
-    with served(app) as client:
-
-        def spend(cost: int, leaves: int, path: str = "/") -> int:
-            status = client.get(path, headers={"X-Cost": str(cost)}).status_code
-            wait_for(lambda: left(limiter) == leaves, "the request to be settled")  # after its response was sent
-            return status
-
-        assert spend(30, 70) == 200
-        assert spend(4, 66, "/404") == 404
-        assert spend(0, 66) == 200
-        assert spend(126, 0) == 200
-        clock.advance(36)  # the debt of 60 is paid
-        assert spend(1, 0) == 429
-        clock.advance(6)
-        assert spend(10, 0) == 200
-        wait_for(lambda: len(seen) == 5, "the last one to be settled")
-    assert seen == [("/", 200), ("/404", 404), ("/", 200), ("/", 200), ("/", 200)]
-
-
-@pytest.mark.parametrize(
-    ("counts", "expected"), [("all", 5), ("failures", 7), ("successes", 8), (lambda status: status == 404, 9)]
-)
-def test_only_some_responses_may_count(counts: Any, expected: int) -> None:
-    limiter = counted("10/minute")
-    statuses = [200, 399, 400, 404, 500]
-    with served(RateLimitMiddleware(hello, limiter, counts=counts)) as client:
-        assert [client.get(f"/{status}").status_code for status in statuses] == statuses
-        wait_for(lambda: left(limiter) == expected, "what is left")
-
-
-def test_where_only_failures_count_no_more_are_under_way_than_would_pass() -> None:
-    """However many come at once: each may turn out to fail."""
-    limiter = counted("5/minute")
-    entered, go_on = [], threading.Event()
-
-    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        entered.append(scope["path"])
-        while not go_on.is_set():  # noqa: ASYNC110 - set by another thread
-            await asyncio.sleep(0.001)
-        await hello(scope, receive, send)
-
-    async def many(url: str) -> list[int]:
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=httpx.Limits(max_connections=40)) as client:
-            tasks = [asyncio.ensure_future(client.get("/200" if n % 2 else "/401")) for n in range(40)]
-            async with asyncio.timeout(20):
-                while sum(task.done() for task in tasks) < 35:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-            go_on.set()
-            return [(await task).status_code for task in tasks]
-
-    with serving(RateLimitMiddleware(slow, limiter, counts="failures")) as server:
-        statuses = asyncio.run(many(f"http://{server}"))
-    assert statuses.count(429) == 35
-    assert len(entered) == 5
-    assert left(limiter) == 5 - statuses.count(401)
-
-
-def crashing(when: str) -> App:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if when != "before":
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
-            await send({"type": "http.response.body", "body": b"hello", "more_body": True})
-        raise ZeroDivisionError
-
-    return app
-
-
-@pytest.mark.parametrize("more", [{}, {"key": lambda request: None}, {"counts": "successes"}])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_request_whose_handler_fails_is_given_back_and_the_failure_goes_on(
-    when: str, more: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    limiter = counted("3/minute", name="" if "key" not in more else "names")
-    of_address = Limiter(limiter.limit, store=limiter.store, name="names by address") if "key" in more else limiter
-    with served(RateLimitMiddleware(crashing(when), limiter, cost=2, **more)) as client:
-        for _ in range(3):
-            if when == "before":
-                assert client.get("/").status_code == 500
-            else:
-                with pytest.raises(httpx.RemoteProtocolError):
-                    client.get("/")
-        wait_for(lambda: caplog.text.count("\nZeroDivisionError") == 3, "the server's log")
-    assert left(of_address) == 3
-
-
-def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    limiter = counted("5/minute")
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await hello(scope, receive, send)
-        raise ZeroDivisionError
-
-    with served(RateLimitMiddleware(app, limiter, settle=lambda request, response: 2)) as client:
-        assert client.get("/").status_code == 200
-        wait_for(lambda: "ZeroDivisionError" in caplog.text, "the server's log")
-    assert left(limiter) == 3
-
-
-@pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}, {"settle": lambda request, response: 0}])
-@pytest.mark.parametrize("what", ["body", "wait"])
-def test_a_request_whose_client_goes_away_is_not_given_back(
-    what: str, more: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Else who goes away in time would never be denied."""
-    limiter = counted("3/minute")
-    entered, ended = threading.Event(), threading.Event()
-
-    async def endpoint(request: Request) -> Response:
-        entered.set()
-        try:
-            if what == "body":
-                await request.body()
-            elif (await request.receive())["type"] != "http.disconnect":
-                assert (await request.receive())["type"] == "http.disconnect"
-            raise ClientDisconnect
-        finally:
-            ended.set()
-
-    app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
-    app.add_middleware(RateLimitMiddleware, limiter=limiter, **more)
-    with serving(app) as server:
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
-            length = 10 if what == "body" else 0
-            client.sendall(
-                f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode() + b"12345"[:length]
-            )
-            assert entered.wait(20)
-        assert ended.wait(20)
-        wait_for(lambda: "ClientDisconnect" in caplog.text, "the server's log")
-    assert left(limiter, "a" if "key" in more else "127.0.0.1") == 2
-
-
-# Bodies and connections ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}, {"settle": lambda request, response: 3}])
-def test_responses_are_streamed_and_background_tasks_run(more: Any) -> None:
-    limiter = counted("10/minute")
-    heard, done = threading.Event(), threading.Event()
-
-    async def endpoint(request: Request) -> Response:
-        async def chunks() -> AsyncIterator[bytes]:
-            yield b"first"
-            while not heard.is_set():  # noqa: ASYNC110 - set by the client's thread, when it has the first
-                await asyncio.sleep(0.001)
-            yield b"last"
-
-        return StreamingResponse(chunks(), background=BackgroundTask(done.set))
-
-    app = Starlette(routes=[Route("/", endpoint)])
-    app.add_middleware(RateLimitMiddleware, limiter=limiter, **more)
-    with served(app) as client:
-        with client.stream("GET", "/") as response:
-            assert response.headers["RateLimit"].startswith('"default";r=9')
-            parts = response.iter_raw()
-            assert next(parts) == b"first"
-            heard.set()
-            assert b"".join(parts) == b"last"
-        assert done.wait(20)
-    assert left(limiter, "a" if "key" in more else "127.0.0.1") == (7 if "settle" in more else 9)
-
-
-def test_request_bodies_are_streamed() -> None:
-    heard = threading.Semaphore(0)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        size, more = 0, True
-        while more:
-            message = await receive()
-            size, more = size + len(message["body"]), message["more_body"]
-            heard.release()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": str(size).encode()})
-
-    def chunks() -> Iterator[bytes]:
-        for number in range(3):
-            yield b"x" * 1000
-            assert heard.acquire(timeout=PATIENCE), f"part {number} wasn't heard before the next was sent"
-
-    with served(RateLimitMiddleware(app, "10/minute")) as client:
-        assert client.post("/", content=chunks()).text == "3000"
-
-
-def test_denials_leave_a_connection_as_it_was() -> None:
-    ports = set()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        ports.add(scope["client"][1])
-        await hello(scope, receive, send)
-
-    clock = ManualClock()
-    with served(RateLimitMiddleware(app, counted("2/minute", clock))) as client:
-        for _ in range(3):
-            assert [client.get("/").status_code for _ in range(4)] == [200, 200, 429, 429]
-            assert client.post("/", content=b"unread" * 20_000).status_code == 429
-            assert client.post("/", content=iter([b"unread"] * 1000)).status_code == 429
-            assert client.head("/").status_code == 429
-            clock.advance(60)
-    assert len(ports) == 1
-
-
-def test_requests_sent_in_one_go_are_answered_in_order() -> None:
-    with (
-        serving(RateLimitMiddleware(hello, counted("2/minute"))) as server,
-        socket.create_connection(("127.0.0.1", server.port)) as client,
-    ):
-        client.sendall(
-            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 3 + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-        )
-        answer = b"".join(iter(lambda: client.recv(65536), b""))
-    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"429", b"429"]
-
-
-def test_200_clients_at_once_are_counted_exactly() -> None:
-    limiter = counted("100/minute")
-    with serving(RateLimitMiddleware(hello, limiter), backlog=300) as server:
-        statuses = asyncio.run(all_at_once(f"http://{server}", 200))
-    assert (statuses.count(200), statuses.count(429)) == (100, 100)
-
-
-@pytest.mark.parametrize("by", ["limiter", "gate"])
-def test_200_clients_of_two_nodes_at_once_are_counted_exactly(by: str, redis_server: Server) -> None:
-    with RedisStore(redis_server.url, prefix=f"{uuid4().hex}:", clock=ManualClock(), timeout=PATIENCE) as store:
-        gate = Gate(Policy(addresses={"limit": "100/minute"}), store=store)
-        chosen: dict[str, Any] = {"gate": gate} if by == "gate" else {"limiter": Limiter("100/minute", store=store)}
-        with (
-            serving(RateLimitMiddleware(hello, **chosen), backlog=300) as one,
-            serving(RateLimitMiddleware(hello, **chosen), backlog=300) as two,
-        ):
-            statuses = asyncio.run(all_at_once(f"http://{one}", 100, f"http://{two}"))
-            one.run(store.aclose())
-            two.run(store.aclose())
-        gate.close()
-    assert (statuses.count(200), statuses.count(429)) == (100, 100)
-
-
-async def all_at_once(url: str, count: int, *more: str) -> list[int]:
-    """What as many clients are answered by each server, each over a connection of its own."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
-        answers = await asyncio.gather(*(client.get(to) for to in (url, *more) for _ in range(count)))
-    return [answer.status_code for answer in answers]
-
-
 # What is told --------------------------------------------------------------------------------------------------------
 
 DRAFT = {"ratelimit-policy": '"default";q=2;w=60', "ratelimit": '"default";r=1;t=30'}
@@ -534,10 +230,9 @@ def test_a_denial_can_have_another_body() -> None:
 
 
 def test_where_nothing_can_be_counted_it_is_not_the_callers_fault() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"redis://127.0.0.1:{taken.getsockname()[1]}"
     with (
-        RedisStore(url, on_failure="closed", timeout=1) as store,
+        nobody() as port,
+        RedisStore(f"redis://127.0.0.1:{port}", on_failure="closed", timeout=1) as store,
         serving(RateLimitMiddleware(hello, Limiter("5/minute", store=store))) as server,
         client_of(server) as client,
     ):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from edges.talkers import Echo, Sender, denied
 from elsewhere import Elsewhere
+from servers import PATIENCE
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
@@ -53,7 +54,7 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110 - whatever it is, there is no event for it
             await asyncio.sleep(0)
 

@@ -67,7 +67,7 @@ def test_a_function_stays_what_it_was_and_shows_its_limiter() -> None:
         """Send it."""
         return text
 
-    limited = rate_limited("5/minute")(send)
+    limited = rate_limited("5/day")(send)
     assert (limited.__name__, limited.__doc__) == ("send", "Send it.")  # type: ignore[attr-defined]
     assert inspect.signature(limited) == inspect.signature(send)
     limited("bob", text="x", loud=True)
@@ -94,7 +94,7 @@ def test_the_same_limit_counts_each_function_for_itself_and_the_same_limiter_joi
     def send(agent: str) -> str:
         return agent
 
-    several = rate_limited("1/minute", key="agent")
+    several = rate_limited("1/day", key="agent")
     apart, too = several(send), several(send)
     apart("bob")
     too("bob")
@@ -110,16 +110,16 @@ class Account:
     def __init__(self, owner: str) -> None:
         self.owner = owner
 
-    @rate_limited("2/minute", key=lambda self, amount: self.owner)
+    @rate_limited("2/day", key=lambda self, amount: self.owner)
     def pay(self, amount: int) -> int:
         return amount
 
-    @rate_limited("2/minute", key="who")
+    @rate_limited("2/day", key="who")
     async def ask(self, who: str) -> str:
         return who
 
     @classmethod
-    @rate_limited("1/minute", key="name")
+    @rate_limited("1/day", key="name")
     def named(cls, name: str) -> "Account":
         return cls(name)
 
@@ -127,12 +127,12 @@ class Account:
 def test_methods_are_limited_by_object_or_argument() -> None:
     bob, ann = Account("bob"), Account.named("ann")  # type: ignore[call-arg, arg-type] # mypy binds only plain ones
     assert [bob.pay(7), bob.pay(amount=8), ann.pay(9)] == [7, 8, 9]
-    with pytest.raises(RateLimited, match="agent 'bob' at 2/minute"):
+    with pytest.raises(RateLimited, match="agent 'bob' at 2/day"):
         bob.pay(1)
     assert bob.pay.limiter is Account.pay.limiter
     assert asyncio.run(bob.ask("ann")) == "ann"
     assert bob.ask.limiter.peek("ann").remaining == 1
-    with pytest.raises(RateLimited, match="agent 'ann' at 1/minute"):
+    with pytest.raises(RateLimited, match="agent 'ann' at 1/day"):
         Account.named(name="ann")  # type: ignore[call-arg]
 
 

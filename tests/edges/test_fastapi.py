@@ -37,10 +37,11 @@ def limiter(clock: ManualClock) -> Limiter:
 
 @contextmanager
 def browsing(app: FastAPI, **options: Any) -> Iterator[httpx.Client]:
-    """A client of an application that is served."""
+    """A client of an application that is served, over connections that both keep however long nothing comes."""
+    kept = httpx.Limits(keepalive_expiry=None)
     with (
-        serving(app, **options) as server,
-        httpx.Client(base_url=f"http://{server}", trust_env=False, timeout=PATIENCE, verify=False) as http,
+        serving(app, timeout_keep_alive=PATIENCE, **options) as server,
+        httpx.Client(base_url=f"http://{server}", trust_env=False, timeout=PATIENCE, verify=False, limits=kept) as http,
     ):
         yield http
 
@@ -145,7 +146,7 @@ def test_an_application_may_answer_by_itself(limiter: Limiter) -> None:
 def test_another_body_and_other_headers(limiter: Limiter) -> None:
     app = FastAPI()
     limit = RateLimit(
-        "1/minute", headers="x-ratelimit", body=lambda request, denial: (f"{request.path}: no", "text/plain")
+        "1/day", headers="x-ratelimit", body=lambda request, denial: (f"{request.path}: no", "text/plain")
     )
 
     @app.get("/", dependencies=[Depends(limit)])
@@ -198,7 +199,7 @@ def test_each_dependency_counts_for_itself_for_routes_routers_and_applications()
 
 def test_one_dependency_at_several_routes_counts_them_together_and_a_request_once() -> None:
     app = FastAPI()
-    limit = RateLimit("3/minute", name="both")
+    limit = RateLimit("3/day", name="both")
 
     @app.get("/one", dependencies=[Depends(limit)])
     def one(decision: Annotated[Decision, Depends(limit)]) -> int:
@@ -264,10 +265,10 @@ def test_connecting_to_a_websocket_counts(limiter: Limiter) -> None:
 
     with serving(app) as server:
         for remaining in range(4, -1, -1):
-            with connect(f"ws://{server}/ws", proxy=None) as ws:
+            with connect(f"ws://{server}/ws", proxy=None, open_timeout=PATIENCE) as ws:
                 assert ws.recv(PATIENCE) == str(remaining)
         with pytest.raises(InvalidStatus) as denied:
-            connect(f"ws://{server}/ws", proxy=None)
+            connect(f"ws://{server}/ws", proxy=None, open_timeout=PATIENCE)
         assert (denied.value.response.status_code, denied.value.response.headers["retry-after"]) == (429, "12")
         assert b'"error":"rate_limited"' in (denied.value.response.body or b"")
 

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from asgi import serving
+from servers import PATIENCE
 
 from headgate import Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
@@ -112,7 +113,10 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 def test_a_spoofed_header_changes_nothing_unless_its_sender_is_a_named_proxy(proxies: Any, passes: int) -> None:
     limiter = Limiter("1/minute", store=MemoryStore(clock=ManualClock()))
     app = RateLimitMiddleware(hello, limiter, proxies=proxies)
-    with serving(app, proxy_headers=False) as server, httpx.Client(base_url=f"http://{server}") as client:
+    with (
+        serving(app, proxy_headers=False) as server,
+        httpx.Client(base_url=f"http://{server}", timeout=PATIENCE) as client,
+    ):
         statuses = [
             client.get("/", headers={"X-Forwarded-For": f"192.0.2.{number}"}).status_code for number in range(5)
         ]

@@ -18,9 +18,10 @@ from wsgiref.validate import validator
 
 import httpx
 import pytest
+from addresses import nobody
 from edges.callers import listens, statuses
 from edges.served import hello
-from servers import PATIENCE, Server, free_port, wait_for
+from servers import PATIENCE, Server, wait_for
 from werkzeug.serving import make_server
 
 from headgate import Gate, HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, Policy
@@ -110,16 +111,16 @@ def werkzeug(app: Any) -> Iterator[str]:
 @contextmanager
 def gunicorn(*options: str, **environment: str) -> Iterator[str]:
     """Serve `served.limited` in processes of their own."""
-    port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--pythonpath", str(HERE)]
-    command += ["--log-level", "warning", "--no-control-socket", *options, "served:limited()"]
-    process = subprocess.Popen(command, env={**os.environ, **environment})
-    try:
-        wait_for(partial(listens, port), "gunicorn")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
+    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(HERE), "--log-level", "warning", "--timeout", "0"]
+    command += ["--no-control-socket", *options, "served:limited()"]
+    with nobody() as port:
+        process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], env={**os.environ, **environment})
+        try:
+            wait_for(partial(listens, port), "gunicorn")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
 
 
 def client(url: str, **options: Any) -> httpx.Client:
@@ -191,7 +192,7 @@ def test_a_slow_client_is_denied_before_its_body_has_come() -> None:
 
 
 def test_a_store_that_has_no_room_is_not_the_callers_fault() -> None:
-    limiter = Limiter("5/minute", store=MemoryStore(max_keys=1))
+    limiter = Limiter("5/minute", store=MemoryStore(clock=ManualClock(), max_keys=1))
     app = RateLimitMiddleware(hello, limiter)
     fetch(app)
     assert fetch(app, REMOTE_ADDR="10.0.0.2").status == "503 Service Unavailable"
@@ -438,9 +439,9 @@ def test_a_body_that_is_closed_before_it_began_stays_counted(limiter: Limiter) -
 
 
 def test_connections_are_kept_and_clients_counted_exactly_behind_gunicorn() -> None:
-    with gunicorn("--threads", "2", "--keep-alive", "10") as url:
+    with gunicorn("--threads", "2", "--keep-alive", "600") as url:
         assert statuses(int(url.rpartition(":")[2]), 200) == [200] * 60 + [429] * 140
-        with client(url, limits=httpx.Limits(max_connections=1)) as http:
+        with client(url, limits=httpx.Limits(max_connections=1, keepalive_expiry=None)) as http:
             denied = [http.post("/", content=b"x" * 10_000) for _ in range(3)]
             assert [response.status_code for response in denied] == [429] * 3
             passed = http.post("/free", content=b"you")

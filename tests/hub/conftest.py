@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hub.fleets import Fleet
 from receivers import Receiver
+from servers import PATIENCE, Server
+from structlog.testing import capture_logs
 
 HERE = Path(__file__).parent
 
@@ -21,6 +25,33 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        for spelled in (name, name.upper()):
+            monkeypatch.delenv(spelled, raising=False)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    """What is logged meanwhile."""
+    with capture_logs() as lines:
+        yield lines
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver of webhooks may take its time to answer, since the machine may."""
+    monkeypatch.setattr("headgate.hub.webhooks._TIMEOUT", PATIENCE)
+
+
+@pytest.fixture
+def receiver(patient: None) -> Iterator[Receiver]:
     with Receiver() as receiver:
         yield receiver
+
+
+@pytest.fixture
+def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """Hubs that share a server, and look at it all the time."""
+    monkeypatch.setattr("headgate.hub.alerts._EVERY", 0.02)
+    return Fleet(redis_server, receiver)

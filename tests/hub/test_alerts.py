@@ -3,15 +3,17 @@
 import asyncio
 import hmac
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from addresses import nobody
 from alerting import RAISED, RESOLVED, offend, settled, shown
 from hubs import ADMIN, Running, running
 from receivers import Receiver
-from servers import PATIENCE, free_port, wait_for
+from servers import PATIENCE, wait_for
 from structlog.testing import capture_logs
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
@@ -20,7 +22,7 @@ from headgate.hub import alerts as module
 from headgate.hub.alerts import Alert, Alerts
 
 SECRET = "a-secret-of-more-than-16-characters"
-pytestmark = pytest.mark.usefixtures("no_proxies")
+pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
 @pytest.fixture
@@ -133,6 +135,7 @@ def test_agents_have_alerts_of_their_own(hub: Running, receiver: Receiver) -> No
 
 
 def test_b8_it_is_resolved_at_the_end_of_the_quiet_period_and_not_before(hub: Running, receiver: Receiver) -> None:
+    began = time.time()
     with capture_logs() as logged:
         offend(hub)
         hub.clock.advance(59.999999)
@@ -144,7 +147,7 @@ def test_b8_it_is_resolved_at_the_end_of_the_quiet_period_and_not_before(hub: Ru
     assert (raised["event"], resolved["event"]) == (RAISED, RESOLVED)
     at = resolved["alert"].pop("resolved_at")
     assert raised["alert"] == {**resolved["alert"], "resolved_at": None}
-    assert 0 <= at - raised["alert"]["raised_at"] < 20, "by the time of day"
+    assert began <= raised["alert"]["raised_at"] <= at <= time.time(), "by the time of day"
     assert shown(hub) == [{**raised["alert"], "resolved_at": at}]
     events = [(line["event"], line["log_level"]) for line in logged if line.get("agent") == "planner"]
     assert events == [("many violations", "warning"), ("quiet again", "info")]
@@ -246,9 +249,12 @@ def test_one_that_is_raised_again_is_the_newest(hub: Running) -> None:
 
 
 def test_b8_a_receiver_that_is_down_for_a_minute_gets_it_once_it_is_back_and_checks_go_on() -> None:
-    port = free_port()
     policy = Policy(limits={"light": "100/minute"})
-    with running(policy, webhooks=(f"http://127.0.0.1:{port}/alerts",)) as hub, hub.agent("other") as wire:
+    with (
+        nobody() as port,
+        running(policy, webhooks=(f"http://127.0.0.1:{port}/alerts",)) as hub,
+        hub.agent("other") as wire,
+    ):
         offend(hub)
         wait_for(lambda: hub.hub.alerts.open, "the alert")
         answers = []
@@ -285,7 +291,7 @@ def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: Re
 
 def test_when_the_hub_stops_what_waits_is_tried_once_more(receiver: Receiver) -> None:
     receiver.answers.append(503)
-    with running(webhooks=(receiver.url,)) as hub:
+    with running(webhooks=(receiver.url,), shutdown_within=PATIENCE) as hub:
         offend(hub)
         wait_for(lambda: receiver.heard, "the first try")
     assert receiver.events == [(RAISED, "planner")] * 2

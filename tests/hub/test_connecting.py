@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import pytest
-import uvicorn
-from entrances import BEHIND_A_PROXY, VALID, ended, forwarded, left, metrics, refusal, slow_reader
+from entrances import BEHIND_A_PROXY, VALID, ended, forwarded, left, metrics, overfill, refusal, slow_reader
 from hubs import ADMIN, Running, Wire, running
 from servers import wait_for
 
 from headgate import Policy
-from headgate.hub.server import server_config
+from headgate.hub.reading import PatientProtocol
 from headgate.wire import PROBLEM, Denial, read_denial
 
 # B2: who is it? ------------------------------------------------------------------------------------------------------
@@ -206,8 +204,7 @@ def test_a_token_that_is_replaced_or_revoked_closes_every_connection(change: Cal
 def stuck(hub: Running) -> Iterator[Wire]:
     """A connection for which more waits than the kernel takes."""
     with hub.agent("boss") as boss, slow_reader(hub, "slow", hub.register("slow")) as slow:
-        while boss.ask("message", to="slow", body="x" * 60_000)["delivered"]:
-            pass
+        overfill(boss, slow)
         yield slow
 
 
@@ -216,14 +213,19 @@ def open_transports(hub: Running) -> int:
     return len(hub.server.server_state.connections)
 
 
-def test_one_that_neither_reads_nor_answers_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def impatient(*arguments: Any) -> uvicorn.Config:
-        config = server_config(*arguments)
-        config.ws_ping_interval, config.ws_ping_timeout = 0.1, 1.0
-        return config
+def ping_now(hub: Running, wire: Wire) -> None:
+    """Have the hub ping a connection now, and wait only a moment for the answer."""
+    assert hub.server is not None
+    sockets = [one for one in hub.server.server_state.connections if isinstance(one, PatientProtocol)]
+    (it,) = [one for one in sockets if one.client == wire.socket.local_address]
+    assert it.ping_timer is not None, "which it would do by itself, in a while"
+    it.ping_timeout = 0.05
+    it.send_keepalive_ping()
 
-    monkeypatch.setattr("hubs.server_config", impatient)
-    with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub):
+
+def test_one_that_neither_reads_nor_answers_is_dropped() -> None:
+    with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
+        hub.call(ping_now, hub, slow)
         wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
         wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")
 

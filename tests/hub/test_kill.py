@@ -21,6 +21,7 @@ max_connections_per_address = 1000
 max_mail = 100000
 max_history = 100000
 max_channels = 10000
+shutdown_within = 30
 log_format = "json"
 """
 
@@ -200,12 +201,17 @@ async def finish(client: Client, book: Book, tokens: dict[str, str]) -> int:
             done.set()
 
     if waiting:
-        working = [asyncio.create_task(work(name)) for name in tokens if "-worker-" in name or "-sender-" in name]
-        ended = asyncio.create_task(done.wait())
-        finished, _ = await asyncio.wait([*working, ended], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*working, ended):
+        working: list[asyncio.Task[Any]] = [
+            asyncio.create_task(work(name)) for name in tokens if "-worker-" in name or "-sender-" in name
+        ]
+        working.append(asyncio.create_task(done.wait()))
+        finished, before = set[asyncio.Task[Any]](), -1
+        while not finished and len(times) > before:  # as long as it goes on
+            before = len(times)
+            finished, _ = await asyncio.wait(working, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        for task in working:
             task.cancel()
-        await asyncio.gather(*working, ended, return_exceptions=True)
+        await asyncio.gather(*working, return_exceptions=True)
         assert finished, f"{len(waiting) - len(times)} tasks were not assigned again"
         for one in finished:
             one.result()

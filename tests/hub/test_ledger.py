@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from servers import PATIENCE
 
 from headgate.hub.ledger import Ledger, LedgerError
 
@@ -48,10 +49,10 @@ class Held:
 
     def _wait(self, db: sqlite3.Connection) -> None:
         self._begun.set()
-        assert self._free.wait(20)
+        assert self._free.wait(PATIENCE)
 
     async def __aenter__(self) -> None:
-        assert await asyncio.to_thread(self._begun.wait, 20)
+        assert await asyncio.to_thread(self._begun.wait, PATIENCE)
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(0)  # what was handed in as a task is handed in now
@@ -198,7 +199,7 @@ def test_a_loop_that_ended_does_not_stop_the_ledger(ledger: Ledger) -> None:
     free = threading.Event()
 
     async def leave() -> None:
-        piece = asyncio.ensure_future(ledger.run(lambda db: free.wait(20)))
+        piece = asyncio.ensure_future(ledger.run(lambda db: free.wait(PATIENCE)))
         await asyncio.sleep(0)
         piece.cancel()
 

@@ -1,4 +1,4 @@
-"""What can be measured of a hub: for Prometheus, in Grafana, and in the docs. OpenTelemetry: test_telemetry.py."""
+"""What can be measured of a hub: for Prometheus, and in the docs. Grafana: test_grafana.py."""
 
 import asyncio
 import json
@@ -7,13 +7,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml  # type: ignore[import-untyped]
-from hubs import ADMIN, VIEWER, Running, hub_settings, running
+from hub.scraping import DOCS, Series, samples, scrape, value, within
+from hubs import ADMIN, VIEWER, hub_settings, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -26,37 +25,7 @@ from headgate.hub.hub import Hub
 from headgate.hub.metrics import MEDIA, METRICS, exposition
 from headgate.stores import Ask, Verb
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
-Series = tuple[str, frozenset[tuple[str, str]]]
-
-
-def samples(text: str) -> dict[Series, float]:
-    """Every series of an exposition, with its value."""
-    found: dict[Series, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            series = (sample.name, frozenset(sample.labels.items()))
-            assert series not in found, f"{series} is there twice"
-            found[series] = sample.value
-    return found
-
-
-def scrape(hub: Running) -> dict[Series, float]:
-    with hub.http(VIEWER) as viewer:
-        answer = viewer.get("/metrics")
-    assert answer.status_code == 200
-    return samples(answer.text)
-
-
-def value(found: dict[Series, float], name: str, **labels: str) -> float:
-    return found[name, frozenset(labels.items())]
-
-
-def within(found: dict[Series, float], name: str) -> dict[str, float]:
-    """The counts of a histogram, by the upper ends of its buckets."""
-    buckets = {dict(labels)["le"]: count for (series, labels), count in found.items() if series == f"{name}_bucket"}
-    return dict(sorted(buckets.items(), key=lambda one: float(one[0])))
 
 
 # The table -----------------------------------------------------------------------------------------------------------
@@ -205,8 +174,8 @@ def test_what_is_in_a_hub_is_measured() -> None:
         assert value(found, f"headgate_store_{name}") == 0
 
 
-def test_b8_alerts_and_webhooks_are_counted() -> None:
-    with Receiver() as receiver, running(webhooks=(receiver.url,)) as hub:
+def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
+    with running(webhooks=(receiver.url,)) as hub:
         for _ in range(10):
             hub.run(hub.hub.gate.arecord_violation("planner"))
         wait_for(lambda: hub.hub.webhooks.delivered, "the notification")
@@ -407,7 +376,7 @@ limiter.check("a")
 store.traffic._lock.acquire()  # as another thread would hold it
 child = os.fork()
 if child == 0:
-    signal.alarm(10)
+    signal.alarm(60)
     limiter.check("a")
     print("counted", flush=True)
     os._exit(0)
@@ -417,13 +386,17 @@ os.waitpid(child, 0)
 
 def test_a_process_that_was_forked_counts_too(redis_server: Server) -> None:
     command = [sys.executable, "-c", FORK, redis_server.url, f"test-{uuid4().hex}:"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=True)
     assert (done.stdout, done.stderr) == ("counted\n", "")
 
 
 def test_an_outage_is_measured() -> None:
     clock = ManualClock(start=1000)
-    with Server() as server, RedisStore(server.url, clock=clock) as store, running(store=store) as hub:
+    with (
+        Server() as server,
+        RedisStore(server.url, clock=clock, timeout=PATIENCE) as store,
+        running(store=store) as hub,
+    ):
 
         def check() -> bool:
             return hub.run(hub.hub.check("planner", "ws", "light")).degraded
@@ -459,145 +432,3 @@ def test_an_outage_is_measured() -> None:
         assert check()
         clock.advance(5.5)
         assert measured() == (1, 2, 35.5)
-
-
-# Grafana and Prometheus' rules ---------------------------------------------------------------------------------------
-
-BOARD = json.loads((DOCS / "grafana" / "headgate.json").read_text(encoding="utf-8"))
-RULES = yaml.safe_load((DOCS / "grafana" / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
-PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
-QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-SELECTED = 'job=~"$job", instance=~"$instance"'
-
-FUNCTIONS = {"sum", "max", "count", "rate", "increase", "histogram_quantile"}
-OVER_TIME = {"rate", "increase"}
-TARGET = {"job", "instance"}  # labels that Prometheus adds
-TOKEN = re.compile(
-    r'"(?P<text>[^"]*)"|\[(?P<range>[^]]*)\]|(?P<word>[a-zA-Z_][\w]*)|(?P<number>\d+(\.\d+)?)|(?P<mark>=~|!=|==|[<>=+*/,(){}-])|\s+'
-)
-
-
-@pytest.fixture(scope="module")
-def series() -> dict[str, dict[str, set[str]]]:
-    """The labels that each series of a hub has, with their values."""
-    with running() as hub:
-        found: dict[str, dict[str, set[str]]] = {}
-        for name, labels in scrape(hub):
-            of_series = found.setdefault(name, {})
-            for label, what in labels:
-                of_series.setdefault(label, set()).add(what)
-    return {**found, "up": {}}
-
-
-def tokens(expression: str) -> list[tuple[str, str]]:
-    found, place = [], 0
-    while place < len(expression):
-        match = TOKEN.match(expression, place)
-        assert match, f"what is this? {expression[place:]}"
-        place = match.end()
-        found += [(kind, text) for kind, text in match.groupdict().items() if text is not None and kind]
-    return found
-
-
-def mistakes(expression: str, series: dict[str, dict[str, set[str]]]) -> list[str]:
-    """What is wrong with an expression in PromQL, as far as can be seen from its words."""
-    found, marks, around, grouped = tokens(expression), [], [""], set()
-    wrong, used, pairs = [], set(), {"(": ")", "{": "}"}
-    name, seen = "", ""
-    for number, (kind, text) in enumerate(found):
-        after = found[number + 1][1] if number + 1 < len(found) else ""
-        if kind == "mark" and text in pairs:
-            marks.append(pairs[text])
-            around.append(found[number - 1][1] if number else "")
-        elif kind == "mark" and text in ")}":
-            wrong += [] if marks and marks.pop() == text else [f"unbalanced {text}"]
-            around.pop() if len(around) > 1 else None
-        elif kind == "word" and around[-1] == "by":
-            grouped.add(text)
-        elif kind == "word" and marks[-1:] == ["}"]:
-            seen = text
-            known = {*series.get(name, {}), *TARGET}
-            wrong += [] if text in known else [f"{name} has no label {text}"]
-        elif kind == "text" and seen not in TARGET:
-            known_values = series.get(name, {}).get(seen, set())
-            wrong += [f"{name} has no {seen} {one}" for one in text.split("|") if one not in known_values]
-        elif kind == "word" and text not in ("by", "and", "or", "unless"):
-            if after == "(" or (after == "by" and text in FUNCTIONS):
-                wrong += [] if text in FUNCTIONS else [f"unknown function {text}"]
-            else:
-                name = text
-                used.add(text)
-                wrong += [] if text in series else [f"there is no {text}"]
-                grows = re.search(r"_(total|bucket|count|sum)$", text) is not None
-                wrong += [] if grows == (around[-1] in OVER_TIME) else [f"{text}: {around[-1] or 'nothing'} around it"]
-        if kind == "range":
-            wrong += [] if around[-1] in OVER_TIME else ["a range that nothing takes"]
-            wrong += [] if re.fullmatch(r"\d+[smhd]|\$__rate_interval|\$__range", text) else [f"no duration: {text}"]
-    wrong += ["unbalanced"] if marks else []
-    of_used = {label for one in used for label in series.get(one, {})}
-    wrong += [f"nothing has the label {label}" for label in grouped - of_used - TARGET]
-    if "histogram_quantile" in expression and "le" not in grouped:
-        wrong.append("a quantile needs le")
-    return wrong
-
-
-@pytest.mark.parametrize(("title", "expression"), QUERIES, ids=[title for title, _ in QUERIES])
-def test_every_panel_asks_for_what_there_is(
-    title: str, expression: str, series: dict[str, dict[str, set[str]]]
-) -> None:
-    assert mistakes(expression, series) == [], title
-    assert expression.count(SELECTED) == len(re.findall(r"\b(?:headgate|process)_\w+", expression)), "all are selected"
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_rule_asks_for_what_there_is(rule: dict[str, Any], series: dict[str, dict[str, set[str]]]) -> None:
-    assert mistakes(rule["expr"], series) == []
-    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
-    assert rule["annotations"]["summary"]
-    assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"instance", "tier"}
-
-
-@pytest.mark.parametrize(
-    ("expression", "mistake"),
-    [
-        ("sum(rate(headgate_checks[5m]))", "there is no headgate_checks"),
-        ("sum(headgate_checks_total)", "headgate_checks_total: sum around it"),
-        ("headgate_violations_total", "headgate_violations_total: nothing around it"),
-        ("rate(headgate_tasks[5m])", "headgate_tasks: rate around it"),
-        ("sum by (agent) (rate(headgate_checks_total[5m]))", "nothing has the label agent"),
-        ('headgate_tasks{state="lost"}', "headgate_tasks has no state lost"),
-        ('headgate_tasks{kind="ws"}', "headgate_tasks has no label kind"),
-        ("sum(headgate_tasks", "unbalanced"),
-        ("sum(headgate_tasks}", "unbalanced }"),
-        ("total(headgate_tasks)", "unknown function total"),
-        ("rate(headgate_violations_total[often])", "no duration: often"),
-        ("histogram_quantile(0.9, sum(rate(headgate_decision_seconds_bucket[5m])))", "a quantile needs le"),
-    ],
-)
-def test_a_mistake_in_a_panel_would_be_seen(
-    expression: str, mistake: str, series: dict[str, dict[str, set[str]]]
-) -> None:
-    assert mistake in mistakes(expression, series)
-
-
-def test_the_dashboard_shows_every_metric_and_is_whole() -> None:
-    asked = " ".join(expression for _, expression in QUERIES)
-    assert [metric.name for metric in METRICS if metric.name not in asked] == []
-    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
-    assert [variable["name"] for variable in BOARD["templating"]["list"]] == ["datasource", "job", "instance"]
-    for panel in PANELS:
-        for place in (panel, *panel["targets"]):
-            assert place["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
-        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
-    rows = [panel["title"] for panel in BOARD["panels"] if panel["type"] == "row"]
-    for about in (
-        "Traffic",
-        "Denials",
-        "Decision time",
-        "Store",
-        "Batches",
-        "Connections",
-        "Tasks",
-        "Alerts and webhooks",
-    ):
-        assert about in rows

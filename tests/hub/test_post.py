@@ -3,13 +3,11 @@
 from typing import Any
 
 import httpx
-from entrances import slow_reader, waiting
+from entrances import LARGE, overfill, read_ahead, slow_reader, waiting
 from hubs import running
 from servers import wait_for
 
 from headgate import Policy
-
-LARGE = "x" * 60_000
 
 
 def mail(http: httpx.Client, query: str = "") -> list[tuple[int, str, Any]]:
@@ -115,11 +113,8 @@ def test_a_message_goes_to_the_newest_connection_of_an_agent() -> None:
 def test_what_waits_for_a_slow_reader_is_bounded_and_in_its_mailbox_when_it_disconnects() -> None:
     with running(Policy(exempt=["planner"]), max_waiting=4) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")
-        with slow_reader(hub, "slow", token):
-            taken = 0
-            while planner.ask("message", to="slow", body=[taken, LARGE])["delivered"]:
-                taken += 1
-                assert taken < 1000
+        with slow_reader(hub, "slow", token) as slow:
+            taken = overfill(planner, slow)
             assert waiting(hub, "slow") == 4
             assert planner.ask("list_agents")["agents"] == ["planner", "slow"], "nobody waits for it"
         wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
@@ -137,9 +132,7 @@ def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
         hub.agent("planner") as planner,
         slow_reader(hub, "slow", hub.register("slow")) as slow,
     ):
-        taken = 0
-        while planner.ask("message", to="slow", body=[taken, LARGE])["delivered"]:
-            taken += 1
+        taken = overfill(planner, slow)
         assert [slow.hear()["body"][0] for _ in range(taken)] == list(range(taken))
         assert planner.ask("message", to="slow", body="small")["delivered"], "there is room again"
         assert slow.hear()["body"] == "small"
@@ -149,11 +142,9 @@ def test_a_slow_reader_whose_token_is_replaced_is_gone_at_once_and_loses_nothing
     with (
         running(Policy(exempt=["planner"]), max_waiting=4) as hub,
         hub.agent("planner") as planner,
-        slow_reader(hub, "slow", hub.register("slow")),
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
     ):
-        taken = 0
-        while planner.ask("message", to="slow", body=[taken, LARGE])["delivered"]:
-            taken += 1
+        taken = overfill(planner, slow)
         token = hub.run(hub.hub.registry.rotate("slow"))
         wait_for(lambda: len(hub.hub.presence.sockets) == 1, "its place to be free")
         assert planner.ask("list_agents")["agents"] == ["planner"]
@@ -165,8 +156,11 @@ def test_256_frames_wait_at_the_most_by_default() -> None:
     with (
         running(Policy(exempt=["planner"])) as hub,
         hub.agent("planner") as planner,
-        slow_reader(hub, "slow", hub.register("slow")),
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
     ):
+        for _ in range(2):
+            assert planner.ask("message", to="slow", body=LARGE)["delivered"]
+        read_ahead(slow)
         while waiting(hub, "slow") < 2:
             assert planner.ask("message", to="slow", body=LARGE)["delivered"]
         while planner.ask("message", to="slow", body=1)["delivered"]:
@@ -244,7 +238,8 @@ def test_a_slow_reader_is_told_how_much_of_a_channel_it_has_missed() -> None:
             number: int = boss.ask("channel_publish", channel="general", body=body)["number"]
             return number
 
-        last = 0
+        last = [publish(LARGE) for _ in range(2)][-1]
+        read_ahead(slow)
         while waiting(hub, "slow") < 4:
             last = publish(LARGE)
         missed = [publish("missed") for _ in range(3)]

@@ -264,6 +264,8 @@ def overflowing(hub: Hub, alice: Agent) -> Iterator[tuple[Agent, list[str]]]:
         taken: list[str] = []
         while (answer := alice.say("bob", b"x" * 65_000)).type == ACK:
             taken.append(answer.in_reply_to)
+            if len(taken) == 2:  # more than that it doesn't read by itself
+                wait_for(lambda: bob.socket.recv_messages.paused, "bob to have enough")
             assert len(taken) < 1000
         assert answer.error.code == "busy"
         yield bob, taken
@@ -344,7 +346,9 @@ def test_a_hub_that_stops_says_when_to_come_back() -> None:
         wait_for(lambda: hub.relay.connections == 0, "the connections to be gone")
 
 
-def test_a_hub_that_stops_sends_what_it_has_acknowledged() -> None:
+def test_a_hub_that_stops_sends_what_it_has_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for patience in ("_FLUSH", "_DRAIN"):
+        monkeypatch.setattr(f"headgate.hub.relay.{patience}", PATIENCE)
     with Hub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
         with ThreadPoolExecutor() as threads:
             drained = threads.submit(hub.server.run, hub.relay.drain(lambda: 1))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from scheduling import MICROSECOND, Floor, changes, open_floor, refused, run, watch
+from servers import PATIENCE
 
 from headgate.hub.refusing import Refused
 from headgate.hub.tasks import Task
@@ -70,7 +71,7 @@ def test_a_hundred_tasks_at_once_go_to_a_hundred_agents() -> None:
         for number in range(100):
             floor.scheduler.arrived(f"a{number}")
         tasks = await asyncio.gather(*[floor.scheduler.add("boss", b"1") for _ in range(100)])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while len(floor.told) < 100:
                 await floor.settle()
         assert floor.told == [(f"a{number}", task.task_id) for number, task in enumerate(tasks)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from elsewhere import Elsewhere
 from scheduling import TURNS, Floor, run, some, watch, wrong
+from servers import PATIENCE
 
 from headgate import Gate, ManualClock, Policy
 from headgate.hub.ledger import Ledger
@@ -194,7 +195,7 @@ class Walk:
     @asynccontextmanager
     async def life(self) -> AsyncIterator[Floor]:
         self.here: set[str] = set()
-        with closing(sqlite3.connect(self.path)) as reader:
+        with closing(sqlite3.connect(self.path, timeout=PATIENCE)) as reader:
             gate = Gate(Policy(), store=Elsewhere(clock=self.clock))
             with closing(Ledger(self.path)) as ledger, closing(gate):
                 await ledger.run(watch)

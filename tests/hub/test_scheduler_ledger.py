@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from elsewhere import Elsewhere
 from scheduling import TURNS, Floor, changes, open_floor, refused, run, some, watch
+from servers import PATIENCE
 
 from headgate import Gate, ManualClock, Policy
 from headgate.errors import StoreError
@@ -80,7 +81,7 @@ def test_b5_nothing_is_lost_when_the_hub_dies_at_any_moment(tmp_path: Path) -> N
 @contextmanager
 def broken(path: Path) -> Iterator[None]:
     """A ledger that can write nothing, since somebody else has locked it."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+    with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
         other.execute("ROLLBACK")

@@ -18,9 +18,10 @@ from typing import Any
 import httpx
 import pytest
 import trustme
+from addresses import nobody
 from hubs import VIEWER, Wire, hub_settings
 from programs import ADMIN, Program, program
-from servers import PATIENCE, Server, free_port, wait_for
+from servers import PATIENCE, Server, wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -180,7 +181,8 @@ def test_what_cannot_be_used_is_said_and_nothing_is_begun(tmp_path: Path) -> Non
 
 
 def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> None:
-    with program(tmp_path) as hub:
+    with nobody() as port, program(tmp_path, "--port", str(port)) as hub:
+        assert hub.port == port
         other = str(tmp_path / "other")
         in_use, taken = failing(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
         listening = f"127.0.0.1 port {hub.port}: expected an address to listen on, got: Address already in use"
@@ -189,10 +191,9 @@ def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> N
         assert not Path(other).exists()
         with hub.http() as admin:
             assert admin.get(LIMITS).status_code == 200
-        port = hub.port
         hub.kill()
-    with program(tmp_path, "--port", str(port)) as again:  # neither is held by one that was killed
-        assert again.port == port
+        with program(tmp_path, "--port", str(port)) as again:  # neither is held by one that was killed
+            assert again.port == port
 
 
 SABOTAGE = """
@@ -246,6 +247,11 @@ def test_sighup_reads_the_policy_again(tmp_path: Path) -> None:
     file.write_text('[limits]\nlight = "2/minute"\n')
     with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
 
+        def write(text: str) -> None:
+            """At once: the hub looks at the file by itself too, and must not find half of it."""
+            (tmp_path / "new").write_text(text)
+            (tmp_path / "new").replace(file)
+
         def light() -> Any:
             return admin.get(LIMITS).json()["defaults"]["ws"]["light"]
 
@@ -255,11 +261,11 @@ def test_sighup_reads_the_policy_again(tmp_path: Path) -> None:
         assert light() == "2/minute"
         os.kill(hub.pid, signal.SIGHUP)  # of a file that is the same
         wait_for(lambda: logged("by=SIGHUP"), "the reload")
-        file.write_text("[limits")
+        write("[limits")
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: logged("policy not reloaded, the old one holds"), "the refusal")
         assert light() == "2/minute"
-        file.write_text('[limits]\nlight = "9/minute"\n')
+        write('[limits]\nlight = "9/minute"\n')
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: light() == "9/minute", "the new policy")
         assert hub.stop() == 0
@@ -276,13 +282,14 @@ def test_it_serves_tls(tmp_path: Path) -> None:
     with program(tmp_path / "data", *files) as hub:
         assert hub.out[0] == f"headgate {VERSION} listens on https://{hub} (agents: wss://{hub}/ws)\n"
         headers = {"Authorization": f"Bearer {ADMIN}"}
-        with httpx.Client(base_url=f"https://{hub}", verify=trust, headers=headers, trust_env=False) as admin:
+        patient: dict[str, Any] = {"timeout": PATIENCE, "trust_env": False}
+        with httpx.Client(base_url=f"https://{hub}", verify=trust, headers=headers, **patient) as admin:
             token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
         with connect(f"wss://{hub}/ws", ssl=trust, proxy=None, open_timeout=PATIENCE) as connection:
             agent = Wire(connection)
             assert agent.ask("identify", agent_id="planner", token=token)["type"] == "identified"
             assert agent.ask("ping") == {"type": "pong"}
-        with pytest.raises(httpx.ConnectError), httpx.Client(trust_env=False) as stranger:
+        with pytest.raises(httpx.ConnectError), httpx.Client(**patient) as stranger:
             stranger.get(f"https://{hub}/health")
         assert hub.stop() == 0
 
@@ -312,7 +319,8 @@ def hello(address: str, token: str) -> bytes:
 def use_everywhere(hub: Program, agent: str, token: str) -> None:
     """Show a token in every place where one can be shown, in good requests, bad ones, and some that are cut off."""
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=f"http://{hub}", headers=headers, trust_env=False, timeout=PATIENCE) as client:
+    plain: dict[str, Any] = {"verify": False, "trust_env": False, "timeout": PATIENCE}  # certificates take time to read
+    with httpx.Client(base_url=f"http://{hub}", headers=headers, **plain) as client:
         client.get("/api/tasks")
         client.get("/api/admin/changes")
         client.get(f"/api/nowhere/{token}?token={token}")
@@ -399,7 +407,9 @@ def server() -> Iterator[Server]:
 def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, Program]]:
     folder = tmp_path_factory.mktemp("hubs")
     file = folder / "headgate.toml"
-    file.write_text('[limits]\nlight = "4/hour"\n[addresses]\nlimit = "100000/minute"\n')
+    file.write_text(
+        f'[limits]\nlight = "4/hour"\n[addresses]\nlimit = "100000/minute"\n[store]\ntimeout = {PATIENCE}\n'
+    )
     options = ("--store", server.url, "--config", str(file))
     with program(folder / "a", *options) as one, program(folder / "b", *options) as other:
         yield one, other
@@ -488,8 +498,11 @@ def test_a_hub_goes_on_while_its_server_is_away(hubs: tuple[Program, Program], s
 
 
 def test_a_hub_starts_while_its_server_is_away(tmp_path: Path) -> None:
-    port = free_port()
-    with program(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub, hub.http() as admin:
+    with (
+        nobody() as port,
+        program(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub,
+        hub.http() as admin,
+    ):
         wait_for(lambda: admin.get("/api/health").json()["status"] == "degraded", "the outage")
         assert admin.get("/ready").status_code == 200
         assert hub.stop() == 0

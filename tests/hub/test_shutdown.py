@@ -7,15 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
 import pytest
-from entrances import ended, slow_reader
+import uvicorn
+from entrances import ended, overfill, slow_reader
 from hubs import Running, Wire, running
 from programs import program
-from servers import wait_for
+from servers import PATIENCE, wait_for
 from websockets.sync.client import connect
 
 from headgate import Policy
+from headgate.hub.server import server_config
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def ledger_held_up(hub: Running) -> Iterator[Callable[[], None]]:
     waiting = hub.hub.ledger.run(wait)
     with ThreadPoolExecutor(1) as other:
         done = other.submit(hub.run, waiting)
-        assert held.wait(20)
+        assert held.wait(PATIENCE)
         try:
             yield go_on.set
         finally:
@@ -60,6 +63,20 @@ def test_everybody_is_told_when_to_come_back() -> None:
             assert ended(stranger)[0] == 1012
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that ends takes its time, as do its idle connections."""
+    monkeypatch.setattr("headgate.hub.hub._FAREWELL", PATIENCE)
+
+    def patient(*arguments: Any) -> uvicorn.Config:
+        config = server_config(*arguments)
+        config.timeout_keep_alive = round(PATIENCE)
+        return config
+
+    monkeypatch.setattr("hubs.server_config", patient)
+
+
+@pytest.mark.usefixtures("_patient")
 def test_an_agent_in_the_middle_of_a_request_gets_its_reply_first() -> None:
     with running() as hub, hub.agent("planner") as wire:
         hub.register("friend")
@@ -74,8 +91,9 @@ def test_an_agent_in_the_middle_of_a_request_gets_its_reply_first() -> None:
                 assert ended(wire)[0] == 1012
 
 
+@pytest.mark.usefixtures("_patient")
 def test_http_in_flight_finishes_and_the_hub_is_not_ready_while_it_stops() -> None:
-    with running() as hub, hub.agent("planner") as wire, ThreadPoolExecutor(1) as other:
+    with running(shutdown_within=PATIENCE) as hub, hub.agent("planner") as wire, ThreadPoolExecutor(1) as other:
         hub.register("friend")
         with hub.http(hub.register("caller")) as caller, hub.http() as probe:
             assert probe.get("/ready").json() == {"status": "ready"}
@@ -116,10 +134,8 @@ def test_a_reader_that_does_not_read_holds_up_nothing_and_loses_nothing(
     policy = Policy(exempt=["planner"])
     with running(policy, data=tmp_path, max_waiting=4, shutdown_within=1) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")
-        with slow_reader(hub, "slow", token):
-            sent = 0
-            while planner.ask("message", to="slow", body=[sent, "x" * 60_000])["delivered"]:
-                sent += 1
+        with slow_reader(hub, "slow", token) as slow:
+            sent = overfill(planner, slow)
             hub.stop()
     with running(data=tmp_path) as hub, hub.http(token) as http:
         bodies = [message["body"][0] for message in http.get("/api/mailbox").json()["messages"]]
@@ -129,7 +145,7 @@ def test_a_reader_that_does_not_read_holds_up_nothing_and_loses_nothing(
 def test_the_program_ends_by_a_signal(tmp_path: Path) -> None:
     with program(tmp_path, "--log-format", "json") as hub, hub.http("") as http:
         agent = http.post("/api/onboard/register", json={"agent_id": "planner"}).json()
-        with connect(f"ws://{hub}/ws", compression=None, proxy=None) as opened:
+        with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as opened:
             wire = Wire(opened)
             assert wire.ask("identify", **agent)["type"] == "identified"
             with ThreadPoolExecutor(1) as other:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from servers import PATIENCE
 
 from headgate import ManualClock
 from headgate.clock import MonotonicClock
@@ -74,7 +75,7 @@ def test_it_fires_in_its_own_loop_when_another_thread_sets_the_clock() -> None:
 
         Timer(clock, 1_000_000, action)
         await asyncio.to_thread(clock.advance, 1)
-        await asyncio.wait_for(fired.wait(), 20)
+        await asyncio.wait_for(fired.wait(), PATIENCE)
         assert where == [threading.current_thread()]
 
     asyncio.run(main(), debug=True)  # a loop that minds who calls it
@@ -95,7 +96,7 @@ def test_a_clock_that_goes_by_itself() -> None:
         clock, fired = MonotonicClock(), asyncio.Event()
         when = clock.now() + 20_000
         Timer(clock, when, fired.set)
-        await asyncio.wait_for(fired.wait(), 20)
+        await asyncio.wait_for(fired.wait(), PATIENCE)
         assert clock.now() >= when
         Timer(clock, clock.now() + 20_000, lambda: pytest.fail("cancelled")).cancel()
 

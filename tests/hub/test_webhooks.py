@@ -1,89 +1,27 @@
-"""Webhooks: what real receivers on loopback get, when they are slow, away, hostile, or simply there."""
+"""Webhooks: what real receivers on loopback get, when they refuse it, are hostile, or simply there."""
 
-import asyncio
 import doctest
 import hashlib
-import random
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
-from email.utils import formatdate
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from addresses import nobody
+from hub.sending import SECRET, NotingClock, alert, run, sending, until
 from receivers import Receiver
-from servers import PATIENCE, free_port
-from structlog.testing import capture_logs
+from servers import PATIENCE
 
 from headgate import HeadgateError, ManualClock
 from headgate._version import VERSION
 from headgate.hub import webhooks as module
-from headgate.hub.alerts import Alert
 from headgate.hub.webhooks import Webhooks
 
-SECRET = "a-secret-of-more-than-16-characters"
-
-
-class NotingClock(ManualClock):
-    """Notes for how many seconds somebody wanted to wait."""
-
-    def __init__(self) -> None:
-        super().__init__(start=1000)
-        self.waits: list[float] = []
-
-    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
-        if when > self.now():
-            self.waits.append((when - self.now()) / 1_000_000)
-        return super().alarm(when, ring)
-
-    async def waited(self, times: int) -> None:
-        """Let the loop go on until somebody waits for the so-manieth time."""
-        await until(lambda: len(self.waits) == times, f"wait {times}")
-
-
-@pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        for spelled in (name, name.upper()):
-            monkeypatch.delenv(spelled, raising=False)
-
-
-@pytest.fixture
-def logged() -> Iterator[list[Any]]:
-    with capture_logs() as lines:
-        yield lines
-
-
-@asynccontextmanager
-async def sending(*urls: str, clock: ManualClock | None = None, within: float = 5.0) -> AsyncIterator[Webhooks]:
-    webhooks = Webhooks(urls, SECRET, clock or ManualClock(start=1000), within)
-    await webhooks.start()
-    try:
-        yield webhooks
-    finally:
-        await webhooks.close()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Let the loop go on until something holds."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.002)
-    raise AssertionError(what)
-
-
-def alert(agent: str = "planner", **fields: Any) -> Alert:
-    return Alert("0123abcd", agent, 10, 300.0, 1_700_000_000.5, **fields)
-
-
-def run(walk: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(walk())  # type: ignore[arg-type]
+pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
 
 
 # What is sent ---------------------------------------------------------------------------------------------------------
@@ -163,7 +101,7 @@ def test_the_docs_say_how_it_is_verified_and_what_is_in_it(receiver: Receiver) -
 
 def test_without_a_secret_nothing_is_signed(receiver: Receiver) -> None:
     async def walk() -> None:
-        webhooks = Webhooks([receiver.url], "", ManualClock(), 5.0)
+        webhooks = Webhooks([receiver.url], "", ManualClock(), PATIENCE)
         await webhooks.start()
         webhooks.send("alert.raised", alert())
         await webhooks.close()
@@ -184,166 +122,17 @@ def test_without_receivers_nothing_is_done() -> None:
 def test_a_password_in_the_url_is_sent_as_such_and_never_logged(receiver: Receiver, logged: list[Any]) -> None:
     async def walk() -> None:
         address = receiver.url.removeprefix("http://")
-        async with sending(
-            f"http://user:a-password@{address}?key=a-key", f"http://u:a-password@127.0.0.1:{free_port()}/a-key"
-        ) as webhooks:
-            receiver.answers.append(404)
-            webhooks.send("alert.raised", alert())
-            await until(lambda: webhooks.failed == 1 and len(logged) == 2, "what is logged of both")
+        with nobody() as port:
+            there, nowhere = f"user:a-password@{address}?key=a-key", f"u:a-password@127.0.0.1:{port}/a-key"
+            async with sending(f"http://{there}", f"http://{nowhere}") as webhooks:
+                receiver.answers.append(404)
+                webhooks.send("alert.raised", alert())
+                await until(lambda: webhooks.failed == 1 and len(logged) == 2, "what is logged of both")
         assert receiver.heard[0].headers["Authorization"] == "Basic dXNlcjphLXBhc3N3b3Jk"
         assert receiver.heard[0].path == "/alerts?key=a-key"
         for secret in ("a-password", "a-key", SECRET, "user"):
             assert secret not in str(logged)
         assert {line["receiver"].startswith("http://127.0.0.1:") for line in logged} == {True}
-
-    run(walk)
-
-
-# Again ----------------------------------------------------------------------------------------------------------------
-
-
-def hangs_up(_connection: socket.socket) -> None: ...
-
-
-def babbles(connection: socket.socket) -> None:
-    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-
-
-def drips(connection: socket.socket) -> None:
-    """Headers without end: something comes all the time, and never the last of it."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\n")
-    with suppress(OSError):
-        while True:
-            connection.sendall(b"X: x\r\n")
-            time.sleep(0.01)
-
-
-def test_b8_what_may_go_better_next_time_is_tried_again(receiver: Receiver, logged: list[Any]) -> None:
-    answers: list[Any] = [408, 425, 429, 500, 502, 503, 504, 599, hangs_up, babbles]
-    receiver.answers.extend(answers)
-
-    async def walk() -> None:
-        clock = NotingClock()
-        async with sending(receiver.url, clock=clock) as webhooks:
-            webhooks.send("alert.raised", alert())
-            for tries in range(1, len(answers) + 1):
-                await clock.waited(tries)
-                assert (webhooks.waiting, webhooks.delivered, webhooks.failed) == (1, 0, 0), answers[tries - 1]
-                clock.advance(30)
-            await until(lambda: webhooks.delivered, "it")
-            assert (webhooks.waiting, webhooks.failed, len(receiver.heard)) == (0, 0, len(answers) + 1)
-            webhooks.send("alert.raised", alert())
-            await until(lambda: webhooks.delivered == 2, "the second")
-            receiver.answers.append(500)
-            webhooks.send("alert.raised", alert())
-            await clock.waited(len(answers) + 1)
-            clock.advance(30)
-            await until(lambda: webhooks.delivered == 3, "the third")
-        assert len({one.body for one in receiver.heard}) == 1, "the same each time"
-        assert {one.headers["X-Headgate-Delivery"] for one in receiver.heard} == {"0123abcd-1-raised"}
-        events = [line["event"] for line in logged]
-        assert events == ["a webhook could not be delivered, and is tried again", "webhooks are delivered again"] * 2
-
-    run(walk)
-
-
-def test_b8_one_that_does_not_answer_in_time_is_tried_again(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
-) -> None:
-    assert module._TIMEOUT == 10
-    monkeypatch.setattr(module, "_TIMEOUT", 0.2)
-    receiver.answers.extend([receiver.hang, drips])
-
-    async def walk() -> None:
-        clock = NotingClock()
-        async with sending(receiver.url, clock=clock) as webhooks:
-            webhooks.send("alert.raised", alert())
-            await clock.waited(1)
-            assert "TimeoutError: no answer in time" in logged[0]["problem"]
-
-            def delivered() -> bool:
-                clock.advance(30)
-                return bool(webhooks.delivered)
-
-            await until(delivered, "it")
-            assert (webhooks.waiting, webhooks.failed) == (0, 0)
-        assert len(receiver.heard) >= 3
-
-    run(walk)
-
-
-def test_waits_double_up_to_half_a_minute_and_vary() -> None:
-    async def walk() -> None:
-        clock = NotingClock()
-        async with sending(f"http://127.0.0.1:{free_port()}", clock=clock) as webhooks:
-            webhooks.send("alert.raised", alert())
-            for tries in range(1, 9):
-                await clock.waited(tries)
-                clock.advance(clock.waits[-1])
-            longest = [1, 2, 4, 8, 16, 30, 30, 30]
-            await clock.waited(9)
-            pairs = list(zip(clock.waits, longest, strict=False))
-            assert all(most / 2 <= wait <= most for wait, most in pairs), pairs
-            assert len({wait / most for wait, most in pairs}) == len(pairs), "not all hubs come back at the same time"
-            webhooks.send("alert.resolved", alert())
-            assert webhooks.waiting == 2
-
-    random.seed(7)
-    run(walk)
-
-
-ASKED = [
-    ("7", 7, 7),
-    ("0", 0.5, 1),
-    ("299", 299, 299),
-    ("86400", 300, 300),
-    ("9" * 5000, 0.5, 1),
-    ("-5", 0.5, 1),
-    ("soon", 0.5, 1),
-    ("", 0.5, 1),
-    ("in 40 s", 35, 40),
-    ("in -40 s", 0.5, 1),
-    ("in 90000 s", 300, 300),
-    ("Fri, 31 Dec 99999 23:59:59 GMT", 0.5, 1),
-]
-
-
-def test_b8_retry_after_is_heeded_within_bounds(receiver: Receiver) -> None:
-    async def walk() -> None:
-        clock = NotingClock()
-        async with sending(receiver.url, clock=clock) as webhooks:
-            for number, (asked, low, high) in enumerate(ASKED, 1):
-                date = formatdate(time.time() + float(asked.split()[1]), usegmt=True) if "in " in asked else asked
-                receiver.answers.append((429 if number % 2 else 503, {"Retry-After": date}))
-                webhooks.send("alert.raised", alert())
-                await clock.waited(number)
-                assert low <= clock.waits[-1] <= high, asked
-                clock.advance(clock.waits[-1])
-                await until(lambda number=number: webhooks.delivered == number, "it")  # type: ignore[misc]
-
-    run(walk)
-
-
-def test_b8_after_an_hour_it_is_given_up_and_the_next_has_its_turn(receiver: Receiver, logged: list[Any]) -> None:
-    receiver.answers.extend([500, 500, 500])
-
-    async def walk() -> None:
-        clock = NotingClock()
-        async with sending(receiver.url, clock=clock) as webhooks:
-            webhooks.send("alert.raised", alert("old"))
-            await clock.waited(1)
-            clock.advance(3599)
-            webhooks.send("alert.raised", alert("new"))
-            await clock.waited(2)
-            assert webhooks.failed == 0
-            clock.advance(1)
-            if not webhooks.failed:
-                clock.advance(30)
-            await until(lambda: webhooks.delivered == 1, "the new one")
-            assert (webhooks.failed, webhooks.waiting) == (1, 0)
-        assert [agent for _, agent in receiver.events] == ["old"] * 3 + ["new"]
-        given_up = [line for line in logged if line["event"] == "webhooks are given up"]
-        assert [(line["many"], line["problem"]) for line in given_up] == [(1, "status 500")]
 
     run(walk)
 
@@ -520,7 +309,7 @@ def test_a_certificate_that_is_not_trusted_gets_nothing(
 
     async def walk() -> None:
         clock = NotingClock()
-        async with sending(url, clock=clock, within=0.5) as webhooks:
+        async with sending(url, clock=clock) as webhooks:
             webhooks.send("alert.raised", alert())
             await clock.waited(1)
         assert receiver.heard == []
@@ -570,104 +359,5 @@ def test_a_url_that_cannot_be_used_is_told_at_the_start_without_what_is_secret(u
             Webhooks([url], "", ManualClock(), 5.0)
         assert "a-password" not in str(caught.value)
         assert len(str(caught.value)) < 200
-
-    run(walk)
-
-
-# The end --------------------------------------------------------------------------------------------------------------
-
-
-def test_b8_at_the_end_what_waits_is_tried_once_more(receiver: Receiver, logged: list[Any]) -> None:
-    receiver.answers.append(503)
-
-    async def walk() -> None:
-        clock = NotingClock()
-        async with sending(receiver.url, clock=clock) as webhooks:
-            for number in range(5):
-                webhooks.send("alert.raised", alert(str(number)))
-            await clock.waited(1)
-        assert (webhooks.delivered, webhooks.failed, webhooks.waiting) == (5, 0, 0)
-        assert [agent for _, agent in receiver.events] == ["0", "0", "1", "2", "3", "4"]
-
-    run(walk)
-
-
-def test_b8_what_is_under_way_at_the_end_is_tried_once_more_too(receiver: Receiver) -> None:
-    def fails(connection: socket.socket) -> None:
-        receiver.let_go.wait()
-        connection.sendall(b"HTTP/1.1 503 Wait\r\nRetry-After: 60\r\nContent-Length: 0\r\n\r\n")
-
-    receiver.answers.append(fails)
-
-    async def walk() -> None:
-        async with sending(receiver.url, within=PATIENCE) as webhooks:
-            webhooks.send("alert.raised", alert())
-            await until(lambda: receiver.heard, "the request")
-            webhooks.hurry()
-            receiver.let_go.set()
-        assert (webhooks.delivered, webhooks.failed, len(receiver.heard)) == (1, 0, 2)
-
-    began = time.monotonic()
-    run(walk)
-    assert time.monotonic() - began < PATIENCE
-
-
-def test_b8_at_the_end_a_receiver_that_is_away_is_not_waited_for(logged: list[Any]) -> None:
-    async def walk() -> None:
-        clock = NotingClock()
-        async with sending(f"http://127.0.0.1:{free_port()}", clock=clock, within=PATIENCE) as webhooks:
-            for number in range(5):
-                webhooks.send("alert.raised", alert(str(number)))
-            await clock.waited(1)
-        assert (webhooks.delivered, webhooks.failed, webhooks.waiting) == (0, 5, 0)
-        assert (logged[-1]["event"], logged[-1]["many"]) == ("webhooks are given up", 5)
-
-    began = time.monotonic()
-    run(walk)
-    assert time.monotonic() - began < PATIENCE
-
-
-def test_b8_at_the_end_a_receiver_that_hangs_is_waited_for_within_bounds(receiver: Receiver, logged: list[Any]) -> None:
-    receiver.answers.append(receiver.hang)
-
-    async def walk() -> None:
-        async with sending(receiver.url, within=0.1) as webhooks:
-            webhooks.send("alert.raised", alert())
-            webhooks.send("alert.resolved", alert())
-            await until(lambda: receiver.heard, "the request")
-        assert (webhooks.delivered, webhooks.failed, webhooks.waiting) == (0, 2, 0)
-        (line,) = logged
-        assert (line["event"], line["many"], line["problem"]) == ("webhooks are given up", 2, "the hub stops")
-
-    run(walk)
-
-
-def test_the_time_at_the_end_is_counted_from_its_beginning(receiver: Receiver) -> None:
-    receiver.answers.append(receiver.hang)
-
-    async def walk() -> None:
-        webhooks = Webhooks([receiver.url], SECRET, ManualClock(), 0.05)
-        await webhooks.start()
-        webhooks.send("alert.raised", alert())
-        webhooks.hurry()
-        loop = asyncio.get_running_loop()
-        over = loop.time() + 0.05
-        await until(lambda: loop.time() > over, "the time to be up")
-        webhooks._within = PATIENCE
-        await webhooks.close()
-        assert loop.time() < over + PATIENCE / 4
-        assert webhooks.failed == 1
-
-    run(walk)
-
-
-def test_what_comes_while_the_hub_stops_is_sent_too(receiver: Receiver) -> None:
-    async def walk() -> None:
-        async with sending(receiver.url) as webhooks:
-            webhooks.hurry()
-            webhooks.send("alert.raised", alert("late"))
-            await until(lambda: webhooks.delivered == 1, "it")
-            webhooks.send("alert.raised", alert("last"))
-        assert [agent for _, agent in receiver.events] == ["late", "last"]
 
     run(walk)

@@ -13,6 +13,7 @@ import redis
 from headgate.edges.limits import AsyncHeadgateStorage, HeadgateStorage
 
 SERVER = os.environ["HEADGATE_TEST_SERVER"]
+PATIENCE = 60.0  # seconds: a server on a busy machine isn't away
 OURS = {"in-memory": "headgate-memory", "redis": "headgate-redis", "redis_basic": "headgate-redis"}
 
 client = redis.Redis.from_url(SERVER)
@@ -43,8 +44,9 @@ def ours(value: Any) -> Any:
     asynchronous, kind = value.values[0].startswith("async+"), OURS[value.id]
     in_memory = kind == "headgate-memory"
     url = f"{'async+' if asynchronous else ''}headgate+{'memory://' if in_memory else SERVER}"
+    options = {} if in_memory else {"timeout": PATIENCE}
     expected = [AsyncHeadgateStorage if asynchronous else HeadgateStorage] if len(value.values) == 4 else []
-    return pytest.param(url, {}, *expected, None if in_memory else client, id=kind)
+    return pytest.param(url, options, *expected, None if in_memory else client, id=kind)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

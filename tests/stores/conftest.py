@@ -2,13 +2,14 @@
 
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from servers import PATIENCE, Server, cluster
 
 from headgate import ManualClock
-from headgate.stores.redis import RedisStore
+from headgate.stores.redis import RedisStore, failing
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,14 @@ def still(server: Server, clock: ManualClock) -> Iterator[RedisStore]:
 def kind(request: pytest.FixtureRequest) -> str:
     """Who asks."""
     return str(request.param)
+
+
+@pytest.fixture
+def breaker_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """By which stores decide when to try a server again that was away."""
+    clock = ManualClock(start=1000)
+    monkeypatch.setattr(failing, "time", SimpleNamespace(monotonic=lambda: clock.now() / 1_000_000))
+    return clock
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def test_max_keys_denies_new_keys_and_keeps_blocked_ones_blocked(caplog: pytest.
 
 
 def test_max_keys_counts_what_has_been_spent_in_any_case() -> None:
-    store = MemoryStore(max_keys=1)
+    store = MemoryStore(clock=ManualClock(), max_keys=1)
     limiter = Limiter(per_minute(10), store=store)
     limiter.check("known")
     assert not limiter.check("new")

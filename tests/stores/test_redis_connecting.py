@@ -17,11 +17,31 @@ import redis.asyncio
 import trustme
 from servers import PATIENCE, Server, cluster, replicated, wait_for
 
-from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, RedisStore, StoreAway, StoreError, per_day
+from headgate import (
+    Decision,
+    Gate,
+    HeadgateError,
+    InvalidInput,
+    Limiter,
+    Policy,
+    RedisStore,
+    StoreAway,
+    StoreError,
+    per_day,
+)
 from headgate.stores import Ask, Verb
 from headgate.stores.redis.connecting import PERMISSIONS, check_server
 
 pytestmark = pytest.mark.once
+
+UNHURRIED = Policy(store={"timeout": PATIENCE})
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No store here gives up on a server because the machine is slow, even one that is made from a URL alone."""
+    make: Any = RedisStore.__init__
+    monkeypatch.setitem(make.__kwdefaults__, "timeout", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +71,13 @@ def test_a_limiter_and_a_gate_take_a_url(server: Server) -> None:
     assert [bool(limiter.check("a")) for limiter in (one, other, one, other)] == [True, True, True, False]
     one.close()
     other.close()
-    with Gate(store=server.url) as gate:
+    with Gate(UNHURRIED, store=server.url) as gate:
         assert gate.check("a", "ws", "heavy").remaining == 9
 
     async def use() -> None:
         async with Limiter("3/day", store=server.url, name="url") as limiter:
             assert not await limiter.acheck("a")
-        async with Gate(store=server.url) as gate:
+        async with Gate(UNHURRIED, store=server.url) as gate:
             assert (await gate.acheck("a", "ws", "heavy")).remaining == 8
 
     asyncio.run(use())
@@ -159,7 +179,7 @@ def test_a_name_that_leads_to_another_master_is_followed(kind: str) -> None:
                         leads_to[0] = new
                     decision = await limiter.acheck("a") if kind == "tasks" else limiter.check("a")
                     assert decision.degraded == degraded
-                deadline = asyncio.get_running_loop().time() + 5
+                deadline = asyncio.get_running_loop().time() + PATIENCE
                 while (await limiter.acheck("b") if kind == "tasks" else limiter.check("b")).degraded:
                     assert asyncio.get_running_loop().time() < deadline
                     await asyncio.sleep(0.05)
@@ -188,7 +208,7 @@ def test_sentinel() -> None:
 
 
 def test_a_cluster() -> None:
-    with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}", timeout=PATIENCE) as store:
+    with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}") as store:
         store.verify()
         for key in "abcdef":  # in slots of all nodes
             assert both_ways(store, key) == [True, True, True, False]
@@ -371,7 +391,7 @@ def test_the_permissions_that_the_docs_name_are_enough(server: Server) -> None:
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "enough", "on", "nopass", *PERMISSIONS.split())
     url = f"redis://enough:any@127.0.0.1:{server.port}"
-    with Gate(store=url) as gate, Gate(store=url) as other:
+    with Gate(UNHURRIED, store=url) as gate, Gate(UNHURRIED, store=url) as other:
         assert not gate.check("a", "ws", "heavy", request_id="1").degraded
         while gate.check("a", "ws", "heavy"):
             pass

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 from redis.crc import key_slot
@@ -35,6 +36,22 @@ ODD_AGENTS = [
     "y" * 9999,
 ]
 HOUR = 3_600_000_000
+
+T = TypeVar("T")
+
+
+def wait_until(find: Callable[[], T | None], what: str) -> T:
+    """Try until something is found: a machine that stands still is too slow at times."""
+    found: list[T] = []
+
+    def look() -> bool:
+        one = find()
+        if one:
+            found.append(one)
+        return bool(found)
+
+    wait_for(look, what)
+    return found[0]
 
 
 def test_defect_1_a_fast_refill_is_no_free_pass(store: RedisStore, raw: Any) -> None:
@@ -96,8 +113,8 @@ def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[
 
 
 @pytest.mark.parametrize("limit", [per_minute(10), SlidingWindow(10, 60)], ids=str)
-def test_defect_6_a_cost_that_is_too_high_spends_nothing(store: RedisStore, limit: Limit) -> None:
-    limiter = Limiter(limit, store=store)
+def test_defect_6_a_cost_that_is_too_high_spends_nothing(still: RedisStore, limit: Limit) -> None:
+    limiter = Limiter(limit, store=still)
     assert limiter.check("key", 11).retry_after is None
     assert limiter.peek("key").remaining == 10
     assert limiter.check("key", 9)
@@ -124,8 +141,8 @@ def test_defect_7_what_has_left_the_window_is_gone(store: RedisStore, raw: Any, 
     limiter = Limiter(limit, store=store)
     for _ in range(300):
         limiter.check("key")
-    sizes = [raw.memory_usage(key, samples=0) for key in raw.scan_iter()]
-    assert all([0 < size < 300 * 32 for size in sizes])
+    sizes = [raw.memory_usage(key, samples=0) for key in raw.scan_iter()]  # None of one that has just gone
+    assert all([0 < size < 300 * 32 for size in sizes if size is not None])
     wait_for(lambda: raw.dbsize() == 0, "the window's keys go away")
 
 
@@ -165,7 +182,7 @@ def test_defect_11_no_memory_is_not_a_denial(
     server: Server, raw: Any, on_failure: str, passes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RedisStore(server.url, timeout=PATIENCE, on_failure=on_failure) as store:
-        limiters = [Limiter(limit, store=store) for limit in (per_minute(60), SlidingWindow(60, 60))]
+        limiters = [Limiter(limit, store=store) for limit in (per_day(60), SlidingWindow(60, 86_400))]
         assert not any([limiter.check("key").degraded for limiter in limiters])
         raw.config_set("maxmemory", 1)
         try:
@@ -193,15 +210,21 @@ def test_a5_a_clock_set_back_an_hour_blocks_no_bucket(
     """A stamp that is an hour ahead starts again from now: nothing is credited for the gap, nothing waits for it."""
     limiter = Limiter(per_second(5), store=store)
     key = "headgate:{key}b1:5/second:"
-    raw.set(key, struct.pack("<2d", 0, time_of(raw) + HOUR), px=3_700_000)
-    denied = limiter.check("key")
-    assert not denied
-    assert denied.remaining == 0
-    assert denied.retry_us == 200_000
-    assert denied.reset_after == 1.0
-    stamp = struct.unpack("<2d", raw.get(key))[1]
-    assert abs(time_of(raw) - stamp) < 1_000_000
-    assert raw.pttl(key) <= 1010
+
+    def found() -> Any:
+        """What is stored after the check; nothing, if it has gone before it was looked at."""
+        raw.set(key, struct.pack("<2d", 0, time_of(raw) + HOUR), px=3_700_000)
+        before, denied, after = time_of(raw), limiter.check("key"), time_of(raw)
+        assert not denied
+        assert denied.remaining == 0
+        assert denied.retry_us == 200_000
+        assert denied.reset_after == 1.0
+        assert raw.pttl(key) <= 1010
+        stored = raw.get(key)
+        assert stored is None or before <= struct.unpack("<2d", stored)[1] <= after
+        return stored
+
+    stamp = struct.unpack("<2d", wait_until(found, "a bucket that is still there"))[1]
     wait_for(lambda: limiter.check("key"), "one comes in")
     assert time_of(raw) >= stamp + 200_000
     wait_for(lambda: raw.dbsize() == 0, "the bucket is full and gone")
@@ -219,18 +242,26 @@ def test_a5_a_clock_set_back_an_hour_blocks_no_window(
 ) -> None:
     """The hits keep their distance; the newest was made now."""
     limiter = Limiter(SlidingWindow(3, 1), store=store)
-    key, later = "headgate:{key}w1:3/second sliding:", time_of(raw) + HOUR
-    raw.rpush(key, 1_000_000, 7, later - 400_000, 9, later, 10)
-    raw.pexpire(key, 3_700_000)
-    denied = limiter.check("key")
-    assert not denied
-    assert denied.retry_us == 600_000
-    assert denied.reset_after == 1.0
-    numbers = [int(number) for number in raw.lrange(key, 0, -1)]
+    key = "headgate:{key}w1:3/second sliding:"
+
+    def found() -> list[int]:
+        """What is stored after the check; nothing, if it has gone before it was looked at."""
+        raw.delete(key)
+        later = time_of(raw) + HOUR
+        raw.rpush(key, 1_000_000, 7, later - 400_000, 9, later, 10)
+        raw.pexpire(key, 3_700_000)
+        before, denied, after = time_of(raw), limiter.check("key"), time_of(raw)
+        assert not denied
+        assert denied.retry_us == 600_000
+        assert denied.reset_after == 1.0
+        assert raw.pttl(key) <= 1010
+        numbers = [int(number) for number in raw.lrange(key, 0, -1)]
+        assert not numbers or before <= numbers[4] <= after
+        return numbers
+
+    numbers = wait_until(found, "a window that is still there")
     assert [numbers[0], numbers[1], numbers[3], numbers[5]] == [1_000_000, 0, 2, 3]
     assert numbers[4] - numbers[2] == 400_000
-    assert abs(time_of(raw) - numbers[4]) < 500_000
-    assert raw.pttl(key) <= 1010
     wait_for(lambda: limiter.check("key", 2), "two have left")
     assert time_of(raw) >= numbers[2] + 1_000_000
     wait_for(lambda: raw.dbsize() == 0, "all have left")
@@ -247,7 +278,7 @@ def test_a5_a_clock_set_back_an_hour_keeps_nobody_rate_limited(
     standing = store.standing(offence)
     assert (standing.violations, standing.quiet_left) == (2, 0.3)
     assert stepped_back(caplog) == 1
-    wait_for(lambda: not store.standing(offence), "the quiet period passes", 5)
+    wait_for(lambda: not store.standing(offence), "the quiet period passes")
 
 
 def test_a5_a_clock_set_back_an_hour_holds_up_nobody_for_it(store: RedisStore, raw: Any) -> None:
@@ -259,7 +290,7 @@ def test_a5_a_clock_set_back_an_hour_holds_up_nobody_for_it(store: RedisStore, r
     assert (bool(early), early.retry_after) == (False, 0.3)
     assert early.violation is not None
     assert early.violation.count == 2
-    wait_for(lambda: store.standing(offence).wait_left == 0, "the wait is over", 5)
+    wait_for(lambda: store.standing(offence).wait_left == 0, "the wait is over")
     assert store.apply(Verb.CHECK, [ask], 200, offence)
 
 
@@ -270,11 +301,13 @@ def test_a5_violations_go_on_after_a_clock_was_set_back(store: RedisStore, raw: 
     raw.set(
         "headgate:{a}v1:agents", struct.pack("<5d", 3, later - 10, later - 30, later - 20, later - 10), px=3_900_000
     )
+    before = time_of(raw)
     told = [store.offend(offence) for _ in range(2)]
+    after = time_of(raw)
     assert [(one.count, one.alert) for one in told] == [(4, False), (5, False)]
     count, alerted, *newest = struct.unpack("<5d", raw.get("headgate:{a}v1:agents"))
     assert count == 5
-    assert all([abs(time_of(raw) - moment) < 1_000_000 for moment in (alerted, *newest)])
+    assert all([before - 30 <= moment <= after for moment in (alerted, *newest)])
     assert raw.pttl("headgate:{a}v1:agents") <= 300_010
 
 
@@ -283,20 +316,28 @@ def test_a5_a_step_back_below_a_second_keeps_the_old_stamp(
 ) -> None:
     """The clock stands still until it has caught up."""
     ahead = 700_000
-    stamp = time_of(raw) + ahead
-    raw.set("headgate:{key}b1:5/second:", struct.pack("<2d", 0, stamp), px=60_000)
-    raw.rpush("headgate:{key}w1:1/second sliding:", 1_000_000, 0, stamp, 1)
-    raw.pexpire("headgate:{key}w1:1/second sliding:", 60_000)
-    raw.set("headgate:{key}v1:agents", struct.pack("<3d", 1, 0, stamp), px=60_000)
-    before = [raw.dump(key) for key in sorted(raw.keys())]
     bucket, window = Limiter(per_second(5), store=store), Limiter(SlidingWindow(1, 1), store=store)
-    waits = [one.check("key").retry_us or 0 for one in (bucket, window)]
-    assert store.standing(Offence("agents", "key", Backoff())).violations == 1
-    caught_up = time_of(raw) >= stamp
-    assert not caught_up, "this machine was too slow for the test"
-    assert 200_000 < waits[0] <= 200_000 + ahead
-    assert 1_000_000 < waits[1] <= 1_000_000 + ahead
-    assert [raw.dump(key) for key in sorted(raw.keys())] == before
+
+    def stamped() -> int | None:
+        """The stamp of what was looked at before its time had come; nothing, if the machine was too slow for that."""
+        raw.flushall()
+        stamp = time_of(raw) + ahead
+        raw.set("headgate:{key}b1:5/second:", struct.pack("<2d", 0, stamp), px=60_000)
+        raw.rpush("headgate:{key}w1:1/second sliding:", 1_000_000, 0, stamp, 1)
+        raw.pexpire("headgate:{key}w1:1/second sliding:", 60_000)
+        raw.set("headgate:{key}v1:agents", struct.pack("<3d", 1, 0, stamp), px=60_000)
+        before = [raw.dump(key) for key in sorted(raw.keys())]
+        waits = [one.check("key").retry_us or 0 for one in (bucket, window)]
+        violations = store.standing(Offence("agents", "key", Backoff())).violations
+        if time_of(raw) >= stamp:
+            return None
+        assert violations == 1
+        assert 200_000 < waits[0] <= 200_000 + ahead
+        assert 1_000_000 < waits[1] <= 1_000_000 + ahead
+        assert [raw.dump(key) for key in sorted(raw.keys())] == before
+        return stamp
+
+    stamp = wait_until(stamped, "a look before the clock has caught up")
     wait_for(lambda: bucket.check("key"), "one comes in")
     assert time_of(raw) >= stamp + 200_000
     wait_for(lambda: window.check("key").outcome is not Outcome.DENY, "it leaves the window")

@@ -264,8 +264,8 @@ def test_c5_a_key_lives_until_it_is_full_and_not_much_longer(store: RedisStore, 
         decision = limiter.charge(key, cost) if chance.random() < 0.5 else limiter.check(key, min(cost, limit.capacity))
         after = time_of(raw)
         found = list(raw.scan_iter(match=f"*{{{key}}}*", count=100_000))
-        if found:
-            expires = raw.pexpiretime(found[0]) * 1000
+        expires = raw.pexpiretime(found[0]) * 1000 if found else -1
+        if expires >= 0:
             assert expires >= before + decision.reset_after * 1_000_000, limit
             assert expires <= after + decision.reset_after * 1_000_001 + 4000, limit
         else:
@@ -275,11 +275,11 @@ def test_c5_a_key_lives_until_it_is_full_and_not_much_longer(store: RedisStore, 
 def test_c5_an_expired_bucket_is_full(store: RedisStore, raw: Any) -> None:
     """What the server drops by itself changes no decision."""
     limiter = Limiter(per_second(20), store=store)
-    decision = limiter.check("a", 5)
     begin = time_of(raw)
+    decision = limiter.check("a", 5)
     assert decision.reset_after == 0.25
     wait_for(lambda: raw.dbsize() == 0, "the bucket is gone")
-    assert time_of(raw) >= begin + 240_000
+    assert time_of(raw) >= begin + 250_000
     assert limiter.peek("a").remaining == 20
 
 
@@ -294,18 +294,14 @@ async def use_once(store: RedisStore, keys: int) -> None:
 
 @pytest.mark.parametrize("keys", [4000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_c5_one_shot_keys_leave_nothing_behind(server: Server, raw: Any, keys: int) -> None:
-    most = 0
-
     async def work() -> None:
-        nonlocal most
         async with RedisStore(server.url, timeout=PATIENCE) as store:
             await Limiter(per_day(1), store=store).apeek("warm")
             await use_once(store, keys)
-            most = raw.dbsize()
 
     asyncio.run(work())
-    assert most > 0
-    wait_for(lambda: raw.dbsize() == 0, "nothing is left", 60)
+    wait_for(lambda: raw.dbsize() == 0, "nothing is left")
+    assert raw.info("stats")["expired_keys"] == keys
 
 
 def hit(raw: Any, limit: Limit, hits: int) -> None:
@@ -322,11 +318,13 @@ def hit(raw: Any, limit: Limit, hits: int) -> None:
 
 @pytest.mark.parametrize(("hits", "window"), [(5000, 2), pytest.param(50_000, 15, marks=pytest.mark.long)])
 def test_a_window_takes_at_most_32_bytes_a_hit(raw: Any, hits: int, window: int) -> None:
-    limit = SlidingWindow(hits, window)
-    hit(raw, limit, hits)
+    hour = 3600  # so that none leaves meanwhile
+    hit(raw, SlidingWindow(hits, hour), hits)
     (key,) = keys_of(raw)
     assert raw.llen(key) > hits, "they were made at different moments"
     size = raw.memory_usage(key, samples=0)
     assert 8 * hits < size <= 32 * hits
-    assert raw.pttl(key) <= window * 1000 + 2
-    wait_for(lambda: raw.dbsize() == 0, "the window is gone", window + 5)
+    assert raw.pttl(key) <= hour * 1000 + 2
+    raw.flushall()
+    hit(raw, SlidingWindow(hits, window), hits)
+    wait_for(lambda: raw.dbsize() == 0, "the window is gone", window + PATIENCE)

@@ -9,24 +9,30 @@ import { Program, real, Recorder, StillHub, StillTime } from "./desk.js";
 afterEach(closeAll);
 
 test("d5: 40 envelopes at 20 a second all arrive once and in order, in Python and in TypeScript", real, async () => {
-  const hub = await Program.open("20", "10", ["writer", "reader"]);
+  const hub = await Program.open("20", "1", ["writer", "reader"]);
   const recorder = new Recorder();
   const denials: RateLimited[] = [];
   const received = await pythonReceiver(hub.url, "reader", hub.token(1));
-  const reader = client(hub.url, "reader", hub.token(1));
+  const reader = client(hub.url, "reader", hub.token(1), { inbox: 500 });
   await reader.ready;
   const options = { WebSocket: recorder.WebSocket, onRateLimited: (denial: RateLimited) => denials.push(denial) };
   const writer = client(hub.url, "writer", hub.token(0), options);
-  const receipts = await Promise.all(numbers(40).map((body) => writer.send("reader", body)));
-  assert.deepEqual(await received(40), numbers(40));
-  assert.deepEqual(await read(reader, 40), numbers(40));
-  assert.equal(new Set(receipts.map(({ id }) => id)).size, 40);
+  const ids: string[] = [];
+  // A slow machine keeps to the limit by itself: it goes on until it was denied.
+  while (ids.length < 40 || (denials.length === 0 && ids.length < 400)) {
+    const sends = numbers(40, ids.length + 1).map((body) => writer.send("reader", body));
+    ids.push(...(await Promise.all(sends)).map(({ id }) => id));
+  }
+  const sent = numbers(ids.length);
+  assert.deepEqual(await received(sent.length), sent);
+  assert.deepEqual(await read(reader, sent.length), sent);
+  assert.equal(new Set(ids).size, sent.length);
   assert.equal(recorder.assertNeverEarly(), denials.length);
   assert.ok(denials.length > 0);
   for (const { waitMs, reason, id } of denials) {
     assert.ok(waitMs >= 1 && waitMs <= 50, String(waitMs));
-    assert.equal(reason, `an address may send 20/second burst 10; send it again in ${waitMs} ms`);
-    assert.ok(receipts.some((receipt) => receipt.id === id));
+    assert.equal(reason, `an address may send 20/second burst 1; send it again in ${waitMs} ms`);
+    assert.ok(ids.includes(id));
   }
 });
 

@@ -1,0 +1,6 @@
+"""What agents may be called."""
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+BACKWARDS = "מתכנן"
+LONG = "n" * 128
+AWKWARD = "a/b?c#d%2e &'\""

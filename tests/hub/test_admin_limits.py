@@ -1,0 +1,295 @@
+"""What the admin changes of the limits: at once, on open connections too, after a restart, and whatever the names."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hub.admins import FEW, LIMITS, called, changes, ping, use_up
+from hubs import ADMIN, Running, hub_settings, running
+
+from headgate import Policy
+from headgate.hub.hub import ROUTES, Hub
+
+EVERYWHERE = {"light": "2/minute", "normal": "60/minute", "heavy": "10/minute"}
+ODD = [
+    "a/b",
+    "/",
+    "a b",
+    " ",
+    "100%",
+    "%2F",
+    "%",
+    "🙂 agent",
+    'it\'s "quoted"',
+    "a?b=c&d#e",
+    "a+b;c",
+    "...",
+    "whitelists",
+    "Defaults",
+    "ß\u00e9漢",
+    "x" * 128,
+    "'; DROP TABLE agents; --",
+    "\\",
+    "<script>",
+]
+
+
+# The eight calls ------------------------------------------------------------------------------------------------------
+
+
+def test_b6_the_limits_are_listed_with_every_override() -> None:
+    policy = Policy(limits={"light": "2/minute"}, agents={"planner": {"ws": {"heavy": "5/second burst 9"}}})
+    with running(policy) as hub, hub.http(ADMIN) as admin:
+        listed = {"defaults": {"ws": EVERYWHERE, "http": EVERYWHERE}}
+        overrides: dict[str, Any] = {"planner": {"ws": {"heavy": "5/second burst 9"}}}
+        assert admin.get(LIMITS).json() == {**listed, "overrides": overrides}
+        admin.put(f"{LIMITS}/writer", json={"normal": ["1/second", "5/minute"]})
+        overrides["writer"] = {channel: {"normal": "1/second; 5/minute"} for channel in ("ws", "http")}
+        assert admin.get(LIMITS).json() == {**listed, "overrides": overrides}
+
+
+def test_b6_changed_defaults_hold_at_once_on_open_connections() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
+        assert admin.put(f"{LIMITS}/own", json={"light": "2/minute"}).status_code == 200
+        use_up(wire)
+        use_up(other)
+        answer = admin.put(f"{LIMITS}/defaults", json={"light": "5/minute"})
+        assert answer.status_code == 200
+        assert answer.json()["defaults"] == {channel: {**EVERYWHERE, "light": "5/minute"} for channel in ("ws", "http")}
+        assert ping(wire, 6) == ["pong"] * 5 + ["rate_limited"]
+        assert ping(other) == ["rate_limited"]  # which has an override
+        admin.put(f"{LIMITS}/defaults", json={"ws": {"light": "1/minute"}, "heavy": "3/hour"})
+        assert ping(wire, 2) == ["pong", "rate_limited"]
+        now = admin.get(LIMITS).json()["defaults"]
+        assert now["ws"] == {"light": "1/minute", "normal": "60/minute", "heavy": "3/hour"}
+        assert now["http"] == {"light": "5/minute", "normal": "60/minute", "heavy": "3/hour"}
+
+
+def test_b6_an_override_holds_at_once_on_open_connections_until_it_is_removed() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+        use_up(wire)
+        use_up(other)
+        answer = admin.put(f"{LIMITS}/planner", json={"light": "4/minute"})
+        own = {channel: {"light": "4/minute"} for channel in ("ws", "http")}
+        limits = {channel: {**EVERYWHERE, "light": "4/minute"} for channel in ("ws", "http")}
+        expected = {"agent_id": "planner", "limits": limits, "override": own, "exempt": False}
+        assert (answer.status_code, answer.json()) == (200, expected)
+        assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]
+        assert ping(other) == ["rate_limited"]
+        answer = admin.delete(f"{LIMITS}/planner")
+        ordinary = dict.fromkeys(("ws", "http"), EVERYWHERE)
+        assert answer.json() == {"agent_id": "planner", "limits": ordinary, "override": {}, "exempt": False}
+        assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
+        assert admin.delete(f"{LIMITS}/planner").json() == answer.json()
+        assert changes(admin) == [
+            "override of 'planner' removed",
+            "override of 'planner' for light set to 4/minute",
+        ]
+
+
+@pytest.mark.parametrize("body", [{"light": "1/s", "ws": {"light": "2/s"}}, {"ws": {"light": "2/s"}, "light": "1/s"}])
+def test_b6_a_limit_below_a_channel_holds_there_whatever_the_order(body: dict[str, Any]) -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        limits = admin.put(f"{LIMITS}/planner", json=body).json()["override"]
+        assert limits == {"ws": {"light": "2/second"}, "http": {"light": "1/second"}}
+
+
+def test_b6_an_exemption_holds_at_once_on_open_connections_until_it_is_removed() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+        path = f"{LIMITS}/whitelist"
+        assert admin.get(path).json() == {"agents": []}
+        use_up(wire)
+        use_up(other)
+        assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
+        assert ping(wire, 10) == ["pong"] * 10
+        assert ping(other) == ["rate_limited"]
+        assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
+        assert admin.put(path, json={"agents": ["other", "away", "other"]}).json() == {"agents": ["away", "other"]}
+        assert ping(other, 10) == ["pong"] * 10
+        assert ping(wire, 3) == ["pong", "pong", "rate_limited"]  # as if it had spent nothing
+        assert admin.get(path).json() == {"agents": ["away", "other"]}
+        assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
+        assert ping(other, 3) == ["pong", "pong", "rate_limited"]
+        assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
+        assert admin.put(path, json={"agents": []}).json() == {"agents": []}
+        assert changes(admin) == [
+            "exemption of 'away' removed",
+            "exemption of 'other' removed",
+            "exemption of 'other' set to exempt",
+            "exemption of 'away' set to exempt",
+            "exemption of 'planner' removed",
+            "exemption of 'planner' set to exempt",
+        ]
+
+
+def test_b6_http_is_held_to_the_changes_as_well() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
+
+        def asked(times: int) -> list[int]:
+            return [client.get("/api/tasks").status_code for _ in range(times)]
+
+        assert asked(3) == [200, 200, 429]
+        admin.put(f"{LIMITS}/defaults", json={"http": {"light": "3/minute"}})
+        assert asked(4) == [200, 200, 200, 429]
+        admin.put(f"{LIMITS}/planner", json={"http": {"light": "1/minute"}})
+        assert asked(2) == [200, 429]
+        admin.post(f"{LIMITS}/whitelist", json={"agent_id": "planner"})
+        assert asked(9) == [200] * 9
+
+
+def test_b6_all_of_it_survives_a_restart(tmp_path: Path) -> None:
+    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        token = hub.register("planner")
+        admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
+        admin.put(f"{LIMITS}/planner", json={"ws": {"light": "5/minute"}})
+        admin.put(f"{LIMITS}/gone", json={"ws": {"light": "5/minute"}})
+        admin.delete(f"{LIMITS}/gone")
+        admin.put(f"{LIMITS}/whitelist", json={"agents": ["monitor", "other"]})
+        admin.delete(f"{LIMITS}/whitelist/other")
+        before = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
+        assert len(before[2]["changes"]) == 7
+    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        after = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
+        assert after == before
+        with hub.agent("planner", token) as wire:
+            assert ping(wire, 6) == ["pong"] * 5 + ["rate_limited"]
+        with hub.agent("monitor") as wire:
+            assert ping(wire, 9) == ["pong"] * 9
+
+
+def test_b6_who_changed_what_and_when_is_kept() -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        assert admin.get("/api/admin/changes").json() == {"changes": []}
+        before = time.time()
+        admin.put(f"{LIMITS}/planner", json={"light": "5/minute"})
+        admin.put(f"{LIMITS}/defaults", json={"ws": {"heavy": "1/minute"}})
+        admin.get(LIMITS)
+        admin.put(f"{LIMITS}/planner", json={"light": "nonsense"})
+        found = admin.get("/api/admin/changes").json()["changes"]
+        assert [(change["what"], change["by"]) for change in found] == [
+            ("default for ws heavy set to 1/minute", "admin at 127.0.0.1"),
+            ("override of 'planner' for light set to 5/minute", "admin at 127.0.0.1"),
+        ]
+        assert before <= found[1]["at"] <= found[0]["at"] <= time.time()
+        assert admin.get("/api/admin/changes?limit=1").json() == {"changes": found[:1]}
+
+
+NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
+SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+
+
+@pytest.mark.parametrize("where", ["planner", "defaults"])
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({}, "body: expected limits for some of light, normal, heavy, got none"),
+        ({"ws": {}}, "body: expected limits for some of light, normal, heavy, got none"),
+        ({"hevy": "1/s"}, "body: expected one of light, normal, heavy, ws, http, got 'hevy'"),
+        ({"ws": {"hevy": "1/s"}}, "ws: expected one of light, normal, heavy, got 'hevy'"),
+        ({"ws": "1/s"}, "ws: expected an object with limits by tier, got '1/s'"),
+        ({"light": {"1/s": "1/s"}},
+         "light: expected a limit such as '60/minute', or a list of several, got {'1/s': '1/s'}"),
+        ({"light": "x"}, f"light: limit 'x': expected {SYNTAX}, got 'x'"),
+        ({"light": "5/minute", "http": {"heavy": "x"}}, f"http.heavy: limit 'x': expected {SYNTAX}, got 'x'"),
+        ({"light": "0/minute"}, f"light: limit '0/minute': {NOTHING}"),
+        ({"light": 5}, "body: Expected `str | object | array`, got `int` - at `$[...]`"),
+        ({"light": []}, "body: Expected `array` of length >= 1 - at `$[...]`"),
+        ([], "body: Expected `object`, got `array`"),
+    ],
+)  # fmt: skip
+def test_b6_limits_that_cannot_be_used_change_nothing(where: str, body: Any, detail: str) -> None:
+    async def work() -> None:
+        async with Hub(hub_settings()) as hub, called(hub) as admin:
+            answer = await admin.put(f"{LIMITS}/{where}", json=body)
+            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "detail"),
+    [
+        ("PUT", "whitelist", {"agents": ["a", "b\n"]}, "agent: expected 1 to 128 printable characters, got 'b\\n'"),
+        ("PUT", "whitelist", {"agents": ["a", ""]}, "body: Expected `str` of length >= 1 - at `$.agents[1]`"),
+        ("PUT", "whitelist", {"agents": "a"}, "body: Expected `array`, got `str` - at `$.agents`"),
+        ("PUT", "whitelist", {}, "body: Object missing required field `agents`"),
+        ("POST", "whitelist", {"agent_id": "\0"}, "agent: expected 1 to 128 printable characters, got '\\x00'"),
+        ("POST", "whitelist", {"agent_id": "a", "by": "me"}, "body: Object contains unknown field `by`"),
+        ("DELETE", "whitelist/%0A", None, "agent: expected 1 to 128 printable characters, got '\\n'"),
+        ("DELETE", "%0A", None, "agent: expected 1 to 128 printable characters, got '\\n'"),
+        ("PUT", "x" * 129, {"light": "1/s"},
+         f"agent: expected 1 to 128 printable characters, got 'x{'x' * 95}..."),
+    ],
+)  # fmt: skip
+def test_b6_agents_that_cannot_be_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
+    async def work() -> None:
+        async with Hub(hub_settings()) as hub, called(hub) as admin:
+            answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
+            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
+
+    asyncio.run(work())
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_b6_an_agent_cannot_be_named_so_that_it_hides_a_route() -> None:
+    below = f"{LIMITS}/"
+    fixed = {route.path.removeprefix(below).split("/")[0] for route in ROUTES if route.path.startswith(below)}
+    taken = {name for name in fixed if not name.startswith("{")} | {".", ".."}
+    assert taken >= {"whitelist", "defaults", ".", ".."}
+    with running(Policy(addresses={"registration": "100/minute"})) as hub:
+        for token in ("", ADMIN):
+            with hub.http(token) as client:
+                for name in sorted(taken):
+                    answer = client.post("/api/onboard/register", json={"agent_id": name})
+                    detail = f"agent: expected an id that the hub doesn't use itself, got {name!r}"
+                    assert (answer.status_code, answer.json()) == (400, {"error": "reserved", "detail": detail})
+        with hub.http(ADMIN) as admin:
+            for name in sorted(taken):
+                assert admin.post("/api/admin/agents", json={"agent_id": name}).json()["error"] == "reserved"
+            assert admin.get("/api/admin/agents").json() == {"agents": []}
+
+
+@pytest.fixture(scope="module")
+def odd_hub() -> Iterator[tuple[Running, httpx.Client]]:
+    with running(FEW) as hub, hub.http(ADMIN) as admin:
+        yield hub, admin
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client], name: str) -> None:
+    hub, admin = odd_hub
+    todo = {(route.method, route.path) for route in ROUTES if "{agent}" in route.path}
+
+    def ask(method: str, path: str, body: Any = None) -> Any:
+        todo.discard((method, path))
+        answer = admin.request(method, path.format(agent=quote(name, safe="")), json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    answer = admin.post("/api/onboard/register", json={"agent_id": name})
+    assert (answer.status_code, answer.json()["agent_id"]) == (201, name)
+    with hub.agent(name, answer.json()["token"]) as wire:
+        use_up(wire)
+        assert ask("GET", "/api/admin/agents/{agent}")["violations"] == 1
+        assert ask("DELETE", "/api/admin/violations/{agent}") == {"agent_id": name, "reset": True}
+        assert ask("PUT", f"{LIMITS}/{{agent}}", {"light": "4/minute"})["agent_id"] == name
+        assert admin.get(LIMITS).json()["overrides"] == {name: {c: {"light": "4/minute"} for c in ("ws", "http")}}
+        assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]
+        assert ask("DELETE", f"{LIMITS}/{{agent}}")["override"] == {}
+        assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
+        assert admin.post(f"{LIMITS}/whitelist", json={"agent_id": name}).json() == {"agents": [name]}
+        assert ping(wire, 3) == ["pong"] * 3
+        assert ask("DELETE", f"{LIMITS}/whitelist/{{agent}}") == {"agents": []}
+        assert changes(admin)[0] == f"exemption of {name!r} removed"
+        assert ask("POST", "/api/admin/agents/{agent}/token")["agent_id"] == name
+        assert ask("DELETE", "/api/admin/agents/{agent}/token") == {"agent_id": name, "revoked": True}
+    assert not todo, "a new route for an agent? try it here"

@@ -1,0 +1,235 @@
+"""Alerts of hubs that share a server, while that is away, or has not answered in time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from alerting import RAISED, RESOLVED, offend, settled, shown
+from hub.fleets import Fleet, compared
+from hubs import Running
+from receivers import Receiver
+from servers import Server, wait_for
+
+from headgate import StoreAway
+from headgate.hub import alerts as module
+from headgate.stores.redis import alerts as stored
+
+pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
+
+
+@pytest.fixture
+def shaky(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setattr(module, "_EVERY", 0.02)
+    monkeypatch.setattr("headgate.hub.hub._LOOK_EVERY", 0.02)
+    with Server() as server:
+        yield Fleet(server, receiver)
+
+
+def away(*hubs: Running) -> None:
+    wait_for(lambda: all(hub.hub.degraded for hub in hubs), "the hubs to miss the server")
+
+
+def back(*hubs: Running) -> None:
+    wait_for(lambda: not any(hub.hub.degraded for hub in hubs), "the hubs to find the server")
+
+
+def test_b8_without_the_server_a_hub_goes_by_what_it_knows(shaky: Fleet) -> None:
+    with shaky.hub() as one, shaky.hub() as other:
+        shaky.server.kill()
+        away(one, other)
+        offend(one)
+        settled(one)
+        assert [alert["agent_id"] for alert in shown(one)] == ["planner"]
+        assert other.hub.alerts.open == 0
+        shaky.clock.advance(60)
+        settled(one)
+        assert shaky.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
+
+
+def test_b8_what_is_open_when_the_server_goes_is_resolved_once_when_it_is_back(shaky: Fleet) -> None:
+    """It has lost everything meanwhile, as a server without a disk does."""
+    with shaky.hub() as one, shaky.hub() as other:
+        offend(one)
+        offend(one, "other")
+        wait_for(lambda: other.hub.alerts.open == 2, "the alerts on the other")
+        compared(one, other)
+        shaky.server.kill()
+        away(one, other)
+        shaky.clock.advance(70)
+        settled(one)
+        settled(other)
+        assert (one.hub.alerts.open, other.hub.alerts.open) == (2, 2), "nobody knows whether the other resolves it"
+        shaky.server.start()
+        back(one, other)
+        for _ in range(3):
+            compared(one, other)
+            shaky.clock.advance(2)
+        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        compared(one, other)
+        raised = [(RAISED, "planner"), (RAISED, "other")]
+        assert shaky.receiver.events[:2] == raised
+        assert sorted(shaky.receiver.events[2:]) == [(RESOLVED, "other"), (RESOLVED, "planner")]
+
+
+def test_what_a_hub_counts_itself_resolves_nothing_that_is_in_the_server(fleet: Fleet) -> None:
+    with fleet.hub() as one:
+        offend(one)
+        settled(one)
+        one.hub.alerts._away = lambda: True
+        one.hub.gate.reset_violations("planner")
+        one.call(one.hub.alerts.look_again)
+        settled(one)
+        assert (one.hub.alerts.open, list(fleet.open)) == (1, ["planner"])
+        one.hub.alerts._away = lambda: False
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
+
+
+def test_one_that_was_raised_without_the_server_is_renewed_in_it(shaky: Fleet) -> None:
+    with shaky.hub() as one, shaky.hub() as other:
+        shaky.server.kill()
+        away(one, other)
+        offend(one)
+        offend(other)
+        settled(one)
+        settled(other)
+        mine, theirs = shown(one)[0]["alert_id"], shown(other)[0]["alert_id"]
+        shaky.server.start()
+        back(one, other)
+        offend(one)
+        wait_for(lambda: "planner" in shaky.open, "it in the server")
+        compared(one, other)
+        assert [(alert["alert_id"], alert["times"]) for alert in shown(one)] == [(mine, 2)]
+        assert [alert["alert_id"] for alert in shown(other) if alert["resolved_at"] is None] == [mine]
+        assert [alert["alert_id"] for alert in shown(other) if alert["resolved_at"]] == [theirs]
+        said = [(one.json()["event"], one.json()["alert"]["alert_id"]) for one in shaky.receiver.heard]
+        assert sorted(said) == sorted([(RAISED, mine), (RAISED, theirs), (RAISED, mine), (RESOLVED, theirs)])
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_b8_a_removal_that_timed_out_is_told_once_whether_or_not_it_was_done(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    end = stored.RedisAlerts.end
+    failures = [True]
+
+    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
+        fails = bool(failures) and failures.pop()
+        answer = await end(self, *words) if done or not fails else ("done", "")
+        if fails:
+            raise StoreAway("no answer in time")
+        return answer
+
+    monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
+    with fleet.hub() as one, fleet.hub() as other:
+        offend(one)
+        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
+        compared(one, other)
+        fleet.clock.advance(60)
+        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        fleet.clock.advance(10)
+        compared(one, other)
+        assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
+        assert failures == []
+
+
+def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = stored.RedisAlerts.end
+    tries: list[str] = []
+
+    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
+        outcome, _ = await end(self, *words)
+        tries.append(outcome)
+        raise StoreAway("no answer in time")
+
+    monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
+    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    with fleet.hub() as one:
+        offend(one)
+        settled(one)
+        fleet.clock.advance(60)
+        wait_for(lambda: tries == ["done"], "the first try")
+        one.call(one.hub.alerts.look_again)
+        wait_for(lambda: tries == ["done", "other"], "the second")
+        one.hub.alerts._next_look = 0.0
+        one.call(one.hub.alerts.look_again)
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
+        assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
+
+
+def test_one_that_another_hub_has_just_put_back_goes_on(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = stored.RedisAlerts.read
+    with fleet.hub() as one:
+        offend(one)
+        settled(one)
+        times = [0]
+
+        async def too_early(self: stored.RedisAlerts) -> dict[str, str]:
+            found = await read(self)
+            times[0] += 1
+            return {} if times[0] == 1 else found
+
+        monkeypatch.setattr(stored.RedisAlerts, "read", too_early)
+        wait_for(lambda: times[0] > 1, "two looks")
+        settled(one)
+        assert (one.hub.alerts.open, fleet.receiver.events) == (1, [(RAISED, "planner")])
+        fleet.clock.advance(60)
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
+
+
+def test_one_that_was_raised_again_without_the_server_is_put_back_as_it_is(shaky: Fleet) -> None:
+    with shaky.hub() as one:
+        offend(one)
+        settled(one)
+        shaky.server.kill()
+        away(one)
+        offend(one)
+        settled(one)
+        assert [alert["times"] for alert in shown(one)] == [2]
+        shaky.server.start()
+        back(one)
+        wait_for(lambda: len(shaky.receiver.heard) == 3, "the end of it, since the server has lost the violations")
+        assert [heard.json()["alert"]["times"] for heard in shaky.receiver.heard] == [1, 2, 2]
+        assert shaky.open == {}
+
+
+def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_again(fleet: Fleet) -> None:
+    with fleet.hub() as one, fleet.hub() as other:
+        offend(one)
+        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
+        compared(one, other)
+        one.hub.alerts._away = lambda: True
+        one.hub.gate.reset_violations("planner")
+        other.call(other.hub.alerts.look_again)
+        compared(other)
+        fleet.clock.advance(2)
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it on the other")
+        offend(one)
+        wait_for(lambda: len(fleet.receiver.heard) == 3, "the second")
+        one.hub.alerts._away = lambda: False
+        wait_for(lambda: len(fleet.receiver.heard) == 4, "the end of it on the first")
+        assert [what for what, _ in fleet.receiver.events] == [RAISED, RESOLVED, RAISED, RESOLVED]
+        assert [heard.json()["alert"]["times"] for heard in fleet.receiver.heard] == [1, 1, 2, 2]
+        assert len({heard.json()["alert"]["alert_id"] for heard in fleet.receiver.heard}) == 1
+
+
+def test_one_that_was_raised_unheard_stands_in_the_server_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = stored.RedisAlerts.put
+    failures = [True]
+
+    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
+        answer = await put(self, *words)
+        if failures and failures.pop():
+            raise StoreAway("no answer in time")
+        return answer
+
+    monkeypatch.setattr(stored.RedisAlerts, "put", unheard)
+    with fleet.hub() as one, fleet.hub() as other:
+        offend(one)
+        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
+        compared(one, other)
+        assert shown(one) == shown(other) == list(fleet.open.values())
+        fleet.clock.advance(60)
+        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        compared(one, other)
+        assert (one.hub.alerts.resolved, other.hub.alerts.resolved) == (1, 0)
+        assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]

@@ -1,0 +1,178 @@
+"""The store while another server takes over, under load: in a cluster, or as Sentinels say."""
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+from servers import PATIENCE, Server, cluster, is_whole, replicated, wait_for
+from trials import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, trial
+
+from headgate import Decision, Limiter
+from headgate.stores.redis import RedisStore
+
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
+
+# A node of a cluster --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_slot_that_moves_to_another_node_is_followed(kind: str) -> None:
+    with cluster() as nodes, trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind) as it:
+        with it.load as load:
+            load.ration()
+            load.spends(1)  # so that there is a key to be moved
+            for _ in range(2):
+                move_slot(nodes, key_slot(HOT.encode()), lambda: load.spends(1))
+            assert load.passed() < CAPACITY, "it moved while it was being used"
+            load.uses_up()
+        it.nobody_was_harmed()
+        it.denials_were_free()
+        print(f"\n{len(load.degraded())} degraded, longest {load.longest():.3f} s")
+        assert load.degraded() == []
+        assert load.passed() == CAPACITY
+
+
+def move_slot(nodes: list[Server], slot: int, meanwhile: Callable[[], None]) -> None:
+    """Move a slot to the next node as an operator does, with time to be used between the steps."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(node.client(decode_responses=True)) for node in nodes]
+        ids = [str(client.execute_command("CLUSTER", "MYID")) for client in clients]
+        owner = owner_of(nodes, slot)
+        target = (owner + 1) % len(nodes)
+        clients[target].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[owner])
+        clients[owner].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        meanwhile()
+        keys = clients[owner].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        assert keys
+        clients[owner].execute_command(
+            "MIGRATE", "127.0.0.1", nodes[target].port, "", 0, int(PATIENCE * 1000), "KEYS", *keys
+        )
+        meanwhile()
+        for i in (target, owner, *[i for i in range(len(nodes)) if i not in (target, owner)]):
+            clients[i].execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+            meanwhile()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "held up"])
+def test_a_node_of_a_cluster_that_is_away_for_a_second(kind: str, fault: int) -> None:
+    timeout = IMPATIENT if fault == signal.SIGSTOP else PATIENCE
+    with cluster() as nodes, trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind, timeout=timeout) as it:
+        node = nodes[owner_of(nodes, key_slot(HOT.encode()))]
+        with it.load as load:
+            load.spends(CAPACITY // 4)
+            if fault == signal.SIGKILL:
+                node.kill()
+            else:
+                node.signal(fault)
+            load.goes_without(1.0)
+            if fault == signal.SIGKILL:
+                node.start()
+            else:
+                node.signal(signal.SIGCONT)
+            wait_for(lambda: all(is_whole(node, len(nodes)) for node in nodes), "the cluster")
+            back = load.moment()
+            load.works_again(back)
+            load.uses_up()
+        it.nobody_was_harmed()
+        it.it_was_degraded_until(back)
+        assert load.passed() <= (CAPACITY if fault == signal.SIGSTOP else 2 * CAPACITY)
+        it.a_fresh_key_is_exact()
+
+
+def owner_of(nodes: list[Server], slot: int) -> int:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(node.client(decode_responses=True)) for node in nodes]
+        ids = [str(client.execute_command("CLUSTER", "MYID")) for client in clients]
+        return next(i for i, client in enumerate(clients) if owns(client, ids[i], slot))
+
+
+def owns(client: Any, name: str, slot: int) -> bool:
+    for first, last, master, *_ in client.execute_command("CLUSTER", "SLOTS"):
+        if first <= slot <= last:
+            return bool(master[2] == name)
+    return False
+
+
+# Sentinels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_failover_by_sentinel(kind: str) -> None:
+    """Writes that had not reached the replica are lost, so a little more than the capacity may pass, never twice it."""
+    with (
+        replicated() as (master, replica, sentinel),
+        trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
+        sentinel.client(decode_responses=True) as client,
+    ):
+        with it.load as load:
+            load.spends(CAPACITY // 4)
+            master.kill()
+            wait_for(lambda: it.store.degraded, "a store that is degraded")
+            wait_for(lambda: is_master(client, replica), "the failover")
+            back = load.moment()
+            load.works_again(back)
+            load.uses_up()
+        it.nobody_was_harmed()
+        it.it_was_degraded_until(back)
+        print(f"{load.passed()} of {CAPACITY} passed over a failover")
+        assert CAPACITY - len(load.of(HOT, degraded=True)) <= load.passed() <= 2 * CAPACITY
+        it.a_fresh_key_is_exact()
+
+
+def is_master(sentinel: Any, server: Server) -> bool:
+    """Whether a Sentinel says so without reservation: for a second after a failover it has some."""
+    words = sentinel.execute_command("SENTINEL", "MASTER", "main")
+    state = words if isinstance(words, dict) else dict(zip(words[::2], words[1::2], strict=True))
+    return str(state["port"]) == str(server.port) and state["flags"] == "master"
+
+
+@pytest.mark.long
+def test_after_a_failover_no_connection_goes_to_the_old_master() -> None:
+    """Not even one that was idle meanwhile."""
+    with (
+        replicated() as (master, replica, sentinel),
+        RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", timeout=PATIENCE) as store,
+        sentinel.client(decode_responses=True) as client,
+    ):
+        limiter = Limiter(LIMIT, store=store)
+        assert not any(decision.degraded for decision in burst(limiter, WORKERS))
+        master.kill()
+        wait_for(lambda: is_master(client, replica), "the failover")
+        assert not any(decision.degraded for decision in burst(limiter, WORKERS))
+
+
+def burst(limiter: Limiter, threads: int) -> list[Decision]:
+    """What so many threads are told that are started together."""
+    start = threading.Barrier(threads)
+    decisions: list[Decision] = []
+
+    def check() -> None:
+        start.wait()
+        decisions.append(limiter.check("burst"))
+
+    workers = [threading.Thread(target=check) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(decisions) == threads
+    return decisions
+
+
+@pytest.mark.long
+def test_nobody_waits_for_sentinels_that_are_away_too(kind: str) -> None:
+    with (
+        replicated() as (master, _, sentinel),
+        trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
+    ):
+        with it.load as load:
+            load.spends(CAPACITY // 4)
+            sentinel.kill()
+            master.kill()
+            load.goes_without(1.5)
+        it.nobody_was_harmed()
