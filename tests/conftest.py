@@ -1,6 +1,7 @@
 """Settings and fixtures for all tests."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,15 @@ class Unshared(RedisStore):
     """A store in a server whose gates remember their changes by themselves."""
 
     book = None  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_alone() -> Iterator[None]:
+    """What a test, or an application in it, sets up for the log doesn't stay for others."""
+    root = logging.getLogger()
+    before = (root.level, [*root.handlers])
+    yield
+    assert (root.level, root.handlers) == before
 
 
 @pytest.fixture

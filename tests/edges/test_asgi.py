@@ -270,7 +270,7 @@ def litestar_app(**options: Any) -> Any:
     def limited(app: Any) -> Any:
         return RateLimitMiddleware(app, **options)
 
-    return litestar.Litestar([endpoint], middleware=[limited])
+    return litestar.Litestar([endpoint], middleware=[limited], logging_config=None)
 
 
 class Urls:

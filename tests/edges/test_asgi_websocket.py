@@ -257,7 +257,7 @@ def litestar_app(limiter: Limiter) -> Any:
     def limited(app: Any) -> Any:
         return RateLimitMiddleware(app, limiter=limiter, websocket=LIMITS)
 
-    return litestar.Litestar([echo], middleware=[limited])
+    return litestar.Litestar([echo], middleware=[limited], logging_config=None)
 
 
 @pytest.mark.parametrize("framework", [starlette_app, fastapi_app, litestar_app])
