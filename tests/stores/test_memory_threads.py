@@ -8,6 +8,7 @@ import time
 import pytest
 
 from headgate import AllOf, Limit, Limiter, MemoryStore, SlidingWindow, per_day
+from headgate.stores import Ask, Verb
 from headgate.stores.memory import compiled
 
 THREADS = 16
@@ -32,6 +33,30 @@ def passed_of_a_burst(limiter: Limiter, key: str, checks: int) -> int:
     for thread in threads:
         thread.join()
     return sum(counts)
+
+
+@pytest.mark.parametrize("limit", [per_day(5), SlidingWindow(5, 86_400)], ids=str)
+def test_a7_exact_from_the_first_check_of_a_store_on(limit: Limit) -> None:
+    """Whoever comes while a limit is new to the store finds it ready, or waits."""
+    stores = [MemoryStore() for _ in range(3000)]
+    start = threading.Barrier(8)
+    found: list[list[object]] = [[] for _ in stores]
+
+    def hammer() -> None:
+        for store, results in zip(stores, found, strict=True):
+            start.wait()
+            try:
+                results.append(bool(store.apply(Verb.CHECK, [Ask("", "key", limit, 1)], 0)))
+            except Exception as error:  # noqa: BLE001 - that there are none is what is tested
+                results.append(error)
+
+    threads = [threading.Thread(target=hammer) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results.count(True) for results in found] == [5] * len(stores)
+    assert [results.count(False) for results in found] == [3] * len(stores)
 
 
 @pytest.mark.parametrize(

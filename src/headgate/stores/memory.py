@@ -302,12 +302,14 @@ class MemoryStore:
 
     def _open(self, name: str, table: Table) -> Table:
         with _opening:
-            found = self._tables.setdefault((name, table.rule), table)
-            if found is table:
-                if self.lock is None and not table.rule.uninterrupted:
-                    self.lock = threading.RLock()
-                self._ring.append(table)
-            return found
+            found = self._tables.get((name, table.rule))
+            if found is not None:
+                return found
+            if self.lock is None and not table.rule.uninterrupted:
+                self.lock = threading.RLock()
+            self._ring.append(table)
+            self._tables[(name, table.rule)] = table  # last: who finds it there doesn't come by here
+            return table
 
     def apply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
