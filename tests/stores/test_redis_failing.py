@@ -2,12 +2,17 @@
 
 import asyncio
 import signal
+import socket
+import struct
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 import pytest
+import uvloop
 from addresses import nobody
 from redis_stores import POLICIES, SLACK, TIMEOUT, OwnTime
 from servers import PATIENCE, Server, wait_for
@@ -40,6 +45,41 @@ def test_a_server_that_never_was_there(url: str, policy: str, kind: str) -> None
         assert all(decision.degraded for decision in decisions)
         assert sum(map(bool, decisions)) == {"open": 3, "closed": 0, "local": 2}[policy]
         assert store.degraded
+
+
+@pytest.fixture
+def resetting() -> Iterator[int]:
+    """The port of a server that takes connections and resets them at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reset() -> None:
+            with suppress(OSError):  # the end
+                while True:
+                    connection, _ = server.accept()
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
+
+        thread = threading.Thread(target=reset)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable[[], Any]) -> None:
+    """At whatever moment it does that: uvloop has an error of its own for a connection that was closed meanwhile."""
+
+    async def ask() -> list[bool]:
+        found = []
+        for _ in range(100):
+            async with RedisStore(f"redis://127.0.0.1:{resetting}", timeout=PATIENCE) as store:
+                found.append((await Limiter(LIMIT, store=store).acheck("a")).degraded)
+                found.append((await store.aapply(Verb.CHECK, [Ask("", "a", LIMIT, 1)], 0)).degraded)
+        return found
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(ask()) == [True] * 200
 
 
 async def answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | None = None) -> Decision:

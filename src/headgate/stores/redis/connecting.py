@@ -44,8 +44,8 @@ from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 
-ERRORS: Final = (RedisError, RedisClusterException, OSError)
-"""What goes wrong with a server, or on the way to it."""
+ERRORS: Final = (RedisError, RedisClusterException, OSError, RuntimeError)
+"""What goes wrong with a server, or on the way to it: the last by uvloop, of a connection that was closed meanwhile."""
 
 PERMISSIONS: Final = "+@scripting +@read +@write +@keyspace +@pubsub +@connection +info +time ~headgate* &headgate*"
 """What a user has to be allowed, in the words of ACL SETUSER."""
