@@ -42,7 +42,7 @@ class Flooder(asyncio.Protocol):
         self._sent = 0.0
         self.ready = asyncio.Event()
         self.passed = self.denied = 0
-        self.begin = self.first = self.end = 0.0
+        self.begin = self.end = 0.0
         self.denials: list[tuple[int, float, float]] = []
         """How many had passed at a denial, when its ping was sent, and when it was heard of: all, of one that asks."""
         self.lost = False
@@ -101,7 +101,6 @@ class Flooder(asyncio.Protocol):
         elif payload.startswith(b'{"type":"pong"'):
             self.passed += 1
             self.end = time.monotonic()
-            self.first = self.first or self.end
             self._ask_again()
         elif payload.startswith(b'{"type":"rate_limited"'):
             self.denied += 1
@@ -163,7 +162,6 @@ async def main(port: int, seconds: float) -> None:
             "denied": one.denied,
             "denials": one.denials,
             "longest": one.end - one.begin,
-            "shortest": one.end - one.first,
             "lost": closed,
         }
         for one, closed in zip(flooders, lost, strict=True)

@@ -20,12 +20,6 @@ def clock() -> ManualClock:
     return ManualClock(start=1000)
 
 
-@pytest.fixture
-def free(clock: ManualClock) -> Limiter:
-    """A limiter that lets everybody connect."""
-    return Limiter("unlimited", store=MemoryStore(clock=clock))
-
-
 # Who it is -----------------------------------------------------------------------------------------------------------
 
 
