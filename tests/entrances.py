@@ -106,6 +106,15 @@ def overfill(sender: Wire, slow: Wire) -> int:
     return taken
 
 
+def ping(wire: Wire, times: int) -> None:
+    """Send pings, and hear what comes of each."""
+    for number in range(times):
+        wire.say("ping", id=number)
+    answered = 0
+    while answered < times:
+        answered += wire.hear()["type"] in ("pong", "rate_limited")
+
+
 def waiting(hub: Running, agent: str) -> int:
     """How many frames wait until an agent reads."""
     (found,) = hub.hub.presence.of(agent)

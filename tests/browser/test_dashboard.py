@@ -6,7 +6,8 @@ from time import monotonic
 
 import pytest
 from browser.agents import AWKWARD, BACKWARDS, HOSTILE, LONG
-from browser.visitors import STILL, Visitors, card, dialog, names, pass_time, ping, press
+from browser.visitors import STILL, Visitors, card, dialog, names, pass_time, press
+from entrances import ping
 from hubs import ADMIN, VIEWER, running
 from playwright.sync_api import expect
 from servers import PATIENCE, wait_for

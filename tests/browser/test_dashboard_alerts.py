@@ -1,6 +1,7 @@
 """Alerts on the dashboard of a real hub: the list, the notices, and the notifications of a real browser."""
 
-from browser.visitors import Visitors, card, names, ping
+from browser.visitors import Visitors, card, names
+from entrances import ping
 from hubs import VIEWER, running
 from playwright.sync_api import expect
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from asgi import Unsignalled
 from browser.agents import BACKWARDS, HOSTILE, LONG
-from browser.visitors import Visitors, card, dialog, names, ping, press
+from browser.visitors import Visitors, card, dialog, names, press
+from entrances import ping
 from hubs import ADMIN, VIEWER, Running, hub_settings, running
 from playwright.sync_api import Page, expect
 from servers import wait_for

@@ -2,7 +2,8 @@
 
 from contextlib import ExitStack
 
-from browser.visitors import STILL, Visitors, card, dialog, names, pass_time, ping, press
+from browser.visitors import STILL, Visitors, card, dialog, names, pass_time, press
+from entrances import ping
 from hubs import ADMIN, VIEWER, running
 from playwright.sync_api import expect
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hubs import Running, Wire
+from hubs import Running
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -118,15 +118,6 @@ def card(page: Page, agent: str) -> Locator:
 def names(page: Page) -> list[str]:
     """The agents whose cards are shown, in their order."""
     return page.locator("#agents .name").all_text_contents()
-
-
-def ping(wire: Wire, times: int) -> None:
-    """Send pings, and hear what comes of each."""
-    for number in range(times):
-        wire.say("ping", id=number)
-    answered = 0
-    while answered < times:
-        answered += wire.hear()["type"] in ("pong", "rate_limited")
 
 
 def press(page: Page, *keys: str) -> None:

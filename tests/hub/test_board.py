@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from entrances import ping
 from hubs import ADMIN, VIEWER, Running, Wire, running
 from servers import PATIENCE, wait_for
 from websockets.exceptions import ConnectionClosed
@@ -80,15 +81,6 @@ def closing(wire: Wire) -> tuple[int, str]:
         heard.extend(iter(wire.hear, None))
     assert closed.value.rcvd is not None
     return closed.value.rcvd.code, closed.value.rcvd.reason
-
-
-def ping(wire: Wire, times: int) -> None:
-    """As many pings, answered or denied."""
-    for number in range(times):
-        wire.say("ping", id=number)
-    answers = 0
-    while answers < times:
-        answers += wire.hear()["type"] in ("pong", "rate_limited")
 
 
 # What it shows --------------------------------------------------------------------------------------------------------
