@@ -10,16 +10,19 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
 COMPILED = [
-    "core.py",
-    "limits.py",
-    "windows.py",
-    "violations.py",
-    "plan.py",
-    "checks.py",
-    "telling.py",
+    "limits/decision.py",
+    "limits/token_bucket.py",
+    "limits/all_of.py",
+    "limits/fixed.py",
+    "limits/sliding_window.py",
+    "limits/violations.py",
+    "http/header_writer.py",
     "stores/memory.py",
-    "stores/redis/requests.py",
-    "stores/redis/sparing.py",
+    "stores/redis/protocol.py",
+    "stores/redis/local_cache.py",
+    "_limiter_hot.py",
+    "gate/lookup.py",
+    "gate/_hot.py",
 ]
 
 

@@ -26,11 +26,11 @@ from benchmarks.measure import freeze, names
 from benchmarks.suite import say
 from headgate import Decision, Gate, Outcome, Policy
 from headgate.hub import logs
-from headgate.hub.hub import Hub
+from headgate.hub.app import Hub
 from headgate.hub.server import Server, server_config
 from headgate.hub.settings import HubSettings
-from headgate.inputs import LARGEST
-from headgate.limits import UNLIMITED
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.numbers import LARGEST
 
 _LIMIT: Final = "1000000/second"  # more than anybody asks for
 _LIMITS: Final = {"limits": dict.fromkeys(("light", "normal", "heavy"), _LIMIT), "addresses": {"limit": _LIMIT}}

@@ -22,7 +22,7 @@ import throttled.asyncio
 from benchmarks.contenders import HEADGATE, LIMITS_FIXED, LIMITS_MOVING, THROTTLED, Contender, Quota
 from headgate import Limiter, SlidingWindow, TokenBucket
 from headgate.events import Degraded
-from headgate.stores import Recorded
+from headgate.stores.base import RecordedViolation
 from headgate.stores.redis import RedisStore
 
 GET: Final = "a bare GET"
@@ -156,7 +156,7 @@ def _store(url: str, **options: Any) -> RedisStore:
     return store
 
 
-def _refuse(event: Degraded | Recorded) -> None:
+def _refuse(event: Degraded | RecordedViolation) -> None:
     """Nothing may be measured that wasn't decided by the server."""
     if isinstance(event, Degraded) and event.degraded:
         AWAY.append(event.reason)

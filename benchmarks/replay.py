@@ -23,10 +23,10 @@ from benchmarks.measure import freeze
 from benchmarks.report import NONE, Bar, bar_list, machine_line, number, table
 from benchmarks.suite import say
 from headgate import Policy
+from headgate.replay.engine import Kinds, Run
 from headgate.replay.formats import Unused
-from headgate.replay.judging import Kinds, Run
 from headgate.replay.options import Reading
-from headgate.replay.playing import Play, Tape
+from headgate.replay.player import Play, Tape
 from headgate.stores.memory import compiled
 
 ROOT: Final = Path(__file__).resolve().parent.parent

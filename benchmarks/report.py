@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-import headgate.core
+import headgate.limits.decision
 from benchmarks.contenders import FLOOR, GATE, HEADGATE, LIMITS_FIXED, THROTTLED
 from benchmarks.measure import THREADS, Threads, Timing
 
@@ -71,7 +71,7 @@ class Bar:
 
 def machine(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Where and with what the figures were taken."""
-    origin = headgate.core.__file__
+    origin = headgate.limits.decision.__file__
     return {
         "CPU": f"{_cpu()}, {os.cpu_count()} cores",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hubs import ADMIN, running
-from servers import Server
 from structlog.testing import capture_logs
+
+from tests.support.hub import ADMIN, running
+from tests.support.valkey import Server
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from elsewhere import Elsewhere
 from hypothesis import HealthCheck, settings
-from servers import PATIENCE, Server
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
+from tests.support.valkey import PATIENCE, Server
+from tests.support.wrapped_store import Elsewhere
 
 # Decisions are exact whatever the speed of the machine: no deadline for an example.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -17,15 +17,15 @@ from headgate.edges.decorator import rate_limited
 from headgate.edges.guard import Options
 from headgate.edges.websocket import WebSocketLimits
 from headgate.events import Event
-from headgate.hub import frames
-from headgate.hub.hub import ROUTES
-from headgate.hub.routing import Route, Who
+from headgate.http.headers import Dialect
+from headgate.hub.api.routing import Route, Who
+from headgate.hub.app import ROUTES
 from headgate.hub.settings import HubSettings, flag, variable
+from headgate.hub.sockets import frames
+from headgate.limits.violations import Standing
 from headgate.proto import envelope_pb2 as wire
 from headgate.sliding import RateLimiter, RateLimitResult
-from headgate.stores import Store
-from headgate.violations import Standing
-from headgate.wire import Dialect
+from headgate.stores.base import Store
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -58,7 +58,7 @@ def parameters(thing: Callable[..., Any]) -> list[str]:
 
 
 INSIDE = ("alerts", "ask", "aask", "book", "decide_without", "keys", "roll", "spare", "traffic")
-FOR_STORES = ("adrift", "denied", "later", "offended", "own_wait", "watched", "retry_us", "reset_us")
+FOR_STORES = ("after", "as_degraded", "as_denied", "as_shadow", "own_wait", "reset_us", "retry_us", "with_violation")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_every_setting_is_in_the_annotated_example() -> None:
 
 # The hub -------------------------------------------------------------------------------------------------------------
 
-SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(frames.__file__).parent.glob("*.py"))
+SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(frames.__file__).parents[1].rglob("*.py"))
 
 
 def rows(header: str, text: str = HUB) -> list[list[str]]:

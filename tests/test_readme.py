@@ -11,8 +11,9 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
-from programs import program
-from servers import PATIENCE, wait_for
+
+from tests.support.hub_process import program
+from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
 

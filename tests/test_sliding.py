@@ -11,11 +11,11 @@ from itertools import count
 from typing import Any
 
 import pytest
-from servers import PATIENCE, Server, wait_for
 
 from headgate import InvalidInput, ManualClock, MemoryStore, RedisStore, StoreAway
 from headgate import sliding as module
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 _numbers = count()
 

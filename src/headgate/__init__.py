@@ -2,26 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from headgate.clock import ManualClock
-from headgate.core import Decision, Limit, Outcome
 from headgate.errors import HeadgateError, InvalidInput, RateLimited, SessionClosed, StoreAway, StoreError
 from headgate.gate import Gate
+from headgate.gate.policy import Policy, PolicyError
 from headgate.limiter import Limiter
-from headgate.limits import (
-    BLOCKED,
-    UNLIMITED,
-    AllOf,
-    TokenBucket,
-    limited,
-    per_day,
-    per_hour,
-    per_minute,
-    per_second,
-)
-from headgate.notation import parse
-from headgate.policy import Policy, PolicyError
+from headgate.limits.all_of import AllOf
+from headgate.limits.clock import ManualClock
+from headgate.limits.decision import Decision, Limit, Outcome
+from headgate.limits.fixed import BLOCKED, UNLIMITED
+from headgate.limits.notation import parse
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.token_bucket import TokenBucket, limited, per_day, per_hour, per_minute, per_second
 from headgate.stores.memory import MemoryStore
-from headgate.windows import SlidingWindow
 
 if TYPE_CHECKING:
     from headgate.stores.redis import RedisStore

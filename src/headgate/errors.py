@@ -1,5 +1,8 @@
 """The errors of headgate. A denial is not one of them: it is a `Decision`."""
 
+from fractions import Fraction
+from typing import NoReturn
+
 
 class HeadgateError(Exception):
     """The base of every error that headgate raises on purpose."""
@@ -41,3 +44,14 @@ class SessionClosed(HeadgateError):
     def __init__(self, session: str) -> None:
         self.session = session
         super().__init__(f"session {session} is closed")
+
+
+def refuse(where: str, expected: str, got: object) -> NoReturn:
+    """Raise `InvalidInput` with the one text that all refusals have."""
+    try:
+        shown = str(got) if isinstance(got, Fraction) else repr(got)
+    except ValueError:  # more digits than Python converts
+        shown = "an int of thousands of digits"
+    if len(shown) > 100:
+        shown = f"{shown[:97]}..."
+    raise InvalidInput(f"{where}: expected {expected}, got {shown}")

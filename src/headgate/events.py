@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headgate.core import Decision, Outcome
+from headgate.limits.decision import Decision, Outcome
 
 _log = logging.getLogger("headgate")
 

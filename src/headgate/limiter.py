@@ -2,17 +2,18 @@
 
 from typing import SupportsIndex
 
-from headgate.checks import LimiterChecks, id_of, key_of
-from headgate.closing import Closing
-from headgate.core import Decision, Limit
-from headgate.inputs import Number, cost_of, permille, refuse
-from headgate.notation import LimitLike, limit_of
-from headgate.stores import Store, Verb
-from headgate.stores.opening import aclose_store, close_store, open_store
-from headgate.waiting import Lines, aacquire, acquire
+from headgate._limiter_hot import LimiterChecks, id_of, key_of
+from headgate.errors import refuse
+from headgate.lifecycle import Closable
+from headgate.limits.decision import Decision, Limit
+from headgate.limits.notation import LimitLike, limit_of
+from headgate.limits.numbers import Number, cost_of, permille
+from headgate.stores.base import Store, Verb
+from headgate.stores.urls import aclose_store, close_store, open_store
+from headgate.wait_queue import WaitQueues, aacquire, acquire
 
 
-class Limiter(LimiterChecks, Closing):
+class Limiter(LimiterChecks, Closable):
     """Says how much each key may do, and counts it.
 
     `limit` is a limit, its text, or several of either, which then hold all at once. `store` is where it is counted: a
@@ -43,7 +44,7 @@ class Limiter(LimiterChecks, Closing):
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
         super().__init__(rules, open_store("Limiter store", store), name, low)
         self._opened = isinstance(store, str)
-        self._lines = Lines()
+        self._lines = WaitQueues()
 
     @property
     def limit(self) -> Limit:

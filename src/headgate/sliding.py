@@ -19,15 +19,15 @@ from fractions import Fraction
 from struct import pack
 from typing import Final, Protocol, SupportsIndex
 
-from headgate.closing import Closing
-from headgate.core import Decision
-from headgate.errors import InvalidInput, StoreAway
-from headgate.inputs import LARGEST, refuse, whole
-from headgate.stores import Ask, Verb
+from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.lifecycle import Closable
+from headgate.limits.decision import Decision
+from headgate.limits.numbers import LARGEST, whole
+from headgate.limits.sliding_window import MAX_WINDOW_LIMIT, SlidingWindow
+from headgate.stores.base import Ask, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.requests import FORMAT, ForeignData, Keys, Request
-from headgate.windows import MAX_WINDOW_LIMIT, SlidingWindow
+from headgate.stores.redis.protocol import FORMAT, ForeignData, Keys, Request
 
 MEMORY: Final = "memory://"
 """The URL that stands for this process's memory."""
@@ -78,7 +78,7 @@ class RateLimitSettings:
         )
 
 
-class RateLimiter(Closing):
+class RateLimiter(Closable):
     """Counts requests by key in a sliding window.
 
     `where` is a URL, a `RedisStore`, or a `MemoryStore`, whose clock and `max_keys` hold; without one the settings say,

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser.visitors import Visitors
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from servers import PATIENCE
+
+from tests.support.browser import Visitors
+from tests.support.valkey import PATIENCE
 
 HERE = Path(__file__).parent
 AXE = HERE.parents[1] / ".dev/npm/node_modules/axe-core/axe.min.js"

@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from time import monotonic
 
 import pytest
-from browser.agents import AWKWARD, BACKWARDS, HOSTILE, LONG
-from browser.visitors import STILL, Visitors, card, dialog, names, pass_time, press
-from entrances import ping
-from hubs import ADMIN, VIEWER, running
 from playwright.sync_api import expect
-from servers import PATIENCE, wait_for
 
 from headgate import Policy
+from tests.support.agent_connections import ping
+from tests.support.agent_names import AWKWARD, BACKWARDS, HOSTILE, LONG
+from tests.support.browser import STILL, Visitors, card, dialog, names, pass_time, press
+from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.valkey import PATIENCE, wait_for
 
 
 def test_b7_a_card_is_green_below_half_yellow_to_four_fifths_and_red_above(visitors: Visitors) -> None:
@@ -247,5 +247,5 @@ def test_b7_what_agents_are_called_is_shown_as_text(visitors: Visitors) -> None:
         for button in ("Reset violations", "Exempt from limits", "Hold to limits again", "Remove override"):
             shown.get_by_role("button", name=button).click()
             expect(shown.get_by_role("status")).not_to_be_empty()
-        wait_for(lambda: not hub.hub.gate.holds.overrides, "the override to be removed")
+        wait_for(lambda: not hub.hub.gate.effective.overrides, "the override to be removed")
         assert not hub.hub.gate.is_rate_limited(AWKWARD)

@@ -1,11 +1,11 @@
 """Alerts on the dashboard of a real hub: the list, the notices, and the notifications of a real browser."""
 
-from browser.visitors import Visitors, card, names
-from entrances import ping
-from hubs import VIEWER, running
 from playwright.sync_api import expect
 
 from headgate import Policy
+from tests.support.agent_connections import ping
+from tests.support.browser import Visitors, card, names
+from tests.support.hub import VIEWER, running
 
 
 def test_b8_an_alert_is_announced_once_and_shown_as_resolved_in_the_end(visitors: Visitors) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi import Unsignalled
-from browser.agents import BACKWARDS, HOSTILE, LONG
-from browser.visitors import Visitors, card, dialog, names, press
-from entrances import ping
-from hubs import ADMIN, VIEWER, Running, hub_settings, running
 from playwright.sync_api import Page, expect
-from servers import wait_for
 
 from headgate import Policy
-from headgate.hub.hub import Hub
+from headgate.hub.app import Hub
 from headgate.hub.server import Server, server_config
+from tests.support.agent_connections import ping
+from tests.support.agent_names import BACKWARDS, HOSTILE, LONG
+from tests.support.asgi_server import Unsignalled
+from tests.support.browser import Visitors, card, dialog, names, press
+from tests.support.hub import ADMIN, VIEWER, Running, hub_settings, running
+from tests.support.valkey import wait_for
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 AT_HOME = {"exempt": ["127.0.0.1"]}  # many agents come from one address here
@@ -197,7 +197,7 @@ def test_b7_it_works_below_a_path(visitors: Visitors) -> None:
         expect(card(page, "planner")).to_be_visible()
         dialog(page, "planner").get_by_role("button", name="Hold to limits again").click()
         expect(page.get_by_role("heading", name="No agents yet")).to_be_attached()
-        wait_for(lambda: not hub.hub.gate.holds.exempt, "the exemption to be gone")
+        wait_for(lambda: not hub.hub.gate.effective.exempt, "the exemption to be gone")
         expect(page.locator("#how-to-connect")).to_have_text(f"ws://{hub}/gate/ws")
     finally:
         hub.stop()

@@ -2,12 +2,12 @@
 
 from contextlib import ExitStack
 
-from browser.visitors import STILL, Visitors, card, dialog, names, pass_time, press
-from entrances import ping
-from hubs import ADMIN, VIEWER, running
 from playwright.sync_api import expect
 
 from headgate import Policy
+from tests.support.agent_connections import ping
+from tests.support.browser import STILL, Visitors, card, dialog, names, pass_time, press
+from tests.support.hub import ADMIN, VIEWER, running
 
 AT_HOME = {"exempt": ["127.0.0.1"]}  # many agents come from one address here
 
@@ -43,7 +43,7 @@ def test_b7_an_override_set_by_clicking_lifts_the_limit(visitors: Visitors) -> N
         expect(shown.get_by_role("status")).to_have_text("Its own limits are removed.")
         expect(card(page, "planner").get_by_text("override")).to_be_hidden()
         expect(shown.get_by_role("button", name="Remove override")).to_be_hidden()
-        assert hub.hub.gate.holds.overrides == {}
+        assert hub.hub.gate.effective.overrides == {}
 
         shown.get_by_role("button", name="Exempt from limits").click()
         expect(shown.get_by_role("status")).to_have_text("It is exempt: everything passes.")
@@ -72,7 +72,7 @@ def test_b7_what_the_hub_refuses_is_said_in_the_dialog(visitors: Visitors) -> No
         shown.get_by_role("button", name="Set override").click()
         expect(shown.get_by_role("alert")).to_contain_text("expected 'COUNT/UNIT'")
         expect(shown.get_by_role("status")).to_be_empty()
-        assert hub.hub.gate.holds.overrides == {}
+        assert hub.hub.gate.effective.overrides == {}
         assert visitors.forgive("^400 .*/api/admin/rate-limits/planner$|status of 400") == 2  # the browser says so too
         shown.get_by_label("Limit", exact=True).fill("5/minute")
         press(page, "Enter")

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from addresses import nobody
-from browser.visitors import GONE, STILL, Visitors, card, names, pass_time
-from hubs import Wire
 from playwright.sync_api import Page, expect
-from programs import ADMIN, Program, program
-from servers import PATIENCE, wait_for
 from websockets.sync.client import connect
+
+from tests.support.browser import GONE, STILL, Visitors, card, names, pass_time
+from tests.support.hub import Wire
+from tests.support.hub_process import ADMIN, Program, program
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE, wait_for
 
 CROWD = '[addresses]\nexempt = ["127.0.0.1"]\n[limits]\nlight = "20/day"\n'
 """Of a policy file: many agents come from one address, and each is limited soon, however slow it is."""

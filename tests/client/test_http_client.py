@@ -12,8 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from asgi import serving
-from client.obeying import (
+
+from headgate import HeadgateError, InvalidInput, ManualClock, parse
+from headgate.client import http
+from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
+from tests.support.asgi_server import serving
+from tests.support.obeying_transports import (
     AsyncSending,
     Receive,
     Script,
@@ -32,11 +36,7 @@ from client.obeying import (
     served,
     windowed,
 )
-from servers import wait_for
-
-from headgate import HeadgateError, InvalidInput, ManualClock, parse
-from headgate.client import http
-from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
+from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from addresses import nobody
-from asgi import serving
-from client.obeying import (
+
+from headgate import HeadgateError, ManualClock
+from headgate.client.http import AsyncObeyingTransport, TooLong, WaitNotice
+from tests.support.asgi_server import serving
+from tests.support.obeying_transports import (
     Headers,
     Receive,
     Script,
@@ -22,9 +24,7 @@ from client.obeying import (
     run,
     served,
 )
-
-from headgate import HeadgateError, ManualClock
-from headgate.client.http import AsyncObeyingTransport, TooLong, WaitNotice
+from tests.support.ports import nobody
 
 pytestmark = pytest.mark.once
 

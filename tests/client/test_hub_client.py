@@ -4,12 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from clienting import Denials, comes_back_when_it_is_told, hub_client, in_time, run, stays, until
-from hubs import running
 
 from headgate import HeadgateError, InvalidInput, Policy
 from headgate.client import HubClient, QueueFull, Refused, Unsent, Warned
 from headgate.client.hub import Tier
+from tests.support.hub import running
+from tests.support.hub_clients import Denials, comes_back_when_it_is_told, hub_client, in_time, run, stays, until
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000

@@ -3,7 +3,7 @@
 import pytest
 
 from headgate.client.pacing import LONGEST, SECOND, Pace, Sent
-from headgate.wire import Left, Quota, Told
+from headgate.http.headers import Left, Quota, Told
 
 pytestmark = pytest.mark.once
 

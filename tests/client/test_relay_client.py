@@ -5,12 +5,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from client.relays import take
-from clienting import Denials, in_time, relay_client, run, stays, until
-from hubs import running
 
 from headgate.client import Denial, QueueFull, Refused, Unsent
-from headgate.client.holding import Paced
+from headgate.client.outbox import Paced
+from tests.support.hub import running
+from tests.support.hub_clients import Denials, in_time, relay_client, run, stays, until
+from tests.support.relay_clients import take
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000

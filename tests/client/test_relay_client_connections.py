@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import trustme
-from addresses import nobody
-from client.relays import take
-from clienting import comes_back_when_it_is_told, relay_client, run, stays, until
-from hubs import Running, running
-from programs import Program
 
 from headgate import HeadgateError, InvalidInput, ManualClock
 from headgate.client import Message, Refused, RelayClient
-from headgate.hub.socket import Socket
+from headgate.hub.sockets.socket import Socket
+from tests.support.hub import Running, running
+from tests.support.hub_clients import comes_back_when_it_is_told, relay_client, run, stays, until
+from tests.support.hub_process import Program
+from tests.support.ports import nobody
+from tests.support.relay_clients import take
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hubs import Running, running
 from playwright.sync_api import sync_playwright
-from programs import Program, program
-from servers import PATIENCE, wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from headgate._version import VERSION
 from headgate.proto import envelope_pb2 as wire
+from tests.support.hub import Running, running
+from tests.support.hub_process import Program, program
+from tests.support.valkey import PATIENCE, wait_for
 
 CLIENT = Path(__file__).parents[2] / "clients/typescript"
 LONGEST = 900.0

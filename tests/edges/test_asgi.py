@@ -11,21 +11,22 @@ import django.urls
 import httpx
 import litestar
 import pytest
-from addresses import nobody
-from asgi import serving
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from edges.greeting import client_of, counted, either, header, hello, left, served
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from servers import PATIENCE, wait_for
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from headgate import Decision, Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, Policy, RedisStore, wire
+from headgate import Decision, Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, Policy, RedisStore
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.guard import Guard
+from headgate.http import headers as rate_headers
+from tests.support.asgi_server import serving
+from tests.support.greeting_app import client_of, counted, either, header, hello, left, served
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -219,7 +220,7 @@ def test_of_several_limits_all_are_told_and_the_one_that_counts_at_the_moment() 
 
 
 def test_a_denial_can_have_another_body() -> None:
-    def body(request: Any, denial: wire.Denial) -> tuple[str, str]:
+    def body(request: Any, denial: rate_headers.Denial) -> tuple[str, str]:
         return f"{request.path}: wait {denial.retry_after_ms} ms, ä", "text/plain; charset=utf-8"
 
     with served(RateLimitMiddleware(hello, "blocked", body=body)) as client:

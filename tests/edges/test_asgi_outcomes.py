@@ -10,10 +10,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from asgi import serving
-from edges.greeting import client_of, counted, either, hello, left, served
 from fastapi.responses import StreamingResponse
-from servers import PATIENCE, Server, wait_for
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +19,9 @@ from starlette.routing import Route
 
 from headgate import Gate, Limiter, ManualClock, Policy, RedisStore
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
+from tests.support.asgi_server import serving
+from tests.support.greeting_app import client_of, counted, either, hello, left, served
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
 

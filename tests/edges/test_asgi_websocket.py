@@ -6,21 +6,21 @@ from typing import Any
 
 import litestar
 import pytest
-from asgi import serving
-from edges.talkers import Echo, Sender, asked, closed, denied, heard, named, opened, refused, warned
 from fastapi import FastAPI, WebSocket
-from servers import PATIENCE, Server, wait_for
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
 from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RedisStore
 from headgate.edges.asgi import RateLimitMiddleware
-from headgate.edges.flooding import FLOOD
+from headgate.edges.flood import FLOOD
 from headgate.edges.websocket import WebSocketLimits
+from tests.support.asgi_server import serving
+from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.websocket_apps import Echo, Sender, asked, closed, denied, heard, named, opened, refused, warned
 
 pytestmark = pytest.mark.once
 
-SERVERS = ["websockets-sansio", "websockets", "headgate.hub.reading:PatientProtocol"]
+SERVERS = ["websockets-sansio", "websockets", "headgate.hub.protocols:PatientProtocol"]
 SERVERS += ["wsproto"] if find_spec("wsproto") else []
 
 

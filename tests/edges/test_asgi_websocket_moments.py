@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from edges.talkers import Echo, Sender, denied
-from elsewhere import Elsewhere
-from servers import PATIENCE
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
+from tests.support.valkey import PATIENCE
+from tests.support.websocket_apps import Echo, Sender, denied
+from tests.support.wrapped_store import Elsewhere
 
 pytestmark = pytest.mark.once
 

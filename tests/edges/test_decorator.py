@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from servers import wait_for
 
 from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RateLimited
 from headgate.edges.decorator import rate_limited, too_many_requests
+from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
 

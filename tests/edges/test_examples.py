@@ -15,10 +15,11 @@ from typing import TypeAlias
 
 import httpx
 import pytest
-from addresses import nobody
-from edges.callers import listens
-from servers import PATIENCE, wait_for
 from websockets.sync.client import connect
+
+from tests.support.http_callers import listens
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
 

@@ -11,16 +11,16 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from asgi import serving
-from edges.callers import statuses
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from servers import PATIENCE, Server, wait_for
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.edges.fastapi import Denied, RateLimit
+from tests.support.asgi_server import serving
+from tests.support.http_callers import statuses
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
 

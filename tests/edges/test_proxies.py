@@ -5,12 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
-from asgi import serving
-from servers import PATIENCE
 
 from headgate import Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.requests import AsgiRequest, Proxies, WsgiRequest
+from tests.support.asgi_server import serving
+from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 

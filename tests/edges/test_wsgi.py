@@ -18,18 +18,18 @@ from wsgiref.validate import validator
 
 import httpx
 import pytest
-from addresses import nobody
-from edges.callers import listens, statuses
-from edges.served import hello
-from servers import PATIENCE, Server, wait_for
 from werkzeug.serving import make_server
 
 from headgate import Gate, HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.wsgi import RateLimitMiddleware
+from tests.support.gunicorn_app import hello
+from tests.support.http_callers import listens, statuses
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 class Answer:
@@ -110,9 +110,19 @@ def werkzeug(app: Any) -> Iterator[str]:
 
 @contextmanager
 def gunicorn(*options: str, **environment: str) -> Iterator[str]:
-    """Serve `served.limited` in processes of their own."""
-    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(HERE), "--log-level", "warning", "--timeout", "0"]
-    command += ["--no-control-socket", *options, "served:limited()"]
+    """Serve `gunicorn_app.limited` in processes of their own."""
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "--pythonpath",
+        str(SUPPORT),
+        "--log-level",
+        "warning",
+        "--timeout",
+        "0",
+    ]
+    command += ["--no-control-socket", *options, "gunicorn_app:limited()"]
     with nobody() as port:
         process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], env={**os.environ, **environment})
         try:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub.fleets import Fleet
-from receivers import Receiver
-from servers import PATIENCE, Server
 from structlog.testing import capture_logs
+
+from tests.support.hub_fleet import Fleet
+from tests.support.valkey import PATIENCE, Server
+from tests.support.webhook_receiver import Receiver
 
 HERE = Path(__file__).parent
 
@@ -41,7 +42,7 @@ def logged() -> Iterator[list[Any]]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver of webhooks may take its time to answer, since the machine may."""
-    monkeypatch.setattr("headgate.hub.webhooks._TIMEOUT", PATIENCE)
+    monkeypatch.setattr("headgate.hub.monitoring.webhooks._TIMEOUT", PATIENCE)
 
 
 @pytest.fixture
@@ -53,5 +54,5 @@ def receiver(patient: None) -> Iterator[Receiver]:
 @pytest.fixture
 def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """Hubs that share a server, and look at it all the time."""
-    monkeypatch.setattr("headgate.hub.alerts._EVERY", 0.02)
+    monkeypatch.setattr("headgate.hub.monitoring.alerts._EVERY", 0.02)
     return Fleet(redis_server, receiver)

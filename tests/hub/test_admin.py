@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub.admins import FEW, LIMITS, called, ping, use_up
-from hubs import ADMIN, Running, hub_settings, running
 
 from headgate import ManualClock, MemoryStore, Outcome, Policy
-from headgate.hub.hub import Hub
+from headgate.hub.app import Hub
+from tests.support.admin import FEW, LIMITS, called, ping, use_up
+from tests.support.hub import ADMIN, Running, hub_settings, running
 
 # Violations -----------------------------------------------------------------------------------------------------------
 

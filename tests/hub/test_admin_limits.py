@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from hub.admins import FEW, LIMITS, called, changes, ping, use_up
-from hubs import ADMIN, Running, hub_settings, running
 
 from headgate import Policy
-from headgate.hub.hub import ROUTES, Hub
+from headgate.hub.app import ROUTES, Hub
+from tests.support.admin import FEW, LIMITS, called, changes, ping, use_up
+from tests.support.hub import ADMIN, Running, hub_settings, running
 
 EVERYWHERE = {"light": "2/minute", "normal": "60/minute", "heavy": "10/minute"}
 ODD = [

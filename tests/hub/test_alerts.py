@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from addresses import nobody
-from alerting import RAISED, RESOLVED, offend, settled, shown
-from hubs import ADMIN, Running, running
-from receivers import Receiver
-from servers import PATIENCE, wait_for
 from structlog.testing import capture_logs
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
 from headgate.events import Alerted
-from headgate.hub import alerts as module
-from headgate.hub.alerts import Alert, Alerts
+from headgate.hub.monitoring import alerts as module
+from headgate.hub.monitoring.alerts import Alert, Alerts
+from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
+from tests.support.hub import ADMIN, Running, running
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE, wait_for
+from tests.support.webhook_receiver import Receiver
 
 SECRET = "a-secret-of-more-than-16-characters"
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")

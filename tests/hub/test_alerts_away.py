@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from alerting import RAISED, RESOLVED, offend, settled, shown
-from hub.fleets import Fleet, compared
-from hubs import Running
-from receivers import Receiver
-from servers import Server, wait_for
 
 from headgate import StoreAway
-from headgate.hub import alerts as module
+from headgate.hub.monitoring import alerts as module
 from headgate.stores.redis import alerts as stored
+from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
+from tests.support.hub import Running
+from tests.support.hub_fleet import Fleet, compared
+from tests.support.valkey import Server, wait_for
+from tests.support.webhook_receiver import Receiver
 
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 @pytest.fixture
 def shaky(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setattr(module, "_EVERY", 0.02)
-    monkeypatch.setattr("headgate.hub.hub._LOOK_EVERY", 0.02)
+    monkeypatch.setattr("headgate.hub.app._LOOK_EVERY", 0.02)
     with Server() as server:
         yield Fleet(server, receiver)
 

@@ -6,19 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from alerting import RAISED, RESOLVED, offend, settled, shown
-from hub.fleets import Fleet, compared
-from hub.steady import steady_cluster
-from hubs import ADMIN
-from programs import program
-from receivers import Receiver
-from servers import PATIENCE, Server, wait_for
 from structlog.testing import capture_logs
 
 from headgate.events import Alerted
-from headgate.hub import alerts as module
+from headgate.hub.monitoring import alerts as module
 from headgate.stores.redis import alerts as stored
-from headgate.stores.redis.connecting import Clients
+from headgate.stores.redis.clients import Clients
+from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
+from tests.support.cluster import steady_cluster
+from tests.support.hub import ADMIN
+from tests.support.hub_fleet import Fleet, compared
+from tests.support.hub_process import program
+from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.webhook_receiver import Receiver
 
 SECRET = "a-secret-of-more-than-16-characters"
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")

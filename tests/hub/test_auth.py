@@ -10,19 +10,19 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from asking import remembered, scene
-from hubs import ADMIN, VIEWER, Running, Wire, running
-from servers import PATIENCE
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate import Policy
-from headgate.hub import pages
-from headgate.hub.hub import ROUTES
-from headgate.hub.registry import LONGEST_TOKEN, LedgerRoll
-from headgate.hub.routing import Route, Who
-from headgate.hub.tokens import Tokens
+from headgate.hub.agents.registry import LONGEST_TOKEN, LedgerRoll
+from headgate.hub.agents.tokens import Tokens
+from headgate.hub.api.routing import Route, Who
+from headgate.hub.app import ROUTES
+from headgate.hub.dashboard import pages
 from headgate.proto import envelope_pb2 as wire
-from headgate.stores.redis.registry import RedisRoll
+from headgate.stores.redis.agents import RedisAgents
+from tests.support.example_requests import remembered, scene
+from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.valkey import PATIENCE
 
 MANY = "1000000/minute"
 ROOMY = Policy(
@@ -339,7 +339,7 @@ def test_there_are_no_other_sockets(hub: Running, path: str) -> None:
 
 
 def test_tokens_are_compared_in_constant_time() -> None:
-    for function in (Tokens._is, LedgerRoll.verify, RedisRoll.verify):
+    for function in (Tokens._is, LedgerRoll.verify, RedisAgents.verify):
         assert "compare_digest(" in getsource(function)
 
 

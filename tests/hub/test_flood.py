@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from programs import RAISED_ADDRESSES, Program, program
-from servers import PATIENCE
 from websockets.asyncio.client import ClientConnection, connect
+
+from tests.support.hub_process import RAISED_ADDRESSES, Program, program
+from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.long
 
@@ -118,7 +119,12 @@ def test_b11_a_flood_costs_the_flooder_and_nobody_else(tmp_path: Path) -> None:
 
         async def work() -> list[dict[str, Any]]:
             over, together = asyncio.Event(), asyncio.Barrier(GOOD)
-            command = [sys.executable, str(Path(__file__).parents[1] / "flooders.py"), str(hub.port), str(SECONDS)]
+            command = [
+                sys.executable,
+                str(Path(__file__).parents[1] / "support" / "flooders.py"),
+                str(hub.port),
+                str(SECONDS),
+            ]
             pipe = asyncio.subprocess.PIPE
             async with asyncio.TaskGroup() as group:
                 for agent in agents:

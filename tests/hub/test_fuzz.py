@@ -17,17 +17,17 @@ from typing import Any
 
 import httpx
 import pytest
-from fuzzer import FRAMES, Fuzzer, websocket_frame
-from hubs import VIEWER, Running, Wire, running
-from hunting import AGENTS, HANDSHAKE, Hunt
-from judging import Judge
-from programs import ADMIN, PLENTY, RAISED, RAISED_ADDRESSES, Program
-from servers import PATIENCE, wait_for
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from headgate.hub.hub import ROUTES
-from headgate.hub.reading import ImpatientHttp
+from headgate.hub.app import ROUTES
+from headgate.hub.protocols import ImpatientHttp
+from tests.support.fuzz_campaign import AGENTS, HANDSHAKE, Hunt
+from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
+from tests.support.hub import VIEWER, Running, Wire, running
+from tests.support.hub_process import ADMIN, PLENTY, RAISED, RAISED_ADDRESSES, Program
+from tests.support.response_checker import Judge
+from tests.support.valkey import PATIENCE, wait_for
 
 UNLIMITED = f"""{RAISED}
 [hub]

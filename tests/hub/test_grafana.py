@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from hub.scraping import DOCS, scrape
-from hubs import running
 
-from headgate.hub.metrics import METRICS
+from headgate.hub.monitoring.metrics import METRICS
+from tests.support.hub import running
+from tests.support.prometheus import DOCS, scrape
 
 BOARD = json.loads((DOCS / "grafana" / "headgate.json").read_text(encoding="utf-8"))
 RULES = yaml.safe_load((DOCS / "grafana" / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]

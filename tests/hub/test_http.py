@@ -5,13 +5,13 @@ import socket
 from collections.abc import Iterator
 
 import httpx
-from entrances import BEHIND_A_PROXY, left, metrics, use_up
-from hubs import ADMIN, VIEWER, running
-from servers import PATIENCE
 
 from headgate import Policy
-from headgate.policy import TIERS
-from headgate.wire import Left, Quota, read
+from headgate.gate.policy import TIERS
+from headgate.http.headers import Left, Quota, read
+from tests.support.agent_connections import BEHIND_A_PROXY, left, metrics, use_up
+from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.valkey import PATIENCE
 
 PROBES = ("/health", "/api/health", "/live", "/ready")
 OPEN = ("/api/agents", "/api/channels", "/api/metrics", "/api/schemas", "/openapi.json")

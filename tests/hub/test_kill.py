@@ -9,10 +9,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from bookkeeping import Book, Client, Key, Values
-from programs import PLENTY, RAISED, Program
-from servers import PATIENCE
-from workload import Load
+
+from tests.support.hub_process import PLENTY, RAISED, Program
+from tests.support.recording_clients import Book, Client, Key, Values
+from tests.support.valkey import PATIENCE
+from tests.support.workload import Load
 
 CONFIG = f"""{RAISED}
 [hub]

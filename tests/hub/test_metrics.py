@@ -11,19 +11,19 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hub.scraping import DOCS, Series, samples, scrape, value, within
-from hubs import ADMIN, VIEWER, hub_settings, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 from prometheus_client.parser import text_string_to_metric_families
-from receivers import Receiver
-from servers import PATIENCE, Server, wait_for
 
 from headgate import ManualClock, MemoryStore, Outcome, Policy, RedisStore, per_minute
-from headgate.hub.hub import Hub
-from headgate.hub.metrics import MEDIA, METRICS, exposition
-from headgate.stores import Ask, Verb
+from headgate.hub.app import Hub
+from headgate.hub.monitoring.metrics import MEDIA, METRICS, exposition
+from headgate.stores.base import Ask, Verb
+from tests.support.hub import ADMIN, VIEWER, hub_settings, running
+from tests.support.prometheus import DOCS, Series, samples, scrape, value, within
+from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.webhook_receiver import Receiver
 
 PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 

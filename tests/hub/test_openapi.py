@@ -10,13 +10,13 @@ import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
-from asking import Scene, scene
-from hubs import ADMIN, VIEWER, hub_settings, running
 
 from headgate import ManualClock, MemoryStore, Policy
 from headgate._version import VERSION
-from headgate.hub.hub import ROUTES, Hub
-from headgate.hub.routing import Route, Who
+from headgate.hub.api.routing import Route, Who
+from headgate.hub.app import ROUTES, Hub
+from tests.support.example_requests import Scene, scene
+from tests.support.hub import ADMIN, VIEWER, hub_settings, running
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
-from registries import in_ledger, in_redis, refused, until
-from servers import Server
 
-from headgate.hub.refusing import Refused
-from headgate.hub.registry import LONGEST_TOKEN
+from headgate.hub.agents.registry import LONGEST_TOKEN
+from headgate.hub.errors import Refused
+from tests.support.registry import in_ledger, in_redis, refused, until
+from tests.support.valkey import Server
 
 Open: TypeAlias = Callable[..., Any]
 

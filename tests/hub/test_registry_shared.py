@@ -8,13 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hub.steady import steady_cluster
-from registries import in_redis, refused, until
-from servers import Server
 
 from headgate import StoreAway
-from headgate.hub.registry import Registry
-from headgate.stores.redis import registry as module
+from headgate.hub.agents.registry import Registry
+from headgate.stores.redis import agents as module
+from tests.support.cluster import steady_cluster
+from tests.support.registry import in_redis, refused, until
+from tests.support.valkey import Server
 
 # Several hubs over one server -----------------------------------------------------------------------------------------
 

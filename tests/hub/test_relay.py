@@ -9,13 +9,13 @@ from itertools import count
 from typing import Any
 
 import pytest
-from relaying import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Agent, Hub, sender
-from servers import PATIENCE, wait_for
 
 from headgate import BLOCKED, Decision, HeadgateError, Limiter, MemoryStore
 from headgate.errors import StoreAway
-from headgate.hub.relay import relay_limiter
+from headgate.hub.sockets.relay import relay_limiter
 from headgate.proto import envelope_pb2 as wire
+from tests.support.relay import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Agent, Hub, sender
+from tests.support.valkey import PATIENCE, wait_for
 
 # Who it is -----------------------------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ def test_a_hub_that_stops_says_when_to_come_back() -> None:
 
 def test_a_hub_that_stops_sends_what_it_has_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_FLUSH", "_DRAIN"):
-        monkeypatch.setattr(f"headgate.hub.relay.{patience}", PATIENCE)
+        monkeypatch.setattr(f"headgate.hub.sockets.relay.{patience}", PATIENCE)
     with Hub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
         with ThreadPoolExecutor() as threads:
             drained = threads.submit(hub.server.run, hub.relay.drain(lambda: 1))

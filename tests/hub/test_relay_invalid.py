@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from relaying import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Frame, Hub, sender
-from servers import wait_for
 from websockets.exceptions import ConnectionClosed
 
-from headgate.edges.flooding import DENIALS
+from headgate.edges.flood import DENIALS
 from headgate.proto import envelope_pb2 as wire
+from tests.support.relay import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Frame, Hub, sender
+from tests.support.valkey import wait_for
 
 UNREADABLE = "expected an Envelope of headgate.v1, got bytes that can't be read as one"
 NOT_DATA = "expected DATA with its payload"

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from scheduling import MICROSECOND, Floor, changes, open_floor, refused, run, watch
-from servers import PATIENCE
 
-from headgate.hub.refusing import Refused
-from headgate.hub.tasks import Task
+from headgate.hub.errors import Refused
+from headgate.hub.tasks.task import Task
+from tests.support.scheduler import MICROSECOND, Floor, changes, open_floor, refused, run, watch
+from tests.support.valkey import PATIENCE
 
 # The course of a task ------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """The scheduler: who keeps a task, who loses it and who gets it back."""
 
 import pytest
-from scheduling import MICROSECOND, Floor, refused, run
 
-from headgate.hub.tasks import Task
+from headgate.hub.tasks.task import Task
+from tests.support.scheduler import MICROSECOND, Floor, refused, run
 
 # Agents that go, or don't answer -------------------------------------------------------------------------------------
 

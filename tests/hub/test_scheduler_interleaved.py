@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
-from elsewhere import Elsewhere
-from scheduling import TURNS, Floor, run, some, watch, wrong
-from servers import PATIENCE
 
 from headgate import Gate, ManualClock, Policy
-from headgate.hub.ledger import Ledger
-from headgate.hub.refusing import Refused
-from headgate.hub.tasks import STATES, Task
+from headgate.hub.errors import Refused
+from headgate.hub.storage.database import Ledger
+from headgate.hub.tasks.task import STATES, Task
+from tests.support.scheduler import TURNS, Floor, run, some, watch, wrong
+from tests.support.valkey import PATIENCE
+from tests.support.wrapped_store import Elsewhere
 
 # Interleavings: something happens after any number of turns of the loop ----------------------------------------------
 

@@ -18,18 +18,18 @@ from typing import Any
 import httpx
 import pytest
 import trustme
-from addresses import nobody
-from hubs import VIEWER, Wire, hub_settings
-from programs import ADMIN, Program, program
-from servers import PATIENCE, Server, wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import headgate
 from headgate import InvalidInput
 from headgate._version import VERSION
-from headgate.hub.hub import Hub
+from headgate.hub.app import Hub
 from headgate.proto import envelope_pb2 as wire
+from tests.support.hub import VIEWER, Wire, hub_settings
+from tests.support.hub_process import ADMIN, Program, program
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 LIMITS = "/api/admin/rate-limits"
@@ -297,7 +297,7 @@ def test_it_serves_tls(tmp_path: Path) -> None:
 # What is never written down -------------------------------------------------------------------------------------------
 
 MISTAKES = """
-from headgate.hub.registry import Registry
+from headgate.hub.agents.registry import Registry
 
 def wrong(method):
     async def work(self, *arguments, **options):

@@ -8,10 +8,10 @@ import pytest
 
 from headgate import HeadgateError, Policy, PolicyError
 from headgate.cli import _parser
-from headgate.hub.ledger import Ledger
-from headgate.hub.relay import relay_limiter
+from headgate.hub.agents.tokens import Tokens
 from headgate.hub.settings import HubSettings, flag, variable
-from headgate.hub.tokens import Tokens
+from headgate.hub.sockets.relay import relay_limiter
+from headgate.hub.storage.database import Ledger
 from headgate.stores.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]

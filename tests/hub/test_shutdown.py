@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import uvicorn
-from entrances import ended, overfill, slow_reader
-from hubs import Running, Wire, running
-from programs import program
-from servers import PATIENCE, wait_for
 from websockets.sync.client import connect
 
 from headgate import Policy
 from headgate.hub.server import server_config
+from tests.support.agent_connections import ended, overfill, slow_reader
+from tests.support.hub import Running, Wire, running
+from tests.support.hub_process import program
+from tests.support.valkey import PATIENCE, wait_for
 
 
 @contextmanager
@@ -66,14 +66,14 @@ def test_everybody_is_told_when_to_come_back() -> None:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that ends takes its time, as do its idle connections."""
-    monkeypatch.setattr("headgate.hub.hub._FAREWELL", PATIENCE)
+    monkeypatch.setattr("headgate.hub.app._FAREWELL", PATIENCE)
 
     def patient(*arguments: Any) -> uvicorn.Config:
         config = server_config(*arguments)
         config.timeout_keep_alive = round(PATIENCE)
         return config
 
-    monkeypatch.setattr("hubs.server_config", patient)
+    monkeypatch.setattr("tests.support.hub.server_config", patient)
 
 
 @pytest.mark.usefixtures("_patient")
@@ -117,7 +117,7 @@ def test_http_in_flight_finishes_and_the_hub_is_not_ready_while_it_stops() -> No
 
 
 def test_a_request_that_does_not_end_holds_up_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.hub.hub._FAREWELL", 0.05)
+    monkeypatch.setattr("headgate.hub.app._FAREWELL", 0.05)
     with running() as hub, hub.agent("planner") as wire, ledger_held_up(hub) as let_go:
         wire.say("session_open", session=1)
         (socket,) = hub.hub.presence.of("planner")
@@ -130,7 +130,7 @@ def test_a_request_that_does_not_end_holds_up_nothing_for_long(monkeypatch: pyte
 def test_a_reader_that_does_not_read_holds_up_nothing_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.hub.hub._FAREWELL", 0.05)
+    monkeypatch.setattr("headgate.hub.app._FAREWELL", 0.05)
     policy = Policy(exempt=["planner"])
     with running(policy, data=tmp_path, max_waiting=4, shutdown_within=1) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")

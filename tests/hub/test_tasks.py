@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from entrances import use_up
-from hubs import ADMIN, Running, Wire, running
-from servers import wait_for
+from tests.support.agent_connections import use_up
+from tests.support.hub import ADMIN, Running, Wire, running
+from tests.support.valkey import wait_for
 
 
 def post_task(hub: Running, payload: object = None) -> str:

@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from addresses import nobody
-from hubs import VIEWER, Running, hub_settings, running
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric
-from programs import program
 from prometheus_client.parser import text_string_to_metric_families
-from receivers import Heard, Receiver
-from servers import PATIENCE, wait_for
 from structlog.testing import capture_logs
 
 import headgate
 from headgate import HeadgateError
-from headgate.hub import telemetry
-from headgate.hub.hub import Hub
-from headgate.hub.metrics import METRICS
-from headgate.hub.relay import Relay
+from headgate.gate.policy import PolicyError
+from headgate.hub.app import Hub
+from headgate.hub.monitoring import telemetry
+from headgate.hub.monitoring.metrics import METRICS
 from headgate.hub.settings import HubSettings
-from headgate.policy import PolicyError
+from headgate.hub.sockets.relay import Relay
+from tests.support.hub import VIEWER, Running, hub_settings, running
+from tests.support.hub_process import program
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE, wait_for
+from tests.support.webhook_receiver import Heard, Receiver
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
@@ -275,7 +275,7 @@ def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, 
 
 def test_without_the_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
-    monkeypatch.delitem(sys.modules, "headgate.hub.telemetry")
+    monkeypatch.delitem(sys.modules, "headgate.hub.monitoring.telemetry")
 
     async def work() -> None:
         async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):

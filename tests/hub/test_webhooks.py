@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import trustme
-from addresses import nobody
-from hub.sending import SECRET, NotingClock, alert, run, sending, until
-from receivers import Receiver
-from servers import PATIENCE
 
 from headgate import HeadgateError, ManualClock
 from headgate._version import VERSION
-from headgate.hub import webhooks as module
-from headgate.hub.webhooks import Webhooks
+from headgate.hub.monitoring import webhooks as module
+from headgate.hub.monitoring.webhooks import Webhooks
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE
+from tests.support.webhook_receiver import Receiver
+from tests.support.webhooks import SECRET, NotingClock, alert, run, sending, until
 
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
 

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from addresses import nobody
-from hub.sending import SECRET, NotingClock, alert, run, sending, until
-from receivers import Receiver
-from servers import PATIENCE
 
 from headgate import ManualClock
-from headgate.hub import webhooks as module
-from headgate.hub.webhooks import Webhooks
+from headgate.hub.monitoring import webhooks as module
+from headgate.hub.monitoring.webhooks import Webhooks
+from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE
+from tests.support.webhook_receiver import Receiver
+from tests.support.webhooks import SECRET, NotingClock, alert, run, sending, until
 
 TIMEOUT = module._TIMEOUT
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")

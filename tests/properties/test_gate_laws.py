@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
-from headgate.stores import Verb
+from headgate.stores.base import Verb
 from headgate.stores.reference import BucketModel, ReferenceKey
 
 LIMITS = {"light": 12, "normal": 6, "heavy": 2}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headgate import Limiter, ManualClock, MemoryStore, SlidingWindow, TokenBucket, per_minute
 from headgate.client.pacing import LONGEST, PROMPT, SECOND, Pace, Sent
-from headgate.wire import Left, Quota, Told, read, told, write
+from headgate.http.headers import Left, Quota, Told, read, told, write
 
 pytestmark = pytest.mark.once
 

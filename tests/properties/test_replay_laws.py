@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
-from headgate.core import Decision
-from headgate.replay.judging import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, Run
+from headgate.limits.decision import Decision
+from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, Run
 from headgate.replay.options import Reading
-from headgate.replay.playing import Tape
-from headgate.replay.suggesting import Suggestion, suggest
+from headgate.replay.player import Tape
+from headgate.replay.suggest import Suggestion, suggest
 
 LIMITS = [
     "1/minute", "3/minute", "7/minute", "7/minute burst 2", "2/second burst 5", "5 per 7 seconds", "60/minute burst 3",

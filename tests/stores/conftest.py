@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servers import PATIENCE, Server, cluster
 
 from headgate import ManualClock
-from headgate.stores.redis import RedisStore, failing
+from headgate.stores.redis import RedisStore, fallback
+from tests.support.valkey import PATIENCE, Server, cluster
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def breaker_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """By which stores decide when to try a server again that was away."""
     clock = ManualClock(start=1000)
-    monkeypatch.setattr(failing, "time", SimpleNamespace(monotonic=lambda: clock.now() / 1_000_000))
+    monkeypatch.setattr(fallback, "time", SimpleNamespace(monotonic=lambda: clock.now() / 1_000_000))
     return clock
 
 

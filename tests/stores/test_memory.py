@@ -17,7 +17,8 @@ from headgate import (
     per_minute,
     per_second,
 )
-from headgate.stores import Ask, Verb, conformance
+from headgate.stores import conformance
+from headgate.stores.base import Ask, Verb
 
 
 @pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: case.__name__)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from headgate import AllOf, Limit, Limiter, MemoryStore, SlidingWindow, per_day
-from headgate.stores import Ask, Verb
+from headgate.stores.base import Ask, Verb
 from headgate.stores.memory import compiled
 
 THREADS = 16

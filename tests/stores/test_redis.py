@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from servers import PATIENCE, Server, other_servers
 
 from headgate import ManualClock
 from headgate.stores import conformance
 from headgate.stores.redis import RedisStore
+from tests.support.valkey import PATIENCE, Server, other_servers
 
 _prefixes = (f"test{number}:" for number in count())
 

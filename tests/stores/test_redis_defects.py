@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 import pytest
 from redis.crc import key_slot
-from redis_stores import time_of
-from servers import PATIENCE, Server, wait_for
 
 from headgate import AllOf, Limit, Limiter, ManualClock, Outcome, SlidingWindow, parse, per_day, per_minute
-from headgate.limits import per_second
-from headgate.stores import Ask, Offence, Verb
+from headgate.limits.token_bucket import per_second
+from headgate.limits.violations import Backoff
+from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.requests import Apply, Keys
-from headgate.violations import Backoff
+from headgate.stores.redis.protocol import Apply, Keys
+from tests.support.redis_store import time_of
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 ODD_AGENTS = [
     "agent-7",

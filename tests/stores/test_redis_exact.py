@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from servers import PATIENCE, Server, wait_for
 
 from headgate import Decision, Limit, Limiter, SlidingWindow, parse, per_day, per_minute
-from headgate.stores.redis import RedisStore, gathering
+from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.script import SOURCE
+from tests.support.valkey import PATIENCE, Server, wait_for
 
-FEW = gathering._SENDERS + 1
+FEW = batching._SENDERS + 1
 """Connections: of those who send, and of the one who looks at the server first."""
 
 # Nodes: this file run as a program, told by a pipe what to do ---------------------------------------------------------
@@ -31,7 +31,7 @@ class Node:
     """A process of its own that hammers a store."""
 
     def __init__(self, url: str, *, ahead: int = 0, newer: bool = False) -> None:
-        paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         self._process = subprocess.Popen(
             [sys.executable, __file__, "node", url, str(ahead), "newer" if newer else ""],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -68,8 +68,8 @@ def be_a_node(url: str, ahead: int, newer: str) -> None:
             setattr(time, name, lambda real=real, factor=factor: real() + ahead * factor)
     if newer:
         text = SOURCE + b"\n-- another version of the same"
-        gathering._EVAL = ("EVAL", text)  # type: ignore[misc]
-        gathering._EVALSHA = ("EVALSHA", hashlib.sha1(text).hexdigest().encode())  # type: ignore[misc]
+        batching._EVAL = ("EVAL", text)  # type: ignore[misc]
+        batching._EVALSHA = ("EVALSHA", hashlib.sha1(text).hexdigest().encode())  # type: ignore[misc]
     asyncio.run(_obey(url))
 
 
@@ -180,7 +180,7 @@ def connections(client: Any) -> int:
 
 def run_as_program(*arguments: str) -> Any:
     """What this file prints when it is run as a program."""
-    paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     done = subprocess.run(
         [sys.executable, __file__, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from redis.crc import key_slot
-from servers import PATIENCE, Server, cluster, is_whole, replicated, wait_for
-from trials import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, trial
 
 from headgate import Decision, Limiter
 from headgate.stores.redis import RedisStore
+from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, trial
+from tests.support.valkey import PATIENCE, Server, cluster, is_whole, replicated, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 

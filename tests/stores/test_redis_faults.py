@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis_stores import BACK, POLICIES
-from servers import PATIENCE, Server, wait_for
-from trials import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, trial
 
 from headgate import AllOf, Limit, Limiter, ManualClock, SlidingWindow, per_day
 from headgate.stores.redis import RedisStore
+from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, trial
+from tests.support.redis_store import BACK, POLICIES
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 

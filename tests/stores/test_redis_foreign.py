@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from redis_stores import doubles, keys_of
-from servers import PATIENCE, Server
 
 from headgate import (
     Decision,
@@ -18,9 +16,11 @@ from headgate import (
     per_day,
     per_minute,
 )
-from headgate.stores import Ask, Offence, Verb
+from headgate.limits.violations import Backoff
+from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from headgate.violations import Backoff
+from tests.support.redis_store import doubles, keys_of
+from tests.support.valkey import PATIENCE, Server
 
 
 def plant_text(text: bytes) -> Callable[[Any, str], None]:

@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from redis_stores import both
-from servers import PATIENCE, Server, wait_for
 
 from headgate import (
     Decision,
@@ -19,6 +17,8 @@ from headgate import (
     per_minute,
 )
 from headgate.stores.redis import RedisStore
+from tests.support.redis_store import both
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 
 def same_id(store: RedisStore | MemoryStore, limits: list[Limit]) -> list[tuple[bool, bool]]:

@@ -8,8 +8,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from redis_stores import both, keys_of
-from servers import PATIENCE, Server
 
 from headgate import (
     InvalidInput,
@@ -22,10 +20,12 @@ from headgate import (
     per_day,
     per_hour,
 )
-from headgate.inputs import LARGEST
-from headgate.stores import Ask, Verb
+from headgate.limits.numbers import LARGEST
+from headgate.limits.sliding_window import WindowLog
+from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore
-from headgate.windows import Log
+from tests.support.redis_store import both, keys_of
+from tests.support.valkey import PATIENCE, Server
 
 _prefixes = (f"test{number}:" for number in count())
 
@@ -62,7 +62,7 @@ def extreme_steps(chance: random.Random, limit: Limit, length: int) -> Iterator[
 def countable(memory: MemoryStore, limit: Limit, cost: int) -> bool:
     """Whether a window still counts a charge in whole. (A bucket's debt has an end that both know.)"""
     state = memory.buckets("", limit).find("a")
-    used = state.used() if isinstance(state, Log) else 0
+    used = state.used() if isinstance(state, WindowLog) else 0
     return not isinstance(limit, SlidingWindow) or used + cost <= LARGEST
 
 

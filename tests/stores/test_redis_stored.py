@@ -7,8 +7,6 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from redis_stores import doubles, keys_of, time_of
-from servers import PATIENCE, Server, wait_for
 
 from headgate import (
     AllOf,
@@ -22,11 +20,13 @@ from headgate import (
     per_minute,
     per_second,
 )
-from headgate.stores import Ask, Offence, Verb
+from headgate.limits.violations import Backoff
+from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.requests import Apply, Keys, command
+from headgate.stores.redis.protocol import Apply, Keys, command
 from headgate.stores.redis.script import DIGEST, SOURCE
-from headgate.violations import Backoff
+from tests.support.redis_store import doubles, keys_of, time_of
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 # The format -----------------------------------------------------------------------------------------------------------
 

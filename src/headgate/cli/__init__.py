@@ -9,13 +9,13 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from headgate._version import VERSION
-from headgate.cli import checking, measuring, operating, replaying
-from headgate.cli.remote import Secret
-from headgate.cli.shape import Commands, Parser, command, parent, seconds
+from headgate.cli import admin, bench, check, replay
+from headgate.cli.hub_api import Secret
+from headgate.cli.parser import Commands, Parser, command, parent, seconds
 from headgate.cli.terminal import print_json
 from headgate.errors import HeadgateError
+from headgate.gate.policy import Policy
 from headgate.hub.settings import HubSettings, flag, variable
-from headgate.policy import Policy
 from headgate.stores.memory import compiled
 
 _SHELLS = ("bash", "zsh", "tcsh")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from headgate import demo
+    from headgate.cli import demo
 
     print(version(), flush=True)
     demo.run(options.seconds, options.agents, options.seed, sys.stdout)
@@ -127,11 +127,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and whether it is compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_serve(commands)
-    operating.add(commands)
-    checking.add(commands)
+    admin.add(commands)
+    check.add(commands)
     _add_policy(commands)
-    replaying.add(commands)
-    measuring.add(commands)
+    replay.add(commands)
+    bench.add(commands)
     _add_demo(commands)
     completion = command(
         commands,

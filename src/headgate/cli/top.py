@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from headgate.cli.remote import Card, Fleet, Hub, HubError, of_agent
+from headgate.cli.hub_api import Card, Fleet, Hub, HubError, of_agent
 from headgate.cli.terminal import GREEN, RED, YELLOW, cut, harmless, heat
 from headgate.errors import HeadgateError
 

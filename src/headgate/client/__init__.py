@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headgate.client.holding import Denial, QueueFull, Refused, Unsent
     from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
     from headgate.client.hub import HubClient, Warned
+    from headgate.client.outbox import Denial, QueueFull, Refused, Unsent
     from headgate.client.relay import Message, RelayClient
 
 __all__ = [
@@ -25,15 +25,15 @@ __all__ = [
 
 _PLACES = {
     "AsyncObeyingTransport": "http",
-    "Denial": "holding",
+    "Denial": "outbox",
     "HubClient": "hub",
     "Message": "relay",
     "ObeyingTransport": "http",
-    "QueueFull": "holding",
-    "Refused": "holding",
+    "QueueFull": "outbox",
+    "Refused": "outbox",
     "RelayClient": "relay",
     "TooLong": "http",
-    "Unsent": "holding",
+    "Unsent": "outbox",
     "WaitNotice": "http",
     "Warned": "hub",
 }

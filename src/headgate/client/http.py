@@ -1,7 +1,7 @@
 """Transports for httpx that obey: they read what a server says of its limits, wait, and send again what was denied.
 
-What is known of a server and when the next request may be sent is worked out in `headgate.client.pacing`; the line of
-those who wait is that of `headgate.waiting`. The flow of a request is written once, as a generator that says what to do
+What is known of a server and when the next request may be sent is worked out in `headgate.client.pacing`; the queue
+of waiters is that of `headgate.wait_queue`. The flow of a request is written once, as a generator that says what to do
 next; the two transports differ only in how they do it.
 """
 
@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from headgate.client.pacing import Pace, Sent
-from headgate.clock import Clock, MonotonicClock
-from headgate.core import ALLOW, DENY, NEVER, Decision
-from headgate.errors import HeadgateError
-from headgate.inputs import Number, microseconds, permille, refuse, whole
-from headgate.limits import UNLIMITED
-from headgate.stores import Verb
-from headgate.waiting import Lines, aacquire, acquire
-from headgate.wire import read
+from headgate.errors import HeadgateError, refuse
+from headgate.http.headers import read
+from headgate.limits.clock import Clock, MonotonicClock
+from headgate.limits.decision import ALLOW, DENY, NEVER, Decision
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.numbers import Number, microseconds, permille, whole
+from headgate.stores.base import Verb
+from headgate.wait_queue import WaitQueues, aacquire, acquire
 
 try:
     import httpx
@@ -128,7 +128,7 @@ class _Course:
             refuse("on_wait", "a function that takes a WaitNotice", on_wait)
         self.on_wait = on_wait
         self.lock = threading.Lock()
-        self.lines = Lines()
+        self.lines = WaitQueues()
         self._paces: dict[str, Pace] = {}
 
     def flow(self, request: httpx.Request) -> Flow:

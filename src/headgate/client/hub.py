@@ -9,11 +9,12 @@ from itertools import count
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from headgate.client.connecting import Caller, Later, Socket, checked_token, told
-from headgate.client.holding import Denial, Item, Lane, Paced, Refused
-from headgate.clock import Clock
-from headgate.inputs import refuse, whole
-from headgate.policy import Policy, check_agent
+from headgate.client.connection import Caller, Later, Socket, checked_token, told
+from headgate.client.outbox import Denial, Item, Lane, Paced, Refused
+from headgate.errors import refuse
+from headgate.gate.policy import Policy, check_agent
+from headgate.limits.clock import Clock
+from headgate.limits.numbers import whole
 
 Frame: TypeAlias = dict[str, Any]
 

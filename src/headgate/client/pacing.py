@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from headgate.wire import Left, Quota, Told
+from headgate.http.headers import Left, Quota, Told
 
 SECOND: Final = 1_000_000
 PROMPT: Final = SECOND
@@ -59,7 +59,7 @@ class Sent:
 class Pace:
     """What is known of one server: what it has left for this client, and when to send the next request.
 
-    >>> from headgate.wire import Left, Quota, Told
+    >>> from headgate.http.headers import Left, Quota, Told
     >>> pace = Pace()
     >>> first = pace.send(now=0)
     >>> pace.answer(first, 0, 200, Told((Quota("default", 10, 10),), (Left("default", 0, 1),)))

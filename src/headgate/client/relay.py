@@ -8,12 +8,12 @@ from random import Random
 from typing import Final
 from uuid import uuid4
 
-from headgate.client.connecting import Caller, Later, Socket, checked_token, told
-from headgate.client.holding import Denial, Item, Lane, Paced, Refused
-from headgate.clock import Clock
-from headgate.errors import HeadgateError
-from headgate.inputs import refuse, whole
-from headgate.policy import check_agent
+from headgate.client.connection import Caller, Later, Socket, checked_token, told
+from headgate.client.outbox import Denial, Item, Lane, Paced, Refused
+from headgate.errors import HeadgateError, refuse
+from headgate.gate.policy import check_agent
+from headgate.limits.clock import Clock
+from headgate.limits.numbers import whole
 
 try:
     from google.protobuf.message import DecodeError

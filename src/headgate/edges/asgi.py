@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, Unpack
 
-from headgate.edges.counting import by_address
+from headgate.edges.counters import by_address
 from headgate.edges.guard import Guard, Options, Passage, arun
 from headgate.edges.requests import UNKNOWN, AsgiRequest, Response, texts
 from headgate.edges.websocket import WebSocketLimits, WebSockets
 from headgate.gate import Gate
 from headgate.limiter import Limiter
-from headgate.notation import LimitLike
+from headgate.limits.notation import LimitLike
 
 Scope: TypeAlias = Any  # mappings; frameworks have types of their own for them
 Message: TypeAlias = Any

@@ -5,13 +5,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from headgate.core import Decision
-from headgate.edges.counting import bounded
-from headgate.errors import RateLimited
-from headgate.inputs import Number, cost_of, microseconds, refuse
+from headgate.edges.counters import bounded
+from headgate.errors import RateLimited, refuse
+from headgate.http.headers import NO_WAIT_HELPS, Denial, Headers
 from headgate.limiter import Limiter
-from headgate.notation import LimitLike, limit_of
-from headgate.wire import NO_WAIT_HELPS, Denial, Headers
+from headgate.limits.decision import Decision
+from headgate.limits.notation import LimitLike, limit_of
+from headgate.limits.numbers import Number, cost_of, microseconds
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -4,15 +4,14 @@ import inspect
 from collections.abc import AsyncIterator
 from typing import Any, Final, Unpack
 
-from headgate.checks import EXEMPT
-from headgate.core import Decision
 from headgate.edges.guard import Guard, Options, arun
 from headgate.edges.requests import AsgiRequest, Proxies, Request, texts
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, refuse
 from headgate.gate import Gate
-from headgate.inputs import refuse
+from headgate.gate._hot import EXEMPT
 from headgate.limiter import Limiter
-from headgate.notation import LimitLike, limit_of
+from headgate.limits.decision import Decision
+from headgate.limits.notation import LimitLike, limit_of
 
 try:
     from fastapi import HTTPException, Response, WebSocket

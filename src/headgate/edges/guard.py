@@ -7,18 +7,17 @@ returned, and are sent what came of it; a server with an event loop and one with
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from headgate import wire
-from headgate.core import Decision, Outcome
-from headgate.edges.counting import AddressCounter, AgentCounter, Counter, LimiterCounter, bounded, by_address
+from headgate.edges.counters import AddressCounter, AgentCounter, Counter, LimiterCounter, bounded, by_address
 from headgate.edges.paths import Paths
 from headgate.edges.requests import Proxies, Request, Response
-from headgate.errors import HeadgateError, InvalidInput
+from headgate.errors import HeadgateError, InvalidInput, refuse
 from headgate.gate import Gate
-from headgate.inputs import refuse
+from headgate.gate.policy import TIERS, check_agent
+from headgate.http import headers as rate_headers
 from headgate.limiter import Limiter
-from headgate.limits import UNLIMITED
-from headgate.notation import LimitLike, limit_of
-from headgate.policy import TIERS, check_agent
+from headgate.limits.decision import Decision, Outcome
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.memory import MemoryStore
 
 T = TypeVar("T")
@@ -48,11 +47,11 @@ class Options(TypedDict, total=False):
     counted when it comes, so that no more can be under way than would pass, and given back if it turns out not to."""
     settle: Callable[[Request, Response], int | Awaitable[int]]
     """What a request has cost, once its response is sent; `cost` was held until then."""
-    headers: wire.Dialect
+    headers: rate_headers.Dialect
     """How responses tell where the caller stands: "ratelimit" (the default), "x-ratelimit", "both" or "none"."""
     proxies: Iterable[str]
     """The proxies whose X-Forwarded-For is believed: addresses, networks, or "unix". None, unless told."""
-    body: Callable[[Request, wire.Denial], tuple[str, str]]
+    body: Callable[[Request, rate_headers.Denial], tuple[str, str]]
     """Another body for denials, and its content type."""
 
 
@@ -97,9 +96,9 @@ class Guard:
         skip: Iterable[str] = (),
         counts: Counts = "all",
         settle: Callable[[Request, Response], int | Awaitable[int]] | None = None,
-        headers: wire.Dialect = "ratelimit",
+        headers: rate_headers.Dialect = "ratelimit",
         proxies: Iterable[str] = (),
-        body: Callable[[Request, wire.Denial], tuple[str, str]] | None = None,
+        body: Callable[[Request, rate_headers.Denial], tuple[str, str]] | None = None,
     ) -> None:
         self._where: Final = where
         for name, given in (("key", key), ("exempt", exempt), ("settle", settle), ("body", body)):
@@ -117,7 +116,7 @@ class Guard:
         self._skip: Final = Paths(f"{where} skip", dict.fromkeys([skip] if isinstance(skip, str) else skip, True))
         self._skips: Final = bool(skip)
         self.proxies: Final = Proxies(proxies)
-        self._writer: Final = wire.Writer(headers)
+        self._writer: Final = rate_headers.Writer(headers)
         self._silent: Final = headers == "none"
         self.settles: Final = settle is not None or self._counts is not None
         """Whether anything can be left to do once a response is known, save for a crash."""
@@ -254,7 +253,7 @@ class Guard:
 
     def refusal(self, passage: Passage) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """The response to a request that was denied: status, headers, body."""
-        denial = wire.denial(passage.decision, passage.counter.label(passage.tier))
+        denial = rate_headers.denial(passage.decision, passage.counter.label(passage.tier))
         headers = [(name.encode(), value.encode()) for name, value in denial.headers]
         body = denial.encode()
         if self._body is not None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
-from headgate.inputs import refuse
+from headgate.errors import refuse
 
 T = TypeVar("T")
 

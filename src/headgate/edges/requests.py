@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, TypeAlias
 
-from headgate.errors import InvalidInput
-from headgate.inputs import refuse
-from headgate.plan import counted_as
+from headgate.errors import InvalidInput, refuse
+from headgate.gate.lookup import counted_as
 
 Network: TypeAlias = IPv4Network | IPv6Network
 

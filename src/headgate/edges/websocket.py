@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
-from headgate import wire
-from headgate.core import Decision, Outcome
-from headgate.edges.counting import Counter, Decided, LimiterCounter, by_address
-from headgate.edges.flooding import FLOOD, pause
+from headgate.edges.counters import Counter, Decided, LimiterCounter, by_address
+from headgate.edges.flood import FLOOD, pause
 from headgate.edges.guard import Flow, Guard, Passage, arun
 from headgate.edges.requests import AsgiRequest, Response, texts
-from headgate.inputs import refuse
+from headgate.errors import refuse
+from headgate.http import headers as rate_headers
 from headgate.limiter import Limiter
-from headgate.notation import LimitLike, limit_of
+from headgate.limits.decision import Decision, Outcome
+from headgate.limits.notation import LimitLike, limit_of
 
 if TYPE_CHECKING:
     from headgate.edges.asgi import App, Message, Receive, Scope, Send
@@ -269,7 +269,9 @@ class _Connection:
     async def _deny(self, meter: _Meter, decision: Decision) -> "Message | None":
         if self._edge.limits.on_denied == "close":
             return await self._close(TRY_LATER, _reason(decision))
-        await self._tell({"type": "rate_limited", "tier": meter.label, "retry_after_ms": wire.wait_ms(decision)})
+        await self._tell(
+            {"type": "rate_limited", "tier": meter.label, "retry_after_ms": rate_headers.wait_ms(decision)}
+        )
         self._denials += 1
         if self._denials >= FLOOD:
             flooding = self._edge.flooding
@@ -390,4 +392,4 @@ def _size(message: "Message") -> int:
 
 
 def _reason(decision: Decision) -> str:
-    return f"rate limited; retry in {wire.wait_ms(decision)} ms"
+    return f"rate limited; retry in {rate_headers.wait_ms(decision)} ms"

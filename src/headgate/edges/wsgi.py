@@ -9,10 +9,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from headgate.edges.guard import Guard, Options, Passage, run
 from headgate.edges.requests import Response, WsgiRequest, texts
+from headgate.errors import refuse
 from headgate.gate import Gate
-from headgate.inputs import refuse
 from headgate.limiter import Limiter
-from headgate.notation import LimitLike
+from headgate.limits.notation import LimitLike
 
 Failure: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 

@@ -15,11 +15,11 @@ import uvloop
 
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
-from headgate.hub.hub import Hub
-from headgate.hub.reading import ImpatientHttp, PatientProtocol
+from headgate.gate.policy import Policy
+from headgate.gate.reload import PolicyWatcher
+from headgate.hub.app import Hub
+from headgate.hub.protocols import ImpatientHttp, PatientProtocol
 from headgate.hub.settings import HubSettings
-from headgate.policy import Policy
-from headgate.reloading import Watch
 
 _BACKLOG: Final = 2048
 _EXTRA: Final = 1000  # HTTP connections beside the WebSockets
@@ -70,7 +70,7 @@ async def _serve(
 ) -> None:
     async with Hub(settings, policy, config=config) as hub:
         server = Server(hub, server_config(hub, settings))
-        with nullcontext() if config is None else Watch(hub.gate, config, sighup=True):
+        with nullcontext() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
             await _welcome(hub, settings, listener, out)
             await server.serve([listener])
     _log.info("stopped")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from headgate.policy import PolicyError, read_toml
+from headgate.gate.policy import PolicyError, read_toml
 
 Reading: TypeAlias = tuple[str, Callable[[str], Any]]
 """What is expected, and a function that reads it or raises ValueError."""

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.errors import InvalidInput
-from headgate.policy import MAX_AGENT
-from headgate.replay.judging import Judges, Kinds
+from headgate.gate.policy import MAX_AGENT
+from headgate.replay.engine import Judges, Kinds
+from headgate.replay.logfile import ReplayError
 from headgate.replay.options import FIELDS, FORMATS, Reading
-from headgate.replay.reading import ReplayError
-from headgate.replay.times import moment, moment_of
+from headgate.replay.timestamps import moment, moment_of
 
 Event: TypeAlias = tuple[int, str, Judges, int]
 """One request: when, whose, the lanes that judge it, and its cost."""

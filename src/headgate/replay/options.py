@@ -7,7 +7,7 @@ from fnmatch import translate
 from typing import Final, NamedTuple
 
 from headgate.errors import InvalidInput
-from headgate.policy import TIERS, UNKNOWN_TIER
+from headgate.gate.policy import TIERS, UNKNOWN_TIER
 
 FORMATS: Final = ("access", "json", "csv")
 KEYS: Final = ("auto", "user", "address")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from heapq import nsmallest
 
-from headgate.policy import Policy
-from headgate.replay.judging import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, Account, Counts, Run
+from headgate.gate.policy import Policy
+from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, Account, Counts, Run
 from headgate.replay.options import Reading
-from headgate.replay.playing import Play, Progress, Tape
-from headgate.replay.suggesting import HIGHEST, Suggestion, suggest
-from headgate.replay.times import text_of
+from headgate.replay.player import Play, Progress, Tape
+from headgate.replay.suggest import HIGHEST, Suggestion, suggest
+from headgate.replay.timestamps import text_of
 
 
 @dataclass(frozen=True)

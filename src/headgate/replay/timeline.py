@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from headgate.replay.judging import OUTCOMES, Counts
+from headgate.replay.engine import OUTCOMES, Counts
 
 MOST: Final = 240
 """Intervals at the most."""

@@ -19,13 +19,15 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from headgate.clock import ManualClock
-from headgate.core import Decision, Limit, Outcome, Violation
-from headgate.limits import BLOCKED, UNLIMITED, AllOf, per_day, per_minute, per_second
-from headgate.stores import Ask, Offence, Store, Verb
+from headgate.limits.all_of import AllOf
+from headgate.limits.clock import ManualClock
+from headgate.limits.decision import Decision, Limit, Outcome, Violation
+from headgate.limits.fixed import BLOCKED, UNLIMITED
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.token_bucket import per_day, per_minute, per_second
+from headgate.limits.violations import Backoff
+from headgate.stores.base import Ask, Offence, Store, Verb
 from headgate.stores.reference import LOW, Model, ReferenceKey, random_models, random_steps
-from headgate.violations import Backoff
-from headgate.windows import SlidingWindow
 
 MakeStore: TypeAlias = Callable[[ManualClock], Store]
 Case: TypeAlias = Callable[[MakeStore], None]

@@ -22,11 +22,12 @@ from types import FunctionType
 from typing import Final, SupportsIndex
 
 from headgate._native import i64
-from headgate.clock import Clock, MonotonicClock
-from headgate.core import DENY, Aside, Decision, Limit, Rule, State, Violation, binding
-from headgate.inputs import refuse, whole
-from headgate.stores import REMEMBERED, Ask, Offence, Verb
-from headgate.violations import Backoff, Standing
+from headgate.errors import refuse
+from headgate.limits.clock import Clock, MonotonicClock
+from headgate.limits.decision import DENY, Decision, Details, Limit, Rule, State, Violation, binding_of
+from headgate.limits.numbers import whole
+from headgate.limits.violations import Backoff, Standing
+from headgate.stores.base import REMEMBERED, Ask, Offence, Verb
 
 _SHARDS: Final[i64] = 256
 _SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
@@ -171,7 +172,7 @@ class Buckets(Table):
             if store.pause < 0:
                 store.look_around(now)
         if offenders is not None and decision.outcome is DENY and not decision.degraded:
-            return decision.offended(offenders.record(key, now))
+            return decision.with_violation(offenders.record(key, now))
         return decision
 
     def _take_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
@@ -236,7 +237,7 @@ class Offenders(Table):
         if state is None:
             state = limit.fresh(now)
         decision = limit.decide(state, now, cost, limit.wait(state, now, cost), low)
-        return decision.offended(self.record(key, now))
+        return decision.with_violation(self.record(key, now))
 
 
 class MemoryStore:
@@ -392,9 +393,9 @@ class MemoryStore:
                 cost, wait = 1, tables[i].limit.wait(states[i], now, 1)
             decisions.append(tables[i].limit.decide(states[i], now, cost, wait, low))
         self.look_around(now)
-        decision = decisions[0] if len(decisions) == 1 else binding(decisions)
+        decision = decisions[0] if len(decisions) == 1 else binding_of(decisions)
         if offenders is not None and verb is CHECK and not passes:
-            decision = decision.offended(offenders.record(offender, now))
+            decision = decision.with_violation(offenders.record(offender, now))
         return decision
 
     async def aapply(
@@ -489,7 +490,7 @@ class MemoryStore:
         if not self._warned:
             self._warned = True
             _log.warning("MemoryStore: all %d keys are in use; new ones are denied until some are full", self.max_keys)
-        return Decision(DENY, limit, 0, _CROWDED, 0, -1, Aside(_CROWDED, None, None, True))
+        return Decision(DENY, limit, 0, _CROWDED, 0, -1, Details(_CROWDED, None, None, True))
 
 
 def compiled() -> bool:

@@ -7,11 +7,12 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import Final
 
-from headgate.core import Decision, Limit, Outcome
-from headgate.inputs import LARGEST, microseconds
-from headgate.limits import AllOf, TokenBucket
-from headgate.stores import Verb
-from headgate.windows import SlidingWindow
+from headgate.limits.all_of import AllOf
+from headgate.limits.decision import Decision, Limit, Outcome
+from headgate.limits.numbers import LARGEST, microseconds
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.token_bucket import TokenBucket
+from headgate.stores.base import Verb
 
 LOW: Final = 200
 """The share of the capacity, in thousandths, below which the reference warns."""

@@ -4,8 +4,8 @@ import sqlite3
 import threading
 from os import PathLike
 
-from headgate.changes import Change
 from headgate.errors import HeadgateError
+from headgate.stores.base import Change
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS changes (
@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS changes (
 _FORMAT = 1
 
 
-class BookError(HeadgateError):
+class ChangeLogError(HeadgateError):
     """What is remembered can't be read or written."""
 
 
@@ -55,13 +55,13 @@ def open_file(
     return file
 
 
-class SqliteBook:
+class SqliteChangeLog:
     """Remembers changes in a file. A change that `write` has taken survives a kill and a loss of power."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._file = open_file(path, "a book", _FORMAT, _SCHEMA, BookError)
+        self._file = open_file(path, "a book", _FORMAT, _SCHEMA, ChangeLogError)
 
     def read(self) -> list[Change]:
         with self._lock:
@@ -70,7 +70,7 @@ class SqliteBook:
                     "SELECT kind, agent, channel, tier, value, by, at FROM changes ORDER BY number"
                 ).fetchall()
             except sqlite3.Error as error:
-                raise BookError(f"{self._path}: the changes can't be read: {error}") from error
+                raise ChangeLogError(f"{self._path}: the changes can't be read: {error}") from error
         return [Change(*row) for row in rows]
 
     def write(self, change: Change) -> None:
@@ -81,7 +81,9 @@ class SqliteBook:
                     "INSERT INTO changes (kind, agent, channel, tier, value, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)", row
                 )
             except sqlite3.Error as error:
-                raise BookError(f"{self._path}: the change is not made, it can't be remembered: {error}") from error
+                raise ChangeLogError(
+                    f"{self._path}: the change is not made, it can't be remembered: {error}"
+                ) from error
 
     def close(self) -> None:
         with self._lock:

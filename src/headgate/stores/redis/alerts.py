@@ -3,8 +3,8 @@
 from typing import Any, Final, Literal, TypeAlias
 
 from headgate.errors import StoreAway
-from headgate.stores.redis.connecting import ERRORS, Clients, explained, text_of
-from headgate.stores.redis.requests import FORMAT
+from headgate.stores.redis.clients import ERRORS, Clients, explained, text_of
+from headgate.stores.redis.protocol import FORMAT
 from headgate.stores.redis.script import part
 
 Outcome: TypeAlias = Literal["done", "other", "ended", "full"]

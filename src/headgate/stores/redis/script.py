@@ -1,4 +1,4 @@
-"""The script that decides in the server. Its parts are the .lua files beside this one."""
+"""The script that decides in the server. Its parts are the files in lua/."""
 
 import hashlib
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Final
 
 
 def part(name: str) -> str:
-    """The text of a .lua file."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """The text of a file in lua/."""
+    return (Path(__file__).parent / "lua" / name).read_text(encoding="utf-8")
 
 
 def _function(name: str, body: str) -> str:

@@ -12,25 +12,24 @@ from weakref import WeakKeyDictionary
 
 from redis.crc import key_slot
 
-from headgate.clock import Clock, ManualClock, MonotonicClock
-from headgate.closing import Closing
-from headgate.core import Decision, Limit, Rule, Violation
-from headgate.errors import StoreAway, StoreError
+from headgate.errors import StoreAway, StoreError, refuse
 from headgate.events import Degraded, emit
-from headgate.forking import tell_of_forks
-from headgate.inputs import Number, microseconds, permille, refuse
-from headgate.limits import per_second
-from headgate.stores import Ask, Offence, Recorded, Spare, Verb
+from headgate.lifecycle import Closable, after_fork
+from headgate.limits.clock import Clock, ManualClock, MonotonicClock
+from headgate.limits.decision import Decision, Limit, Rule, Violation
+from headgate.limits.numbers import Number, microseconds, permille
+from headgate.limits.token_bucket import per_second
+from headgate.limits.violations import Backoff, Standing
+from headgate.stores.base import Ask, LocalCache, Offence, RecordedViolation, Verb
 from headgate.stores.memory import MemoryStore
+from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.alerts import RedisAlerts
-from headgate.stores.redis.book import RedisBook
-from headgate.stores.redis.connecting import ERRORS, AsyncClient, Client, Clients, check_server, explained, trouble
-from headgate.stores.redis.failing import Breaker, Fallback
-from headgate.stores.redis.gathering import Tasks, Threads, Wire
-from headgate.stores.redis.registry import RedisRoll
-from headgate.stores.redis.requests import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
-from headgate.stores.redis.sparing import Sparing
-from headgate.violations import Backoff, Standing
+from headgate.stores.redis.batching import Tasks, Threads, Wire
+from headgate.stores.redis.changelog import RedisChangeLog
+from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients, check_server, explained, trouble
+from headgate.stores.redis.fallback import Breaker, Fallback
+from headgate.stores.redis.local_cache import Sparing
+from headgate.stores.redis.protocol import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
 
 _SCANNED: Final = 1000  # keys that one SCAN looks at
 _PUT_OFF: Final = b"600000"  # on a clock for tests keys live longer: the server's own clock must not interfere
@@ -43,10 +42,10 @@ Flow: TypeAlias = Generator[Request[Any], Any, Decision]
 """Yields what to ask the server, and returns a decision."""
 
 
-class RedisStore(Closing):
+class RedisStore(Closable):
     """Keeps what is counted in a Redis or Valkey server, so that many machines decide as one, on its clock.
 
-    `where` is a URL (see `headgate.stores.redis.connecting`), or a client of redis-py, or two of them, one for threads
+    `where` is a URL (see `headgate.stores.redis.clients`), or a client of redis-py, or two of them, one for threads
     and one for asyncio. Every key that is stored begins with `prefix`.
 
     A server that doesn't answer within `timeout` seconds, or can't be reached, is away, and decisions are `degraded`
@@ -101,7 +100,7 @@ class RedisStore(Closing):
             )
         self._sender: threading.Thread | None = None
         self._closing: Final = threading.Event()
-        tell_of_forks(self)
+        after_fork(self)
 
     @property
     def clock(self) -> Clock:
@@ -239,13 +238,13 @@ class RedisStore(Closing):
                 raise
             self._late(offence, violation)
 
-    def spare(self, name: str, limit: Limit) -> Spare | None:
+    def spare(self, name: str, limit: Limit) -> LocalCache | None:
         """What may answer some checks under a name and limit without asking the server."""
         return None if self._sparing is None else self._sparing.table(name, limit)
 
     def _late(self, offence: Offence, violation: Violation) -> None:
         for listener in self._listeners:
-            listener(Recorded(offence, violation))
+            listener(RecordedViolation(offence, violation))
 
     def _send_soon(self, sparing: Sparing) -> None:
         """See to it that what is owed is sent, and what isn't used is given back."""
@@ -369,13 +368,13 @@ class RedisStore(Closing):
         """The time, or nothing for the server's; and by how many milliseconds expiries are put off."""
         return [b"", b"0"] if self._manual is None else [b"%d" % self._manual.now(), _PUT_OFF]
 
-    def book(self) -> RedisBook:
+    def book(self) -> RedisChangeLog:
         """A book of changes that all nodes share."""
-        return RedisBook(self._clients, self._prefix)
+        return RedisChangeLog(self._clients, self._prefix)
 
-    def roll(self) -> RedisRoll:
+    def roll(self) -> RedisAgents:
         """The agents and their tokens, which several hubs share."""
-        return RedisRoll(self._clients, self._prefix)
+        return RedisAgents(self._clients, self._prefix)
 
     def alerts(self) -> RedisAlerts:
         """The open alerts, which several hubs share."""
@@ -441,7 +440,7 @@ class RedisStore(Closing):
 
     # What is told ----------------------------------------------------------------------------------------------------
 
-    def subscribe(self, listener: Callable[[Degraded | Recorded], object]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Degraded | RecordedViolation], object]) -> Callable[[], None]:
         """Call `listener` when the server goes away or comes back, and with violations that were recorded late.
 
         The function returned ends that.
@@ -478,7 +477,7 @@ class RedisStore(Closing):
             self._said[text] = now + _SAY_EVERY
         _log.log(level, text)
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         """In a process that was forked: begin anew with what can't be shared with the parent."""
         self._lock = threading.Lock()
         for part in (self._clients, self._breaker, self._threads, self.traffic):

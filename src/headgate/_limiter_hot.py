@@ -1,0 +1,67 @@
+"""The hot path of `Limiter`, compiled: from a request to the store and back.
+
+`Limiter` adds the rest in plain Python. Async methods stay there: a compiled coroutine that is cancelled throws into
+its awaitable in a way that Python 3.12 warns of.
+"""
+
+from collections.abc import Callable
+from typing import Final, SupportsIndex
+
+from headgate._native import Text, i64, mypyc_attr
+from headgate.errors import refuse
+from headgate.limits.decision import Decision, Limit
+from headgate.limits.numbers import LARGEST, cost_of
+from headgate.stores.base import Ask, LocalCache, Store, Verb
+from headgate.stores.memory import Buckets, MemoryStore
+
+_LONGEST_ID: Final = 200
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LimiterChecks:
+    """A limit, and where it is counted."""
+
+    def __init__(self, limit: Limit, store: Store, name: str, low: i64) -> None:
+        self._limit: Final = limit
+        self._store: Final = store
+        self._name: Final = name
+        self._low: Final = low
+        self._table: Final[Buckets | None] = store.buckets(name, limit) if isinstance(store, MemoryStore) else None
+        spare: Callable[[str, Limit], LocalCache | None] | None = getattr(store, "spare", None)
+        self._spare: Final = None if spare is None else spare(name, limit)
+
+    def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
+        """Let a request of this cost pass and count it, or deny it and count nothing.
+
+        With a `request_id` it is counted once, however often it is asked within a minute.
+        """
+        table = self._table
+        if table is not None and request_id is None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
+            return table.take(key, cost, self._low, None)
+        if self._spare is not None and request_id is None:
+            served = self._spare.serve(key_of(key), cost_of(cost), self._low, None)
+            if served is not None:
+                return served
+        return self._apply(Verb.CHECK, key, cost, request_id)
+
+    def _apply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
+        return self._store.apply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
+
+    def _ask(self, key: object, cost: object) -> Ask:
+        return Ask(self._name, key_of(key), self._limit, cost_of(cost))
+
+
+def key_of(key: object) -> str:
+    """A key: any string."""
+    if not isinstance(key, str):
+        refuse("key", "a string", key)
+    return str.__str__(key)  # of a subclass, the plain string: its own hash and equality don't count
+
+
+def id_of(request_id: object) -> str:
+    """A request's id, or "" if it has none."""
+    if request_id is None:
+        return ""
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= _LONGEST_ID:
+        refuse("request_id", f"1 to {_LONGEST_ID} characters", request_id)
+    return request_id

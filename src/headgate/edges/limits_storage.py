@@ -1,0 +1,474 @@
+"""`limits` on headgate's stores: its strategies, and with them slowapi and flask-limiter, as they are.
+
+    import headgate.edges.limits_storage                                            # which registers the schemes
+    storage = limits.storage.storage_from_string("headgate+redis://localhost")
+    limiter = limits.strategies.FixedWindowRateLimiter(storage)
+
+`headgate+` stands before any URL of a store that headgate knows, and `async+headgate+` makes the storage for
+`limits.aio`. What a limit is, `limits` tells a storage only in part, but writes it at the end of each key
+("LIMITER/agent-7/10/1/minute"), and there it is read.
+
+How a fixed window is counted with sliding ones. Its first hit takes, in one step, a marker, which leaves exactly one
+window later and takes the fixed window with it, and counts in a counter that is empty. There are three counters, which
+take turns; the marker's cost says whose turn it is. A counter remembers for two windows: who has read the marker, and
+counts a moment after the window's end, still meets what was counted in it. By its next turn it is empty again.
+"""
+
+import re
+import time
+from collections.abc import Generator
+from functools import lru_cache
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
+
+from headgate.errors import HeadgateError, StoreAway, StoreError, refuse
+from headgate.limits.clock import Clock
+from headgate.limits.decision import Decision
+from headgate.limits.numbers import Number
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.stores.base import Ask, Store, Verb
+from headgate.stores.memory import MemoryStore
+from headgate.stores.urls import aclose_store, close_store, is_memory, open_store
+
+try:
+    import limits.aio.storage.base
+    import limits.limits
+    import limits.storage.base
+except ImportError as error:
+    raise HeadgateError(f"headgate.edges.limits_storage: expected limits, got: {error}; pip install limits") from error
+
+_SERVERS: Final = ("redis", "rediss", "valkey", "valkeys")
+_STORES: Final = (
+    "memory",
+    "unix",
+    "redis+unix",
+    "valkey+unix",
+    *(server + kind for server in _SERVERS for kind in ("", "+sentinel", "+cluster")),
+)
+_KEY: Final = re.compile(r".*/([0-9]+)/([0-9]+)/([^/]+)", re.DOTALL)  # as RateLimitItem.key_for ends it
+
+_TURNS: Final = (1, 2, 3)
+_MARKED: Final = 6  # what a marker's window holds: the cost of a turn is 3 + the turn, so that there is no second one
+_TRIES: Final = 10  # where others may come between two steps
+_RESETTING: Final = 10.0  # seconds after which a server that is reset is away
+_FIXED, _MOVING, _SLIDING = "fixed", "moving", "sliding"
+
+Kept = TypeVar("Kept")
+
+
+class _Rules(NamedTuple):
+    """One limit of `limits`, as headgate counts it."""
+
+    log: SlidingWindow
+    """Every hit on its own: the moving window, and the sliding one."""
+    marker: SlidingWindow
+    """Whether a fixed window is open, and whose turn it is."""
+    counter: SlidingWindow
+    """The hits of one turn."""
+
+
+@lru_cache(maxsize=1000)
+def _rules(amount: int, expiry: Number) -> _Rules:
+    most = max(amount, 1)  # of nothing nothing passes, whatever is counted
+    return _Rules(SlidingWindow(most, expiry), SlidingWindow(_MARKED, expiry), SlidingWindow(most, 2 * expiry))
+
+
+class _Apply(NamedTuple):
+    verb: Verb
+    asks: list[Ask]
+
+
+class _Forget(NamedTuple):
+    name: str
+    key: str
+    rule: SlidingWindow
+
+
+_Flow: TypeAlias = Generator[_Apply | _Forget, Any, Kept]
+"""Yields what to ask the store, is sent what it says, and returns a result."""
+
+
+class _Counting:
+    """What both storages share: every step but the asking itself."""
+
+    def _open(self, uri: str, key_prefix: str, options: dict[str, Any]) -> None:
+        self._url = re.sub(r"^(async\+)?headgate\+", "", uri, flags=re.IGNORECASE)
+        self._prefix = f"{key_prefix}:"
+        self._used: set[tuple[int, Number]] = set()  # in memory: limits for which something is counted
+        in_memory = is_memory(self._url)
+        known = ("clock", "max_keys") if in_memory else ("clock", "on_failure", "timeout")
+        for option in options:
+            if option not in known:
+                refuse(
+                    f"{type(self).__name__} options",
+                    f"some of key_prefix, wrap_exceptions, {', '.join(known)} (what redis-py is to be told goes into "
+                    "the URL, after a question mark)",
+                    option,
+                )
+        self._store: Store = (
+            MemoryStore(**options)
+            if in_memory
+            else open_store(type(self).__name__, self._url, prefix=self._prefix, **options)
+        )
+
+    @property
+    def base_exceptions(self) -> type[Exception]:
+        return StoreError
+
+    @property
+    def store(self) -> Store:
+        """Where it is counted."""
+        return self._store
+
+    @property
+    def clock(self) -> Clock:
+        return self._store.clock
+
+    def _limit(self, key: str, expiry: Number | None = None) -> tuple[int, Number]:
+        """The amount and the seconds of a limit, from the end of its key."""
+        found = _KEY.fullmatch(key)
+        unit = None if found is None else limits.limits.GRANULARITIES.get(found[3])
+        if found is None or unit is None:
+            refuse(
+                "storage key",
+                "one that RateLimitItem.key_for has made, which ends in amount, multiples and unit (/10/1/minute)",
+                key,
+            )
+        seconds = unit.GRANULARITY.seconds * int(found[2])
+        if expiry is not None and expiry != seconds:
+            refuse("storage expiry", f"the {seconds} seconds that its key says", expiry)
+        return int(found[1]), seconds
+
+    def _of(self, amount: int, expiry: Number) -> _Rules:
+        if isinstance(self._store, MemoryStore):
+            self._used.add((amount, expiry))
+        return _rules(amount, expiry)
+
+    # Windows that move ------------------------------------------------------------------------------------------------
+
+    def _take(self, name: str, key: str, amount: int, expiry: Number, cost: int) -> _Flow[bool]:
+        """Count a hit in a log, if it passes."""
+        if _cost(cost) > amount:
+            return False
+        log = self._of(amount, expiry).log
+        return bool((yield _Apply(Verb.CHECK, [Ask(name, key, log, cost)])))
+
+    def _look(self, name: str, key: str, amount: int, expiry: Number) -> _Flow[tuple[int, float]]:
+        """How much a log holds, and in how many seconds the oldest of it leaves."""
+        log, cost = self._of(amount, expiry).log, 1
+        decision: Decision = yield _Apply(Verb.PEEK, [Ask(name, key, log, cost)])
+        for _ in range(_TRIES):
+            if decision.remaining == log.capacity:
+                return 0, 0.0
+            if cost == decision.remaining + 1:  # then what it would have to wait for is the oldest
+                break
+            cost = decision.remaining + 1
+            decision = yield _Apply(Verb.PEEK, [Ask(name, key, log, cost)])
+        return log.capacity - decision.remaining, decision.retry_after or 0.0
+
+    def _moving_window(self, key: str, amount: int, expiry: Number) -> _Flow[tuple[float, int]]:
+        used, leaves = yield from self._look(_MOVING, key, amount, expiry)
+        return (time.time() + leaves - float(expiry), used) if used else (time.time(), 0)
+
+    def _sliding_window(self, key: str, expiry: Number) -> _Flow[tuple[int, float, int, float]]:
+        """Nothing in the window before, and all that counts in this one: then the weighted count is the exact one."""
+        used, leaves = yield from self._look(_SLIDING, key, *self._limit(key, expiry))
+        return 0, 0.0, used, min(leaves, float(expiry) - 1e-6)  # the strategy takes it modulo the window
+
+    # Fixed windows ----------------------------------------------------------------------------------------------------
+
+    def _marked(self, key: str, rules: _Rules) -> _Flow[tuple[int, float]]:
+        """Whose turn it is, or 0 if no window is open; and the seconds until it ends."""
+        decision: Decision = yield _Apply(Verb.PEEK, [Ask(_FIXED, key, rules.marker, 1)])
+        used = rules.marker.capacity - decision.remaining
+        return (used - 3, decision.reset_after) if used else (0, 0.0)
+
+    def _counted(self, key: str, rules: _Rules, turn: int) -> _Flow[int]:
+        decision: Decision = yield _Apply(Verb.PEEK, [Ask(f"{_FIXED}-{turn}", key, rules.counter, 1)])
+        return rules.counter.capacity - decision.remaining
+
+    def _hit(self, key: str, expiry: Number, cost: int) -> _Flow[int]:
+        """The hits in the fixed window with these. If that is above the limit they don't pass, and don't count."""
+        amount, seconds = self._limit(key, expiry)
+        rules, before = self._of(amount, seconds), 0
+        for _ in range(_TRIES):
+            began = self.clock.now()
+            turn, _ = yield from self._marked(key, rules)
+            if _cost(cost) > amount:
+                return cost + ((yield from self._counted(key, rules, turn)) if turn else 0)
+            if turn:
+                ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
+                decision: Decision = yield _Apply(Verb.CHECK, [ask])
+                used = rules.counter.capacity - decision.remaining
+                if not decision:
+                    return used + cost
+                if self.clock.now() - began < seconds * 1_000_000:
+                    return used
+                yield _Apply(Verb.REFUND, [ask])  # held up for a whole window: it may have been any
+            else:
+                turn, before = yield from self._free(key, rules)
+                ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
+                if (yield _Apply(Verb.CHECK, [Ask(_FIXED, key, rules.marker, 3 + turn), ask])):
+                    return before + cost
+        return max(before + cost, amount + 1)
+
+    def _free(self, key: str, rules: _Rules) -> _Flow[tuple[int, int]]:
+        """The turn whose counter is empty; or, after some who were late have counted in each, the emptiest."""
+        counts = []
+        for turn in _TURNS:
+            counts.append(((yield from self._counted(key, rules, turn)), turn))
+            if counts[-1][0] == 0:
+                break
+        used, turn = min(counts)
+        return turn, used
+
+    def _get(self, key: str) -> _Flow[int]:
+        rules = self._of(*self._limit(key))
+        turn, _ = yield from self._marked(key, rules)
+        return (yield from self._counted(key, rules, turn)) if turn else 0
+
+    def _ends(self, key: str) -> _Flow[float]:
+        """When the fixed window ends, as seconds since the epoch; now, if there is none."""
+        _, left = yield from self._marked(key, self._of(*self._limit(key)))
+        return time.time() + left
+
+    # The end of what is counted ---------------------------------------------------------------------------------------
+
+    def _clear(self, key: str) -> _Flow[None]:
+        """The marker last: who counts meanwhile, counts in the window that ends with it."""
+        rules = self._of(*self._limit(key))
+        yield _Forget(_MOVING, key, rules.log)
+        for turn in _TURNS:
+            yield _Forget(f"{_FIXED}-{turn}", key, rules.counter)
+        yield _Forget(_FIXED, key, rules.marker)
+
+    def _clear_sliding(self, key: str, expiry: Number) -> _Flow[None]:
+        yield _Forget(_SLIDING, key, self._of(*self._limit(key, expiry)).log)
+
+    def _reset_memory(self, store: MemoryStore) -> int:
+        """Drop everything, and say how many keys that were."""
+        before = len(store)
+        counters = 0
+        for amount, expiry in list(self._used):
+            rules = _rules(amount, expiry)
+            for name, rule in ((_MOVING, rules.log), (_SLIDING, rules.log), (_FIXED, rules.marker)):
+                store.clear(name, rule)
+            counters -= len(store)
+            for turn in _TURNS:
+                store.clear(f"{_FIXED}-{turn}", rules.counter)
+            counters += len(store)
+        self._used.clear()
+        return before + counters - len(store)
+
+    def _pattern(self) -> str:
+        return re.sub(r"([*?\[\]\\^-])", r"\\\1", self._prefix) + "{*"
+
+
+def _cost(cost: object) -> int:
+    if not isinstance(cost, int) or cost < 0:
+        refuse("cost", "a whole number, 0 or more", cost)
+    return cost
+
+
+def _is_key(name: bytes | str) -> bool:
+    """Whether a name in the server is one key of `limits`, and not a counter beside a marker."""
+    text = name.decode(errors="replace") if isinstance(name, bytes) else name
+    return text.endswith((f":{_FIXED}", f":{_MOVING}", f":{_SLIDING}"))
+
+
+class HeadgateStorage(
+    _Counting,
+    limits.storage.base.Storage,
+    limits.storage.base.MovingWindowSupport,
+    limits.storage.base.SlidingWindowCounterSupport,
+):
+    """A storage of `limits` that counts in a store of headgate, for threads; `AsyncHeadgateStorage` is for event loops.
+
+    What the strategies mean on it:
+
+    - Fixed window: it begins with the first hit that passes and ends its length later, for all hits at once. From any
+      number of threads and machines exactly the limit passes. A hit that is denied counts nothing.
+    - Moving window: headgate's `SlidingWindow`, exact to the microsecond.
+    - Sliding window counter: the same, exactly and not about: nothing is estimated from the window before.
+    - Several limits are hit one after the other by whoever uses the strategies, as always with `limits`: those that
+      passed stay counted when a later one denies. `headgate.Limiter("5/second; 100/hour")` asks all at once.
+
+    The clock is the store's, so with Redis the server's. Every key expires with what it counts; a limit is at most
+    1,000,000. While the server is away this process's memory judges, or what `on_failure` says, and nothing is raised.
+
+    Options: `key_prefix` for what is stored in a server, `wrap_exceptions`, and those of the store: `timeout` and
+    `on_failure`, or in memory `max_keys`; `clock` for tests.
+
+    >>> from limits import parse
+    >>> from limits.storage import storage_from_string
+    >>> from limits.strategies import FixedWindowRateLimiter
+    >>> limiter = FixedWindowRateLimiter(storage_from_string("headgate+memory://"))
+    >>> [limiter.hit(parse("2/minute"), "agent-7") for _ in range(3)]
+    [True, True, False]
+    """
+
+    STORAGE_SCHEME: ClassVar[list[str]] = [f"headgate+{store}" for store in _STORES]  # type: ignore[misc]
+
+    def __init__(
+        self, uri: str, wrap_exceptions: bool = False, *, key_prefix: str = "headgate-limits", **options: Any
+    ) -> None:
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)
+        self._open(uri, key_prefix, options)
+
+    def _run(self, flow: _Flow[Kept]) -> Kept:
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, _Apply):
+                    step = flow.send(self._store.apply(step.verb, step.asks, 0))
+                else:
+                    step = flow.send(self._store.forget(*step))
+        except StopIteration as end:
+            kept: Kept = end.value
+            return kept
+
+    def incr(self, key: str, expiry: Number, amount: int = 1) -> int:
+        """Count hits in the fixed window, and say how many it holds.
+
+        What would pass the limit isn't counted, and told as if it were: so a strategy knows that it is denied.
+        """
+        return self._run(self._hit(key, expiry, amount))
+
+    def get(self, key: str) -> int:
+        return self._run(self._get(key))
+
+    def get_expiry(self, key: str) -> float:
+        return self._run(self._ends(key))
+
+    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return self._run(self._take(_MOVING, key, limit, expiry, amount))
+
+    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        return self._run(self._moving_window(key, limit, expiry))
+
+    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return self._run(self._take(_SLIDING, key, limit, expiry, amount))
+
+    def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        return self._run(self._sliding_window(key, expiry))
+
+    def clear(self, key: str) -> None:
+        self._run(self._clear(key))
+
+    def clear_sliding_window(self, key: str, expiry: int) -> None:
+        self._run(self._clear_sliding(key, expiry))
+
+    def check(self) -> bool:
+        """Whether the store can be used."""
+        if isinstance(self._store, MemoryStore):
+            return True
+        try:
+            self._store.verify()  # type: ignore[attr-defined]
+        except StoreError:
+            return False
+        return True
+
+    def reset(self) -> int:
+        """Drop everything, and say how many keys that were. In a server this looks at every key that it has."""
+        if isinstance(self._store, MemoryStore):
+            return self._reset_memory(self._store)
+        from headgate.stores.redis.clients import ERRORS, Clients, explained
+
+        clients, keys = Clients(self._url, _RESETTING), 0
+        try:
+            client = clients.client()
+            for name in client.scan_iter(match=self._pattern(), count=1000):
+                keys += bool(client.unlink(name)) and _is_key(name)
+        except ERRORS as error:
+            raise StoreAway(explained(error)) from error
+        finally:
+            clients.close()
+        return keys
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        close_store(self._store)
+
+
+class AsyncHeadgateStorage(
+    _Counting,
+    limits.aio.storage.base.Storage,
+    limits.aio.storage.base.MovingWindowSupport,
+    limits.aio.storage.base.SlidingWindowCounterSupport,
+):
+    """`HeadgateStorage` for the strategies of `limits.aio`, which it means the same with."""
+
+    STORAGE_SCHEME: ClassVar[list[str]] = [f"async+headgate+{store}" for store in _STORES]  # type: ignore[misc]
+
+    def __init__(
+        self, uri: str, wrap_exceptions: bool = False, *, key_prefix: str = "headgate-limits", **options: Any
+    ) -> None:
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)
+        self._open(uri, key_prefix, options)
+
+    async def _run(self, flow: _Flow[Kept]) -> Kept:
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, _Apply):
+                    step = flow.send(await self._store.aapply(step.verb, step.asks, 0))
+                else:
+                    step = flow.send(await self._store.aforget(*step))
+        except StopIteration as end:
+            kept: Kept = end.value
+            return kept
+
+    async def incr(self, key: str, expiry: Number, amount: int = 1) -> int:
+        return await self._run(self._hit(key, expiry, amount))
+
+    async def get(self, key: str) -> int:
+        return await self._run(self._get(key))
+
+    async def get_expiry(self, key: str) -> float:
+        return await self._run(self._ends(key))
+
+    async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return await self._run(self._take(_MOVING, key, limit, expiry, amount))
+
+    async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        return await self._run(self._moving_window(key, limit, expiry))
+
+    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return await self._run(self._take(_SLIDING, key, limit, expiry, amount))
+
+    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        return await self._run(self._sliding_window(key, expiry))
+
+    async def clear(self, key: str) -> None:
+        await self._run(self._clear(key))
+
+    async def clear_sliding_window(self, key: str, expiry: int) -> None:
+        await self._run(self._clear_sliding(key, expiry))
+
+    async def check(self) -> bool:
+        if isinstance(self._store, MemoryStore):
+            return True
+        try:
+            await self._store.averify()  # type: ignore[attr-defined]
+        except StoreError:
+            return False
+        return True
+
+    async def reset(self) -> int:
+        if isinstance(self._store, MemoryStore):
+            return self._reset_memory(self._store)
+        from headgate.stores.redis.clients import ERRORS, Clients, explained
+
+        clients, keys = Clients(self._url, _RESETTING), 0
+        try:
+            client = await clients.aclient()
+            async for name in client.scan_iter(match=self._pattern(), count=1000):
+                keys += bool(await client.unlink(name)) and _is_key(name)
+        except ERRORS as error:
+            raise StoreAway(explained(error)) from error
+        finally:
+            await clients.aclose()
+        return keys
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await aclose_store(self._store)

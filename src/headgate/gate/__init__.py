@@ -1,0 +1,6 @@
+"""Who may do how much: a policy, applied to agents and addresses."""
+
+from headgate.gate.gate import Gate
+from headgate.gate.policy import Policy, PolicyError
+
+__all__ = ["Gate", "Policy", "PolicyError"]

@@ -1,0 +1,438 @@
+"""Policy: which limit holds for whom.
+
+A policy is a value, read from one TOML file or from the same structure in Python. Everything has a default, so
+`Policy()` is complete. What can't be used is refused as a whole: all mistakes at once, each with its path.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+from headgate.errors import HeadgateError, InvalidInput, refuse
+from headgate.limits.decision import Limit
+from headgate.limits.notation import limit_of, parse
+from headgate.limits.numbers import permille, positive, whole
+from headgate.limits.violations import Backoff
+from headgate.stores.base import ON_FAILURE
+
+Network: TypeAlias = IPv4Network | IPv6Network
+Lane: TypeAlias = tuple[str, str]
+"""A channel and a tier."""
+T = TypeVar("T")
+
+TIERS: Final = ("light", "normal", "heavy")
+UNKNOWN_TIER: Final = "normal"
+"""The tier of an action that nobody has classified."""
+MAX_AGENT: Final = 128
+
+_LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
+_ACTIONS: Final = {
+    "ws": {
+        "light": "ping list_agents list_channels status channel_history session_close",
+        "normal": "message channel_publish channel_subscribe channel_unsubscribe task_accepted task_progress "
+        "task_complete task_failed task_recovering",
+        "heavy": "identify session_open",
+    },
+    "http": {
+        "light": "get_agents get_channels get_tasks get_metrics get_health get_mailbox get_schemas get_dashboard_state "
+        "get_dashboard get_signals post_check get_counter delete_counter",
+        "normal": "post_message post_channel_publish post_mailbox_ack get_messages get_task_detail get_channel_info "
+        "admin unknown_route",
+        "heavy": "post_task post_channel post_admin_push_task post_onboard_register post_onboard_rotate "
+        "post_onboard_revoke",
+    },
+}
+
+
+class PolicyError(HeadgateError, ValueError):
+    """A policy can't be used. `mistakes` has one line for each reason, with its path inside the policy."""
+
+    def __init__(self, source: str, mistakes: list[str]) -> None:
+        self.mistakes: Final = tuple(mistakes)
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        super().__init__("\n  ".join([f"{source}: {count}", *mistakes]))
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Policy:
+    """Who may do how much.
+
+    >>> policy = Policy(limits={"heavy": "5/minute", "ws": {"light": "600/minute"}}, exempt=["monitor"])
+    >>> print(policy.limits["ws", "heavy"], policy.limits["http", "heavy"], policy.limits["ws", "light"], sep=", ")
+    5/minute, 5/minute, 600/minute
+    >>> policy.tier_of("http", "post_task")
+    'heavy'
+    """
+
+    channels: tuple[str, ...]
+    limits: Mapping[Lane, Limit]
+    actions: Mapping[Lane, str]
+    """The tier of each (channel, action)."""
+    warn_at: float
+    exempt: frozenset[str]
+    overrides: Mapping[str, Mapping[Lane, Limit]]
+    shadow: bool
+    """Whether everything is watched and nothing enforced."""
+    shadow_tiers: frozenset[str]
+    shadow_agents: frozenset[str]
+    address_limit: Limit
+    registration_limit: Limit
+    exempt_addresses: tuple[Network, ...]
+    backoff: Backoff
+    on_failure: str
+    """What holds while the store is away: "open", "closed", or "local"."""
+    store_timeout: float
+    """Seconds that a check waits for the store at most."""
+    nodes: int
+    """How many nodes share the store: while it is away, "local" judges by a share of each limit."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._read("policy", settings)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Policy":
+        """Read a TOML file."""
+        policy = cls.__new__(cls)
+        policy._read(fspath(path), read_toml(path))
+        return policy
+
+    def _read(self, source: str, settings: Mapping[str, Any]) -> None:
+        reader = _Reader()
+        values = reader.policy(settings)
+        if reader.mistakes:
+            raise PolicyError(source, reader.mistakes)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def tier_of(self, channel: str, action: str) -> str | None:
+        """The tier that an action is classified into, or None."""
+        return self.actions.get((channel, action))
+
+    def settings(self) -> dict[str, Any]:
+        """The whole policy in the structure that builds it: `Policy(**policy.settings()) == policy`."""
+        shadow: bool | list[str] = self.shadow or sorted(self.shadow_tiers)
+        agents: dict[str, Any] = {}
+        for agent, lanes in self.overrides.items():
+            for (channel, tier), limit in lanes.items():
+                agents.setdefault(agent, {}).setdefault(channel, {})[tier] = _text(limit)
+        for agent in sorted(self.shadow_agents):
+            agents.setdefault(agent, {})["shadow"] = True
+        return {
+            "warn_at": self.warn_at,
+            "channels": list(self.channels),
+            "exempt": sorted(self.exempt),
+            "shadow": shadow,
+            "limits": {
+                channel: {tier: _text(self.limits[channel, tier]) for tier in TIERS} for channel in self.channels
+            },
+            "actions": {
+                channel: {action: tier for (where, action), tier in self.actions.items() if where == channel}
+                for channel in self.channels
+            },
+            "addresses": {
+                "limit": _text(self.address_limit),
+                "registration": _text(self.registration_limit),
+                "exempt": [str(network) for network in self.exempt_addresses],
+            },
+            "agents": agents,
+            "backoff": {
+                "steps": list(self.backoff.steps),
+                "quiet": self.backoff.quiet,
+                "enforce": self.backoff.enforce,
+            },
+            "alerts": {"violations": self.backoff.alert_after, "window": self.backoff.alert_window},
+            "store": {"on_failure": self.on_failure, "timeout": self.store_timeout, "nodes": self.nodes},
+        }
+
+    def toml(self) -> str:
+        """The whole policy as TOML that `load` reads."""
+        return "\n".join(_toml(self.settings(), ())).strip() + "\n"
+
+    def changed(self) -> list[tuple[str, str, str]]:
+        """What differs from the default policy: the path, the value, and the default, as TOML writes them."""
+        ordinary = dict(_flat(Policy().settings()))
+        found = [(path, value, ordinary.get(path, "")) for path, value in _flat(self.settings())]
+        return [(path, value, default) for path, value, default in found if value != default]
+
+    def __repr__(self) -> str:
+        ordinary = Policy().settings()
+        changed = {name: value for name, value in self.settings().items() if value != ordinary[name]}
+        return f"Policy({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+
+def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
+    """What a TOML file holds; a `PolicyError` if it can't be read."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PolicyError(fspath(path), [f"expected a readable file, got: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyError(fspath(path), [f"expected TOML, got: {error}"]) from error
+
+
+def check_agent(agent: object) -> str:
+    """An agent's name: 1 to 128 printable characters."""
+    if not isinstance(agent, str) or not 1 <= len(agent) <= MAX_AGENT or not agent.isprintable():
+        refuse("agent", f"1 to {MAX_AGENT} printable characters", agent)
+    return str.__str__(agent)
+
+
+class _Reader:
+    """Reads settings and collects what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.mistakes: list[str] = []
+
+    def policy(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        known = "warn_at channels exempt shadow limits actions addresses agents backoff alerts store hub"
+        self._known("", settings, known.split())
+        channels = self._channels(settings.get("channels", list(_ACTIONS)))
+        limits = self._lanes("limits", self._table("limits", settings), channels)
+        ordinary = {(channel, tier): parse(_LIMITS[tier]) for channel in channels for tier in TIERS}
+        shadow, shadow_tiers = self._shadow(settings.get("shadow", False))
+        agents = self._table("agents", settings)
+        addresses = self._table("addresses", settings)
+        self._known("addresses", addresses, ["limit", "registration", "exempt"])
+        store = self._table("store", settings)
+        self._known("store", store, ["on_failure", "timeout", "nodes"])
+        return {
+            "channels": channels,
+            "limits": ordinary | limits,
+            "actions": self._actions(self._table("actions", settings), channels),
+            "warn_at": self._value("warn_at", settings, 0.8, _share),
+            "exempt": frozenset(self._each("exempt", settings.get("exempt", []), check_agent)),
+            "overrides": dict(self._overrides(agents, channels)),
+            "shadow": shadow,
+            "shadow_tiers": shadow_tiers,
+            "shadow_agents": frozenset(
+                agent
+                for agent, table in agents.items()
+                if isinstance(table, dict) and self._value(f"agents.{_key(agent)}.shadow", table, False, _bool)
+            ),
+            "address_limit": self._value("addresses.limit", addresses, parse("60/minute"), _limit),
+            "registration_limit": self._value("addresses.registration", addresses, parse("5/minute"), _limit),
+            "exempt_addresses": tuple(self._each("addresses.exempt", addresses.get("exempt", []), _network)),
+            "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
+            "on_failure": self._value("store.on_failure", store, "local", _on_failure),
+            "store_timeout": self._value("store.timeout", store, 0.25, _seconds),
+            "nodes": self._value("store.nodes", store, 1, _nodes),
+        }
+
+    def _channels(self, given: object) -> tuple[str, ...]:
+        if given == []:
+            self._wrong("channels", "at least one channel", given)
+        return tuple(dict.fromkeys(self._each("channels", given, _channel)))
+
+    def _lanes(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[Lane, Limit]:
+        """Limits by tier, for every channel, and by tier below a channel, for that one."""
+        self._known(path, given, [*TIERS, *channels, "shadow"] if path.startswith("agents.") else [*TIERS, *channels])
+        lanes: dict[Lane, Limit] = {}
+        for tier in TIERS:
+            if (limit := self._value(f"{path}.{tier}", given, None, _limit)) is not None:
+                lanes |= {(channel, tier): limit for channel in channels}
+        for channel in channels:
+            table = self._table(channel, given, f"{path}.{channel}")
+            self._known(f"{path}.{channel}", table, list(TIERS))
+            for tier in TIERS:
+                if (limit := self._value(f"{path}.{channel}.{tier}", table, None, _limit)) is not None:
+                    lanes[channel, tier] = limit
+        return lanes
+
+    def _overrides(
+        self, agents: Mapping[str, Any], channels: tuple[str, ...]
+    ) -> Iterator[tuple[str, dict[Lane, Limit]]]:
+        for agent in agents:
+            path = f"agents.{_key(agent)}"
+            self._tried(path, agent, check_agent)
+            if lanes := self._lanes(path, self._table(agent, agents, path), channels):
+                yield agent, lanes
+
+    def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[Lane, str]:
+        self._known("actions", given, channels)
+        actions = {
+            (channel, action): tier
+            for channel in channels
+            for tier, names in _ACTIONS.get(channel, {}).items()
+            for action in names.split()
+        }
+        for channel in channels:
+            table = self._table(channel, given, f"actions.{channel}")
+            for action in table:
+                if (tier := self._value(f"actions.{channel}.{_key(action)}", table, None, _tier, action)) is not None:
+                    actions[channel, action] = tier
+        return actions
+
+    def _shadow(self, given: object) -> tuple[bool, frozenset[str]]:
+        if isinstance(given, bool):
+            return given, frozenset()
+        if not isinstance(given, list):
+            self._wrong("shadow", "true, false or a list of tiers", given)
+            return False, frozenset()
+        return False, frozenset(self._each("shadow", given, _tier))
+
+    def _backoff(self, backoff: Mapping[str, Any], alerts: Mapping[str, Any]) -> Backoff:
+        self._known("backoff", backoff, ["steps", "quiet", "enforce"])
+        self._known("alerts", alerts, ["violations", "window"])
+        ordinary = Backoff()
+        given = backoff.get("steps", list(ordinary.steps))
+        steps = self._each("backoff.steps", given, _seconds)
+        if given == []:
+            self._wrong("backoff.steps", "at least one step", given)
+        return Backoff(
+            steps=steps or ordinary.steps,
+            quiet=self._value("backoff.quiet", backoff, ordinary.quiet, _seconds),
+            enforce=self._value("backoff.enforce", backoff, ordinary.enforce, _bool),
+            alert_after=self._value("alerts.violations", alerts, ordinary.alert_after, _count),
+            alert_window=self._value("alerts.window", alerts, ordinary.alert_window, _seconds),
+        )
+
+    # How each is read, and what is noted if it can't be --------------------------------------------------------------
+
+    def _wrong(self, path: str, expected: str, got: object) -> None:
+        try:
+            refuse(path, expected, got)
+        except InvalidInput as error:
+            self.mistakes.append(str(error))
+
+    def _tried(self, path: str, value: object, read: Callable[[object], T]) -> T | None:
+        try:
+            return read(value)
+        except InvalidInput as error:
+            self.mistakes.append(f"{path}: {str(error).partition(': ')[2]}")
+            return None
+
+    def _value(
+        self, path: str, table: Mapping[str, Any], ordinary: T, read: Callable[[object], T], key: str | None = None
+    ) -> T:
+        key = path.rpartition(".")[2] if key is None else key
+        if key not in table:
+            return ordinary
+        value = self._tried(path, table[key], read)
+        return ordinary if value is None else value
+
+    def _each(self, path: str, given: object, read: Callable[[object], T]) -> list[T]:
+        if not isinstance(given, (list, tuple, set, frozenset)):
+            self._wrong(path, "a list", given)
+            return []
+        found = [self._tried(f"{path}[{i}]", value, read) for i, value in enumerate(given)]
+        return [value for value in found if value is not None]
+
+    def _table(self, key: str, settings: Mapping[str, Any], path: str | None = None) -> Mapping[str, Any]:
+        table = settings.get(key, {})
+        if isinstance(table, Mapping) and all(isinstance(name, str) for name in table):
+            return table
+        self._wrong(path or key, "a table", table)
+        return {}
+
+    def _known(self, path: str, table: Mapping[str, Any], known: "list[str] | tuple[str, ...]") -> None:
+        for key in table:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                self.mistakes.append(f"{path}.{_key(key)}".lstrip(".") + f": expected one of {', '.join(known)}{hint}")
+
+
+def _limit(value: object) -> Limit:
+    return limit_of("limit", value)
+
+
+def _share(value: object) -> float:
+    return permille("", value) / 1000
+
+
+def _seconds(value: object) -> float:
+    return float(positive("", value))
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
+        refuse("", "a whole number from 1 to 1000", value)
+    return value
+
+
+def _bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        refuse("", "true or false", value)
+    return value
+
+
+def _tier(value: object) -> str:
+    if not isinstance(value, str) or value not in TIERS:
+        refuse("", f"one of {', '.join(TIERS)}", value)
+    return value
+
+
+def _on_failure(value: object) -> str:
+    if not isinstance(value, str) or value not in ON_FAILURE:
+        refuse("", f"one of {', '.join(ON_FAILURE)}", value)
+    return value
+
+
+def _nodes(value: object) -> int:
+    return whole("", value, 10_000)
+
+
+def _channel(value: object) -> str:
+    taken = (*TIERS, "shadow")
+    if not isinstance(value, str) or not value.isidentifier() or not value.isascii() or value in taken:
+        refuse("", f"a name of letters, digits and underscores other than {', '.join(taken)}", value)
+    return value
+
+
+def _network(value: object) -> Network:
+    try:
+        if isinstance(value, (str, IPv4Network, IPv6Network)):
+            return ip_network(value)
+    except ValueError:
+        pass
+    return refuse("", "an address or a network such as '10.0.0.0/8'", value)
+
+
+def _text(limit: Limit) -> str | list[str]:
+    texts = [str(part) for part in limit.parts]
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _key(name: str) -> str:
+    """A key as TOML writes it."""
+    bare = name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()
+    return name if bare else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+
+
+def _toml(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    if path and plain:
+        yield f"\n[{'.'.join(map(_key, path))}]"
+    for key, value in plain.items():
+        yield f"{_key(key)} = {_toml_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _toml(value, (*path, key))
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{_key(key)}.")
+        else:
+            yield f"{path}{_key(key)}", _toml_value(value)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return repr(value)

@@ -1,0 +1,1 @@
+"""What a decision is in HTTP: header fields and problem bodies."""

@@ -1,0 +1,1 @@
+"""Who is an agent: registration, tokens, and who is connected."""

@@ -1,0 +1,1 @@
+"""The HTTP API: routes, authentication, request bodies and responses."""

@@ -1,0 +1,67 @@
+"""The decision service: the sliding windows of `headgate.sliding`, for programs in any language."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from headgate.hub.api.agent_routes import Body
+from headgate.hub.api.routing import Call, Route, Who
+from headgate.sliding import RateLimitResult
+
+Key = Annotated[str, Meta(min_length=1, max_length=512)]
+Limit = Annotated[int, Meta(ge=1, le=1_000_000)]
+Window = Annotated[int, Meta(ge=1, le=31_536_000_000, description="milliseconds, up to a year")]
+
+
+class Check(Body):
+    """A request to be counted; without a limit or window, those of the settings hold."""
+
+    key: Key
+    limit: Limit | None = None
+    window_ms: Window | None = None
+
+
+class CounterQuery(Body):
+    window_ms: Window | None = None
+
+
+class Counter(Struct):
+    key: str
+    current_count: int
+
+
+class CounterReset(Struct):
+    key: str
+    reset: bool
+    """Whether there was anything to reset."""
+
+
+def _own(call: Call, key: str) -> str:
+    """A key of the caller's own: nobody meets the counters of another. The length keeps names and keys apart."""
+    return f"{len(call.agent)}:{call.agent}{key}"
+
+
+async def _check(call: Call) -> RateLimitResult:
+    body: Check = call.body
+    return await call.hub.windows.check(_own(call, body.key), body.limit, body.window_ms)
+
+
+async def _counter(call: Call) -> Counter:
+    key = call.parts["key"]
+    return Counter(key, await call.hub.windows.get_counter(_own(call, key), call.query.window_ms))
+
+
+async def _reset(call: Call) -> CounterReset:
+    key = call.parts["key"]
+    return CounterReset(key, await call.hub.windows.reset_counter(_own(call, key)))
+
+
+_PATH: Final = "/v1/counters/{key}"
+ROUTES: Final = (
+    Route(
+        "POST", "/v1/check", "post_check", Who.PROGRAM, _check, RateLimitResult, "may it pass? Counts it, if so",
+        body=Check,
+    ),
+    Route("GET", _PATH, "get_counter", Who.PROGRAM, _counter, Counter, "how much was counted", query=CounterQuery),
+    Route("DELETE", _PATH, "delete_counter", Who.PROGRAM, _reset, CounterReset, "forget what was counted"),
+)  # fmt: skip

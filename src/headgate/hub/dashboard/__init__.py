@@ -1,0 +1,1 @@
+"""The dashboard: its pages, its cards and its live feed."""

@@ -1,0 +1,214 @@
+"""Messages: from agent to agent, into mailboxes, and to channels."""
+
+import time
+from collections.abc import Iterable
+from sqlite3 import Connection
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headgate.hub.agents.presence import Presence
+from headgate.hub.agents.registry import Registry
+from headgate.hub.errors import Refused
+from headgate.hub.settings import HubSettings
+from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, Lagged, Message, Post, encode
+from headgate.hub.sockets.socket import MOST_BYTES, Socket
+from headgate.hub.storage.database import Ledger, Newest
+
+FIRST_CHANNEL: Final = "general"
+_messages: Final = msgspec.json.Decoder(Message)
+
+
+class Mail(Struct):
+    """A message in a mailbox."""
+
+    number: int
+    sender: str = msgspec.field(name="from")
+    body: Raw
+    at: float
+
+
+class _Channel:
+    def __init__(self, name: str, creator: str, about: str, at: float) -> None:
+        self.name, self.creator, self.about, self.at = name, creator, about, at
+        self.subscribers: dict[Socket, int] = {}
+        """With each, how many messages it has missed since it was told so."""
+
+    def deliver(self, socket: Socket, frame: str) -> None:
+        """Push a message; if there is no room it is left out, as are those that follow until the reader was told so."""
+        if self.subscribers[socket]:
+            self.subscribers[socket] += 1
+        elif not socket.push(frame):
+            self.subscribers[socket] = 1
+            socket.owe(self.name, lambda: self._lagged(socket))
+
+    def _lagged(self, socket: Socket) -> str | None:
+        missed = self.subscribers.get(socket, 0)
+        if not missed:  # it has unsubscribed
+            return None
+        self.subscribers[socket] = 0
+        return encode(Lagged(channel=self.name, missed=missed))
+
+    def info(self) -> ChannelInfo:
+        return ChannelInfo(self.name, self.creator, self.about, self.at, len(self.subscribers))
+
+
+class PostOffice:
+    """Carries messages. What it has taken is not lost: it is with the recipient's socket, or in the ledger."""
+
+    def __init__(self, ledger: Ledger, presence: Presence, registry: Registry, settings: HubSettings) -> None:
+        self._ledger, self._presence, self._registry = ledger, presence, registry
+        self._most_mail, self._most_channels = settings.max_mail, settings.max_channels
+        self._newest: Final = Newest("posts", "channel", settings.max_history)
+        self._channels: dict[str, _Channel] = {}
+        self.carried = 0
+        """How many messages were taken, from agent to agent and to channels."""
+
+    async def start(self) -> None:
+        """Read which channels there are; at the first start there is one."""
+
+        def read(db: Connection) -> list[tuple[str, str, str, float]]:
+            first = (FIRST_CHANNEL, time.time())
+            db.execute("INSERT OR IGNORE INTO channels VALUES (?, '', 'where everybody begins', ?)", first)
+            return db.execute("SELECT name, creator, about, at FROM channels ORDER BY name").fetchall()
+
+        self._channels = {row[0]: _Channel(*row) for row in await self._ledger.run(read)}
+
+    # From agent to agent ---------------------------------------------------------------------------------------------
+
+    async def send(self, sender: str, to: str, body: Raw) -> bool:
+        """Deliver a message, or keep it until it is fetched; whether it was delivered."""
+        message = Message(sender=sender, body=body, at=time.time())
+        if not self._presence.push(to, encode(message)):
+            if not await self._registry.knows(to):
+                raise Refused(404, "unknown_agent", f"there is no agent {to!r}")
+            await self._keep(to, [message], self._most_mail)
+            self.carried += 1
+            return False
+        self.carried += 1
+        return True
+
+    async def keep_untaken(self, agent: str, socket: Socket) -> None:
+        """Put messages that a closed socket has not taken into the agent's mailbox, however full that is."""
+        kept = []
+        for frame in socket.untaken():
+            try:
+                kept.append(_messages.decode(frame))
+            except msgspec.ValidationError:
+                continue  # of another type
+        if kept:
+            await self._keep(agent, kept, None)
+
+    async def _keep(self, to: str, messages: list[Message], most: int | None) -> None:
+        rows = [(to, message.sender, bytes(message.body), message.at) for message in messages]
+
+        def keep(db: Connection) -> None:
+            (waiting,) = db.execute("SELECT COUNT(*) FROM mail WHERE recipient = ?", (to,)).fetchone()
+            if most is not None and waiting >= most:
+                raise Refused(409, "mailbox_full", f"{to!r} is away, and {waiting} messages wait for it already")
+            db.executemany("INSERT INTO mail (recipient, sender, body, at) VALUES (?, ?, ?, ?)", rows)
+
+        await self._ledger.run(keep)
+
+    async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
+        """What waits for an agent, oldest first, from after a number on. It stays until it is acknowledged."""
+        wanted = "SELECT number, sender, body, at FROM mail WHERE recipient = ? AND number > ? ORDER BY number LIMIT ?"
+        rows = await self._ledger.run(lambda db: _page(db.execute(wanted, (agent, after, limit))))
+        return [Mail(number, sender, Raw(body), at) for number, sender, body, at in rows]
+
+    async def waiting(self, agent: str) -> int:
+        """How many messages wait for an agent."""
+        wanted = "SELECT COUNT(*) FROM mail WHERE recipient = ?"
+        (count,) = await self._ledger.run(lambda db: db.execute(wanted, (agent,)).fetchone())
+        return int(count)
+
+    async def acknowledge(self, agent: str, numbers: list[int]) -> int:
+        """Drop messages from an agent's mailbox; how many there were."""
+
+        def drop(db: Connection) -> int:
+            own = [(agent, number) for number in numbers]
+            return db.executemany("DELETE FROM mail WHERE recipient = ? AND number = ?", own).rowcount
+
+        return await self._ledger.run(drop)
+
+    # Channels --------------------------------------------------------------------------------------------------------
+
+    def channels(self) -> list[ChannelInfo]:
+        """All channels, by name."""
+        return [self._channels[name].info() for name in sorted(self._channels)]
+
+    def channel(self, name: str) -> ChannelInfo:
+        return self._find(name).info()
+
+    async def create(self, name: str, creator: str, about: str) -> ChannelInfo:
+        """Make a channel."""
+        at = time.time()
+
+        def write(db: Connection) -> None:
+            (count,) = db.execute("SELECT COUNT(*) FROM channels").fetchone()
+            if count >= self._most_channels:
+                raise Refused(409, "too_many_channels", f"there are {count} channels, and there may be no more")
+            if not db.execute(
+                "INSERT OR IGNORE INTO channels VALUES (?, ?, ?, ?)", (name, creator, about, at)
+            ).rowcount:
+                raise Refused(409, "exists", f"there is a channel {name!r} already")
+
+        await self._ledger.run(write)
+        self._channels[name] = _Channel(name, creator, about, at)
+        return self._channels[name].info()
+
+    async def publish(self, name: str, sender: str, body: Raw) -> int:
+        """Keep a message in a channel's history, send it to whoever has subscribed, and return its number."""
+        channel, at = self._find(name), time.time()
+
+        def write(db: Connection) -> int:
+            row = (name, sender, bytes(body), at)
+            number = db.execute("INSERT INTO posts (channel, sender, body, at) VALUES (?, ?, ?, ?)", row).lastrowid
+            self._newest.added(db, name)
+            return number or 0
+
+        number = await self._ledger.run(write)
+        self.carried += 1
+        frame = encode(ChannelMessage(channel=name, number=number, sender=sender, body=body, at=at))
+        for socket in channel.subscribers:
+            channel.deliver(socket, frame)
+        return number
+
+    def subscribe(self, name: str, socket: Socket) -> None:
+        self._find(name).subscribers.setdefault(socket, 0)
+
+    def unsubscribe(self, name: str, socket: Socket) -> None:
+        self._find(name).subscribers.pop(socket, None)
+
+    def unsubscribe_all(self, socket: Socket) -> None:
+        for channel in self._channels.values():
+            channel.subscribers.pop(socket, None)
+
+    async def history(self, name: str, limit: int, before: int | None = None) -> list[Post]:
+        """The newest messages of a channel, or of those before a number, oldest first."""
+        self._find(name)
+        wanted = (
+            "SELECT number, sender, body, at FROM posts WHERE channel = ? AND number < ? ORDER BY number DESC LIMIT ?"
+        )
+        where = (name, 2**62 if before is None else before, limit)
+        rows = await self._ledger.run(lambda db: _page(db.execute(wanted, where)))
+        return [Post(number, sender, Raw(body), at) for number, sender, body, at in reversed(rows)]
+
+    def _find(self, name: str) -> _Channel:
+        channel = self._channels.get(name)
+        if channel is None:
+            raise Refused(404, "unknown_channel", f"there is no channel {name!r}")
+        return channel
+
+
+def _page(rows: Iterable[tuple[int, str, bytes, float]]) -> list[tuple[int, str, bytes, float]]:
+    """As many messages as fit into one answer, one at least."""
+    page: list[tuple[int, str, bytes, float]] = []
+    size = 0
+    for row in rows:
+        size += len(row[2])
+        if page and size > MOST_BYTES:
+            break
+        page.append(row)
+    return page

@@ -1,0 +1,1 @@
+"""What operators watch: statistics, metrics, telemetry, alerts and webhooks."""

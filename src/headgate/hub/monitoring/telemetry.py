@@ -1,0 +1,206 @@
+"""OpenTelemetry: the table of metrics, sent to a collector now and then. It needs the packages of `headgate[otel]`.
+
+The SDK reads and sends in a thread of its own; what is read is read in the hub's loop, as for Prometheus. Numbers are
+observable instruments. For a histogram that was filled elsewhere the SDK has no instrument, so histograms join the rest
+on its way out.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import uuid4
+
+import structlog
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Histogram,
+    HistogramDataPoint,
+    MetricExportResult,
+    MetricsData,
+    PeriodicExportingMetricReader,
+    ScopeMetrics,
+)
+from opentelemetry.sdk.metrics.export import Metric as Exported
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+from headgate._version import VERSION
+from headgate.errors import HeadgateError
+from headgate.hub.monitoring.metrics import METRICS, Distribution, Labels, Metric
+
+if TYPE_CHECKING:
+    from headgate.hub.app import Hub
+
+T = TypeVar("T")
+
+_SCOPE: Final = "headgate"
+_PATH: Final = "v1/metrics"  # where collectors take metrics
+_SECONDS: Final = "_seconds"
+_PATIENCE: Final = 5.0  # seconds that the SDK's thread waits for the hub's loop
+_FAREWELL: Final = 2.0  # seconds for the last figures, at the end
+
+_log = structlog.get_logger("headgate.hub")
+_its_log = logging.getLogger(OTLPMetricExporter.__module__)
+
+
+def name_and_unit(metric: Metric) -> tuple[str, str]:
+    """How a metric is called in OpenTelemetry: so that whoever passes it on to Prometheus makes the same name of it."""
+    name = metric.name.removesuffix("_total")
+    unit = "s" if name.endswith(_SECONDS) else ""
+    return name.removesuffix(_SECONDS).replace("_", ".", 1), unit
+
+
+class Telemetry:
+    """Sends a hub's metrics to a collector until it is closed. A collector that is away holds up nothing."""
+
+    def __init__(self, hub: "Hub", endpoint: str) -> None:
+        self._hub: Final = hub
+        self._loop: Final = asyncio.get_running_loop()
+        self._closed = False
+        self._exporter: Final = _Exporter(endpoint, self._histograms)
+        try:
+            self._reader: Final = PeriodicExportingMetricReader(self._exporter)
+        except ValueError as error:
+            raise HeadgateError(f"OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds above 0, got: {error}") from error
+        self._began: Final = time.time_ns()
+        meter = MeterProvider([self._reader], _resource(), shutdown_on_exit=False).get_meter(_SCOPE, VERSION)
+        for metric in METRICS:
+            if metric.kind != "histogram":
+                make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+                name, unit = name_and_unit(metric)
+                make(name, [self._observer(metric)], unit, metric.about)
+
+    async def close(self) -> None:
+        """Send the last figures, if the collector is there to take them."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._exporter.failing:
+            self._exporter.shutdown()  # it may be about to try again, and would not hear of the end before that
+        self._reader.shutdown(_FAREWELL * 1000)  # not its provider, which raises if the time is over before it begins
+        self._closed = True
+
+    # In the SDK's thread ---------------------------------------------------------------------------------------------
+
+    def _in_loop(self, read: Callable[["Hub"], T]) -> T:
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(read(self._hub))
+            except Exception as error:  # noqa: BLE001 - it is the other thread's to deal with
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(work)
+        return answer.result(_PATIENCE)
+
+    def _observer(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_options: CallbackOptions) -> Iterator[Observation]:
+            if self._closed:  # a thread that could not be waited for
+                return
+            found = self._in_loop(metric.read)
+            assert not isinstance(found, Distribution)
+            for labels, value in found.items():
+                yield Observation(value, _attributes(metric, labels))
+
+        return observe
+
+    def _histograms(self) -> list[Exported]:
+        found = []
+        for metric in METRICS:
+            if metric.kind == "histogram":
+                distribution = self._in_loop(metric.read)
+                assert isinstance(distribution, Distribution)
+                found.append(self._histogram(metric, distribution))
+        return found
+
+    def _histogram(self, metric: Metric, found: Distribution) -> Exported:
+        name, unit = name_and_unit(metric)
+        nothing: Any = None  # neither the least nor the greatest value is known
+        point = HistogramDataPoint(
+            attributes={},
+            start_time_unix_nano=self._began,
+            time_unix_nano=time.time_ns(),
+            count=sum(found.counts),
+            sum=found.total,
+            bucket_counts=found.counts,
+            explicit_bounds=found.bounds,
+            min=nothing,
+            max=nothing,
+        )
+        return Exported(name, metric.about, unit, Histogram([point], AggregationTemporality.CUMULATIVE))
+
+
+class _Exporter(OTLPMetricExporter):
+    """Sends metrics over OTLP, with some that no instrument has, and says once when that begins to fail."""
+
+    def __init__(self, endpoint: str, more: Callable[[], list[Exported]]) -> None:
+        path = endpoint.partition("://")[2].partition("/")[2]
+        super().__init__(endpoint if path else f"{endpoint.rstrip('/')}/{_PATH}")
+        self._path: Final = path or _PATH
+        self._more: Final = more
+        self._over = False
+        self.failing = False
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **options: Any
+    ) -> MetricExportResult:
+        more = self._more()
+        found = [
+            replace(of, scope_metrics=[_joined(scope, more) for scope in of.scope_metrics])
+            for of in metrics_data.resource_metrics
+        ]
+        lines = _Lines(self._fail)
+        _its_log.addFilter(lines)
+        try:
+            result = super().export(MetricsData(found), timeout_millis, **options)
+        finally:
+            _its_log.removeFilter(lines)
+        if result is MetricExportResult.SUCCESS and self.failing:
+            self.failing = False
+            _log.info("metrics are sent to the collector again")
+        return result
+
+    def _fail(self, reason: str) -> None:
+        if not self.failing:
+            self.failing = True
+            reason = reason.replace(self._path, "…")  # there may be a key in it
+            _log.warning("metrics can't be sent to the collector, which is tried again and again", reason=reason)
+
+    def shutdown(self, timeout_millis: float = 30_000, **options: Any) -> None:
+        if not self._over:
+            self._over = True
+            super().shutdown(timeout_millis, **options)
+
+
+class _Lines(logging.Filter):
+    """Hears what would be logged, instead of the log: it would be a line for each try, for as long as it fails."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        super().__init__()
+        self._hear: Final = hear
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._hear(record.getMessage())
+        return False
+
+
+def _joined(scope: ScopeMetrics, more: list[Exported]) -> ScopeMetrics:
+    return replace(scope, metrics=[*scope.metrics, *more]) if scope.scope.name == _SCOPE else scope
+
+
+def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
+    return dict(zip(metric.labels, labels, strict=True))
+
+
+def _resource() -> Resource:
+    """What sends: headgate, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES call it something else."""
+    given = OTELResourceDetector().detect().attributes
+    own = {"service.name": "headgate", "service.version": VERSION, "service.instance.id": str(uuid4())}
+    return Resource.create({name: value for name, value in own.items() if name not in given})

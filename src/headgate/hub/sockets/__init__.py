@@ -1,0 +1,1 @@
+"""WebSockets: agents at `/ws`, envelopes at `/relay`, and the frames between them."""

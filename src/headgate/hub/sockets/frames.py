@@ -1,0 +1,450 @@
+"""The frames of `/ws`: what agents may say, and what the hub says. Their types are the schemas that validate them.
+
+A frame of an agent may carry an `id`; every frame that answers it has the same one.
+"""
+
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from headgate.gate.policy import MAX_AGENT
+from headgate.hub.errors import Refused
+
+FrameId: TypeAlias = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=-(2**53), le=2**53)]
+MaybeId: TypeAlias = FrameId | UnsetType
+AgentId: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=MAX_AGENT, description="1 to 128 printable characters")
+]
+Token: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+ChannelName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]+$(?!\n)",
+        max_length=64,
+        description="letters, digits, dots, dashes, underscores",
+    ),
+]
+TaskId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)] | Annotated[int, Meta(ge=0, le=2**53)]
+Note: TypeAlias = Annotated[str, Meta(max_length=1000)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
+Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
+
+
+# What agents say ------------------------------------------------------------------------------------------------------
+
+
+class Said(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """A frame of an agent."""
+
+    id: MaybeId = UNSET
+
+
+class Identify(Said, tag="identify"):
+    """Who is there: the first frame of every connection."""
+
+    agent_id: AgentId
+    token: Token
+
+
+class Ping(Said, tag="ping"):
+    """Answered by a pong."""
+
+
+class Status(Said, tag="status"):
+    """Asks how the agent stands; with a `status`, first says whether it takes tasks."""
+
+    status: Literal["idle", "busy"] | UnsetType = UNSET
+
+
+class ListAgents(Said, tag="list_agents"):
+    """Asks who is connected."""
+
+
+class ListChannels(Said, tag="list_channels"):
+    """Asks which channels there are."""
+
+
+class ChannelHistory(Said, tag="channel_history"):
+    """Asks for the newest messages of a channel, or those before the one with a number."""
+
+    channel: ChannelName
+    limit: Count = 50
+    before: Number | UnsetType = UNSET
+
+
+class SendMessage(Said, tag="message"):
+    """A message to another agent, or into its mailbox when it is away."""
+
+    to: AgentId
+    body: Raw
+
+
+class ChannelPublish(Said, tag="channel_publish"):
+    """A message to all who have subscribed to a channel."""
+
+    channel: ChannelName
+    body: Raw
+
+
+class ChannelSubscribe(Said, tag="channel_subscribe"):
+    """From now on, every message of a channel."""
+
+    channel: ChannelName
+
+
+class ChannelUnsubscribe(Said, tag="channel_unsubscribe"):
+    """No more messages of a channel."""
+
+    channel: ChannelName
+
+
+class TaskAccepted(Said, tag="task_accepted"):
+    """The agent works on the task that it was assigned."""
+
+    task_id: TaskId
+
+
+class TaskProgress(Said, tag="task_progress"):
+    """How far it is."""
+
+    task_id: TaskId
+    progress: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    note: Note = ""
+
+
+class TaskComplete(Said, tag="task_complete"):
+    """It is done."""
+
+    task_id: TaskId
+    result: Raw | UnsetType = UNSET
+
+
+class TaskFailed(Said, tag="task_failed"):
+    """It can't be done, by this agent (`retry`) or at all."""
+
+    task_id: TaskId
+    error: Note
+    retry: bool = False
+
+
+class TaskRecovering(Said, tag="task_recovering"):
+    """The agent was interrupted and goes on with a task that it held."""
+
+    task_id: TaskId
+
+
+class SessionOpen(Said, tag="session_open"):
+    """Opens a session, unlimited unless a rate (signals per second) and a burst are given."""
+
+    session: SessionId
+    rate: Annotated[float, Meta(gt=0, le=1e6)] | UnsetType = UNSET
+    burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
+
+
+class SessionSignal(Said, tag="session_signal"):
+    """A signal for the log of a session. The signal itself is validated after the limit."""
+
+    session: SessionId
+    signal: Raw
+
+
+class SessionClose(Said, tag="session_close"):
+    """Closes a session."""
+
+    session: SessionId
+
+
+Frame: TypeAlias = (
+    Identify
+    | Ping
+    | Status
+    | ListAgents
+    | ListChannels
+    | ChannelHistory
+    | SendMessage
+    | ChannelPublish
+    | ChannelSubscribe
+    | ChannelUnsubscribe
+    | TaskAccepted
+    | TaskProgress
+    | TaskComplete
+    | TaskFailed
+    | TaskRecovering
+    | SessionOpen
+    | SessionSignal
+    | SessionClose
+)
+
+
+class Signal(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is written to the log of a session."""
+
+    type: Annotated[str, Meta(min_length=1, max_length=128)]
+    entity: Annotated[str, Meta(min_length=1, max_length=256)]
+    weight: Annotated[float, Meta(ge=-1e15, le=1e15)]
+    timestamp: Annotated[float, Meta(ge=0, le=1e12)]
+    annotation: Annotated[str, Meta(max_length=4096)] | None = None
+
+
+# What the hub says ----------------------------------------------------------------------------------------------------
+
+
+class Told(Struct, kw_only=True, tag_field="type"):
+    """A frame of the hub. With an `id`, it answers the frame that has it."""
+
+    id: MaybeId = UNSET
+
+
+class Identified(Told, tag="identified"):
+    agent_id: str
+    mail: int
+    """Messages that wait in the mailbox."""
+
+
+class Pong(Told, tag="pong"):
+    pass
+
+
+class Standing(Told, tag="status"):
+    agent_id: str
+    status: str
+    task_id: str | None
+    rate_limited: bool
+    violations: int
+    quiet_left_ms: int
+
+
+class Agents(Told, tag="agents"):
+    agents: list[str]
+
+
+class ChannelInfo(Struct):
+    name: str
+    creator: str
+    about: str
+    created_at: float
+    subscribers: int
+
+
+class Channels(Told, tag="channels"):
+    channels: list[ChannelInfo]
+
+
+class Post(Struct):
+    """A message of a channel."""
+
+    number: int
+    sender: str = msgspec.field(name="from")
+    body: Raw
+    at: float
+
+
+class History(Told, tag="history"):
+    channel: str
+    messages: list[Post]
+
+
+class MessageSent(Told, tag="message_sent"):
+    to: str
+    delivered: bool
+    """False: it waits in the mailbox."""
+
+
+class Message(Told, tag="message"):
+    """A message of another agent."""
+
+    sender: str = msgspec.field(name="from")
+    body: Raw
+    at: float
+
+
+class Published(Told, tag="published"):
+    channel: str
+    number: int
+
+
+class ChannelMessage(Told, tag="channel_message"):
+    channel: str
+    number: int
+    sender: str = msgspec.field(name="from")
+    body: Raw
+    at: float
+
+
+class Lagged(Told, tag="lagged"):
+    """Messages of a channel were left out, since too many waited; `channel_history` has them."""
+
+    channel: str
+    missed: int
+
+
+class Subscribed(Told, tag="subscribed"):
+    channel: str
+
+
+class Unsubscribed(Told, tag="unsubscribed"):
+    channel: str
+
+
+class TaskAssigned(Told, tag="task_assigned"):
+    task_id: str
+    attempt: int
+    payload: Raw
+
+
+class TaskUpdated(Told, tag="task_updated"):
+    task_id: str
+    state: str
+
+
+class SessionOpened(Told, tag="session_opened"):
+    session: SessionId
+    limit: str
+
+
+class SignalLogged(Told, tag="signal_logged"):
+    session: SessionId
+    number: int
+
+
+class SessionClosed(Told, tag="session_closed"):
+    session: SessionId
+
+
+class Problem(Told, tag="error"):
+    """What the hub didn't do, and why. `error` is a word for programs, `detail` a sentence for people."""
+
+    error: str
+    detail: str
+    agent_id: str | UnsetType = UNSET
+    limit: str | UnsetType = UNSET
+    retry_after_ms: int | UnsetType = UNSET
+
+
+class RateLimitedFrame(Told, tag="rate_limited"):
+    """The frame was not handled; it can be sent again after the wait."""
+
+    tier: str
+    retry_after_ms: int
+
+
+class RateLimitWarning(Told, tag="rate_limit_warning"):
+    """The frame is handled, but little is left."""
+
+    tier: str
+    remaining: int
+    capacity: int
+
+
+class GoingAway(Told, tag="going_away"):
+    """The hub stops, and the connection is closed next."""
+
+    retry_after_ms: int
+
+
+HubFrame: TypeAlias = (
+    Identified
+    | Pong
+    | Standing
+    | Agents
+    | Channels
+    | History
+    | MessageSent
+    | Message
+    | Published
+    | ChannelMessage
+    | Lagged
+    | Subscribed
+    | Unsubscribed
+    | TaskAssigned
+    | TaskUpdated
+    | SessionOpened
+    | SignalLogged
+    | SessionClosed
+    | Problem
+    | RateLimitedFrame
+    | RateLimitWarning
+    | GoingAway
+)
+
+
+# From text and to text -----------------------------------------------------------------------------------------------
+
+
+def tag_of(frame: type[Struct]) -> str:
+    """The `type` that a kind of frame has."""
+    tag = frame.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+TYPES: Final = tuple(tag_of(kind) for kind in get_args(Frame))
+"""Every type of frame that agents may send."""
+
+
+class _Numbered(Struct):
+    id: MaybeId = UNSET
+
+
+_frames: Final = msgspec.json.Decoder(Frame)
+_ids: Final = msgspec.json.Decoder(_Numbered)
+_signals: Final = msgspec.json.Decoder(Signal)
+_encoder: Final = msgspec.json.Encoder()
+
+MALFORMED: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What decoding raises for anything that isn't what was expected."""
+
+
+def decode(text: str) -> Frame:
+    """A frame of an agent."""
+    try:
+        frame: Frame = _frames.decode(text)
+    except MALFORMED as error:
+        detail = explained(error)
+        if detail.endswith("at `$.type`"):
+            detail += f"; the types are {', '.join(TYPES)}"
+        raise Refused(400, "invalid", detail) from error
+    return frame
+
+
+def decode_signal(signal: Raw) -> Signal:
+    """The signal inside a frame."""
+    try:
+        return _signals.decode(signal)
+    except MALFORMED as error:
+        raise Refused(400, "invalid", f"signal: {explained(error)}") from error
+
+
+def id_in(text: str) -> MaybeId:
+    """The id of a frame that can't be used otherwise, if it has one."""
+    try:
+        return _ids.decode(text).id
+    except MALFORMED:
+        return UNSET
+
+
+def encode(frame: Struct) -> str:
+    """A frame of the hub, as text."""
+    return _encoder.encode(frame).decode()
+
+
+def explained(error: Exception) -> str:
+    """What was wrong with something that could not be decoded."""
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def schemas() -> dict[str, Any]:
+    """JSON Schemas of all frames: the ones by which they are validated."""
+    agents, hub = get_args(Frame), get_args(HubFrame)
+    found, parts = msgspec.json.schema_components((*agents, *hub, Signal), ref_template="#/$defs/{name}")
+    own = {tag_of(kind): schema for kind, schema in zip(agents, found, strict=False)}
+    told = {tag_of(kind): schema for kind, schema in zip(hub, found[len(agents) :], strict=False)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "from_agents": own,
+        "from_the_hub": told,
+        "signal": found[-1],
+        "$defs": parts,
+    }

@@ -1,0 +1,295 @@
+"""The relay: binary protobuf envelopes, passed between agents by their addresses.
+
+An address is an agent's id, proved by its token in the first envelope of a connection. It may have several connections.
+What comes then is charged to the address before anything else is done with it, and only afterwards measured, read and
+routed. Every envelope of an agent is answered by one that names its id: ACK, ERROR or RATE_LIMITED. The schema is
+proto/headgate/v1/envelope.proto.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from fractions import Fraction
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.gate.policy import check_agent
+from headgate.hub.errors import refusal
+from headgate.hub.sockets.flood import MISTAKES, Flood, Manners
+from headgate.hub.sockets.socket import Socket
+from headgate.hub.timer import Timer
+from headgate.limiter import Limiter
+from headgate.limits.clock import Clock
+from headgate.limits.decision import Decision
+from headgate.limits.numbers import microseconds
+from headgate.limits.token_bucket import limited
+from headgate.proto import envelope_pb2 as wire
+from headgate.stores.base import Store
+
+POLICY_VIOLATION: Final = 1008
+RESTARTING: Final = 1012
+
+_LONGEST_ID: Final = 128
+_NO_WAIT_HELPS: Final = 86_400_000  # milliseconds: a sender that will never pass is sent away for a day
+_FLUSH: Final = 1.0  # seconds for what waits for a reader when the hub stops
+_DRAIN: Final = 2.0  # seconds for all of it
+
+
+def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
+    """What each address is held to: `rate` messages a second, `burst` at once; nothing, where the rate is "off"."""
+    if rate.strip().lower() == "off":
+        return None
+    number = rate.strip()
+    if re.fullmatch(r"\d{1,18}(\.\d{1,18})?", number, re.ASCII) is None or Fraction(number) == 0:
+        refuse("HEADGATE_RELAY_RATE_LIMIT", "messages per second, a number above 0 such as 1.0, or off", rate)
+    most = burst.strip()
+    if re.fullmatch(r"\d{1,18}", most, re.ASCII) is None or int(most) == 0:
+        refuse("HEADGATE_RELAY_RATE_BURST", "a whole number of messages above 0 such as 10", burst)
+    try:
+        limit = limited(Fraction(number), int(most))
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"HEADGATE_RELAY_RATE_LIMIT {number} with HEADGATE_RELAY_RATE_BURST {most}: {error}"
+        ) from None
+    return Limiter(limit, store=store, name="relay")
+
+
+class Relay:
+    """Passes envelopes between the sockets that it serves. All of it runs in one event loop.
+
+    `limiter` counts by address; without one everything passes. `verify` says whether a token belongs to an address, or
+    raises `StoreAway`. `failed` is asked about the socket's address for each HELLO that isn't proved: it may deny. An
+    envelope has at most `largest` bytes, and a connection `identify_within` seconds of the clock to prove who it is.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter | None,
+        verify: Callable[[str, str], Awaitable[bool]],
+        clock: Clock,
+        *,
+        failed: Callable[[str], Awaitable[Decision]],
+        flood: Flood | None = None,
+        largest: int = 65_536,
+        identify_within: float = 10.0,
+    ) -> None:
+        self._limiter: Final = limiter
+        self._verify: Final = verify
+        self._clock: Final = clock
+        self._failed: Final = failed
+        self._flood: Final = Flood() if flood is None else flood
+        self._largest: Final = largest
+        self._identify_within: Final = identify_within
+        self.passed = self.denied = 0
+        """Envelopes that the limiter let through, and those that it didn't."""
+        self._open: Final[set[Socket]] = set()
+        self._by_address: Final[dict[str, set[Socket]]] = {}
+        self._drops = 0
+        self._retry_after_ms: Callable[[], int] | None = None  # once the hub stops
+        self._closing: Final[set[asyncio.Task[None]]] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many sockets are being served, those that haven't proved yet who they are among them."""
+        return len(self._open)
+
+    async def serve(self, socket: Socket) -> None:
+        """Converse over a socket that was accepted, until it is closed."""
+        peer = _Peer(socket, Manners(self._clock, self._flood))
+        within = microseconds("identify_within", self._identify_within)
+        reason = f"no HELLO that could be proved within {self._identify_within:g} s"
+        deadline = Timer(self._clock, self._clock.now() + within, lambda: self._close(socket, POLICY_VIOLATION, reason))
+        self._open.add(socket)
+        try:
+            if self._retry_after_ms is not None:
+                await self._retire(socket, self._retry_after_ms())
+            while (frame := await socket.read()) is not None:
+                if self._retry_after_ms is not None:
+                    continue  # not acknowledged, so that it is sent again to the hub that comes after this one
+                try:
+                    if peer.address:
+                        await self._take(peer, frame)
+                    elif await self._greet(peer, frame):
+                        deadline.cancel()
+                except _Invalid as mistake:
+                    await self._complain(peer, mistake)
+        finally:
+            deadline.cancel()
+            peer.manners.gone()
+            self._forget(peer)
+
+    def drop(self, agent: str) -> None:
+        """Close the connections of an agent whose token doesn't hold any more."""
+        self._drops += 1
+        for socket in self._by_address.get(agent, ()):
+            self._close(socket, POLICY_VIOLATION, "the token of this agent was revoked or replaced")
+
+    async def drain(self, retry_after_ms: Callable[[], int]) -> None:
+        """Handle nothing more, send what was acknowledged, and close every socket, telling each when to come back.
+
+        Sockets that come later are closed likewise. It takes two seconds at most, whoever doesn't read.
+        """
+        self._retry_after_ms = retry_after_ms
+        tasks = [asyncio.create_task(self._retire(socket, retry_after_ms())) for socket in self._open]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_DRAIN)
+            for task in late:
+                task.cancel()
+
+    async def _retire(self, socket: Socket, retry_after_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _FLUSH
+        while socket.waiting and not socket.closed and loop.time() < end:  # noqa: ASYNC110 - a socket rings no bell
+            await asyncio.sleep(0.01)
+        await socket.close(RESTARTING, f"restarting; retry in {retry_after_ms} ms")
+
+    def _close(self, socket: Socket, code: int, reason: str) -> None:
+        task = asyncio.get_running_loop().create_task(socket.close(code, reason))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _forget(self, peer: "_Peer") -> None:
+        self._open.discard(peer.socket)
+        if peer.address:
+            sockets = self._by_address[peer.address]
+            sockets.discard(peer.socket)
+            if not sockets:
+                del self._by_address[peer.address]
+
+    # Who it is -------------------------------------------------------------------------------------------------------
+
+    async def _greet(self, peer: "_Peer", frame: bytes | str) -> bool:
+        """Handle a frame of somebody who isn't known, and say whether it is now."""
+        envelope = self._read(frame)
+        if envelope.type != wire.MESSAGE_TYPE_HELLO or envelope.WhichOneof("payload") != "hello":
+            raise _Invalid("expected HELLO with its payload, since nothing else is accepted first", envelope.id)
+        try:
+            address = check_agent(envelope.hello.address)
+        except InvalidInput:
+            raise _Invalid("expected an address of 1 to 128 printable characters", envelope.id) from None
+        try:
+            proved = await self._proved(address, envelope.hello.token)
+        except StoreAway as away:
+            await _send(peer, _error("unavailable", refusal(away).detail), envelope.id)
+            return False
+        if not proved:
+            await self._turn_away(peer, envelope.id)
+            return False
+        if peer.socket.closed:
+            return False
+        peer.address = address
+        self._by_address.setdefault(address, set()).add(peer.socket)
+        welcome = wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome(address=address))
+        await _send(peer, welcome, envelope.id)
+        return True
+
+    async def _proved(self, address: str, token: str) -> bool:
+        while True:
+            drops = self._drops
+            proved = await self._verify(address, token)
+            if drops == self._drops:  # else the token may have been revoked since it was looked up
+                return proved
+
+    async def _turn_away(self, peer: "_Peer", answered: str) -> None:
+        decision = await self._failed(peer.socket.address)
+        if decision:
+            await _send(peer, _error("unauthorized", "the token doesn't belong to the address"), answered)
+        else:
+            await _deny(peer, decision, answered, "too many failed attempts from your network address")
+
+    # What it sends ---------------------------------------------------------------------------------------------------
+
+    async def _take(self, peer: "_Peer", frame: bytes | str) -> None:
+        """Handle a frame of an agent: the limiter comes first, whatever the frame is."""
+        if self._limiter is not None:
+            decision = await self._limiter.acheck(peer.address)
+            if not decision:
+                self.denied += 1
+                await _deny(peer, decision, self._id(frame), f"an address may send {decision.limit}")
+                return
+            peer.manners.passed()
+            if peer.socket.closed:
+                return
+        self.passed += 1
+        envelope = self._read(frame)
+        if envelope.type != wire.MESSAGE_TYPE_DATA or envelope.WhichOneof("payload") != "data":
+            raise _Invalid("expected DATA with its payload", envelope.id)
+        if not envelope.to:
+            raise _Invalid("expected `to`, the address that it goes to", envelope.id)
+        await _send(peer, self._route(peer.address, envelope), envelope.id)
+
+    def _route(self, sender: str, envelope: wire.Envelope) -> wire.Envelope:
+        """Hand an envelope to every connection of its address, and say what came of it."""
+        sockets = [socket for socket in self._by_address.get(envelope.to, ()) if not socket.closed]
+        if not sockets:
+            return _error("unreachable", "no connection of this address is open")
+        envelope.DiscardUnknownFields()  # else a sender could write what a later schema lets only the hub say
+        setattr(envelope, "from", sender)
+        frame = envelope.SerializeToString()
+        if not any([socket.push(frame) for socket in sockets]):
+            return _error("busy", "too much waits for this address already; send it again later")
+        return wire.Envelope(type=wire.MESSAGE_TYPE_ACK, ack=wire.Ack())
+
+    def _read(self, frame: bytes | str) -> wire.Envelope:
+        if isinstance(frame, str):
+            raise _Invalid("expected an envelope in a binary message, got text")
+        if len(frame) > self._largest:
+            raise _Invalid(f"expected at most {self._largest} bytes, got {len(frame)}", code="too_large")
+        try:
+            envelope = wire.Envelope.FromString(frame)
+        except DecodeError:
+            raise _Invalid("expected an Envelope of headgate.v1, got bytes that can't be read as one") from None
+        if not 1 <= len(envelope.id) <= _LONGEST_ID:
+            raise _Invalid(f"expected an id of 1 to {_LONGEST_ID} characters, got {len(envelope.id)}")
+        return envelope
+
+    def _id(self, frame: bytes | str) -> str:
+        """The id of an envelope that is denied; none, if it couldn't be read anyway."""
+        try:
+            return self._read(frame).id
+        except _Invalid:
+            return ""
+
+    async def _complain(self, peer: "_Peer", mistake: "_Invalid") -> None:
+        """Say what is wrong with an envelope, and close the connection if that happens too often."""
+        await _send(peer, _error(mistake.code, str(mistake)), mistake.answered)
+        if peer.manners.mistaken():
+            await peer.socket.close(POLICY_VIOLATION, f"{MISTAKES} invalid envelopes within a minute")
+
+
+class _Peer:
+    """The other end of a socket, and how it has behaved."""
+
+    def __init__(self, socket: Socket, manners: Manners) -> None:
+        self.socket: Final = socket
+        self.manners: Final = manners
+        self.address = ""  # until it is proved
+
+
+class _Invalid(Exception):
+    """An envelope that nothing can be done with; `answered` is its id, where that could be read."""
+
+    def __init__(self, detail: str, answered: str = "", code: str = "invalid") -> None:
+        self.answered: Final = answered
+        self.code: Final = code
+        super().__init__(detail)
+
+
+def _error(code: str, detail: str) -> wire.Envelope:
+    return wire.Envelope(type=wire.MESSAGE_TYPE_ERROR, error=wire.Error(code=code, detail=detail))
+
+
+async def _send(peer: _Peer, answer: wire.Envelope, answered: str) -> None:
+    answer.in_reply_to = answered
+    await peer.socket.send(answer.SerializeToString())
+
+
+async def _deny(peer: _Peer, decision: Decision, answered: str, why: str) -> None:
+    """Say how long to wait; and after a run of denials read on more slowly, so that a flood waits at the flooder's."""
+    wait = _NO_WAIT_HELPS if decision.retry_us is None else max(-(-decision.retry_us // 1000), 1)
+    limited = wire.RateLimited(retry_after_ms=wait, reason=f"{why}; send it again in {wait} ms")
+    await _send(peer, wire.Envelope(type=wire.MESSAGE_TYPE_RATE_LIMITED, rate_limited=limited), answered)
+    if pause := peer.manners.denied(decision):
+        await asyncio.sleep(pause)

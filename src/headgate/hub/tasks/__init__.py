@@ -1,0 +1,1 @@
+"""Tasks: the queue, and the scheduler that assigns them to idle agents."""

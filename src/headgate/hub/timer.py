@@ -1,0 +1,43 @@
+"""Doing something at a moment of the gate's clock, in the event loop."""
+
+import asyncio
+from collections.abc import Callable
+
+from headgate.limits.clock import Clock
+
+
+class Timer:
+    """Calls `action` once, in the loop that made it, when the clock reaches `when` (microseconds)."""
+
+    def __init__(self, clock: Clock, when: int, action: Callable[[], object]) -> None:
+        self._clock, self._when, self._action = clock, when, action
+        self._loop = asyncio.get_running_loop()
+        self._done = False
+        self._look_again: asyncio.TimerHandle | None = None
+        self._look()
+
+    def cancel(self) -> None:
+        """Don't, after all."""
+        self._done = True
+        if self._look_again is not None:
+            self._look_again.cancel()
+
+    def _look(self) -> None:
+        if self._done:
+            return
+        seconds = self._clock.alarm(self._when, self._ring)
+        if seconds is None:
+            return  # it will ring
+        if seconds > 0:
+            self._look_again = self._loop.call_later(seconds, self._look)
+        else:
+            self._look_again = self._loop.call_later(0, self._fire)
+
+    def _ring(self) -> None:
+        if not self._done and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._look)  # a clock for tests is set by another thread
+
+    def _fire(self) -> None:
+        if not self._done:
+            self._done = True
+            self._action()

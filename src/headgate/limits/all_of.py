@@ -1,0 +1,109 @@
+"""Several limits that hold together: all of them pass and are charged, or none is."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from headgate._native import i64, mypyc_attr
+from headgate.errors import refuse
+from headgate.limits.decision import NEVER, Decision, Limit, State, binding_of
+
+
+@mypyc_attr(acyclic=True)
+class Several:
+    """One state for each limit of an `AllOf`."""
+
+    __slots__ = ("states",)
+
+    def __init__(self, states: list[State]) -> None:
+        self.states: Final = states
+
+
+class AllOf(Limit):
+    """Several limits at once: all pass and all are charged, or none is.
+
+    >>> from headgate import per_minute, per_second
+    >>> print(AllOf([per_second(5), per_minute(100)]))
+    5/second; 100/minute
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, limits: Iterable[Limit]) -> None:
+        parts: list[Limit] = []
+        given: Iterable[object] = limits  # whatever they are
+        for limit in given:
+            if not isinstance(limit, Limit):
+                refuse("AllOf", "limits", limit)
+            for part in limit.parts:
+                if part not in parts:
+                    parts.append(part)
+        if not parts:
+            refuse("AllOf", "at least one limit", parts)
+        self._parts: Final = tuple(parts)
+
+    @property
+    def capacity(self) -> int:
+        return min([part.capacity for part in self._parts])
+
+    @property
+    def parts(self) -> tuple[Limit, ...]:
+        return self._parts
+
+    @property
+    def uninterrupted(self) -> bool:
+        return all([part.uninterrupted for part in self._parts])
+
+    def fresh(self, now: i64) -> State:
+        return Several([part.fresh(now) for part in self._parts])
+
+    # Plain loops: a generator or a zip would be an object that the garbage collector tracks.
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        assert isinstance(state, Several)
+        longest: i64 = 0
+        for i in range(len(self._parts)):
+            wait = self._parts[i].wait(state.states[i], now, cost)
+            if longest != NEVER and (wait == NEVER or wait > longest):
+                longest = wait
+        return longest
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        assert isinstance(state, Several)
+        for i in range(len(self._parts)):
+            self._parts[i].spend(state.states[i], now, cost)
+
+    def refund(self, state: State, cost: i64) -> None:
+        assert isinstance(state, Several)
+        for i in range(len(self._parts)):
+            self._parts[i].refund(state.states[i], cost)
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, Several)
+        for i in range(len(self._parts)):  # noqa: SIM110
+            if not self._parts[i].idle(state.states[i], now):
+                return False
+        return True
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        assert isinstance(state, Several)
+        decisions = []
+        for i in range(len(self._parts)):
+            part, inner = self._parts[i], state.states[i]
+            part_wait = part.wait(inner, now, cost) if wait != 0 else i64(0)
+            decisions.append(part.decide(inner, now, cost, part_wait, low))
+        return binding_of(decisions)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AllOf) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return AllOf, (self._parts,)
+
+    def __repr__(self) -> str:
+        return f"AllOf({list(self._parts)!r})"
+
+    def __str__(self) -> str:
+        return "; ".join([str(part) for part in self._parts])

@@ -1,0 +1,82 @@
+"""Clocks: microseconds that only go forward, and a way to wait on them."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from headgate.errors import refuse
+from headgate.limits.numbers import LARGEST, Number, microseconds
+
+
+class Clock(Protocol):
+    """Whose time counts. A store has one."""
+
+    def now(self) -> int:
+        """Microseconds since some fixed moment."""
+
+    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
+        """Help a caller wait until `when`.
+
+        Return the seconds after which it should look again by itself, or None if `ring` will be called instead.
+        """
+
+
+class MonotonicClock:
+    """The machine's monotonic clock: setting the time of day doesn't touch it."""
+
+    def now(self) -> int:
+        return time.monotonic_ns() // 1000
+
+    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
+        return max(when - self.now(), 0) / 1_000_000
+
+
+class ManualClock:
+    """A clock for tests: it stands still until it is told to go on.
+
+    >>> from headgate import Limiter, MemoryStore, per_second
+    >>> clock = ManualClock()
+    >>> limiter = Limiter(per_second(1), store=MemoryStore(clock=clock))
+    >>> bool(limiter.check("a")), bool(limiter.check("a"))
+    (True, False)
+    >>> clock.advance(1.0)
+    >>> bool(limiter.check("a"))
+    True
+
+    Whoever waits in `Limiter.acquire` wakes up when the clock passes the moment it waits for.
+    """
+
+    def __init__(self, start: Number = 0) -> None:
+        self._lock = threading.Lock()
+        self._alarms: list[tuple[int, Callable[[], None]]] = []
+        self._set(microseconds("ManualClock start", start))
+
+    def now(self) -> int:
+        """Microseconds since the clock's zero."""
+        return self._now
+
+    def advance(self, seconds: Number) -> None:
+        """Go forward, to the nearest microsecond."""
+        self._set(self._now + microseconds("ManualClock.advance seconds", seconds))
+
+    def step_back(self, seconds: Number) -> None:
+        """Go back, as no clock should: to see that nothing is given or taken by it."""
+        self._set(self._now - microseconds("ManualClock.step_back seconds", seconds))
+
+    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
+        with self._lock:
+            if when <= self._now:
+                return 0.0
+            self._alarms.append((when, ring))
+        return None
+
+    def _set(self, now: int) -> None:
+        if not 0 <= now <= LARGEST:
+            refuse("ManualClock", f"a time from 0 to {LARGEST // 1_000_000} seconds", now / 1_000_000)
+        with self._lock:
+            self._now = now
+            due = [ring for when, ring in self._alarms if when <= now]
+            self._alarms = [alarm for alarm in self._alarms if alarm[0] > now]
+        for ring in due:
+            ring()

@@ -1,0 +1,365 @@
+"""What a limit, the state of one key, and a decision are to each other.
+
+A `Limit` knows how much is allowed, but no key and no clock. A `State` is what is counted for one key under one limit.
+A store finds the state, hands it to the limit together with the time, and gets a `Decision`:
+
+    wait = limit.wait(state, now, cost)       # 0: passes; more: microseconds until it does; NEVER
+    if wait == 0:
+        limit.spend(state, now, cost)
+        cost = 0
+    decision = limit.decide(state, now, cost, wait, low)
+
+Everything is whole numbers: times are microseconds of the store's clock, costs are tokens. The result of each call
+depends on its arguments alone, and only the state that is handed in is written.
+"""
+
+from abc import abstractmethod
+from enum import Enum
+from typing import Final, TypeAlias
+
+from headgate._native import i64, mypyc_attr
+
+NEVER: Final[i64] = -1
+
+
+class Outcome(Enum):
+    """What came of a check."""
+
+    ALLOW = "allow"
+    WARN = "warn"
+    DENY = "deny"
+    EXEMPT = "exempt"
+
+
+# Looking a member up in an enum costs more than a whole bucket's arithmetic.
+ALLOW: Final = Outcome.ALLOW
+WARN: Final = Outcome.WARN
+DENY: Final = Outcome.DENY
+
+
+State: TypeAlias = object
+"""What is counted for one key. Each kind of rule has its own, and only the rule looks inside."""
+
+
+class Rule:
+    """What a store keeps states for: a value, compared and hashed by what it says."""
+
+    __slots__ = ()
+
+    @property
+    def uninterrupted(self) -> bool:
+        """Whether a compiled step allocates nothing that the garbage collector tracks, and calls no Python code.
+
+        Under the GIL no other thread can then come between its reading and its writing.
+        """
+        return True
+
+    @abstractmethod
+    def fresh(self, now: i64) -> State:
+        """The state of a key for which nothing is counted."""
+
+    @abstractmethod
+    def idle(self, state: State, now: i64) -> bool:
+        """Whether the state is that of a key for which nothing is counted, so that dropping it changes no decision."""
+
+
+class Limit(Rule):
+    """How much is allowed.
+
+    An application builds limits and reads them; the methods are for stores. Times are microseconds, costs are tokens.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """The largest cost that can ever pass at once."""
+
+    @property
+    def parts(self) -> tuple["Limit", ...]:
+        """The limits that this one is made of: itself, unless it joins several."""
+        return (self,)
+
+    @abstractmethod
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        """Bring the state up to now and say when `cost` passes: 0 for now, or microseconds, or NEVER."""
+
+    @abstractmethod
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        """Take `cost` from a state that is up to now, even below zero."""
+
+    @abstractmethod
+    def refund(self, state: State, cost: i64) -> None:
+        """Give `cost` back, up to the capacity, to a state that is up to now."""
+
+    @abstractmethod
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> "Decision":
+        """Describe a state that is up to now, after `wait` was said of a request.
+
+        `cost` is what the request would still take from the state: 0 if it has been taken. With less than `low`
+        thousandths of the capacity left after it, the outcome is a warning.
+        """
+
+
+@mypyc_attr(acyclic=True)
+class Violation:
+    """A denial that was recorded against an agent."""
+
+    __slots__ = ("_advised", "_alert", "_count")
+
+    def __init__(self, count: i64, advised: i64, alert: bool) -> None:
+        self._count: Final = count
+        self._advised: Final = advised
+        self._alert: Final = alert
+
+    @property
+    def count(self) -> int:
+        """How many there have been in a row, this one included."""
+        return self._count
+
+    @property
+    def advised(self) -> float:
+        """The seconds that the agent is told to wait for it."""
+        return self._advised / 1_000_000
+
+    @property
+    def alert(self) -> bool:
+        """Whether it is the one that raises an alert."""
+        return self._alert
+
+    def _fields(self) -> tuple[int, int, bool]:
+        return self._count, self._advised, self._alert
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Violation) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Violation, self._fields()
+
+    def __repr__(self) -> str:
+        return f"Violation(count={self.count}, advised={self.advised}, alert={self.alert})"
+
+
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Decision:
+    """What came of one check: a value, true when the request passes.
+
+    >>> from headgate import Limiter, per_minute
+    >>> decision = Limiter(per_minute(60, burst=10)).check("agent-7")
+    >>> bool(decision), decision.outcome.value, decision.remaining, decision.reset_after
+    (True, 'allow', 9, 1.0)
+    """
+
+    __slots__ = ("_bound", "_details", "_limit", "_outcome", "_remaining", "_reset", "_retry")
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        limit: Limit,
+        remaining: i64,
+        retry: i64,
+        reset: i64,
+        bound: i64,
+        details: "Details | None" = None,
+    ) -> None:
+        """Stores make decisions: `retry` (or NEVER) and `reset` are microseconds, `bound` is -1 for a lone limit."""
+        self._details: Final = details
+        self._outcome: Final = outcome
+        self._limit: Final = limit
+        self._remaining: Final = remaining
+        self._retry: Final = retry
+        self._reset: Final = reset
+        self._bound: Final = bound
+
+    @property
+    def outcome(self) -> Outcome:
+        """ALLOW, WARN (it passes, but little is left), DENY, or EXEMPT (it passes and nothing is counted)."""
+        return self._outcome
+
+    @property
+    def limit(self) -> Limit:
+        """The limit that the other fields speak of: where several were asked, the one that bound."""
+        return self._limit
+
+    @property
+    def bound(self) -> int | None:
+        """Which of several limits decided, counted from 0; None where only one was asked.
+
+        Of those that deny, the one with the longest wait; of those that warn, or of all, the one with the least left.
+        """
+        return None if self._bound < 0 else self._bound
+
+    @property
+    def remaining(self) -> int:
+        """The whole tokens that are left: 59 after the first request on 60."""
+        return self._remaining
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the same request passes if nobody else asks: 0.0 if it passed, None if it never will."""
+        return None if self._retry == NEVER else self._retry / 1_000_000
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until everything that was spent has come back."""
+        return self._reset / 1_000_000
+
+    @property
+    def bucket_retry_after(self) -> float | None:
+        """The limit's own wait, where a gate advises a longer one in `retry_after`."""
+        own = self.own_wait()
+        return None if own == NEVER else own / 1_000_000
+
+    @property
+    def violation(self) -> Violation | None:
+        """What a gate recorded for this denial."""
+        return None if self._details is None else self._details.violation
+
+    @property
+    def would_be(self) -> Outcome | None:
+        """What the outcome would have been, where a limit is watched and not enforced."""
+        return None if self._details is None else self._details.would_be
+
+    @property
+    def degraded(self) -> bool:
+        """Whether something else than the limit decided: the store was away, or had no room for a new key."""
+        return False if self._details is None else self._details.degraded
+
+    @property
+    def retry_us(self) -> int | None:
+        """`retry_after` in whole microseconds, as the stores count."""
+        return None if self._retry == NEVER else self._retry
+
+    @property
+    def reset_us(self) -> int:
+        """`reset_after` in whole microseconds."""
+        return self._reset
+
+    def __bool__(self) -> bool:
+        return self._outcome is not DENY
+
+    def as_denied(self) -> "Decision":
+        """The same, denied: for one whom something other than the limit holds up."""
+        wait = self._retry if self._outcome is DENY else 1
+        details = Details(wait, None, None, True) if self.degraded else None
+        return Decision(DENY, self._limit, self._remaining, wait, self._reset, self._bound, details)
+
+    def with_violation(self, violation: Violation) -> "Decision":
+        """The denial, recorded: the wait is the longer of the limit's own and the advised one."""
+        own = self._retry
+        retry = own if own == NEVER else max(own, violation._advised)
+        return Decision(
+            DENY, self._limit, self._remaining, retry, self._reset, self._bound, Details(own, violation, None, False)
+        )
+
+    def as_shadow(self) -> "Decision":
+        """The same where it is only watched: it passes, and says what it would have been."""
+        return Decision(
+            ALLOW,
+            self._limit,
+            self._remaining,
+            0,
+            self._reset,
+            self._bound,
+            Details(self._retry, None, self._outcome, self.degraded),
+        )
+
+    def after(self, elapsed: i64) -> "Decision":
+        """The same denial so many microseconds later, by the limit alone."""
+        own = self.own_wait()
+        retry = own if own == NEVER else max(own - elapsed, 1)
+        return Decision(DENY, self._limit, self._remaining, retry, max(self._reset - elapsed, 0), self._bound)
+
+    def own_wait(self) -> i64:
+        """The limit's own wait in microseconds, or NEVER."""
+        return self._retry if self._details is None else self._details.own
+
+    def as_degraded(self, limit: Limit) -> "Decision":
+        """The same, of this limit, made while the store was away."""
+        details = Details(self.own_wait(), self.violation, self.would_be, True)
+        return Decision(self._outcome, limit, self._remaining, self._retry, self._reset, self._bound, details)
+
+    def _fields(self) -> tuple[object, ...]:
+        return self._outcome, self._limit, self._remaining, self._retry, self._reset, self._bound, self._details
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decision) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Decision, self._fields()
+
+    def __repr__(self) -> str:
+        shown = f"{self._outcome.name}, limit={str(self._limit)!r}, remaining={self.remaining}, "
+        shown += f"retry_after={self.retry_after}, reset_after={self.reset_after}"
+        if self._bound >= 0:
+            shown += f", bound={self.bound}"
+        if self.bucket_retry_after != self.retry_after:
+            shown += f", bucket_retry_after={self.bucket_retry_after}"
+        if self.violation is not None:
+            shown += f", violation={self.violation}"
+        if self.would_be is not None:
+            shown += f", would_be={self.would_be.name}"
+        if self.degraded:
+            shown += ", degraded"
+        return f"Decision({shown})"
+
+
+@mypyc_attr(acyclic=True)
+class Details:
+    """What few decisions have to say besides, kept apart so that the others don't pay for it."""
+
+    __slots__ = ("degraded", "own", "violation", "would_be")
+
+    def __init__(self, own: i64, violation: Violation | None, would_be: Outcome | None, degraded: bool) -> None:
+        self.own: Final = own
+        self.violation: Final = violation
+        self.would_be: Final = would_be
+        self.degraded: Final = degraded
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.own, self.violation, self.would_be, self.degraded
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Details) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Details, self._fields()
+
+
+def decide_one(limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64) -> Decision:
+    """The decision on a request under one limit that counts for itself."""
+    if wait != 0:
+        outcome = DENY
+    elif scarce:
+        outcome = WARN
+    else:
+        outcome = ALLOW
+    return Decision(outcome, limit, max(left, 0), wait, reset, -1)
+
+
+def binding_of(decisions: list[Decision]) -> Decision:
+    """The one of several that bound: it denies with the longest wait, or else warns, or else has the least left."""
+    bound: i64 = 0
+    for i in range(1, len(decisions)):
+        if _outranks(decisions[i], decisions[bound]):
+            bound = i
+    one = decisions[bound]
+    return Decision(one._outcome, one._limit, one._remaining, one._retry, one._reset, bound)
+
+
+def _outranks(one: Decision, other: Decision) -> bool:
+    if one._outcome is DENY or other._outcome is DENY:
+        return other._retry != NEVER and (one._retry == NEVER or one._retry > other._retry)
+    if one._outcome is not other._outcome:
+        return one._outcome is WARN
+    return one._remaining < other._remaining

@@ -1,0 +1,105 @@
+"""Numbers as users give them: read exactly, or refused with a text that says what was expected and what came."""
+
+from decimal import Decimal
+from fractions import Fraction
+from operator import index
+from typing import Final, TypeAlias
+
+from headgate.errors import refuse
+
+Number: TypeAlias = int | float | Fraction | Decimal
+
+LARGEST: Final = 2**53 - 1
+"""The largest whole number that every store counts exactly (Redis' scripts have doubles)."""
+
+_PERIODS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
+
+
+def whole(where: str, value: object, most: int = LARGEST) -> int:
+    """An int from 1 to `most`."""
+    number = _int(value)
+    if number is None or not 1 <= number <= most:
+        refuse(where, f"a whole number from 1 to {most}", value)
+    return number
+
+
+def cost_of(value: object) -> int:
+    """A cost: an int of at least 1. One beyond `LARGEST` is above every capacity, and comes back as `LARGEST` + 1."""
+    number = _int(value)
+    if number is None or number < 1:
+        refuse("cost", "a whole number of at least 1", value)
+    return min(number, LARGEST + 1)
+
+
+def positive(where: str, value: object) -> Fraction:
+    """A number above zero, exactly: a float is read by its decimal text, so that 0.1 is 1/10."""
+    number = _fraction(value)
+    if number is None or number <= 0:
+        refuse(where, "a number above 0", value)
+    return number
+
+
+def microseconds(where: str, seconds: object) -> int:
+    """Seconds, 0 or more, to the nearest microsecond."""
+    number = _fraction(seconds)
+    if number is None or number < 0:
+        refuse(where, "a number of seconds, 0 or more", seconds)
+    return round(number * 1_000_000)
+
+
+def permille(where: str, value: object) -> int:
+    """A share from 0 to 1, in thousandths."""
+    number = _fraction(value)
+    if number is None or not 0 <= number <= 1 or (number * 1000).denominator != 1:
+        refuse(where, "a number from 0 to 1 with at most three decimals", value)
+    return int(number * 1000)
+
+
+def _int(value: object) -> int | None:
+    """Anything that counts as an int (numpy's too), but no bool: True is a mistake, not a 1."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _fraction(value: object) -> Fraction | None:
+    if isinstance(value, float):
+        text = float.__repr__(value)
+        return None if text.endswith(("n", "f")) else Fraction(text)  # nan, inf
+    if isinstance(value, Decimal):
+        return Fraction(value) if value.is_finite() else None
+    if isinstance(value, Fraction):
+        return value
+    number = _int(value)
+    return None if number is None else Fraction(number)
+
+
+def rate_text(count: Fraction, seconds: Fraction) -> str:
+    """A rate in the notation that `parse` reads, "60/minute" or "10 per 5 minutes"."""
+    for unit, length in _PERIODS:
+        if seconds % length == 0 or unit == "second":
+            break
+    if seconds == length:
+        return f"{decimal_text(count)}/{unit}"
+    return f"{decimal_text(count)} per {decimal_text(seconds / length)} {unit}s"
+
+
+def not_decimal(number: Fraction) -> int:
+    """What `number` has to be multiplied by to be a decimal fraction."""
+    rest = number.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest
+
+
+def decimal_text(number: Fraction) -> str:
+    """A decimal fraction as text, exactly: 60, 0.25."""
+    if number.denominator == 1:
+        return str(number.numerator)
+    digits = number.denominator.bit_length()  # more than enough, so that nothing is cut off
+    text = str(number.numerator * 10**digits // number.denominator).rjust(digits + 1, "0")
+    return f"{text[:-digits]}.{text[-digits:]}".rstrip("0")

@@ -1,0 +1,167 @@
+"""The sliding window: an exact log of what was spent, and when."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from fractions import Fraction
+from typing import Final, SupportsIndex
+
+from headgate._native import i64, mypyc_attr
+from headgate.errors import refuse
+from headgate.limits.decision import NEVER, Decision, Limit, State, decide_one
+from headgate.limits.numbers import LARGEST, Number, decimal_text, positive, rate_text, whole
+
+MAX_WINDOW_LIMIT: Final = 1_000_000
+"""The largest `SlidingWindow`: it keeps 16 bytes for each request in the window."""
+
+
+@mypyc_attr(acyclic=True)
+class WindowLog:
+    """The requests in a window: the time of each, and the sum of all costs up to it.
+
+    Entries before `first` have left the window; `gone` is the sum up to them.
+    """
+
+    __slots__ = ("first", "gone", "sums", "times")
+
+    def __init__(self) -> None:
+        self.times: array[int] = array("q")
+        self.sums: array[int] = array("q")
+        self.first: i64 = 0
+        self.gone: i64 = 0
+
+    def used(self) -> i64:
+        return i64(self.sums[-1]) - self.gone if self.sums else 0
+
+
+class SlidingWindow(Limit):
+    """At most `limit` in any span of `window` seconds: a request stops counting exactly `window` after it was made.
+
+    >>> print(SlidingWindow(limit=100, window=60))
+    100/minute sliding
+    """
+
+    __slots__ = ("_hash", "_limit", "_span", "_window")
+
+    def __init__(self, limit: SupportsIndex, window: Number) -> None:
+        self._limit: Final[i64] = whole("SlidingWindow limit", limit, MAX_WINDOW_LIMIT)
+        self._window: Final = positive("SlidingWindow window", window)
+        span = self._window * 1_000_000
+        if span.denominator != 1 or span > LARGEST:
+            refuse("SlidingWindow window", f"whole microseconds, up to {LARGEST} of them", window)
+        self._span: Final[i64] = span.numerator
+        self._hash: Final = hash(self._fields())
+
+    @property
+    def capacity(self) -> int:
+        return self._limit
+
+    @property
+    def window(self) -> float:
+        """The length of the window in seconds."""
+        return float(self._window)
+
+    @property
+    def uninterrupted(self) -> bool:
+        return False
+
+    def counted(self) -> tuple[int, int]:
+        """How it is counted: the limit, and the window in microseconds."""
+        return self._limit, self._span
+
+    def judge(self, used: i64, frees: i64, newest: i64, now: i64, cost: i64, low: i64) -> Decision:
+        """Describe a log that is kept elsewhere by what is used, the time until `cost` passes, and the newest."""
+        wait: i64 = 0
+        if cost > self._limit:
+            wait = NEVER
+        elif used + cost > self._limit:
+            wait = frees
+        left = self._limit - used
+        reset = max(newest + self._span - now, 0) if used else i64(0)
+        return decide_one(self, wait, left, (left - cost) * 1000 < self._limit * low, reset)
+
+    def fresh(self, now: i64) -> State:
+        return WindowLog()
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        assert isinstance(state, WindowLog)
+        self._leave(state, now)
+        if cost > self._limit:
+            return NEVER
+        excess = state.used() + cost - self._limit
+        if excess <= 0:
+            return 0
+        last = bisect_left(state.sums, state.gone + excess, state.first)  # the last one that has to leave
+        return i64(state.times[last]) + self._span - now
+
+    def _leave(self, state: WindowLog, now: i64) -> None:
+        first: i64 = bisect_right(state.times, now - self._span, state.first)
+        if first == state.first:
+            return
+        state.gone = state.sums[first - 1]
+        state.first = first
+        if first * 2 >= len(state.times):  # so each entry is moved once at most on average
+            del state.times[:first]
+            del state.sums[:first]
+            state.first = 0
+            if not state.sums:
+                state.gone = 0
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        assert isinstance(state, WindowLog)
+        taken = min(cost, LARGEST - state.used())
+        if taken == 0:
+            return
+        if not state.sums:
+            state.times.append(now)
+            state.sums.append(taken)
+            return
+        total = i64(state.sums[-1]) + taken
+        if state.times[-1] >= now:
+            state.sums[-1] = total
+        else:
+            state.times.append(now)
+            state.sums.append(total)
+
+    def refund(self, state: State, cost: i64) -> None:
+        assert isinstance(state, WindowLog)
+        used = state.used()
+        if cost >= used:
+            del state.times[:]
+            del state.sums[:]
+            state.first = 0
+            state.gone = 0
+        else:  # the newest are given back first
+            total = state.gone + used - cost
+            last = bisect_left(state.sums, total, state.first)
+            del state.times[last + 1 :]
+            del state.sums[last + 1 :]
+            state.sums[last] = total
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, WindowLog)
+        return not state.times or i64(state.times[-1]) + self._span <= now
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        assert isinstance(state, WindowLog)
+        left = self._limit - state.used()
+        scarce = (left - cost) * 1000 < self._limit * low
+        reset = i64(state.times[-1]) + self._span - now if state.times else i64(0)
+        return decide_one(self, wait, left, scarce, reset)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SlidingWindow) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _fields(self) -> tuple[int, Fraction]:
+        return self._limit, self._window
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return SlidingWindow, self._fields()
+
+    def __repr__(self) -> str:
+        return f"SlidingWindow(limit={self._limit}, window={decimal_text(self._window)})"
+
+    def __str__(self) -> str:
+        return f"{rate_text(Fraction(self._limit), self._window)} sliding"

@@ -1,0 +1,345 @@
+"""What the script is asked, and what its answers mean.
+
+The script only counts: it says what is left, and whether a request passed. What that means, the limits themselves say,
+by the same code that says it in memory.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from struct import pack
+from typing import Any, Final, Generic, TypeVar
+
+from headgate._native import i64, mypyc_attr
+from headgate.errors import HeadgateError
+from headgate.limits.decision import Decision, Limit, Rule, Violation, binding_of
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.token_bucket import BucketState, TokenBucket
+from headgate.limits.violations import Backoff, Standing, ViolationRecord
+from headgate.stores.base import REMEMBERED, Ask, Offence, Verb
+
+FORMAT: Final = "1"
+"""The version of what is stored. It is part of every key."""
+
+_LONGEST_KEY: Final = 512  # bytes; longer ones are stored by their digest, so that nobody fills the server with them
+_MOST_KNOWN: Final = 10_000  # forms that are kept, so that nobody fills this process with them
+
+CHECK: Final = Verb.CHECK
+PEEK: Final = Verb.PEEK
+_LETTERS: Final = {Verb.CHECK: b"c", Verb.PEEK: b"p", Verb.CHARGE: b"g", Verb.REFUND: b"r"}
+
+_FIXED: Final[i64] = 0
+_BUCKET: Final[i64] = 1
+_WINDOW: Final[i64] = 2
+
+Answer = TypeVar("Answer")
+
+
+class ForeignData(HeadgateError):
+    """Something under one of our keys isn't ours, or is of a later format. It is left as it is."""
+
+
+class Form:
+    """A limit under a limiter's name: how its keys end, how the script is told of it, and what its answers mean."""
+
+    def __init__(self, name: str, limit: Limit) -> None:
+        self.limit: Final = limit
+        self.parts: Final = limit.parts
+        self._kinds: Final[list[i64]] = []
+        self.endings: Final[list[bytes]] = []
+        self.spec: Final = b"".join([self._add(name, part) for part in self.parts])
+
+    def _add(self, name: str, part: Limit) -> bytes:
+        """Take a part in, and say how the script is told of it."""
+        if isinstance(part, TokenBucket):
+            kind, spec = "b", b"b" + pack("<5d", *part.counted())
+            self._kinds.append(_BUCKET)
+        elif isinstance(part, SlidingWindow):
+            kind, spec = "w", b"w" + pack("<3d", *part.counted(), 0)
+            self._kinds.append(_WINDOW)
+        else:
+            self._kinds.append(_FIXED)
+            return b"f" + pack("<d", part.capacity)
+        which = "" if len(self.parts) == 1 else f"#{len(self._kinds)}"
+        self.endings.append(encoded(f"}}{kind}{FORMAT}:{self.limit}{which}:{name}"))
+        return spec
+
+    def decide(self, row: list[int], at: i64, now: i64, cost: i64, low: i64) -> tuple[Decision, i64]:
+        """The decision that a row says from a position on, and the position after it."""
+        decisions = []
+        for i in range(len(self.parts)):
+            part, kind = self.parts[i], self._kinds[i]
+            if kind == _WINDOW:
+                assert isinstance(part, SlidingWindow)
+                decisions.append(part.judge(row[at], row[at + 1], row[at + 2], now, cost, low))
+                at += 3
+                continue
+            state: object = None
+            if kind == _BUCKET:
+                state = BucketState(row[at], row[at + 1])
+                at += 2
+            wait = i64(0) if cost == 0 else part.wait(state, now, cost)
+            decisions.append(part.decide(state, now, cost, wait, low))
+        return decisions[0] if len(decisions) == 1 else binding_of(decisions), at
+
+
+class Keys:
+    """Makes the names of stored keys, and remembers the form of each limit."""
+
+    def __init__(self, prefix: str) -> None:
+        self._start: Final = encoded(prefix + "{")
+        self._forms: Final[dict[tuple[str, Limit], Form]] = {}
+        self._specs: Final[dict[tuple[bytes, bytes, Backoff | None, bool], bytes]] = {}
+
+    def form(self, name: str, limit: Limit) -> Form:
+        found = self._forms.get((name, limit))
+        if found is None:
+            if len(self._forms) >= _MOST_KNOWN:
+                self._forms.clear()
+            found = self._forms[name, limit] = Form(name, limit)
+        return found
+
+    def spec(self, verb: bytes, limits: bytes, backoff: Backoff | None = None, remembered: bool = False) -> bytes:
+        known = (verb, limits, backoff, remembered)
+        found = self._specs.get(known)
+        if found is None:
+            if len(self._specs) >= _MOST_KNOWN:
+                self._specs.clear()
+            found = verb + limits
+            if backoff is not None:
+                numbers = backoff.counted()
+                found += b"o" + pack(f"<{len(numbers)}d", *numbers)
+            if remembered:
+                found += b"i" + pack("<d", REMEMBERED)
+            self._specs[known] = found
+        return found
+
+    def root(self, key: str) -> bytes:
+        """How the stored keys of a key begin. All that begin alike are in one slot of a cluster."""
+        root = encoded(key)
+        if len(root) > _LONGEST_KEY:
+            root = b"%" + hashlib.sha256(root).hexdigest().encode()
+        elif b"%" in root or b"}" in root:
+            root = root.replace(b"%", b"%25").replace(b"}", b"%7D")
+        elif not root:
+            root = b"%"
+        return self._start + root
+
+    def offender(self, offence: Offence) -> bytes:
+        return self.root(offence.key) + _offender(offence.name)
+
+    def patterns(self, name: str, rule: Rule) -> list[bytes]:
+        """Patterns that match every key that is stored under a name and a rule."""
+        endings = self.form(name, rule).endings if isinstance(rule, Limit) else [_offender(name)]
+        return [_literal(self._start) + b"*" + _literal(ending) for ending in endings]
+
+
+def _offender(name: str) -> bytes:
+    return encoded(f"}}v{FORMAT}:{name}")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Request(Generic[Answer]):
+    """One request to the script, and when it has been carried out its answer."""
+
+    def __init__(self, spec: bytes, keys: list[bytes], numbers: bytes) -> None:
+        self.spec: Final = spec
+        self.keys: Final = keys
+        self.numbers: Final = numbers
+        self.answer: Answer | BaseException | None = None
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        """Take the answer out of a row from a position on, and return the position after it."""
+        raise NotImplementedError
+
+
+class Apply(Request[Decision]):
+    """A verb on some asks."""
+
+    def __init__(
+        self, keys: Keys, verb: Verb, asks: Sequence[Ask], low: i64, offence: Offence | None, request_id: str
+    ) -> None:
+        self._verb: Final = verb
+        self._low: Final = low
+        self._backoff: Final = None if offence is None else offence.backoff
+        self._forms: Final[list[Form]] = []
+        self._costs: Final[list[int]] = []
+        names: list[bytes] = []
+        costs: list[int] = []
+        limits = b""
+        for ask in asks:
+            form, root = keys.form(ask.name, ask.limit), keys.root(ask.key)
+            self._forms.append(form)
+            self._costs.append(ask.cost)
+            names.extend([root + ending for ending in form.endings])
+            costs.extend([ask.cost] * len(form.parts))
+            limits = limits + form.spec if limits else form.spec
+        if offence is not None:
+            names.append(keys.offender(offence))
+        if request_id:
+            names.append(keys.root(asks[0].key) + _identity(verb, asks, request_id))
+        numbers = b"%d" % costs[0] if len(costs) == 1 else pack(f"<{len(costs)}d", *costs)
+        super().__init__(keys.spec(_LETTERS[verb], limits, self._backoff, bool(request_id)), names, numbers)
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        verb, passed = self._verb, row[at] == 1
+        at += 1
+        decisions = []
+        for i in range(len(self._forms)):
+            cost: i64 = self._costs[i]
+            if verb is CHECK:
+                cost = 0 if passed else cost
+            elif verb is not PEEK:
+                cost = 1
+            decision, at = self._forms[i].decide(row, at, now, cost, self._low)
+            decisions.append(decision)
+        decision = decisions[0] if len(decisions) == 1 else binding_of(decisions)
+        if self._backoff is not None:
+            if verb is CHECK and not passed:
+                decision = decision.with_violation(_violation(self._backoff, row, at))
+            at += 3
+        self.answer = decision
+        return at
+
+
+def _identity(verb: Verb, asks: Sequence[Ask], request_id: str) -> bytes:
+    """How the key of a request's id ends. The name's length is there so that no two names and ids look alike."""
+    limits = " + ".join([str(ask.limit) for ask in asks])
+    name = asks[0].name
+    return encoded(f"}}i{FORMAT}:{verb.value}:{limits}:{len(name)}:{name}:{request_id}")
+
+
+class Offend(Request[Violation]):
+    """Some violations at once."""
+
+    def __init__(self, keys: Keys, offence: Offence, times: int = 1) -> None:
+        self.offence: Final = offence
+        self.times: Final = times
+        super().__init__(keys.spec(b"o", b"", offence.backoff), [keys.offender(offence)], b"%d" % times)
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        self.answer = _violation(self.offence.backoff, row, at + 1)
+        return at + 4
+
+
+class Stand(Request[Standing]):
+    """How somebody stands."""
+
+    def __init__(self, keys: Keys, offence: Offence) -> None:
+        self._backoff: Final = offence.backoff
+        super().__init__(keys.spec(b"s", b"", offence.backoff), [keys.offender(offence)], b"")
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        backoff, state = self._backoff, ViolationRecord()
+        state.count, state.last = row[at + 1], row[at + 2]
+        self.answer = Standing(backoff.count(state, now), backoff.left(state, now), backoff.quiet_left(state, now))
+        return at + 4
+
+
+class Draw(Request[Decision]):
+    """A check that also draws tokens ahead, as a `new` lease, and gives back what was not used of an `old` one.
+
+    Each lease has a number of its own. So one that was asked for in vain, and granted later all the same, takes nothing
+    back that this process has in hand.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        ask: Ask,
+        low: i64,
+        offence: Offence | None,
+        slice_: i64,
+        unused: i64,
+        old: i64,
+        new: i64,
+        span: i64,
+    ) -> None:
+        limit = ask.limit
+        assert isinstance(limit, TokenBucket)
+        form = keys.form(ask.name, limit)
+        self.unit: Final[i64] = limit.counted()[1]
+        self.limit: Final = limit
+        self.granted: i64 = 0
+        self.now: i64 = 0
+        self.bucket: BucketState = BucketState(0, 0)  # with the tokens that were drawn
+        self._cost: Final[i64] = ask.cost
+        self._low: Final = low
+        self._backoff: Final = None if offence is None else offence.backoff
+        names = [keys.root(ask.key) + form.endings[0]]
+        if offence is not None:
+            names.append(keys.offender(offence))
+        self.lease: Final = new
+        numbers = pack("<6d", ask.cost, slice_, unused, old, new, span)
+        super().__init__(keys.spec(b"l", form.spec, self._backoff), names, numbers)
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        limit, passed = self.limit, row[at] == 1
+        self.granted = row[at + 3]
+        self.now = now
+        self.bucket = BucketState(row[at + 1] + self.granted * self.unit, row[at + 2])
+        cost = i64(0) if passed else self._cost
+        decision = limit.decide(self.bucket, now, cost, limit.wait(self.bucket, now, cost), self._low)
+        at += 4
+        if self._backoff is not None:
+            if not passed:
+                decision = decision.with_violation(_violation(self._backoff, row, at))
+            at += 3
+        self.answer = decision
+        return at
+
+
+class Forget(Request[bool]):
+    """Drop what is counted for one key."""
+
+    def __init__(self, keys: Keys, name: str, key: str, rule: Rule) -> None:
+        if isinstance(rule, Limit):
+            form, root = keys.form(name, rule), keys.root(key)
+            super().__init__(keys.spec(b"f", form.spec), [root + ending for ending in form.endings], b"")
+        else:
+            assert isinstance(rule, Backoff)
+            super().__init__(keys.spec(b"f", b"", rule), [keys.root(key) + _offender(name)], b"")
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        self.answer = row[at] == 1
+        return at + 1
+
+
+def command(verb: tuple[str, bytes], requests: list[Request[Any]], header: list[bytes]) -> list[object]:
+    """The command that puts some requests to the server: how the script is named, the keys, and what is asked."""
+    words: list[object] = [verb[0], verb[1], 0]
+    for request in requests:
+        words.extend(request.keys)
+    words[2] = len(words) - 3
+    words.extend(header)
+    for request in requests:
+        words.append(request.spec)
+        words.append(request.numbers)
+    return words
+
+
+def read_all(requests: list[Request[Any]], row: list[int]) -> None:
+    """Give each of the requests that were put together its answer."""
+    now: i64 = row[0]
+    at: i64 = 2
+    for request in requests:
+        if row[at] == -1:
+            shown = ", ".join([key.decode(errors="replace") for key in request.keys])
+            request.answer = ForeignData(f"there is something under {shown} that this headgate didn't write")
+            at += 1
+        else:
+            at = request.read(row, at, now)
+
+
+def _violation(backoff: Backoff, row: list[int], at: i64) -> Violation:
+    return Violation(row[at], backoff.advised(row[at]), row[at + 2] == 1)
+
+
+def encoded(text: str) -> bytes:
+    """Any string as bytes, even one that has no UTF-8."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _literal(text: bytes) -> bytes:
+    """A pattern that matches a text alone."""
+    return re.sub(rb"([*?\[\]\\^-])", rb"\\\1", text)

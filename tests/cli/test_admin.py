@@ -1,0 +1,460 @@
+"""The commands that ask a hub: against a real one, and against what answers in its place."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from structlog.testing import capture_logs
+
+from headgate import Policy
+from headgate.cli import main
+from headgate.cli.hub_api import Hub, HubError, hub_of
+from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.ports import nobody
+from tests.support.scripted_server import impostor
+from tests.support.valkey import PATIENCE
+
+pytestmark = pytest.mark.once
+
+FEW = Policy(limits={"light": "2/minute"})
+NOBODY_THERE = "expected a hub that answers, got: Connection refused; is it running? (--hub, HEADGATE_HUB)"
+NOT_A_HUB = "expected the answer of a headgate hub, got something else; is that its address?"
+A_TOKEN = "expected at least 16 printable ASCII characters without spaces"
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing from outside, the admin's token, and patience with a hub."""
+    for name in os.environ:
+        if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
+
+
+@pytest.fixture
+def headgate(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command; its exit code, output and errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code: Any
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def told(headgate: Command) -> Callable[..., Any]:
+    """Run a command with --json that goes well; what it prints."""
+
+    def run(*arguments: str) -> Any:
+        code, out, err = headgate(*arguments, "--json")
+        assert (code, err, out.count("\n")) == (0, "", 1)
+        assert out.isascii()
+        return json.loads(out)
+
+    return run
+
+
+@contextmanager
+def at(monkeypatch: pytest.MonkeyPatch, policy: Policy = FEW, **changes: Any) -> Iterator[Running]:
+    """A hub that the commands find."""
+    with capture_logs(), running(policy, **changes) as hub:  # its log would stand between what the commands print
+        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+        yield hub
+
+
+def use_up(wire: Wire, denials: int = 1) -> None:
+    """Let an agent use its two pings, and be denied."""
+    for _ in range(2 + denials):
+        wire.say("ping")
+    while denials:
+        denials -= wire.hear()["type"] == "rate_limited"
+
+
+# What an operator asks ------------------------------------------------------------------------------------------------
+
+
+def test_agents_are_listed_with_how_they_stand(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
+    with at(monkeypatch) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
+        hub.register("away")
+        hub.hub.gate.set_override("planner", "heavy", "100/minute")
+        use_up(planner, 2)
+        hub.hub.gate.add_exemption("monitor")
+        assert headgate("agents") == (
+            0,
+            (
+                "agent    here  used  left  bucket    in a row  hour  wait  marks\n"
+                "planner  yes   100%   0/2  ws light         2     2   2 s  override\n"
+                "monitor  no       -     -  -                0     0     -  exempt\n"
+                "漢字     yes     0%   2/2  ws light         0     0     -\n"
+            ),
+            "",
+        )
+
+
+def test_agents_as_json_are_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, told: Callable[..., Any]) -> None:
+    with at(monkeypatch) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
+        use_up(planner)
+        with hub.http(VIEWER) as viewer:
+            assert told("agents") == {"agents": viewer.get("/api/dashboard/state").json()["agents"]}
+
+
+def test_without_agents_it_is_said(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
+    with at(monkeypatch):
+        assert headgate("agents") == (0, "no agent is connected or was active lately\n", "")
+        assert headgate("agents", "--all") == (0, "no agent is registered\n", "")
+        assert headgate("override", "list") == (0, "no agent has limits of its own\n", "")
+        assert headgate("exempt", "list") == (0, "no agent is exempt\n", "")
+        assert headgate("violations") == (0, "no agent was denied within the last hour\n", "")
+
+
+def test_all_agents_are_those_that_are_registered(
+    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+) -> None:
+    with at(monkeypatch) as hub, hub.agent("here") as here:
+        use_up(here)
+        names = [f"agent {number:03}" for number in range(120)]  # more than one page
+        for name in names:
+            hub.register(name)
+        hub.run(hub.hub.registry.revoke("agent 007"))
+        hub.hub.gate.check("agent 005", "http", "light")
+        found = {one["agent_id"]: one for one in told("agents", "--all")["agents"]}
+        assert list(found) == [*names, "here"]
+        assert [name for name, one in found.items() if one["revoked"]] == ["agent 007"]
+        assert found["agent 005"]["usage"]["remaining"] == 1
+        assert found["here"]["violations"] == 1
+        _, out, _ = headgate("agents", "--all")
+        lines = out.splitlines()
+        assert lines[6] == "agent 005  no     50%   1/2  http light         0     0     -"
+        assert lines[8] == "agent 007  no       -     -  -                  0     0     -  revoked"
+
+
+def test_all_agents_are_told_of_or_none(headgate: Command) -> None:
+    registered = (200, {"agents": [{"agent_id": "b"}]})
+    answers = {"/api/admin/agents?limit=100&after=": registered, "/api/admin/agents/b": (500, None)}
+    with impostor({"agents": []}, answers=answers) as one:
+        code, out, err = headgate("agents", "--all", "--hub", f"http://{one}")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"http://{one}: expected the answer of a headgate hub, got HTTP status 500")
+
+
+def test_where_a_hub_tells_of_no_more_agents_it_is_said(headgate: Command) -> None:
+    card = {"connected": True, "usage": None, "violations": 0, "violations_last_hour": 0, "wait_left_ms": 0}
+    card |= {"exempt": False, "override": False}
+    with impostor({"agents": [{"agent_id": f"a{number}", **card} for number in range(1000)]}) as one:
+        code, out, err = headgate("agents", "--hub", f"http://{one}")
+        assert (code, out.count("\n")) == (0, 1001)
+        assert err == "only the first 1,000 are listed; --all lists all\n"
+
+
+def test_overrides_are_set_listed_and_removed(
+    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+) -> None:
+    with at(monkeypatch) as hub:
+        hub.register("planner")
+        assert headgate("override", "set", "planner", "heavy=100/minute", "light=5/second burst 20") == (
+            0,
+            (
+                "planner has limits of its own now:\n"
+                "agent    channel  tier   limit\n"
+                "planner  ws       heavy  100/minute\n"
+                "planner  ws       light  5/second burst 20\n"
+                "planner  http     heavy  100/minute\n"
+                "planner  http     light  5/second burst 20\n"
+            ),
+            "",
+        )
+        assert headgate("override", "set", "writer", "normal=unlimited", "--channel", "ws") == (
+            0,
+            "writer has limits of its own now:\nagent   channel  tier    limit\nwriter  ws       normal  unlimited\n",
+            "note: no agent called writer is registered yet\n",
+        )
+        own = {"heavy": "100/minute", "light": "5/second burst 20"}
+        overrides = {"planner": {"ws": own, "http": own}, "writer": {"ws": {"normal": "unlimited"}}}
+        assert told("override", "list") == {"overrides": overrides}
+        _, out, _ = headgate("override", "list")
+        assert out.splitlines()[-1] == "writer   ws       normal  unlimited"
+        assert headgate("override", "remove", "planner") == (0, "planner is held to the defaults now\n", "")
+        assert told("override", "remove", "writer")["override"] == {}
+        assert hub.hub.gate.effective.overrides == {}
+        assert told("override", "set", "planner", "light=1/s")["override"]["http"] == {"light": "1/second"}
+
+
+def test_exemptions_are_added_listed_and_removed(
+    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+) -> None:
+    with at(monkeypatch) as hub:
+        hub.register("a/b")
+        said = "is exempt now: it always passes, and nothing is counted\n"
+        assert headgate("exempt", "add", "a/b") == (0, f"a/b {said}", "")
+        note = "note: no agent called monitor is registered yet\n"
+        assert headgate("exempt", "add", "monitor") == (0, f"monitor {said}", note)
+        assert headgate("exempt", "list") == (0, "a/b\nmonitor\n", "")
+        assert told("exempt", "list") == {"agents": ["a/b", "monitor"]}
+        assert hub.hub.gate.effective.exempt == {"a/b", "monitor"}
+        assert headgate("exempt", "remove", "a/b") == (0, "a/b is held to its limits now\n", "")
+        code, out, _ = headgate("exempt", "add", "--json", "--", "-x")  # a name that begins like an option
+        assert (code, json.loads(out)) == (0, {"agents": ["-x", "monitor"]})
+        assert told("exempt", "remove", "monitor") == {"agents": ["-x"]}
+
+
+def test_violations_are_listed_and_forgotten(
+    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+) -> None:
+    with at(monkeypatch) as hub, hub.agent("planner") as planner, hub.agent("writer") as writer:
+        use_up(writer)
+        use_up(planner, 3)
+        assert headgate("violations") == (
+            0,
+            "agent    hour  in a row  wait  marks\nplanner     3         3   5 s\nwriter      1         1   1 s\n",
+            "",
+        )
+        assert [one["agent_id"] for one in told("violations")["agents"]] == ["planner", "writer"]
+        assert headgate("violations", "reset", "planner") == (0, "the violations of planner are forgotten\n", "")
+        assert not hub.hub.gate.is_rate_limited("planner")
+        assert told("violations", "reset", "writer") == {"agent_id": "writer", "reset": True}
+        assert headgate("violations", "reset", "writer") == (0, "writer had no violations that still counted\n", "")
+        note = "note: no agent called nobody is registered yet\n"
+        assert headgate("violations", "reset", "nobody")[2] == note
+        code, out, _ = headgate("violations", "--json", "reset", "writer")  # before the subcommand it counts too
+        assert (code, json.loads(out)) == (0, {"agent_id": "writer", "reset": False})
+
+
+# Which hub, and which token -------------------------------------------------------------------------------------------
+
+
+def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
+    with running() as hub:
+        monkeypatch.setenv("HEADGATE_HUB", "http://127.0.0.1:1")
+        assert headgate("agents", "--hub", f"http://{hub}/")[0] == 0
+        assert headgate("violations", "--hub", f"http://{hub}", "reset", "a")[0] == 0
+        assert headgate("violations", "reset", "a", "--hub", f"http://{hub}")[0] == 0
+        assert headgate("violations", "reset", "a") == (1, "", f"http://127.0.0.1:1: {NOBODY_THERE}\n")
+
+
+def test_without_either_it_is_where_a_hub_is_by_default(headgate: Command) -> None:
+    with socket.socket() as taken:
+        try:
+            taken.bind(("127.0.0.1", 8080))  # and doesn't listen
+        except OSError:
+            pytest.skip("something listens on port 8080 here")
+        assert headgate("exempt", "list") == (1, "", f"http://127.0.0.1:8080: {NOBODY_THERE}\n")
+
+
+def test_the_token_is_found_in_a_file_or_a_variable(
+    monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_text(f"{ADMIN}\n")
+    bad.write_text("another-token-of-nobody")
+    with at(monkeypatch):
+
+        def unknown(origin: str) -> tuple[int, str, str]:
+            return 1, "", f"{os.environ['HEADGATE_HUB']}: it doesn't know the token in {origin}\n"
+
+        assert headgate("violations", "--token-file", str(bad)) == unknown(f"the file {bad}")
+        monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", "wrong" * 5)
+        monkeypatch.setenv("HEADGATE_ADMIN_TOKEN_FILE", str(good))
+        assert headgate("violations") == unknown("HEADGATE_ADMIN_TOKEN")
+        assert headgate("violations", "--token-file", str(good))[0] == 0
+        monkeypatch.delenv("HEADGATE_ADMIN_TOKEN")
+        assert headgate("violations")[0] == 0
+        monkeypatch.delenv("HEADGATE_ADMIN_TOKEN_FILE")
+        monkeypatch.setenv("HEADGATE_VIEWER_TOKEN", VIEWER)
+        assert headgate("agents")[0] == 0
+        wanted = "the hub wants a token: set HEADGATE_ADMIN_TOKEN, or name a file with it by --token-file\n"
+        assert headgate("violations") == (1, "", wanted)
+        where = f"{os.environ['HEADGATE_HUB']}: this needs the token of the admin; the one in"
+        assert headgate("agents", "--all") == (1, "", f"{where} HEADGATE_VIEWER_TOKEN isn't\n")
+        monkeypatch.delenv("HEADGATE_VIEWER_TOKEN")
+        either = "set HEADGATE_ADMIN_TOKEN or HEADGATE_VIEWER_TOKEN, or name a file with it by --token-file"
+        assert headgate("agents") == (1, "", f"the hub wants a token: {either}\n")
+
+
+def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    assert headgate("agents", "--token-file", str(file)) == (
+        1, "", f"{file}: expected a file with a token, got: No such file or directory\n",
+    )  # fmt: skip
+    file.write_bytes(b"\xff\xfe")
+    assert headgate("agents", "--token-file", str(file)) == (
+        1, "", f"{file}: expected a file with a token, got: no text\n",
+    )  # fmt: skip
+    file.write_text("secret\r\nX-Evil: 1, and long enough")
+    assert headgate("agents", "--token-file", str(file)) == (1, "", f"the file {file}: {A_TOKEN}\n")
+    monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", "too-short")
+    assert headgate("agents") == (1, "", f"HEADGATE_ADMIN_TOKEN: {A_TOKEN}\n")
+
+
+@pytest.mark.parametrize(
+    "verb", [["agents"], ["violations", "reset", "a"], ["check", "a"], ["top"], ["exempt", "list"]]
+)
+@pytest.mark.parametrize(
+    ("option", "name"), [("--token", "ADMIN"), ("--admin-token", "ADMIN"), ("--viewer-token", "VIEWER")]
+)
+def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, name: str) -> None:
+    code, out, err = headgate(*verb, option, "a-secret")
+    assert (code, out) == (2, "")
+    where = f"the environment, as HEADGATE_{name}_TOKEN, or in the file that --token-file names"
+    assert err.endswith(f"error: {option}: expected in {where}, where not everybody sees it\n")
+    assert "a-secret" not in err
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:8080", "ftp://localhost", "http://", "http://a:b@localhost", "http://localhost?a=b",
+     "http://localhost#a", "http://localhost:0", "http://localhost:99999", "http://[::1", "http://local host",
+     "http://localhost\n", "http://löcal"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, headgate: Command, url: str) -> None:
+    expected = f"expected a URL such as http://127.0.0.1:8080, got {url!r}\n"
+    code, out, err = headgate("agents", "--hub", url)
+    assert (code, out) == (2, "")
+    assert err.endswith(f"headgate agents: error: argument --hub: {expected}")
+    if url:
+        monkeypatch.setenv("HEADGATE_HUB", url)
+        assert headgate("agents") == (1, "", f"HEADGATE_HUB: {expected}")
+
+
+def test_a_proxy_is_asked_for_hubs_elsewhere_only(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
+    with at(monkeypatch) as hub, impostor({"agents": []}) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy}")
+        for host in ("127.0.0.1", "localhost"):
+            assert headgate("exempt", "list", "--hub", f"http://{host}:{str(hub).rpartition(':')[2]}")[0] == 0
+        assert proxy.asked == []
+        assert headgate("exempt", "list", "--hub", "http://hub.invalid/below/")[0] == 0
+        assert proxy.asked == ["http://hub.invalid/below/api/admin/rate-limits/whitelist"]
+
+
+def test_tls_is_spoken_with_those_who_can_be_trusted(
+    monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
+    authority.cert_pem.write_to_path(str(trusted))
+    with running(tls_certificate=certificate) as hub:
+        code, out, err = headgate("exempt", "list", "--hub", f"https://{hub}")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"https://{hub}: its certificate isn't trusted: ")
+        assert err.endswith("; SSL_CERT_FILE names a file with the authorities that are\n")
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        assert headgate("exempt", "list", "--hub", f"https://{hub}") == (0, "no agent is exempt\n", "")
+
+
+# Hubs that are away, or are none --------------------------------------------------------------------------------------
+
+
+EVERY = [
+    ["agents"],
+    ["agents", "--all"],
+    ["override", "set", "a", "light=1/s"],
+    ["override", "remove", "a"],
+    ["override", "list"],
+    ["exempt", "add", "a"],
+    ["exempt", "remove", "a"],
+    ["exempt", "list"],
+    ["violations"],
+    ["violations", "reset", "a"],
+    ["check", "a", "--tier", "light"],
+]
+
+
+@pytest.mark.parametrize("verb", EVERY, ids=" ".join)
+def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: list[str]) -> None:
+    undecided = 3 if verb[0] == "check" else 1
+    prefix = "headgate check: " if verb[0] == "check" else ""
+
+    def refused(hub: object, text: str) -> None:
+        assert headgate(*verb, "--hub", f"http://{hub}") == (undecided, "", f"{prefix}http://{hub}: {text}\n")
+
+    with nobody() as port:
+        refused(f"127.0.0.1:{port}", NOBODY_THERE)
+    bodies: list[Any] = [b"<html>", b"[]", b"\xff"]
+    if verb[:2] not in (["override", "remove"], ["exempt", "add"], ["exempt", "remove"], ["violations", "reset"]):
+        bodies += [{}, {"agents": 5, "overrides": [5], "override": 5}]  # the others pass it on, or don't need it
+    for body in bodies:
+        with impostor(body) as one:
+            refused(one, NOT_A_HUB)
+    with impostor({"error": "internal", "detail": "the hub\x1b[2Jmade\na mistake"}, status=500) as one:
+        refused(one, "the hub\\x1b[2Jmade\\na mistake")
+    with impostor(b"Bad gateway", status=502) as one:
+        refused(one, "expected the answer of a headgate hub, got HTTP status 502; is that its address?")
+
+
+def test_a_token_is_not_carried_elsewhere(headgate: Command) -> None:
+    with impostor({"agents": []}) as thief, impostor(status=307, headers={"Location": f"http://{thief}/"}) as one:
+        text = f"http://{one}: expected an answer, got a redirect to http://{thief}/; give that by --hub\n"
+        assert headgate("exempt", "list", "--hub", f"http://{one}") == (1, "", text)
+        assert thief.asked == []
+
+
+def test_a_hub_that_does_not_answer_is_away() -> None:
+    released = threading.Event()
+    with impostor({}, before=lambda _: released.wait(PATIENCE)) as one:
+        with pytest.raises(HubError, match=r"got: no answer within 0\.2 s; is it running\?") as caught:
+            Hub(f"http://{one}", "a token", "", within=0.2).ask("GET", "/")
+        released.set()
+    assert caught.value.status == 0
+
+
+@pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
+def test_a_server_that_hangs_up_is_no_hub(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        where = "http://{}:{}".format(*server.getsockname())
+        with pytest.raises(
+            HubError, match=r"expected (a hub that answers|the answer of a headgate hub), got"
+        ) as caught:
+            Hub(where, "a token", "", within=PATIENCE).ask("GET", "/")
+        thread.join()
+    assert caught.value.status == 0
+    assert str(caught.value).isprintable()
+
+
+def test_a_name_cannot_move_the_cursor_or_forge_a_line(headgate: Command) -> None:
+    evil = "planner\x1b[2J\x1b[1;1H\r\nroot  yes\u202e\u2028\x9b\x07"
+    shown = "planner\\x1b[2J\\x1b[1;1H\\r\\nroot  yes\\u202e\\u2028\\x9b\\x07"
+    usage = {"channel": "w\ns", "tier": "\x1b", "used": 0.5, "remaining": 1, "capacity": 2}
+    card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
+    card |= {"wait_left_ms": 0, "exempt": False, "override": False}
+    with impostor({"agents": [card], "overrides": {evil: {"w\ns": {"li\nght": "1\n/s"}}}}) as one:
+        for verb in (
+            ["agents"],
+            ["violations"],
+            ["override", "list"],
+            ["override", "list", "--json"],
+            ["agents", "--json"],
+        ):
+            code, out, err = headgate(*verb, "--hub", f"http://{one}")
+            assert (code, err) == (0, "")
+            assert all(line.isprintable() for line in out.split("\n"))
+            assert len(out.splitlines()) == (1 if "--json" in verb else 2)
+            assert "--json" in verb or out.splitlines()[1].startswith(shown)
+    with impostor({"agents": [evil]}) as one:
+        assert headgate("exempt", "list", "--hub", f"http://{one}") == (0, f"{shown}\n", "")

@@ -1,0 +1,103 @@
+"""docs/cli.md: it names every command and option, no others, and shows what commands really print."""
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from headgate.cli import _parser, main
+from headgate.cli.hub_api import hub_of
+from tests.support.hub import ADMIN, running
+from tests.support.valkey import PATIENCE
+
+pytestmark = pytest.mark.once
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "cli.md").read_text(encoding="utf-8")
+ELSEWHERE = ("serve", "replay")  # these have pages of their own
+EVERYWHERE = ("--help", "-h", "--json", "--hub", "--token-file")
+
+
+def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, list[argparse.Action]]]:
+    """Every command that does something, with its arguments."""
+    actions = [one for one in parser._actions if not isinstance(one, argparse._SubParsersAction)]
+    if parser.get_default("run") is not None:
+        yield " ".join(words), actions
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from leaves(below, (*words, name))
+
+
+COMMANDS = dict(leaves(_parser()))
+
+
+def section(command: str) -> str:
+    """What the page says of a command."""
+    found = re.split(rf"^## headgate {command.split()[0]}$", PAGE, flags=re.MULTILINE)
+    assert len(found) == 2, f"expected a section '## headgate {command.split()[0]}'"
+    return re.split(r"^## ", found[1], flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_on_the_page(command: str) -> None:
+    text = section(command)
+    assert f"`headgate {command.split()[0]}`" in PAGE
+    if command in ELSEWHERE:
+        return
+    if " " in command:
+        assert f"`headgate {command}" in text
+    shown = [one for one in COMMANDS[command] if one.help is not argparse.SUPPRESS]
+    options = [name for one in shown for name in one.option_strings]
+    assert [name for name in options if name not in EVERYWHERE and not re.search(rf"`{name}\b", text)] == []
+    places = [str(one.metavar) for one in shown if not one.option_strings]
+    assert [place for place in places if place not in text] == []
+
+
+def test_the_common_options_are_on_the_page() -> None:
+    assert all(f"`{name}" in PAGE for name in EVERYWHERE if name not in ("-h", "--help"))
+
+
+def test_the_page_has_no_command_or_option_that_does_not_exist() -> None:
+    options = {name for actions in COMMANDS.values() for one in actions for name in one.option_strings} | {"--version"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) <= options
+    words = {command.split()[0] for command in COMMANDS}
+    assert set(re.findall(r"(?:`|^## |^\$ |^)headgate ([a-z]+)", PAGE, re.MULTILINE)) == words
+
+
+def shown() -> list[tuple[str, str]]:
+    """The commands that are shown with what they print."""
+    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    parts = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    return [(command, printed) for command, _, printed in (part.partition("\n") for part in parts)]
+
+
+def test_what_is_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in os.environ:
+        if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(DOCS)
+    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
+    printed = []
+    with capture_logs(), running() as hub, hub.agent("planner"), hub.agent("writer"), hub.agent("reader"):
+        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+        monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+        hub.hub.gate.add_exemption("monitor")
+        for agent, channel, action, times in (
+            ("planner", "http", "post_task", 12),
+            ("writer", "ws", "message", 33),
+            ("reader", "ws", "ping", 20),
+        ):
+            for _ in range(times):
+                hub.run(hub.hub.check(agent, channel, action=action))
+        for command, _ in shown():
+            capsys.readouterr()
+            main(shlex.split(command)[1:])
+            out, err = capsys.readouterr()
+            printed.append((command, out + err))
+    assert printed == shown()

@@ -1,0 +1,457 @@
+"""The command `headgate`, run as users run it."""
+
+import argparse
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import headgate
+import headgate.limits.decision
+from headgate import Policy
+from headgate._version import VERSION
+from headgate.cli import _parser, main
+from headgate.hub.settings import HubSettings, flag
+from tests.support.valkey import PATIENCE
+
+pytestmark = pytest.mark.once
+
+PACKAGES = Path(headgate.__file__).parents[1]
+SOURCE = Path(__file__).parents[2] / "src"
+MODULE = [sys.executable, "-m", "headgate"]
+SCRIPT = [str(Path(sys.executable).with_name("headgate"))]
+COMMANDS = [MODULE, SCRIPT] if PACKAGES != SOURCE else [MODULE]  # src/ is not installed, it has no script
+DEADLINE = 5 * PATIENCE
+"""Seconds for a program to come to its end: it has more to do than to say something."""
+
+
+def _commands() -> list[str]:
+    """The commands, as the help lists them."""
+    (below,) = [one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    return list(below.choices)
+
+
+def surroundings(packages: Path = PACKAGES) -> dict[str, str]:
+    """The same headgate as in this process, and nothing from outside that changes what is printed."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    return kept | {"PYTHONPATH": str(packages), "PYTHONUTF8": "1", "TERM": "xterm"}
+
+
+def run(*arguments: str, command: list[str] = MODULE, packages: Path = PACKAGES) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *arguments],
+        env=surroundings(packages),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_version_says_whether_it_is_compiled(command: list[str]) -> None:
+    how = "plain Python: not compiled" if headgate.limits.decision.__file__.endswith(".py") else "compiled"
+    result = run("--version", command=command)
+    assert (result.stdout, result.stderr, result.returncode) == (f"headgate {VERSION} ({how})\n", "", 0)
+
+
+def test_version_from_the_source_says_plain_python() -> None:
+    result = run("--version", packages=SOURCE)
+    assert result.stdout == f"headgate {VERSION} (plain Python: not compiled)\n"
+
+
+def test_without_arguments_the_commands_are_listed() -> None:
+    result = run()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search(r"^ +demo +watch some agents", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +serve +start a hub", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +completion +print what makes", result.stdout, re.MULTILINE)
+    assert {"serve", "top", "agents", "override", "exempt", "violations", "check", "policy", "bench"} < set(_commands())
+
+
+SECONDS = "headgate demo: error: argument --seconds: expected a number of seconds above 0, at most 3600, got "
+IN_THE_OPEN = (
+    "expected in the environment, as HEADGATE_%s, or in the table [hub] of a file, where not everybody sees it"
+)
+AGENTS = "headgate demo: error: argument --agents: expected a whole number from 1 to 100, got "
+ALL = ", ".join(_commands())
+LANE = "headgate override set: error: argument TIER=LIMIT: expected light, normal, heavy and a limit"
+NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["dmeo"], f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"),
+        (["--verbose", "dmeo"], f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"),
+        (["\x1b[2J"], f"headgate: error: unknown command '\\x1b[2J'; the commands are: {ALL}"),
+        (["demo", "\x1b[2J\n"], "headgate: error: unrecognized arguments: \\x1b[2J\\n"),
+        (["--verbose"], "headgate: error: unrecognized arguments: --verbose"),
+        (["policy"], "headgate policy: error: the following arguments are required: COMMAND"),
+        (["policy", "chek"], "headgate policy: error: unknown command 'chek'; the commands are: check, show"),
+        (["policy", "check"], "headgate policy check: error: the following arguments are required: FILE"),
+        (["demo", "now"], "headgate: error: unrecognized arguments: now"),
+        (["serve", "now"], "headgate: error: unrecognized arguments: now"),
+        (["serve", "--prot", "1"], "headgate: error: unrecognized arguments: --prot 1"),
+        (["serve", "--port"], "headgate serve: error: argument --port: expected one argument"),
+        *[
+            (["serve", option, "a-secret"], f"headgate serve: error: {option}: {IN_THE_OPEN % name}")
+            for option, name in (("--admin-token", "ADMIN_TOKEN"), ("--viewer-token", "VIEWER_TOKEN"))
+        ],
+        (["serve", "--admin-token=a-secret"], f"headgate serve: error: --admin-token: {IN_THE_OPEN % 'ADMIN_TOKEN'}"),
+        (["demo", "--seed"], "headgate demo: error: argument --seed: expected one argument"),
+        (["demo", "--seed", "x"], "headgate demo: error: argument --seed: expected a whole number, got 'x'"),
+        *[(["demo", "--seconds", bad], f"{SECONDS}'{bad}'") for bad in ("soon", "0", "-1", "nan", "inf", "3601")],
+        *[(["demo", "--agents", bad], f"{AGENTS}'{bad}'") for bad in ("many", "0", "-1", "1.5", "101")],
+        *[
+            (["bench", "--seconds", bad], f"{SECONDS.replace('demo', 'bench')}'{bad}'")
+            for bad in ("soon", "0", "-1", "nan", "inf", "3601")
+        ],
+        (["agents", "now"], "headgate: error: unrecognized arguments: now"),
+        (["top", "now"], "headgate: error: unrecognized arguments: now"),
+        (["override"], "headgate override: error: the following arguments are required: COMMAND"),
+        (["override", "sett"], "headgate override: error: unknown command 'sett'; the commands are: set, remove, list"),
+        (["override", "set"], "headgate override set: error: the following arguments are required: AGENT, TIER=LIMIT"),
+        (["override", "set", "a"], "headgate override set: error: the following arguments are required: TIER=LIMIT"),
+        *[
+            (["override", "set", "a", bad], f"{LANE}, such as heavy=100/minute, got '{bad}'")
+            for bad in ("heavy", "hevy=1/s", "=1/s", "")
+        ],
+        (
+            ["override", "set", "a", "light=often"],
+            (
+                "headgate override set: error: argument TIER=LIMIT: light: limit 'often': expected 'COUNT/UNIT' or "
+                "'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'), got 'often'"
+            ),
+        ),
+        (
+            ["override", "set", "a", "light=1/s", "heavy=1/s", "light=2/s"],
+            "headgate override set: error: argument TIER=LIMIT: expected each tier once, got light heavy light",
+        ),
+        (["override", "set", "a\n", "light=1/s"], f"headgate override set: {NAME} 'a\\n'"),
+        (["override", "remove", ""], f"headgate override remove: {NAME} ''"),
+        (["override", "list", "a"], "headgate: error: unrecognized arguments: a"),
+        (["exempt"], "headgate exempt: error: the following arguments are required: COMMAND"),
+        (["exempt", "ad"], "headgate exempt: error: unknown command 'ad'; the commands are: add, remove, list"),
+        (["exempt", "add"], "headgate exempt add: error: the following arguments are required: AGENT"),
+        (["exempt", "add", "\x1b"], f"headgate exempt add: {NAME} '\\x1b'"),
+        (["exempt", "remove", "a" * 129], f"headgate exempt remove: {NAME} '{'a' * 96}..."),
+        (["violations", "rest"], "headgate violations: error: unknown command 'rest'; the commands are: reset"),
+        (["violations", "reset"], "headgate violations reset: error: the following arguments are required: AGENT"),
+        (["violations", "reset", "\u2028"], f"headgate violations reset: {NAME} '\\u2028'"),
+        (["completion"], "headgate completion: error: the following arguments are required: SHELL"),
+        (
+            ["completion", "ksh"],
+            "headgate completion: error: argument SHELL: expected one of bash, zsh, tcsh, got 'ksh'",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    *usage, error = err.splitlines()
+    assert usage[0].startswith("usage: headgate")
+    assert all(line.startswith(" ") for line in usage[1:])
+    assert error == text
+
+
+def test_as_a_program_it_says_the_same() -> None:
+    result = run("dmeo")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"
+
+
+def test_serve_says_what_every_option_is_and_what_holds_without_it() -> None:
+    result = run("serve", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    text = " ".join(result.stdout.split())
+    for one in fields(HubSettings):
+        if one.metadata["secret"]:
+            assert f"{flag(one.name)} " not in text
+        else:
+            assert f"{flag(one.name)} " in text
+            assert one.metadata["about"] in text
+    for ordinary in ("(8080)", "(127.0.0.1)", "(65536)", "(10.0)", "(open)"):
+        assert ordinary in text
+    assert "--config FILE" in text
+    assert "HEADGATE_PORT" in text
+
+
+LINE = re.compile(r" *(?P<elapsed>[\d.]+) of [\d.]+ s: (?P<totals>\d+ allowed, \d+ warned, \d+ denied)")
+SUMMARY = re.compile(
+    r"(?P<checks>\d+) checks in (?P<elapsed>[\d.]+) s: (?P<allowed>\d+) allowed, (?P<warned>\d+) warned, "
+    r"(?P<denied>\d+) denied\. A warning passes: little is left after it\."
+)
+WORST = re.compile(
+    r"runaway-4 asked for (?P<asked>\d+) tokens within (?P<span>[\d.]+) s and got (?P<got>\d+); "
+    r"its limit gives at most (?P<most>\d+) in that time\."
+)
+MEASURED = re.compile(r"200,000 checks without a pause, of 1,000 keys in turn: ([\d,]+) a second, (\d+) ns each\.")
+
+
+def summary(lines: list[str]) -> re.Match[str]:
+    """Check the closing lines against each other, and return the first. If anybody was denied, one is of the worst."""
+    at, found = next((at, match) for at, line in enumerate(lines) if (match := SUMMARY.fullmatch(line)))
+    assert int(found["checks"]) == sum(int(found[outcome]) for outcome in ("allowed", "warned", "denied"))
+    *denials, last = lines[at + 1 :]
+    assert len(denials) == (found["denied"] != "0")
+    for line in denials:
+        worst = WORST.fullmatch(line)
+        assert worst
+        asked, got, most, span = (float(worst[part]) for part in ("asked", "got", "most", "span"))
+        assert 0 < got < asked
+        assert got <= most
+        assert int(20 + 5 * (span - 0.0005)) <= most <= int(20 + 5 * (span + 0.0005))  # it is shown rounded
+        assert asked - got <= int(found["denied"])
+    measured = MEASURED.fullmatch(last)
+    assert measured
+    assert int(measured[1].replace(",", "")) == pytest.approx(1e9 / int(measured[2]), rel=0.05)
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
+    result = run("demo", "--seconds", "1", "--seed", "7", command=command)
+    assert (result.stderr, result.returncode) == ("", 0)
+    assert "\x1b" not in result.stdout
+    version, opening, *lines = result.stdout.splitlines()
+    assert version.startswith(f"headgate {VERSION} (")
+    assert opening == "Each of 6 agents has a bucket of its own: 5/second burst 20. Ctrl-C ends the demonstration."
+    found = summary(lines)
+    assert float(found["elapsed"]) >= 1.0
+    drawn = [LINE.fullmatch(line) for line in lines[:-3]]
+    assert drawn
+    assert all(drawn)
+    assert drawn[-1]
+    assert drawn[-1]["elapsed"] == "1.0"
+    assert drawn[-1]["totals"] in found[0]
+
+
+def test_demo_with_agents_who_are_never_denied_names_none() -> None:
+    result = run("demo", "--seconds", "0.5", "--agents", "1")
+    _, opening, *_, last, measured = result.stdout.splitlines()
+    assert opening == "One agent has a bucket: 5/second burst 20. Ctrl-C ends the demonstration."
+    found = SUMMARY.fullmatch(last)
+    assert found
+    assert found["denied"] == "0"
+    assert MEASURED.fullmatch(measured)
+
+
+@contextmanager
+def running(
+    *arguments: str, output: int = subprocess.PIPE, more: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """The command while it runs. It is not left running, whatever becomes of the test."""
+    command, environment = [*MODULE, *arguments], surroundings() | (more or {})
+    with subprocess.Popen(command, env=environment, text=True, stdout=output, stderr=output) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_demo_whose_reader_goes_away_ends_without_a_word() -> None:
+    with running("demo", "--seconds", "600") as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(DEADLINE) == 0
+        assert process.stderr.read() == ""
+
+
+def test_ctrl_c_ends_the_demo_with_its_summary() -> None:
+    with running("demo", "--seconds", "600") as process:
+        assert process.stdout
+        for _ in range(2):
+            process.stdout.readline()
+        for _ in range(60):  # a line each second, on a slow machine too: before the last somebody is denied
+            line = LINE.fullmatch(process.stdout.readline().rstrip())
+            assert line
+            if not line["totals"].endswith(" 0 denied"):
+                break
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=DEADLINE)
+        assert (process.returncode, errors) == (0, "")
+    found = summary(rest.splitlines())
+    assert float(found["elapsed"]) < 600
+    assert int(found["denied"]) > 0
+
+
+class Terminal:
+    """What headgate writes on a pseudo-terminal."""
+
+    def __init__(self, rows: int = 24, columns: int = 100) -> None:
+        self._master, self.slave = pty.openpty()
+        termios.tcsetwinsize(self.slave, (rows, columns))
+        self._written = b""
+
+    @property
+    def text(self) -> str:
+        """What was written; the last character may be there in part only."""
+        return self._written.decode(errors="replace").replace("\r\n", "\n")
+
+    def until(self, condition: Callable[[str], object]) -> None:
+        """Read until something holds for what was written."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition(self.text):
+            assert self._read(deadline), f"it ended after {self.text[-1000:]!r}"
+
+    def _read(self, deadline: float) -> bool:
+        """Wait for more, and say whether there was any before the end."""
+        ready, _, _ = select.select([self._master], [], [], max(deadline - time.monotonic(), 0))
+        assert ready, f"nothing more came in time after {self.text[-1000:]!r}"
+        try:
+            more = os.read(self._master, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            more = b""
+        self._written += more
+        return bool(more)
+
+    def close(self) -> None:
+        """Both ends, where nothing was run."""
+        os.close(self._master)
+        os.close(self.slave)
+
+    @contextmanager
+    def running(self, *arguments: str, more: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+        """The command while it writes here. What it has not written by then is read at the end."""
+        with running(*arguments, output=self.slave, more=more) as process:
+            os.close(self.slave)
+            yield process
+            deadline = time.monotonic() + DEADLINE
+            while self._read(deadline):
+                pass
+            assert process.wait(DEADLINE) == 0
+        os.close(self._master)
+
+
+def on_terminal(*arguments: str, rows: int = 24, columns: int = 100, more: dict[str, str] | None = None) -> str:
+    """All that is written on a terminal of this size, with these environment variables too."""
+    terminal = Terminal(rows, columns)
+    with terminal.running(*arguments, more=more):
+        pass
+    return terminal.text
+
+
+HIDE, SHOW, UP, RED, COLOUR = "\x1b[?25l", "\x1b[?25h", "\x1b[9F", "\x1b[31m", re.compile(r"\x1b\[(3[123]|0)m")
+ROW = re.compile(r"(?P<name>\w+-\d) +(?P<bar>█*░*) +(?P<used>\d+)% +\d+ +\d+ +\d+ +(-|[\d.]+ s)")
+
+
+def pictures(text: str) -> list[list[str]]:
+    """The rows of each picture that is whole, without the marks that clear the rest of a line."""
+    drawn = [part.split("\x1b[K\n") for part in text.partition(HIDE)[2].partition(SHOW)[0].split(UP)]
+    return [rows for *rows, rest in drawn if len(rows) == 9 and not rest]
+
+
+def test_demo_on_a_terminal_draws_over_its_last_picture() -> None:
+    terminal = Terminal()
+    with terminal.running("demo", "--seconds", "600") as process:
+        terminal.until(lambda text: text.count(UP) >= 4 and any(RED in rows[4] for rows in pictures(text)))
+        process.send_signal(signal.SIGINT)
+    text = terminal.text
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert text.index(HIDE) < text.index(UP) < text.rindex(UP) < text.index(SHOW)
+    assert len(pictures(text)) == text.count(UP) + 1
+    for head, *agents, empty, progress in pictures(text):
+        assert head.split() == ["agent", "bucket", "used", "allowed", "warned", "denied", "retry", "in"]
+        assert empty == ""
+        assert re.fullmatch(r"time +█*░*  +\d+%  [\d.]+ of 600 s", progress)
+        assert len(agents) == 6
+        for row in agents:
+            plain = COLOUR.sub("", row)
+            assert len(plain) == len(head) <= 99
+            match = ROW.fullmatch(plain)
+            assert match
+            used = int(match["used"])
+            assert len(match["bar"]) == 40
+            assert match["bar"].count("█") == round(used * 40 / 100)
+            colour = "\x1b[32m" if used < 50 else "\x1b[33m" if used <= 80 else RED
+            assert colour in row
+        assert "\x1b[32m" in agents[0]
+    summary(text.splitlines())
+
+
+def test_no_color_leaves_the_colours_out() -> None:
+    text = on_terminal("demo", "--seconds", "0.5", more={"NO_COLOR": "1"})
+    assert re.fullmatch(r"time +█{40}  100%  0\.5 of 0\.5 s", pictures(text)[-1][-1])
+    assert not COLOUR.search(text)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "more"),
+    [(24, 60, {}), (8, 100, {}), (24, 100, {"TERM": "dumb"}), (24, 100, {"PYTHONIOENCODING": "ascii"})],
+    ids=["narrow", "low", "dumb", "ascii"],
+)
+def test_a_terminal_that_cannot_show_the_picture_gets_lines(rows: int, columns: int, more: dict[str, str]) -> None:
+    text = on_terminal("demo", "--seconds", "0.5", rows=rows, columns=columns, more=more)
+    assert "\x1b" not in text
+    assert LINE.fullmatch(text.splitlines()[2])
+
+
+def test_ctrl_c_gives_the_terminal_back() -> None:
+    terminal = Terminal()
+    with terminal.running("demo", "--seconds", "600") as process:
+        terminal.until(lambda text: UP in text)
+        process.send_signal(signal.SIGINT)
+    text = terminal.text
+    assert "Traceback" not in text
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert SUMMARY.search(text)
+    assert MEASURED.fullmatch(text.splitlines()[-1])
+
+
+def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text('warn_at = 0.9\n[limits]\nheavy = "5/minute"\n[agents."a b"]\nws.light = ["1/s", "5/m"]\n')
+    result = run("policy", "check", str(path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"{path}: no mistakes; it changes",
+        "  warn_at = 0.9  (default: 0.8)",
+        '  limits.ws.heavy = "5/minute"  (default: "10/minute")',
+        '  limits.http.heavy = "5/minute"  (default: "10/minute")',
+        '  agents."a b".ws.light = ["1/second", "5/minute"]',
+    ]
+    path.write_text("")
+    assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; it changes nothing\n"
+
+
+def test_policy_check_tells_all_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
+    result = run("policy", "check", str(path))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == [
+        f"{path}: 2 mistakes",
+        "  limits.heavy: expected a limit, its text, or several of either, got 5",
+        "  warn_at: expected a number from 0 to 1 with at most three decimals, got 9",
+    ]
+
+
+def test_policy_show_prints_a_file_that_comes_to_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text('exempt = ["vip"]\n')
+    for arguments, policy in (([], Policy()), ([str(path)], Policy(exempt=["vip"]))):
+        result = run("policy", "show", *arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        again = tmp_path / "again.toml"
+        again.write_text(result.stdout)
+        assert Policy.load(again) == policy
+    assert run("policy", "show", str(tmp_path / "none")).returncode == 1

@@ -1,0 +1,498 @@
+"""`headgate replay`, as users run it, and what it shows them."""
+
+import gzip
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate
+from headgate import ManualClock
+from headgate.cli import main, replay
+from headgate.cli.terminal import Progress
+from headgate.replay.options import FIELDS
+from tests.support.log_files import access, csv, written
+from tests.support.valkey import PATIENCE, wait_for
+
+pytestmark = pytest.mark.once
+
+PACKAGES = str(Path(headgate.__file__).parents[1])
+SURROUNDINGS = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")} | {
+    "PYTHONPATH": PACKAGES, "PYTHONUTF8": "1", "TERM": "xterm",
+}  # fmt: skip
+COMMAND = [sys.executable, "-m", "headgate", "replay"]
+DOCS = Path(__file__).parents[2] / "docs"
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """One agent who is denied, one with an evil name, one who is neither, and a line that can't be used."""
+    rows = [(0, "loud", "heavy")] * 21 + [(1, EVIL, "normal")] * 61 + [(70, "calm", "light"), (2, "bad", "hevy")]
+    return csv(tmp_path, rows)
+
+
+def run(*arguments: str) -> int:
+    return main(["replay", *arguments])
+
+
+def test_the_summary_of_one_policy(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(log) == 0
+    out = capsys.readouterr()
+    assert out.err == ""
+    assert (
+        [line.rstrip() for line in out.out.splitlines()]
+        == f"""\
+{log}: 85 lines read as csv, 83 used
+from 2023-11-14T22:13:20Z to 2023-11-14T22:14:30Z (1 min 10 s), 3 agents
+1 line can't be used; the first:
+  {log} line 85: a tier other than one of light, normal, heavy: 1700000002.0,bad,hevy
+
+the default policy
+channel  tier    limit       requests  allowed  warned  denied   share  exempt  shadowed
+http     light   120/minute         1        1       0       0   0.00%       0         0
+http     normal  60/minute         61       48      12       1   1.64%       0         0
+http     heavy   10/minute         21        8       2      11  52.38%       0         0
+all                                83       57      14      12  14.46%       0         0
+
+requests in each 2 s
+allowed  █                                  ▁  at most 56
+warned   █                                     at most 14
+denied   █                                     at most 12
+
+2 agents denied; the worst:
+agent                         requests  denied   share  shadowed  alerts  first denied          last denied
+loud                                21      11  52.38%         0       1  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z
+{EVIL}        61       1   1.64%         0       0  2023-11-14T22:13:21Z  2023-11-14T22:13:21Z
+
+1 alert
+2023-11-14T22:13:20Z  loud
+""".splitlines()
+    )
+
+
+@pytest.fixture
+def policies(tmp_path: Path) -> list[str]:
+    """Two policies: the second lets one agent pass, and denies another."""
+    now, later = tmp_path / "now.toml", tmp_path / "next.toml"
+    now.write_text('[limits]\nheavy = "20/minute"\n')
+    later.write_text('[limits]\nheavy = "30/minute"\nnormal = "50/minute"\n')
+    return [str(now), str(later)]
+
+
+def test_the_summary_of_two_policies(log: str, policies: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    now, later = policies
+    assert run(log, "--policy", now, "--compare", later, "--worst", "1") == 0
+    shown = capsys.readouterr().out.partition(f"from {now} to {later}\n")[2]
+    assert (
+        [line.rstrip() for line in shown.splitlines()]
+        == """\
+channel  tier    limit before  limit after  denied before  denied after  difference
+http     light   120/minute    120/minute               0             0          +0
+http     normal  60/minute     50/minute                1            11         +10
+http     heavy   20/minute     30/minute                1             0          -1
+all                                                     2            11          +9
+
+more     █                                     at most 9
+fewer                                          at most 0
+
+0 agents newly denied
+
+1 agent no longer denied
+agent  denied before  denied after
+loud               1             0
+""".splitlines()
+    )
+
+
+def test_the_summary_with_suggestions(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(log, "--suggest", "5%") == 0
+    assert capsys.readouterr().out.partition("suggested limits\n")[2] == (
+        "# Denies at most 5% of the requests of each tier.\n[limits]\n"
+        'light = "1/minute"  # denies 0 of 1 requests\n'
+        'normal = "58/minute"  # denies 3 of 61 requests; one less a minute would deny 4\n'
+        'heavy = "20/minute"  # denies 1 of 21 requests; one less a minute would deny 2\n'
+    )
+    assert run(log, "--suggest") == 0
+    assert "# Denies at most 0.1% of the requests of each tier.\n" in capsys.readouterr().out
+
+
+def test_what_else_there_is_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(9, "a", "dance\u2003"), (2, "a", "dance\u2003"), *[(9, "a", "post_task")] * 400]
+    broken = written(tmp_path, Path(csv(tmp_path, rows, "time,agent,action")).read_bytes(), "b.csv.gz", packed=True)
+    Path(broken).write_bytes(Path(broken).read_bytes()[:-20])
+    policy = tmp_path / "p.toml"
+    policy.write_text("[alerts]\nviolations = 1\nwindow = 0.000001\n")
+    assert run(broken, "--policy", str(policy)) == 0
+    out = capsys.readouterr().out
+    assert "\n  its gzip data ends in the middle, and was read up to there\n" in out
+    assert "\n1 line came late, by up to 7 s: time stood still for them\n" in out
+    assert "\nactions that the policy doesn't classify, taken as normal: dance\n" in out
+    users = written(tmp_path, f"{access()}\n{access(user='ada')}\n", "users.log")
+    assert run(users, "--key", "user") == 0
+    assert "\n1 line without a user left out\n" in capsys.readouterr().out
+
+
+def test_of_many_alerts_the_first_five_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = csv(tmp_path, [(0, f"agent {number}", "heavy") for number in range(7) for _ in range(20)])
+    assert run(log) == 0
+    shown = capsys.readouterr().out.partition("7 alerts\n")[2].splitlines()
+    assert shown == [*[f"2023-11-14T22:13:20Z  agent {number}" for number in range(5)], "and 2 more"]
+
+
+def test_the_docs_show_what_is_really_printed(tmp_path: Path) -> None:
+    text = (DOCS / "replay.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```sh\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 3
+    command = f'headgate() {{ "{sys.executable}" -m headgate "$@"; }}\n'
+    for typed, shown in examples:
+        done = subprocess.run(
+            ["bash", "-euc", command + typed], cwd=tmp_path, env=SURROUNDINGS, capture_output=True, text=True,
+            timeout=5 * PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.stderr == ""
+        assert [line.rstrip() for line in done.stdout.splitlines()] == shown.splitlines()
+
+
+# JSON ----------------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_document_with_everything(
+    log: str, policies: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json") == 0
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert out.count("\n") == 1
+    found = json.loads(out)
+    assert [policy["outcomes"]["denied"] for policy in found["policies"]] == [2, 11]
+    assert found["lines"] == {
+        "read": 85, "used": 83, "blank": 0, "skipped": 0, "malformed": 1, "late": 0, "late_by": 0.0,
+    }  # fmt: skip
+    assert found["share"] == 0.001
+
+
+def keys(found: Any) -> set[str]:
+    if isinstance(found, dict):
+        return set(found).union(*map(keys, found.values()))
+    return set().union(*map(keys, found)) if isinstance(found, list) else set()
+
+
+def test_the_docs_name_every_field_of_the_json(
+    log: str, policies: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json")
+    found = json.loads(capsys.readouterr().out)
+    found["reasons"] = {}
+    text = (DOCS / "replay.md").read_text(encoding="utf-8")
+    assert {name for name in keys(found) if f"`{name}`" not in text} == set()
+
+
+def test_the_docs_name_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--help")
+    shown = capsys.readouterr().out
+    options = set(re.findall(r"(--[a-z]+)", shown)) - {"--help"}
+    assert {"--policy", "--compare", "--suggest", "--json", "--html", "--route", "--field", "--key"} <= options
+    text = (DOCS / "replay.md").read_text(encoding="utf-8")
+    assert {option for option in options if f"`{option}" not in text} == set()
+    assert {name for name in FIELDS if f"`{name}`" not in text} == set()
+    assert "headgate replay access.log --policy headgate.toml" in shown
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What is in a page: its elements, their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(folder: Path, *arguments: str) -> Page:
+    target = folder / "page.html"
+    assert run(*arguments, "--html", str(target)) == 0
+    return Page(target.read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("capsys")
+def test_the_page_is_whole_and_asks_nobody(log: str, policies: list[str], tmp_path: Path) -> None:
+    page = page_of(tmp_path, log, "--policy", policies[0], "--compare", policies[1], "--suggest")
+    assert page.open == []
+    tags = {tag for tag, _ in page.seen}
+    assert not tags & {"script", "link", "img", "iframe", "object", "base", "a", "form", "image", "use"}
+    names = {name for _, attributes in page.seen for name in attributes}
+    assert not {name for name in names if name.startswith("on") or name in ("src", "href", "style")}
+    assert "url(" not in page.text
+    assert "@import" not in page.text
+    assert "http:" not in page.text.replace("http:light", "")
+    assert EVIL in page.text
+    (policy,) = [attributes for tag, attributes in page.seen if tag == "meta" and "http-equiv" in attributes]
+    assert policy["content"] == "default-src 'none'; style-src 'unsafe-inline'"
+    assert ("html", {"lang": "en"}) in page.seen
+    for drawing in [attributes for tag, attributes in page.seen if tag == "svg"]:
+        assert drawing.get("aria-label") or drawing.get("aria-hidden") == "true"
+    titles = [tag for tag, _ in page.seen if re.fullmatch("h[1-6]", tag)]
+    assert titles[0] == "h1"
+    assert all(int(later[1]) <= int(earlier[1]) + 1 for earlier, later in pairwise(titles))
+    for part in ("Newly denied", "No longer denied", "When denials differ", "Suggested limits", "By tier", "Alerts"):
+        assert part in page.text
+    assert "prefers-color-scheme: dark" in page.text
+
+
+@pytest.mark.usefixtures("capsys")
+def test_names_of_files_are_shown_as_text(tmp_path: Path) -> None:
+    policy = tmp_path / "<b>.toml"
+    policy.write_text("")
+    page = page_of(tmp_path, csv(tmp_path, [(0, "a", "light")], name="<i>.csv"), "--policy", str(policy))
+    assert {tag for tag, _ in page.seen}.isdisjoint({"b", "i"})
+    assert page.text.count("<i>.csv") == 2  # the title of the page, and of what is on it
+    assert "<b>.toml" in page.text
+
+
+@pytest.mark.usefixtures("capsys")
+def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
+    rows = [(0, "a", "heavy")] * 15 + [(2, "a", "heavy")] * 5
+    page = page_of(tmp_path, csv(tmp_path, rows))
+    rects = [attributes for tag, attributes in page.seen if tag == "rect" and "y" in attributes]
+    # The first second: 15 high, which is all of the plot; in the third one a third of it.
+    heights = {(str(one["class"]), float(one["x"] or 0)): float(one["height"] or 0) for one in rects}
+    assert heights == {
+        ("allowed", 0.0): pytest.approx(200 * 8 / 15, abs=0.01),
+        ("warned", 0.0): pytest.approx(200 * 2 / 15, abs=0.01),
+        ("denied", 0.0): pytest.approx(200 * 5 / 15, abs=0.01),
+        ("denied", 640.0): pytest.approx(200 * 5 / 15, abs=0.01),
+    }
+    for one in rects:
+        assert 0 <= float(one["y"] or 0) <= 200
+        assert float(one["y"] or 0) + float(one["height"] or 0) <= 200.01
+    assert "2023-11-14T22:13:20Z: 5 denied, 2 warned, 0 shadowed, 8 allowed, 0 exempt" in page.text
+
+
+@pytest.mark.usefixtures("capsys")
+def test_a_page_of_calm_traffic(tmp_path: Path) -> None:
+    page = page_of(tmp_path, csv(tmp_path, [(0, "a", "light")]))
+    assert "Nobody was denied." in page.text
+    assert "Alerts" not in page.text
+    assert "Lines that could not be used" not in page.text
+
+
+# What goes wrong -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "the following arguments are required: LOG"),
+        (["x", "--worst", "0"], "argument --worst: expected a whole number from 1 to 1000, got '0'"),
+        (["x", "--worst", "ten"], "argument --worst: expected a whole number from 1 to 1000, got 'ten'"),
+        (["x", "--format", "xml"], "argument --format: expected one of access, json, csv, got 'xml'"),
+        (["x", "--key", "ip"], "argument --key: expected one of auto, user, address, got 'ip'"),
+        (["x", "--tier", "hevy"], "argument --tier: expected one of light, normal, heavy, got 'hevy'"),
+        (["x", "--route", "POST"],
+         "argument --route: expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got 'POST'"),
+        (["x", "--field", "user=id"],
+         f"argument --field: expected NAME=FIELD with a NAME of {', '.join(FIELDS)}, got 'user=id'"),
+        (["x", "--field", "agent"],
+         f"argument --field: expected NAME=FIELD with a NAME of {', '.join(FIELDS)}, got 'agent'"),
+        *[
+            (["--suggest", bad, "x"],
+             (f"argument --suggest: expected a share below 1, such as 0.1% or 0.001, got '{bad}'; "
+              "logs that follow it go before the options"))
+            for bad in ("access.log", "1", "100%", "1/0", "nan", "")
+        ],
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        run(*arguments)
+    assert error.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"headgate replay: error: {text}"
+
+
+def test_what_cannot_be_done_is_said_in_a_line(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*arguments: str) -> str:
+        assert run(*arguments) == 1
+        out = capsys.readouterr()
+        assert out.out == ""
+        return out.err
+
+    nowhere = tmp_path / "none" / "page.html"
+    assert refused(log, "--html", str(nowhere)) == f"--html: expected a file in a folder that exists, got {nowhere}\n"
+    assert refused(log, "--html", str(tmp_path)).startswith("--html: expected a file in a folder that exists")
+    assert refused(log, "--html", log) == f"--html: expected another file than the log, got {log}\n"
+    assert Path(log).read_text().startswith("time,agent,tier")
+    assert refused(log, "--policy", "none.toml").startswith("none.toml: 1 mistake")
+    policy = tmp_path / "p.toml"
+    policy.write_text("")
+    same = refused(log, "--policy", str(policy), "--compare", str(policy))
+    assert same == f"--compare: expected another policy than {policy}, got the same\n"
+    assert refused(str(tmp_path / "none.log")).endswith(
+        "can't be read: No such file or directory; '-' reads standard input\n"
+    )
+    assert refused(log, "--channel", "grpc") == "channel: expected one of ws, http, got 'grpc'\n"
+
+
+def test_a_page_that_cannot_be_written_is_an_error(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(log, "--html", "/dev/full") == 1
+    assert capsys.readouterr().err == "/dev/full: can't be written: No space left on device\n"
+
+
+# As a process of its own ---------------------------------------------------------------------------------------------
+
+
+def test_standard_input_packed_or_not_can_even_be_read_several_times(log: str) -> None:
+    for data in (Path(log).read_bytes(), gzip.compress(Path(log).read_bytes())):
+        done = subprocess.run(
+            [*COMMAND, "-", "--suggest", "5%"],
+            input=data,
+            env=SURROUNDINGS,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        assert done.stderr == b""
+        assert done.stdout.startswith(b"-: 85 lines read as csv, 83 used\n")
+        assert b'\nheavy = "20/minute"' in done.stdout
+    with Path(log).open() as file:
+        done = subprocess.run(
+            [*COMMAND, "-"], stdin=file, env=SURROUNDINGS, capture_output=True, check=True, timeout=60
+        )
+    assert done.stdout.startswith(b"-: 85 lines read as csv, 83 used\n")
+
+
+class Screen:
+    """What is written on a terminal."""
+
+    def __init__(self) -> None:
+        self._written = b""
+        self._master, self._slave = pty.openpty()
+        termios.tcsetwinsize(self._slave, (24, 120))
+
+    @property
+    def text(self) -> str:
+        return self._written.decode(errors="replace").replace("\r\n", "\n")
+
+    @contextmanager
+    def running(self, *arguments: str, **more: str) -> Iterator[None]:
+        """The command, while it writes here; to its end."""
+        command, ends = [*COMMAND, *arguments], self._slave
+        with subprocess.Popen(command, env=SURROUNDINGS | more, stdout=ends, stderr=ends) as process:
+            os.close(self._slave)
+            reader = threading.Thread(target=self._read)
+            reader.start()
+            try:
+                yield
+                assert process.wait(PATIENCE) == 0
+            finally:
+                process.kill()
+                reader.join()
+        os.close(self._master)
+
+    def _read(self) -> None:
+        with suppress(OSError):  # how Linux says that the other side is closed
+            while data := os.read(self._master, 65536):
+                self._written += data
+
+
+def on_terminal(*arguments: str, **more: str) -> str:
+    screen = Screen()
+    with screen.running(*arguments, **more):
+        pass
+    return screen.text
+
+
+def test_colours_on_a_terminal_unless_they_are_forbidden(log: str) -> None:
+    coloured = on_terminal(log)
+    assert "\x1b[31m12\x1b[0m" in coloured
+    assert "\x1b" not in on_terminal(log, NO_COLOR="1")
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == on_terminal(log, NO_COLOR="1")
+
+
+# Progress ------------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out, clock = Terminal(), ManualClock()
+    with Progress(out, lambda: clock.now() / 1e6) as line:
+        progress = replay._Reading(line, lambda: clock.now() / 1e6)
+        for done, total, lines in ((250, 1000, 500), (500, 1000, 1000)):
+            clock.advance(1)
+            progress.show(done, total, lines)
+            progress.show(done, total, lines)  # too soon
+        progress.show(0, 1000, 0)
+        clock.advance(1)
+        progress.show(250, 1000, 500)
+        clock.advance(1)
+        progress.show(900, None, 4000)
+    assert [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")][1:] == [
+        "reading:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
+        "reading:  50% ███████████████░░░░░░░░░░░░░░░ 1,000 lines, 500 a second, 2 s left",
+        "looking for limits, pass 1:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
+        "looking for limits, pass 1: 4,000 lines, 2,000 a second",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(("out", "term"), [(io.StringIO(), "xterm"), (Terminal(), "dumb")])
+def test_progress_is_shown_on_a_terminal_only(out: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
+    times = iter(range(10))
+    with Progress(out, lambda: float(next(times))) as line:
+        replay._Reading(line).show(1, 2, 3)
+    assert out.getvalue() == ""
+
+
+def test_progress_of_a_stream_that_takes_its_time(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    terminal = Screen()
+    with terminal.running(str(fifo)), fifo.open("w") as log:
+        block = f"{access()}\n" * 3000
+        log.write(block)
+        wait_for(lambda: log.write(block) and "reading: " in terminal.text, "progress")
+    shown = re.findall(r"\rreading: ([\d,]+) lines, [\d,]+ a second\x1b\[K", terminal.text)
+    counts = [int(count.replace(",", "")) for count in shown]
+    assert counts == sorted(counts)
+    assert counts[0] >= 2000
+    after = terminal.text.rpartition("\r\x1b[K")[2]
+    assert after.startswith(f"{fifo}: ")

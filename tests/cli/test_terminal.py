@@ -1,0 +1,191 @@
+"""What commands print: on a terminal, in a pipe, in any encoding, and while somebody waits."""
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headgate import Policy
+from headgate.cli import main, terminal
+from headgate.cli.terminal import RED, Cell, Column, cut, harmless, print_table, width
+from tests.cli.test_main import MODULE, Terminal, on_terminal, surroundings
+from tests.support.hub import ADMIN, Running, running
+from tests.support.scripted_server import impostor
+from tests.support.valkey import PATIENCE
+
+pytestmark = pytest.mark.once
+
+LONG = "a" * 100
+TITLES = ["agent", "here", "used", "left", "bucket", "in", "a", "row", "hour", "wait", "marks"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("planner", "planner"),
+        ("a b/ç漢🙂", "a b/ç漢🙂"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a\nb\r\tc", "a\\nb\\r\\tc"),
+        ("\x9b1m\x07\x00\x7f", "\\x9b1m\\x07\\x00\\x7f"),
+        ("\u202eabc\u2066\u200b\ufeff", "\\u202eabc\\u2066\\u200b\\ufeff"),
+        ("\u2028\u2029\x85\x0b\x0c", "\\u2028\\u2029\\x85\\x0b\\x0c"),
+        ("\udcff\U000e0001", "\\udcff\\U000e0001"),
+        ("[red]a[/red]", "[red]a[/red]"),
+    ],
+)
+def test_what_is_not_to_be_seen_is_escaped(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+    assert harmless(text).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "short"),
+    [
+        ("planner", 7, "planner"),
+        ("planner", 6, "plann…"),
+        ("planner", 1, "…"),
+        ("漢字漢字", 8, "漢字漢字"),
+        ("漢字漢字", 7, "漢字漢…"),
+        ("漢字漢字", 6, "漢字…"),
+        ("e\u0301e\u0301e\u0301", 3, "e\u0301e\u0301e\u0301"),
+        ("e\u0301e\u0301e\u0301", 2, "e\u0301…"),
+        ("\uff46\uff55\uff4c\uff4c", 4, "\uff46…"),
+    ],
+)
+def test_text_is_measured_and_cut_by_the_columns_that_it_takes(text: str, columns: int, short: str) -> None:
+    assert cut(text, columns) == short
+    assert width(short) <= columns
+
+
+def test_whatever_is_in_a_table_can_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([Column("a"), Column("b")], [["\x1b[2J", Cell("x\ny", RED)]])
+    assert capsys.readouterr().out == "a        b\n\\x1b[2J  x\\ny\n"
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Running]:
+    policy = Policy(limits={"light": "10/minute"})
+    with capture_logs(), running(policy) as hub:
+        for agent, cost in (("low", 4), ("half", 5), ("most", 8), ("all", 9), (LONG, 1), ("漢字", 1)):
+            hub.run(hub.hub.check(agent, "http", "light", cost=cost))
+            hub.register(agent)
+        yield hub
+
+
+def here(hub: Running) -> dict[str, str]:
+    return {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": ADMIN, "no_proxy": "127.0.0.1"}
+
+
+def test_on_a_terminal_the_usage_has_its_colour_and_the_rows_fit(hub: Running) -> None:
+    text = on_terminal("agents", columns=80, more=here(hub))
+    lines = text.splitlines()
+    head, rows = lines[0], {line.split()[0]: line for line in lines[1:]}
+    assert head.replace("\x1b[1m", "").replace("\x1b[0m", "").split() == TITLES
+    for agent, colour, used in (("low", 32, "40%"), ("half", 33, "50%"), ("most", 33, "80%"), ("all", 31, "90%")):
+        assert f"\x1b[{colour}m{used}\x1b[0m" in rows[agent]
+    plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[32m", "") for line in lines]
+    assert max(width(line) for line in plain if "\x1b" not in line) <= 80
+    (cut_off,) = [line for line in plain if line.startswith("aaa")]
+    assert "a…" in cut_off
+    places = {width(line[: line.index("http light")]) for line in plain if "\x1b" not in line and "http light" in line}
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
+def test_colours_can_be_refused(hub: Running, more: dict[str, str]) -> None:
+    text = on_terminal("agents", columns=80, more=here(hub) | more)
+    assert "\x1b" not in text
+    assert "a…" in text
+
+
+def piped(hub: Running, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*MODULE, *arguments], env=surroundings() | here(hub) | more.pop("variables", {}), text=True, check=False,
+        timeout=PATIENCE, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
+    )  # fmt: skip
+
+
+def test_in_a_pipe_nothing_is_coloured_or_cut(hub: Running) -> None:
+    result = piped(hub, "agents")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\x1b" not in result.stdout
+    assert LONG in result.stdout
+
+
+def test_a_terminal_that_cannot_show_a_name_is_shown_its_code(hub: Running) -> None:
+    result = piped(hub, "agents", variables={"PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\\u6f22\\u5b57" in result.stdout
+
+
+def test_a_denial_stays_one_when_nobody_reads_it(hub: Running) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = piped(hub, "check", "x", "--tier", "light", "--cost", "11", stdout=writer)
+    finally:
+        os.close(writer)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_whoever_waits_at_a_terminal_is_told_what_for() -> None:
+    released = threading.Event()
+    shown = Terminal()
+    with impostor({"agents": []}, before=lambda _: released.wait(PATIENCE)) as one:
+        more = {"HEADGATE_HUB": f"http://{one}", "HEADGATE_ADMIN_TOKEN": ADMIN}
+        with shown.running("exempt", "list", more=more):
+            shown.until(lambda text: "…" in text)
+            released.set()
+    assert shown.text == f"waiting for http://{one} …\r\x1b[Kno agent is exempt\n"
+
+
+class Screen(io.StringIO):
+    """A terminal in this process."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_short_work_shows_nothing_but_what_came_of_it(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal._SOON == 1.0
+    monkeypatch.setattr(terminal, "_SOON", PATIENCE)  # whatever takes less is short, on a slow machine too
+    for name, value in (here(hub) | {"TERM": "xterm"}).items():
+        monkeypatch.setenv(name, value)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Screen())
+    assert main(["agents", "--all"]) == 0
+    out, errors = sys.stdout, sys.stderr
+    assert isinstance(out, Screen)
+    assert isinstance(errors, Screen)
+    assert "low" in out.getvalue()
+    assert "\r" not in out.getvalue()
+    assert errors.getvalue() == ""
+
+
+def test_long_work_shows_how_far_it_is() -> None:
+    text = on_terminal("bench", "--seconds", "1.5")
+    shown, _, table = text.rpartition("\r\x1b[K")
+    assert "\rmeasuring: 5 of 5\x1b[K" in shown
+    assert "\r" not in table
+    assert "measuring" not in table
+
+
+def test_commands_that_ask_nobody_load_nothing_for_it() -> None:
+    program = """
+import sys
+from headgate.cli import main
+main(["policy", "show"])
+slow = ["urllib.request", "textual", "rich", "shtab", "redis", "msgspec", "uvicorn", "headgate.cli.demo"]
+slow += ["headgate.hub.app", "headgate.cli.top"]
+print([name for name in slow if name in sys.modules])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=surroundings(), capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"

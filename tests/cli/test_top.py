@@ -1,0 +1,464 @@
+"""`headgate top`: what it shows and what its keys do, by textual's own pilot."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.text import Text
+from structlog.testing import capture_logs
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, Static
+
+from headgate import Policy
+from headgate.cli.hub_api import Hub
+from headgate.cli.top import Confirm, Help, Top
+from tests.support.hub import ADMIN, VIEWER, Running, running
+from tests.support.ports import nobody
+from tests.support.scripted_server import impostor
+from tests.support.valkey import PATIENCE
+
+pytestmark = pytest.mark.once
+
+POLICY = Policy(limits={"light": "10/minute"}, exempt=["monitor"], agents={"writer": {"http": {"light": "20/minute"}}})
+SPENT = {"planner": 12, "writer": 13, "half": 5, "low": 4, "most": 8, "[red]x[/red]": 1}
+"""How often each agent asks, of the ten that may pass."""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
+    """A hub that tests only look at."""
+    with at_work() as hub:
+        yield hub
+
+
+@contextmanager
+def at_work() -> Iterator[Running]:
+    """A hub whose agents have asked for something."""
+    with capture_logs(), running(POLICY) as hub, hub.agent("half"):
+        for agent, times in SPENT.items():
+            for _ in range(times):
+                hub.run(hub.hub.check(agent, "http", "light"))
+        yield hub
+
+
+def view(hub: object, token: str = ADMIN, every: float = 0.1) -> Top:
+    return Top(Hub(f"http://{hub}", token, "a variable", within=PATIENCE), every)
+
+
+def table(app: Top) -> list[list[str]]:
+    """The cells of the table, as they are shown."""
+    shown = app.screen_stack[0].query_one(DataTable)
+    return [[cell.plain.strip() for cell in shown.get_row_at(row)] for row in range(shown.row_count)]
+
+
+def names(app: Top) -> list[str]:
+    return [row[1] for row in table(app)]
+
+
+def head(app: Top) -> str:
+    shown = app.screen_stack[0].query_one("#head", Static).content
+    assert isinstance(shown, Text)
+    return shown.plain
+
+
+async def until(condition: Callable[[], object], pilot: Pilot[Any]) -> None:
+    """Let the view work until something holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, (head(pilot.app), table(pilot.app))  # type: ignore[arg-type]
+        await pilot.pause(0.005)
+
+
+async def press(pilot: Pilot[Any], *keys: str, then: Callable[[], object]) -> None:
+    """Press keys, and let the view work until what comes of them is there: the pilot itself only guesses when it is."""
+    await pilot.press(*keys)
+    await until(then, pilot)
+
+
+async def typed(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> None:
+    """Write something behind a slash."""
+    await press(pilot, "slash", then=lambda: isinstance(pilot.app.focused, Input))
+    await press(pilot, *text, then=then)
+
+
+def drive(app: Top, play: Callable[[Pilot[int]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    """Run the view, let a test play on it once there are agents, and quit."""
+
+    async def work() -> None:
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await until(lambda: table(app), pilot)
+            await play(pilot)
+
+    asyncio.run(work())
+
+
+# What it shows --------------------------------------------------------------------------------------------------------
+
+
+def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: Running) -> None:
+    app = view(shared, VIEWER)
+
+    async def play(_: Pilot[int]) -> None:
+        assert table(app) == [
+            ["○", "planner", "██████████ 100%", "0/10", "http light", "2", "2", "2s", ""],
+            ["○", "most", "████████░░  80%", "2/10", "http light", "0", "0", "", ""],
+            ["○", "writer", "██████░░░░  65%", "7/20", "http light", "0", "0", "", "O"],
+            ["●", "half", "█████░░░░░  50%", "5/10", "http light", "0", "0", "", ""],
+            ["○", "low", "████░░░░░░  40%", "6/10", "http light", "0", "0", "", ""],
+            ["○", "[red]x[/red]", "█░░░░░░░░░  10%", "9/10", "http light", "0", "0", "", ""],
+            ["○", "monitor", "no limit", "", "", "0", "0", "", "E"],
+        ]
+        rows = [app.query_one(DataTable).get_row_at(number) for number in range(6)]
+        assert [row[5].style for row in rows] == [row[6].style for row in rows] == ["red"] + ["dim"] * 5
+        colours = {row[1].plain: row[2].style for row in rows}
+        assert colours == {
+            "planner": "red", "most": "yellow", "writer": "yellow", "half": "yellow", "low": "green",
+            "[red]x[/red]": "green",
+        }  # fmt: skip
+
+    drive(app, play)
+
+
+def test_b7_the_summary_stands_above(shared: Running) -> None:
+    app = view(shared)
+    with shared.http(VIEWER) as viewer:
+        summary = viewer.get("/api/dashboard/state").json()["summary"]
+
+    share = summary["denied_share"]
+
+    async def play(_: Pilot[int]) -> None:
+        assert head(app).splitlines() == [
+            f"headgate top http://{shared}  live  7 of 7 agents",
+            f"{summary['checks_per_second']:,.1f} checks/s, {share:.1%} denied; 1 exempt; store: memory",
+            "2 violations in the last hour: planner 2",
+        ]
+        assert summary["checks_per_second"] > 0
+        assert 0 < share < 1
+
+    drive(app, play)
+
+
+def test_it_follows_what_happens() -> None:
+    with at_work() as hub:
+        app = view(hub)
+
+        async def play(pilot: Pilot[int]) -> None:
+            hub.run(hub.hub.check("newcomer", "http", "light", cost=9))
+            await until(lambda: names(app)[:2] == ["planner", "newcomer"], pilot)
+            hub.clock.advance(6)
+            await until(lambda: table(app)[0][2] == "█████████░  90%", pilot)
+            hub.hub.gate.remove_exemption("monitor")
+            await until(lambda: "monitor" not in names(app), pilot)
+
+        drive(app, play)
+
+
+def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: Running) -> None:
+    long = "漢" * 60
+    shared.run(shared.hub.check(long, "ws", "heavy"))
+    app = view(shared)
+
+    def shown() -> str:
+        return next(name for name in names(app) if name.startswith("漢"))
+
+    async def play(pilot: Pilot[int]) -> None:
+        assert shown() == "漢" * 9 + "…"
+        await until(lambda: re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", screen(app)), pilot)
+        assert max(map(len, screen(app).splitlines())) <= 80
+        await pilot.resize_terminal(200, 50)
+        await until(lambda: shown() == long, pilot)
+        await pilot.resize_terminal(20, 5)
+        await until(lambda: len(shown()) < 10, pilot)
+
+    drive(app, play)
+
+
+def screen(app: Top) -> str:
+    """The whole screen, as text."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+
+def said(app: Top) -> str:
+    """What is on the screen, in one line: what is told in a corner may be broken into several."""
+    return " ".join(screen(app).replace("▌", " ").split())
+
+
+def test_names_can_do_no_harm(shared: Running) -> None:
+    evil = "[b]x\x1b[2J\n\u202e"
+    usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
+    card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
+    card |= {"wait_left_ms": 0, "exempt": False, "override": False}
+    summary = {"violations_last_hour": 1, "worst_offenders": [{"agent_id": evil, "violations": 1}], "exempt": 0}
+    summary |= {"checks_per_second": 0, "denied_share": 0, "store": "\x1b[2J"}
+    with impostor({"agents": [card], "summary": summary}) as one:
+        app = view(one)
+
+        async def play(pilot: Pilot[int]) -> None:
+            assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
+            assert head(app).endswith("in the last hour: [b]x\\x1b[2J\\n\\u202e 1")
+            assert "store: \\x1b[2J" in head(app)
+            await press(pilot, "e", then=lambda: "Exempt [b]x\\x1b[2J\\n\\u202e, so" in screen(app))
+            await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app))
+            assert all(line.isprintable() for line in screen(app).splitlines())
+
+        drive(app, play)
+
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
+    app = view(shared)
+
+    def titles() -> list[str]:
+        return [column.label.plain for column in app.query_one(DataTable).ordered_columns]
+
+    def shows(place: int, title: str) -> bool:
+        return titles()[place] == title
+
+    async def play(pilot: Pilot[int]) -> None:
+        everybody = sorted(names(app))
+        last = ["planner", *[name for name in everybody if name != "planner"]]
+        assert titles()[2] == "used ▼"
+        await press(pilot, "u", then=lambda: titles()[2] == "used ▲")
+        assert names(app)[-1] == "planner"
+        await press(pilot, "n", then=lambda: (titles()[1], titles()[2]) == ("agent ▲", "used "))
+        assert names(app) == everybody
+        await press(pilot, "n", then=lambda: titles()[1] == "agent ▼")
+        assert names(app) == everybody[::-1]
+        for key, place, title in (("v", 5, "viol"), ("h", 6, "hour"), ("w", 7, "wait")):
+            await press(pilot, key, then=partial(shows, place, f"{title}▼"))
+            assert names(app) == last
+            await press(pilot, key, then=partial(shows, place, f"{title}▲"))
+            assert names(app)[-1] == "planner"
+        await pilot.click(DataTable, offset=(5, 0))
+        await until(lambda: titles()[1] == "agent ▲", pilot)
+        assert names(app) == everybody
+        await pilot.click(DataTable, offset=(0, 0))  # which nothing is sorted by
+        assert names(app) == everybody
+        await typed(pilot, "low", then=lambda: names(app) == ["low"])
+        await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
+        await press(pilot, "w", then=lambda: "wait▼" in screen(app))  # drawn anew, though no row has changed
+
+    drive(app, play)
+
+
+def test_what_is_typed_after_a_slash_filters(shared: Running) -> None:
+    app = view(shared)
+
+    async def play(pilot: Pilot[int]) -> None:
+        everybody = names(app)
+        await typed(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
+        await until(lambda: f"3 of {len(everybody)} agents" in head(app), pilot)
+        await press(pilot, "o", then=lambda: names(app) == ["low"])
+        await press(pilot, "q", then=lambda: names(app) == [])  # which doesn't quit here
+        await press(pilot, "backspace", then=lambda: names(app) == ["low"])
+        await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
+        await press(pilot, "n", then=lambda: "agent ▲" in screen(app))  # which sorts again
+        assert names(app) == ["low"]
+        await press(pilot, "escape", then=lambda: sorted(names(app)) == sorted(everybody))
+        await typed(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
+
+    drive(app, play)
+
+
+def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
+    app = view(shared)
+
+    def chosen() -> str:
+        return names(app)[app.query_one(DataTable).cursor_row]
+
+    def wide() -> int:
+        return app.query_one(DataTable).ordered_columns[1].width
+
+    async def play(pilot: Pilot[int]) -> None:
+        await press(pilot, "down", "down", then=lambda: chosen() == "writer")
+        await press(pilot, "n", then=lambda: names(app) == sorted(names(app)))
+        assert chosen() == "writer"
+        before = wide()
+        await pilot.resize_terminal(100, 30)
+        await until(lambda: wide() > before, pilot)
+        assert chosen() == "writer"
+        await press(pilot, "u", then=lambda: names(app)[0] == "planner")
+        await press(pilot, "home", then=lambda: chosen() == "planner")
+        await press(pilot, "u", then=lambda: names(app)[0] != "planner")
+        assert chosen() == names(app)[0]  # on the first row it stays there
+
+    drive(app, play)
+
+
+def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() -> None:
+    with at_work() as hub:
+        app, gate = view(hub), hub.hub.gate
+
+        async def play(pilot: Pilot[int]) -> None:
+            question = "Exempt planner, so that it always passes?"
+            for no in ("n", "escape"):
+                await press(pilot, "e", then=lambda: question in screen(app))
+                await press(pilot, no, then=lambda: not isinstance(app.screen, Confirm))
+                assert not gate.is_exempt("planner")
+            await press(pilot, "e", then=lambda: question in screen(app))
+            await press(pilot, "y", then=lambda: gate.is_exempt("planner"))
+            await until(lambda: "planner is exempt" in said(app), pilot)
+            await until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
+            await typed(pilot, "planner", then=lambda: names(app) == ["planner"])
+            await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
+            await press(pilot, "e", then=lambda: "Hold planner to its limits again?" in screen(app))
+            await press(pilot, "y", then=lambda: not gate.is_exempt("planner"))
+
+        drive(app, play)
+
+
+def test_violations_are_forgotten_after_a_question() -> None:
+    with at_work() as hub:
+        app, gate = view(hub), hub.hub.gate
+
+        async def play(pilot: Pilot[int]) -> None:
+            question = "Forget the violations of planner?"
+            await press(pilot, "r", then=lambda: question in screen(app))
+            await press(pilot, "n", then=lambda: not isinstance(app.screen, Confirm))
+            assert gate.is_rate_limited("planner")
+            await press(pilot, "r", then=lambda: question in screen(app))
+            await press(pilot, "y", then=lambda: not gate.is_rate_limited("planner"))
+            await until(lambda: table(app)[0][5:8] == ["0", "0", ""], pilot)
+
+        drive(app, play)
+
+
+def test_without_agents_the_keys_do_nothing() -> None:
+    with capture_logs(), running() as hub:
+        app = view(hub)
+
+        async def play() -> None:
+            async with app.run_test() as pilot:
+                await until(lambda: "0 of 0 agents" in head(app), pilot)
+                await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
+                await typed(pilot, "a", then=lambda: app.query_one(Input).value == "a")
+                await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
+                assert not isinstance(app.screen, Confirm)
+
+        asyncio.run(play())
+
+
+def test_a_viewer_is_told_that_only_the_admin_may(shared: Running) -> None:
+    app = view(shared, VIEWER)
+
+    async def play(pilot: Pilot[int]) -> None:
+        await press(pilot, "r", then=lambda: isinstance(app.screen, Confirm))
+        await press(pilot, "y", then=lambda: "this needs the token of the admin" in said(app))
+        assert shared.hub.gate.is_rate_limited("planner")
+
+    drive(app, play)
+
+
+class Counting(Top):
+    """Counts how often it has heard from its hub."""
+
+    heard = 0
+
+    def on_heard(self, _: object) -> None:  # beside that of Top: textual calls both
+        self.heard += 1
+
+
+def test_a_pause_holds_the_picture() -> None:
+    with at_work() as hub:
+        app = Counting(Hub(f"http://{hub}", ADMIN, "", within=PATIENCE), 0.1)
+
+        async def play(pilot: Pilot[int]) -> None:
+            await press(pilot, "p", then=lambda: "paused" in head(app))
+            before = table(app)
+            hub.run(hub.hub.check("newcomer", "http", "light"))
+            with hub.http(ADMIN) as admin:
+                assert "newcomer" in admin.get("/api/dashboard/state").text
+            heard = app.heard
+            await until(lambda: app.heard >= heard + 2, pilot)  # one that was asked for before, and one after
+            assert table(app) == before
+            await press(pilot, "p", then=lambda: "newcomer" in names(app))
+            assert "live" in head(app)
+
+        drive(app, play)
+
+
+def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) -> None:
+    with shared.http(VIEWER) as viewer:
+        state = viewer.get("/api/dashboard/state").json()
+    fewer = {**state, "agents": state["agents"][:2]}
+
+    async def work(port: int) -> None:
+        app = view(f"127.0.0.1:{port}")
+        async with app.run_test(size=(80, 24)) as pilot:
+            with impostor(state, port=port):
+                await until(lambda: len(names(app)) == len(state["agents"]), pilot)
+                await press(pilot, "p", then=lambda: "paused" in head(app))
+            await until(lambda: "what is shown is old" in head(app), pilot)
+            with impostor(fewer, port=port):
+                await until(lambda: "paused" in head(app), pilot)
+                assert len(names(app)) == len(state["agents"])
+                await press(pilot, "p", then=lambda: len(names(app)) == 2)
+
+    with nobody() as port:
+        asyncio.run(work(port))
+
+
+def test_the_help_names_every_key(shared: Running) -> None:
+    app = view(shared)
+
+    async def play(pilot: Pilot[int]) -> None:
+        await press(pilot, "question_mark", then=lambda: "Any key closes this." in screen(app))
+        assert isinstance(app.screen, Help)
+        text = screen(app)
+        assert all(re.search(rf"^ *[●○]?.*│ .*\b{key}\b", text, re.MULTILINE) for key in "nuvhwerpq")
+        await press(pilot, "x", then=lambda: not isinstance(app.screen, Help))
+
+    drive(app, play)
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+def test_it_quits(shared: Running, key: str) -> None:
+    app = view(shared)
+
+    async def play(pilot: Pilot[int]) -> None:
+        await pilot.press(key)
+        async with asyncio.timeout(PATIENCE):
+            while app.return_value is None:  # noqa: ASYNC110 - a view that ends tells nobody
+                await asyncio.sleep(0.005)
+
+    drive(app, play)
+    assert (app.return_value, app.return_code) == (0, 0)
+
+
+# A hub that is away ---------------------------------------------------------------------------------------------------
+
+
+def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("headgate.cli.top.time", SimpleNamespace(monotonic=lambda: now))
+    with shared.http(VIEWER) as viewer:
+        state = viewer.get("/api/dashboard/state").json()
+
+    async def work(port: int) -> None:
+        nonlocal now
+        app = view(f"127.0.0.1:{port}")
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(lambda: "away for 0 s; asking again each second" in head(app), pilot)
+            assert "got: Connection refused; is it running?" in head(app)
+            assert "what is shown is old" not in head(app)
+            now += 7
+            await until(lambda: "away for 7 s; asking again each second" in head(app), pilot)
+            await pilot.press("e", "n")
+            for _ in range(2):
+                with impostor(state, port=port):
+                    await until(lambda: "live" in head(app), pilot)
+                    assert len(names(app)) == len(state["agents"])
+                await until(lambda: "what is shown is old" in head(app), pilot)
+                assert len(names(app)) == len(state["agents"])
+
+    with nobody() as port:
+        asyncio.run(work(port))

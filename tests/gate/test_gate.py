@@ -1,0 +1,493 @@
+"""The gate: requirements A1 to A13, each by its number."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+
+from headgate import (
+    UNLIMITED,
+    Gate,
+    InvalidInput,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    Policy,
+    SlidingWindow,
+    per_minute,
+)
+from headgate.events import AddressChecked, Alerted, Checked, Event, PolicyChanged, Violated
+from tests.support.agents import use_up
+
+Call: TypeAlias = Callable[..., Any]
+
+
+Verbs: TypeAlias = Callable[[Gate, str], Call]
+
+
+# A -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a1_allow_warn_deny_exempt(gate: Gate, verb: Verbs) -> None:
+    check = verb(gate, "check")
+    outcomes = [check("a", "ws", "heavy").outcome.value for _ in range(11)]
+    assert outcomes == ["allow"] * 8 + ["warn"] * 2 + ["deny"]
+    gate.add_exemption("vip")
+    decisions = [check("vip", "ws", "heavy") for _ in range(500)]
+    assert {(decision.outcome, decision.limit) for decision in decisions} == {(Outcome.EXEMPT, UNLIMITED)}
+    gate.remove_exemption("vip")
+    assert check("vip", "ws", "heavy").remaining == 9, "nothing was counted"
+
+
+def test_a1_a_denial_spends_nothing(gate: Gate, verb: Verbs) -> None:
+    check = verb(gate, "check")
+    check("a", "ws", "heavy", cost=7)
+    assert not check("a", "ws", "heavy", cost=4)
+    assert check("a", "ws", "heavy", cost=3)
+    assert check("a", "ws", "heavy", cost=11).retry_after is None
+
+
+def test_a1_an_exempt_agent_touches_no_store() -> None:
+    class Untouchable:
+        def __getattr__(self, name: str) -> Any:
+            if name in ("book", "subscribe"):  # what only some stores have
+                raise AttributeError(name)
+
+            def asked(*_args: Any) -> None:
+                raise AssertionError(f"the store was asked to {name}")
+
+            return asked
+
+    gate = Gate(Policy(exempt=["vip"]), store=Untouchable())
+    assert gate.check("vip", "ws", "heavy").outcome is Outcome.EXEMPT
+    assert gate.record_violation("vip") == 0.0
+    assert not gate.is_rate_limited("vip")
+
+
+def test_a2_the_first_request_on_60_leaves_59(gate: Gate, clock: ManualClock) -> None:
+    assert gate.check("a", "ws", "normal").remaining == 59
+    clock.advance(1)
+    assert gate.peek("a", "ws", "normal").remaining == 60
+
+
+def test_a3_buckets_are_independent(gate: Gate) -> None:
+    use_up(gate, "a")
+    for agent, channel, tier in (("b", "ws", "heavy"), ("a", "http", "heavy"), ("a", "ws", "light")):
+        assert gate.peek(agent, channel, tier).reset_after == 0.0
+
+
+def test_a3_an_unknown_channel_or_tier_is_an_error(gate: Gate) -> None:
+    for bad in ("smtp", "", None, 5):
+        with pytest.raises(InvalidInput) as caught:
+            gate.check("a", bad, "heavy")  # type: ignore[arg-type]
+        assert str(caught.value) == f"channel: expected one of ws, http, got {bad!r}"
+    for bad in ("huge", "", 5):
+        with pytest.raises(InvalidInput) as caught:
+            gate.check("a", "ws", bad)  # type: ignore[arg-type]
+        assert str(caught.value) == f"tier: expected one of light, normal, heavy, got {bad!r}"
+    more = Gate(Policy(channels=["ws", "http", "smtp"]))
+    assert more.check("a", "smtp", "heavy").remaining == 9
+
+
+@pytest.mark.parametrize(("tier", "capacity"), [("light", 120), ("normal", 60), ("heavy", 10)])
+def test_a4_default_limits(gate: Gate, clock: ManualClock, tier: str, capacity: int) -> None:
+    for channel in ("ws", "http"):
+        assert gate.capacity("a", channel, tier) == capacity
+        assert sum(bool(gate.check("a", channel, tier)) for _ in range(capacity + 5)) == capacity
+    clock.advance(59.999999)
+    assert gate.peek("a", "ws", tier).remaining == capacity - 1
+    clock.advance(0.000001)
+    assert gate.peek("a", "ws", tier).remaining == capacity
+
+
+def test_a6_fractions_of_a_token_are_kept(store: Any, clock: ManualClock) -> None:
+    gate = Gate(Policy(limits={"heavy": "90/minute burst 2"}), store=store)
+    passed = 0
+    for _ in range(6000):
+        passed += sum(bool(gate.check("a", "ws", "heavy")) for _ in range(2))
+        clock.advance(0.1)
+    passed += bool(gate.check("a", "ws", "heavy"))
+    assert passed == 902
+
+
+def test_a7_concurrent_requests_and_their_violations_are_counted_exactly() -> None:
+    gate = Gate(Policy(limits={"heavy": "100/day"}, alerts={"violations": 100}))
+    alerts: list[Event] = []
+    gate.subscribe(lambda event: alerts.append(event) if isinstance(event, Alerted) else None)
+    start = threading.Barrier(8)
+    passed: list[int] = []
+
+    def hammer() -> None:
+        start.wait()
+        passed.append(sum(bool(gate.check("a", "ws", "heavy")) for _ in range(100)))
+
+    threads = [threading.Thread(target=hammer) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(passed) == 100
+    assert gate.standing("a").violations == 700
+    assert len(alerts) == 1
+
+
+def test_a8_an_action_is_classified_by_the_policy(gate: Gate, verb: Verbs, caplog: pytest.LogCaptureFixture) -> None:
+    check = verb(gate, "check")
+    assert check("a", "ws", action="ping").limit.capacity == 120
+    assert check("a", "ws", action="message").limit.capacity == 60
+    assert check("a", "http", action="post_task").limit.capacity == 10
+    assert (gate.tier_of("ws", "session_open"), gate.tier_of("http", "get_health")) == ("heavy", "light")
+    assert not caplog.records
+
+
+def test_a8_an_unknown_action_is_normal_and_logged_once(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert gate.check("a", "ws", action="dance").limit.capacity == 60
+    assert gate.tier_of("ws", "dance") == "normal"
+    assert [record.getMessage() for record in caplog.records] == [
+        "unknown action 'dance' on channel ws: taken as normal"
+    ]
+    for i in range(3000):
+        gate.tier_of("ws", f"dance-{i}")
+    assert len(caplog.records) == 1000, "for a bounded number of names"
+
+
+def test_a8_the_table_can_be_changed() -> None:
+    gate = Gate(Policy(actions={"ws": {"ping": "heavy", "dance": "light"}}))
+    assert (gate.tier_of("ws", "ping"), gate.tier_of("ws", "dance")) == ("heavy", "light")
+
+
+def test_a8_tier_or_action_but_not_both_and_not_none(gate: Gate) -> None:
+    with pytest.raises(InvalidInput, match=r"^check: expected a tier or an action, got None$"):
+        gate.check("a", "ws")
+    with pytest.raises(InvalidInput, match=r"^check: expected a tier or an action, not both, got \('light', 'ping'\)$"):
+        gate.check("a", "ws", "light", action="ping")
+
+
+def test_a9_denials_escalate_the_wait_that_is_told(gate: Gate, verb: Verbs) -> None:
+    check = verb(gate, "check")
+    first = use_up(gate, "a")
+    waits = [(d.retry_after, d.bucket_retry_after) for d in [first] + [check("a", "ws", "heavy") for _ in range(6)]]
+    assert waits == [(6.0, 6.0)] * 3 + [(10.0, 6.0)] + [(30.0, 6.0)] * 3
+    assert [check("a", "ws", "heavy").violation.count for _ in range(2)] == [8, 9]
+
+
+def test_a9_by_default_the_advice_is_not_enforced(gate: Gate, clock: ManualClock) -> None:
+    for _ in range(16):
+        gate.check("a", "ws", "heavy")
+    clock.advance(6)
+    assert gate.check("a", "ws", "heavy"), "judged by the bucket alone"
+
+
+def test_a9_a_policy_can_enforce_it(store: Any, clock: ManualClock, verb: Verbs) -> None:
+    gate = Gate(Policy(backoff={"enforce": True}), store=store)
+    check = verb(gate, "check")
+    for _ in range(15):
+        gate.check("a", "ws", "heavy")
+    clock.advance(29.999999)
+    early = check("a", "ws", "light")
+    assert (early.outcome, early.retry_after, early.bucket_retry_after) == (Outcome.DENY, 30.0, 0.0)
+    assert early.violation.count == 6
+    clock.advance(30)
+    assert check("a", "ws", "light").remaining == 119, "it had spent nothing"
+
+
+def test_a9_record_violation_is_for_denials_made_elsewhere(gate: Gate, verb: Verbs) -> None:
+    record = verb(gate, "record_violation")
+    assert [record("a") for _ in range(7)] == [1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 30.0]
+    assert gate.standing("a").violations == 7
+    assert gate.standing("b").violations == 0
+
+
+def test_a10_is_rate_limited_until_the_quiet_period_has_passed(gate: Gate, clock: ManualClock, verb: Verbs) -> None:
+    limited, reset = verb(gate, "is_rate_limited"), verb(gate, "reset_violations")
+    assert not limited("a")
+    use_up(gate, "a")
+    assert limited("a")
+    assert not limited("b")
+    clock.advance(59.999999)
+    assert limited("a")
+    clock.advance(0.000001)
+    assert not limited("a")
+    gate.record_violation("a")
+    assert reset("a") is True
+    assert not limited("a")
+    assert reset("a") is False
+
+
+def test_a10_standing_says_how_long(gate: Gate, clock: ManualClock, verb: Verbs) -> None:
+    for _ in range(3):
+        gate.record_violation("a")
+    clock.advance(2)
+    standing = verb(gate, "standing")("a")
+    assert (standing.violations, standing.wait_left, standing.quiet_left) == (3, 3.0, 58.0)
+    assert repr(standing) == "Standing(violations=3, wait_left=3.0, quiet_left=58.0)"
+
+
+def test_a11_a_default_that_is_set_to_what_it_is_drops_nothing(gate: Gate) -> None:
+    gate.check("a", "ws", "heavy")
+    gate.set_default("heavy", "10/minute")
+    assert gate.check("a", "ws", "heavy").remaining == 8
+
+
+def test_a11_an_override_holds_at_once_for_one_agent(gate: Gate) -> None:
+    use_up(gate, "a")
+    gate.set_override("a", "heavy", "20/minute")
+    assert gate.check("a", "ws", "heavy").remaining == 19
+    assert gate.capacity("a", "http", "heavy") == 20
+    assert gate.limits_for("a", "ws", "heavy") == per_minute(20)
+    assert gate.capacity("b", "ws", "heavy") == 10
+    gate.set_override("a", "heavy", [per_minute(3), SlidingWindow(2, 60)], "ws")
+    assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [2, 20]
+    assert [bool(gate.check("a", "ws", "heavy")) for _ in range(3)] == [True, True, False]
+    gate.remove_override("a", "light")
+    assert gate.capacity("a", "ws", "heavy") == 2
+    gate.remove_override("a")
+    assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [10, 10]
+    assert gate.check("a", "ws", "heavy").remaining == 9, "back to a full bucket"
+
+
+def test_a11_every_change_has_an_async_twin(gate: Gate) -> None:
+    async def main() -> None:
+        await gate.aset_override("a", "heavy", "20/minute", "ws", by="ada")
+        await gate.aset_default("light", "240/minute", by="ada")
+        await gate.aadd_exemption("vip", by="ada")
+        assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [20, 10]
+        assert gate.capacity("b", "ws", "light") == 240
+        assert gate.is_exempt("vip")
+        await gate.aremove_override("a")
+        await gate.aremove_exemption("vip")
+        gate.check("a", "ws", "heavy", cost=10)
+        await gate.adrop_agent("a")
+        assert gate.peek("a", "ws", "heavy").remaining == 10
+        await gate.areload(Policy(limits={"heavy": "7/minute"}))
+        assert gate.capacity("a", "ws", "heavy") == 7
+
+    asyncio.run(main())
+    assert [change.by for change in gate.history()] == ["ada", "ada", "ada", "", ""]
+
+
+def test_a11_going_back_and_forth_always_meets_a_full_bucket(gate: Gate) -> None:
+    for _ in range(3):
+        use_up(gate, "a")
+        gate.set_override("a", "heavy", "5/minute")
+        assert gate.check("a", "ws", "heavy").remaining == 4
+        use_up(gate, "a")
+        gate.remove_override("a")
+        assert gate.check("a", "ws", "heavy").remaining == 9
+
+
+def test_a11_a_changed_default_drops_the_buckets_of_agents_without_an_override(gate: Gate) -> None:
+    gate.set_override("special", "heavy", "10/minute")
+    for agent in ("a", "special"):
+        gate.check(agent, "ws", "heavy", cost=4)
+        gate.check(agent, "ws", "light", cost=4)
+    gate.set_default("heavy", "30/minute")
+    assert gate.peek("a", "ws", "heavy").remaining == 30
+    assert gate.peek("a", "ws", "light").remaining == 116, "another tier is not affected"
+    assert gate.peek("special", "ws", "heavy").remaining == 6, "nor is an override"
+    gate.check("a", "ws", "heavy", cost=4)
+    gate.set_default("heavy", "10/minute")
+    assert gate.peek("a", "ws", "heavy").remaining == 10
+    gate.set_default("heavy", "7/minute", "http")
+    assert [gate.capacity("a", channel, "heavy") for channel in ("ws", "http")] == [10, 7]
+
+
+def test_a11_exemptions(gate: Gate) -> None:
+    use_up(gate, "a")
+    assert not gate.is_exempt("a")
+    gate.add_exemption("a")
+    assert gate.is_exempt("a")
+    assert gate.check("a", "ws", "heavy").outcome is Outcome.EXEMPT
+    assert gate.limits_for("a", "ws", "heavy") == UNLIMITED
+    gate.remove_exemption("a")
+    assert gate.check("a", "ws", "heavy").remaining == 9
+
+
+def test_a11_changes_while_eight_threads_check() -> None:
+    """Each holds from the very next check of that agent, and no check in between fails."""
+    gate = Gate(Policy(limits={"heavy": "1000000/minute"}))
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def check(number: int) -> None:
+        try:
+            while not done.is_set():
+                for agent in ("a", f"other-{number}"):
+                    gate.check(agent, "ws", "heavy")
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=check, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        for i in range(50):
+            gate.set_override("mine", "heavy", f"{i + 2}/day")
+            assert gate.check("mine", "ws", "heavy").remaining == i + 1
+            gate.add_exemption("mine")
+            assert gate.check("mine", "ws", "heavy").outcome is Outcome.EXEMPT
+            gate.remove_exemption("mine")
+            gate.remove_override("mine")
+            gate.set_default("heavy", f"{1000 + i}/day")
+            assert gate.check("mine", "ws", "heavy").remaining == 999 + i
+            gate.set_override("a", "heavy", f"{i + 1}/day")
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_a11_addresses_and_networks_have_an_exempt_list_of_their_own() -> None:
+    gate = Gate(Policy(addresses={"exempt": ["10.0.0.0/8", "::1"]}))
+    for address in ("10.1.2.3", "::ffff:10.1.2.3", "::1"):
+        assert gate.check_address(address).outcome is Outcome.EXEMPT
+    assert gate.check_address("11.1.2.3").remaining == 59
+
+
+def test_a12_events_for_checks_and_violations(gate: Gate, verb: Verbs) -> None:
+    events: list[Event] = []
+    unsubscribe = gate.subscribe(events.append)
+    check = verb(gate, "check")
+    for _ in range(11):
+        check("a", "ws", action="session_open")
+    verb(gate, "record_violation")("a")
+    checked = [event for event in events if isinstance(event, Checked)]
+    assert [event.remaining for event in checked] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+    assert {(event.agent, event.channel, event.tier) for event in checked} == {("a", "ws", "heavy")}
+    assert [event.outcome.value for event in checked][-3:] == ["warn", "warn", "deny"]
+    violated = [event for event in events if isinstance(event, Violated)]
+    assert violated == [Violated("a", "ws", "heavy", 1, 1.0), Violated("a", "", "", 2, 2.0)]
+    unsubscribe()
+    check("a", "ws", "light")
+    assert len(events) == 13
+
+
+def test_a12_a_listener_may_ask_for_some_kinds_of_events_only(gate: Gate) -> None:
+    violations: list[Event] = []
+    everything: list[Event] = []
+    forget = gate.subscribe(violations.append, Violated, PolicyChanged)
+    use_up(gate, "agent")
+    gate.add_exemption("other")
+    assert [type(event) for event in violations] == [Violated, PolicyChanged]
+    gate.subscribe(everything.append)
+    use_up(gate, "agent")
+    assert [type(event) for event in everything] == [Checked, Violated]
+    forget()
+    use_up(gate, "agent")
+    assert len(violations) == 3
+    assert len(everything) == 4
+    with pytest.raises(InvalidInput, match="subscribe: expected one of Checked, Violated"):
+        gate.subscribe(everything.append, str)  # type: ignore[arg-type]
+
+
+def test_a12_exempt_checks_changes_and_addresses_are_told_too(gate: Gate) -> None:
+    events: list[Event] = []
+    gate.subscribe(events.append)
+    gate.add_exemption("vip", by="ada")
+    gate.check("vip", "http", "light")
+    gate.check_address("2001:db8::1", "registration")
+    changed, checked, address = events
+    assert changed == PolicyChanged("exemption of 'vip' set to exempt", "ada")
+    assert isinstance(checked, Checked)
+    assert checked.outcome is Outcome.EXEMPT
+    assert isinstance(address, AddressChecked)
+    assert (address.address, address.purpose, address.decision.remaining) == ("2001:db8::/64", "registration", 4)
+
+
+def test_a12_a_listener_that_raises_is_logged_and_harms_nobody(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+
+    def broken(_event: Event) -> None:
+        raise RuntimeError("deaf")
+
+    gate.subscribe(broken)
+    gate.subscribe(heard.append)
+    assert gate.check("a", "ws", "light")
+    assert len(heard) == 1
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "a listener failed on Checked(agent='a'" in caplog.text
+
+
+def test_a13_buckets_and_violations_of_agents_that_went_away_are_forgotten() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    gate = Gate(Policy(), store=store)
+    for i in range(2000):
+        use_up(gate, f"agent-{i}")
+    assert len(store) == 4000
+    clock.advance(400)
+    for _ in range(2000):
+        gate.check("here", "ws", "light", cost=1)
+    assert len(store) == 2, "one bucket, and its violations"
+
+
+def test_a13_drop_agent_forgets_everything_about_it(gate: Gate) -> None:
+    use_up(gate, "a")
+    use_up(gate, "b")
+    gate.drop_agent("a")
+    assert gate.check("a", "ws", "heavy").remaining == 9
+    assert not gate.is_rate_limited("a")
+    assert gate.is_rate_limited("b")
+
+
+# What is known only afterwards ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_what_was_not_used_is_given_back_and_what_was_used_besides_is_counted(twin: bool) -> None:
+    clock = ManualClock()
+    gate = Gate(Policy(limits={"heavy": "60/minute burst 10"}, exempt=["vip"]), store=MemoryStore(clock=clock))
+    seen: list[object] = []
+    gate.subscribe(seen.append)
+
+    def do(verb: str, *arguments: Any) -> Any:
+        return asyncio.run(getattr(gate, f"a{verb}")(*arguments)) if twin else getattr(gate, verb)(*arguments)
+
+    gate.check("planner", "http", "heavy", cost=8)
+    seen.clear()
+    assert do("refund", "planner", "http", "heavy", 5).remaining == 7
+    assert do("charge", "planner", "http", "heavy", 9).remaining == 0, "and a debt of two"
+    clock.advance(2)
+    assert gate.peek("planner", "http", "heavy").remaining == 0
+    clock.advance(1)
+    assert gate.peek("planner", "http", "heavy").remaining == 1
+    assert do("refund", "planner", "http", "heavy", 99).remaining == 10
+    assert gate.peek("planner", "ws", "heavy").remaining == 10, "each channel has its own"
+    assert do("charge", "vip", "http", "heavy", 9).outcome is Outcome.EXEMPT
+    assert do("refund", "vip", "http", "heavy").outcome is Outcome.EXEMPT
+    assert seen == []
+    assert not gate.is_rate_limited("planner")
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_addresses_are_settled_with_too(twin: bool) -> None:
+    addresses = {"limit": "60/minute burst 10", "registration": "5/minute", "exempt": ["10.0.0.0/8"]}
+    gate = Gate(Policy(addresses=addresses), store=MemoryStore(clock=ManualClock()))
+
+    def do(verb: str, *arguments: Any) -> Any:
+        return asyncio.run(getattr(gate, f"a{verb}")(*arguments)) if twin else getattr(gate, verb)(*arguments)
+
+    gate.check_address("2001:db8::1", cost=4)
+    assert do("refund_address", "2001:db8::2", 3).remaining == 9, "the same /64"
+    assert do("charge_address", "2001:db8::3", 9).remaining == 0
+    assert do("charge_address", "2001:db8::3", 2, "registration").remaining == 3
+    assert do("refund_address", "2001:db8::3", 1, "registration").remaining == 4
+    assert do("charge_address", "10.1.2.3", 9).outcome is Outcome.EXEMPT
+
+
+def test_bad_input_to_settle_with_counts_nothing() -> None:
+    gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
+    wrong = (("", "http", "heavy", 1), ("a", "smtp", "heavy", 1), ("a", "http", "x", 1), ("a", "http", "heavy", 0))
+    for arguments in wrong:
+        with pytest.raises(InvalidInput):
+            gate.charge(*arguments)
+        with pytest.raises(InvalidInput):
+            gate.refund(*arguments)
+    with pytest.raises(InvalidInput):
+        gate.charge_address("nowhere", 1)
+    assert gate.peek("a", "http", "heavy").remaining == gate.capacity("a", "http", "heavy")

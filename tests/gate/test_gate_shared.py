@@ -1,0 +1,277 @@
+"""Gates of several nodes on one server: what one is told, all hold to."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from headgate import Gate, ManualClock, Outcome, Policy, RedisStore
+from headgate.events import Alerted, Degraded, Event, PolicyChanged
+from tests.support.agents import use_up
+from tests.support.valkey import PATIENCE, Server, wait_for
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+class Nodes:
+    """Gates that share a server, and a clock."""
+
+    def __init__(self, server: Server, policy: Policy | None = None, **options: Any) -> None:
+        self.clock = ManualClock(start=1000)
+        self.prefix = f"shared{next(_numbers)}:"
+        self._server, self._policy, self._options = server, policy, {"timeout": PATIENCE, **options}
+        self.gates: list[Gate] = []
+        self._stores: list[RedisStore] = []
+        self.events: list[list[Event]] = []
+
+    def start(self) -> Gate:
+        store = RedisStore(self._server.url, prefix=self.prefix, clock=self.clock, **self._options)
+        self._stores.append(store)
+        gate = Gate(self._policy, store=store)
+        self.gates.append(gate)
+        self.events.append([])
+        gate.subscribe(self.events[-1].append)
+        return gate
+
+    def __enter__(self) -> tuple["Nodes", Gate, Gate]:
+        return self, self.start(), self.start()
+
+    def __exit__(self, *_: object) -> None:
+        for gate in self.gates:
+            gate.close()
+        for store in self._stores:
+            store.close()
+
+
+def test_a7_nodes_count_together_and_violations_are_shared(server: Server) -> None:
+    with Nodes(server) as (_, one, other):
+        decisions = [gate.check("a", "ws", "heavy") for _ in range(8) for gate in (one, other)]
+        assert [bool(decision) for decision in decisions] == [True] * 10 + [False] * 6
+        counts = [decision.violation.count for decision in decisions[10:] if decision.violation is not None]
+        assert counts == [1, 2, 3, 4, 5, 6]
+        assert one.standing("a").violations == other.standing("a").violations == 6
+        assert one.is_rate_limited("a")
+        assert other.reset_violations("a")
+        assert not one.is_rate_limited("a")
+
+
+def test_one_alert_for_the_fleet(server: Server) -> None:
+    with Nodes(server) as (nodes, one, other):
+        use_up(one, "a", "ws", "heavy")
+        for _ in range(10):
+            one.check("a", "ws", "heavy")
+            other.check("a", "ws", "heavy")
+        assert sum(isinstance(event, Alerted) for events in nodes.events for event in events) == 1
+
+
+def test_a11_a_change_holds_on_every_node_and_drops_the_buckets_once(server: Server) -> None:
+    with Nodes(server) as (nodes, one, other):
+        for gate in (one, other):
+            gate.check("a", "ws", "heavy", cost=5)
+        one.set_override("a", "heavy", "4/minute", by="root")
+        assert one.check("a", "ws", "heavy").remaining == 3
+        wait_for(lambda: other.capacity("a", "ws", "heavy") == 4, "the override")
+        assert other.check("a", "ws", "heavy").remaining == 2
+        assert one.check("a", "ws", "heavy").remaining == 1
+        other.remove_override("a")
+        wait_for(lambda: one.capacity("a", "ws", "heavy") == 10, "the default")
+        assert one.check("a", "ws", "heavy").remaining == 9
+        assert other.check("a", "ws", "heavy").remaining == 8
+        one.add_exemption("vip")
+        wait_for(lambda: other.is_exempt("vip"), "the exemption")
+        assert other.check("vip", "ws", "heavy").outcome is Outcome.EXEMPT
+        told = [event.what for event in nodes.events[1] if isinstance(event, PolicyChanged)]
+        assert told == [
+            "override of 'a' for heavy set to 4/minute",
+            "override of 'a' removed",
+            "exemption of 'vip' set to exempt",
+        ]
+        assert [change.by for change in one.history()] == [change.by for change in other.history()] == ["root", "", ""]
+
+
+def test_a11_a_changed_default_drops_the_buckets_of_the_tier_once_for_all_nodes(server: Server) -> None:
+    with Nodes(server) as (_, one, other):
+        for limit, left in (("20/minute", 19), ("10/minute", 9), ("20/minute", 19)):
+            for gate in (one, other):
+                gate.check("a", "ws", "heavy", cost=2)
+            one.set_default("heavy", limit)
+            wait_for(lambda limit=limit: str(other.limits_for("a", "ws", "heavy")) == limit, "the default")  # type: ignore[misc]
+            assert one.check("a", "ws", "heavy").remaining == left
+            assert other.check("a", "ws", "heavy").remaining == left - 1
+            assert one.check("b", "ws", "heavy").remaining == left
+
+
+def test_a_node_that_starts_later_holds_to_what_was_changed(server: Server) -> None:
+    with Nodes(server) as (nodes, one, _):
+        one.set_override("a", "light", "7/minute", channel="http")
+        one.add_exemption("vip")
+        late = nodes.start()
+        assert (late.capacity("a", "http", "light"), late.capacity("a", "ws", "light")) == (7, 120)
+        assert late.is_exempt("vip")
+
+
+def test_changes_from_several_nodes_at_once_end_the_same_everywhere(server: Server) -> None:
+    async def change(gate: Gate, number: int) -> None:
+        for step in range(10):
+            await gate.aset_override(f"agent-{step % 3}", "heavy", f"{number * 10 + step + 1}/minute")
+
+    async def all_at_once(*gates: Gate) -> None:
+        await asyncio.gather(*[change(gate, number) for number, gate in enumerate(gates)])
+
+    with Nodes(server) as (_, one, other):
+        asyncio.run(all_at_once(one, other))
+        wait_for(lambda: one.effective == other.effective, "both to hold the same")
+        assert len(one.history()) == 20
+
+
+def test_changes_are_read_again_after_a_lost_connection(server: Server) -> None:
+    with Nodes(server) as (_, one, other), server.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        one.set_override("a", "heavy", "3/minute")
+        wait_for(lambda: other.capacity("a", "ws", "heavy") == 3, "the override, heard of or read")
+
+
+FORK = """
+import os, sys, time
+from headgate import Gate, Limiter, ManualClock, Policy, RedisStore, per_day
+
+patience = float(sys.argv[2])
+gate = Gate(Policy(store={"timeout": patience}), store=sys.argv[1])
+store = RedisStore(sys.argv[1], lease=0.5, prefix="forked:", timeout=patience, clock=ManualClock(start=1000))
+limiter = Limiter(per_day(1000), store=store)
+assert all(limiter.check("a") for _ in range(10))  # some tokens are out on lease, to the parent alone
+child = os.fork()
+if child == 0:
+    passed = sum(bool(limiter.check("a")) for _ in range(2000))
+    deadline = time.monotonic() + patience
+    while gate.capacity("a", "ws", "heavy") != 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(passed, gate.capacity("a", "ws", "heavy"), gate.check("a", "ws", "light").degraded, flush=True)
+    os._exit(0)
+gate.set_override("a", "heavy", "3/minute")
+passed = sum(bool(limiter.check("a")) for _ in range(2000))
+os.waitpid(child, 0)
+print(passed)
+gate.close()
+store.close()
+"""
+
+
+def test_a_process_that_is_forked_counts_and_hears_for_itself(server: Server) -> None:
+    """As where an application is loaded before its workers are forked."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url, str(PATIENCE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE, check=True)
+    (child, capacity, degraded), (parent,) = (line.split() for line in done.stdout.splitlines())
+    assert (capacity, degraded) == ("3", "False")
+    assert int(child) + int(parent) == 990
+
+
+FORK_IN_A_CHANGE = """
+import os, signal, threading
+from headgate import Gate
+from headgate.gate.changes import MemoryChangeLog
+
+class Slow(MemoryChangeLog):
+    def write(self, change):
+        writing.set()
+        go_on.wait()
+        super().write(change)
+
+writing, go_on = threading.Event(), threading.Event()
+gate = Gate(remember=Slow())
+thread = threading.Thread(target=gate.add_exemption, args=("a",))
+thread.start()
+writing.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # rather than hang for ever
+    go_on = threading.Event()  # the parent's may be just being waited for
+    go_on.set()
+    gate.add_exemption("b")
+    print(sorted(gate.effective.exempt), flush=True)
+    os._exit(0)
+go_on.set()
+thread.join()
+print(sorted(gate.effective.exempt), os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_process_that_is_forked_in_the_middle_of_a_change_can_be_changed_too() -> None:
+    """The thread that makes the change is the parent's; its lock stays with the parent, too."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_CHANGE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE, check=True)
+    assert sorted(done.stdout.splitlines()) == ["['a'] 0", "['b']"]
+
+
+def test_c5_what_an_admin_has_set_is_kept_without_expiry_under_a_prefix_of_its_own(server: Server) -> None:
+    with Nodes(server) as (nodes, one, _), server.client() as client:
+        one.set_default("heavy", "5/minute", by="root")
+        one.check("a", "ws", "heavy")
+        key = f"{nodes.prefix[:-1]}-admin:changes"
+        assert client.ttl(key) == -1
+        (row,) = client.lrange(key, 0, -1)
+        assert {name: value for name, value in json.loads(row).items() if name != "at"} == {
+            "kind": "default", "agent": "", "channel": "", "tier": "heavy", "value": "5/minute", "by": "root",
+        }  # fmt: skip
+        counting = client.keys(f"{nodes.prefix}*")
+        assert counting
+        assert all(client.pttl(name) > 0 for name in counting)
+
+
+def test_a_change_written_by_a_newer_node_is_understood(server: Server) -> None:
+    with Nodes(server) as (nodes, one, _), server.client() as client:
+        newer = {"kind": "override", "agent": "a", "tier": "heavy", "value": "2/minute", "reason": "flood", "at": 1.0}
+        client.rpush(f"{nodes.prefix[:-1]}-admin:changes", json.dumps(newer))
+        client.publish(f"{nodes.prefix[:-1]}-admin:changes", "1")
+        wait_for(lambda: one.capacity("a", "ws", "heavy") == 2, "the override")
+
+
+def test_a_reload_on_each_node_does_not_fill_up_what_the_other_has_counted(server: Server) -> None:
+    with Nodes(server) as (_, one, other):
+        policy = Policy(limits={"heavy": "20/minute"})
+        one.reload(policy)
+        assert one.check("a", "ws", "heavy", cost=15).remaining == 5
+        other.reload(policy)
+        assert other.check("a", "ws", "heavy").remaining == 4
+
+
+def test_listeners_hear_that_the_store_is_away_and_back() -> None:
+    with Server() as server, Nodes(server, Policy(store={"nodes": 2}), nodes=2) as (nodes, one, _):
+        assert not one.check("a", "ws", "heavy").degraded
+        server.kill()
+        decisions = [one.check("a", "ws", "heavy") for _ in range(7)]
+        assert all(decision.degraded for decision in decisions)
+        assert [bool(decision) for decision in decisions] == [True] * 5 + [False] * 2  # half of ten
+        assert decisions[0].limit == one.limits_for("a", "ws", "heavy")
+        with one.session("a", 1, "1/minute") as session:
+            assert session.check().degraded
+        server.start()
+        wait_for(lambda: not one.check("b", "ws", "light").degraded, "the server")
+        told = [event.degraded for event in nodes.events[0] if isinstance(event, Degraded)]
+        assert told == [True, False]
+
+
+def test_a_gate_that_starts_while_the_server_is_away_takes_over_the_changes_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server, Nodes(server) as (nodes, one, _):
+        one.add_exemption("vip")
+        server.kill()
+        with caplog.at_level(logging.ERROR):
+            late = nodes.start()
+        assert "starting without the changes made while running" in caplog.text
+        assert not late.is_exempt("vip")
+        server.start()
+        wait_for(lambda: late.is_exempt("vip"), "the changes")

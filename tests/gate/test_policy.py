@@ -1,0 +1,231 @@
+"""Policies: the defaults, the file, and every mistake in it."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import InvalidInput, Policy, PolicyError, parse
+from headgate.gate.policy import TIERS, check_agent
+from headgate.hub.api.http import UNKNOWN
+from headgate.hub.app import ROUTES
+from headgate.hub.sockets.frames import TYPES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a4_the_default_limits() -> None:
+    policy = Policy()
+    assert policy.channels == ("ws", "http")
+    for channel in policy.channels:
+        texts = [str(policy.limits[channel, tier]) for tier in TIERS]
+        assert texts == ["120/minute", "60/minute", "10/minute"]
+        assert [policy.limits[channel, tier].capacity for tier in TIERS] == [120, 60, 10]
+
+
+def test_the_other_defaults() -> None:
+    policy = Policy()
+    assert (policy.warn_at, policy.exempt, policy.overrides, policy.shadow) == (0.8, frozenset(), {}, False)
+    assert (str(policy.address_limit), str(policy.registration_limit)) == ("60/minute", "5/minute")
+    assert policy.backoff.steps == (1, 2, 5, 10, 30)
+    assert (policy.backoff.quiet, policy.backoff.enforce) == (60, False)
+    assert (policy.backoff.alert_after, policy.backoff.alert_window) == (10, 300)
+    assert (policy.on_failure, policy.store_timeout, policy.nodes) == ("local", 0.25, 1)
+
+
+def test_a8_every_action_of_the_table_is_classified() -> None:
+    """The table in docs/requirements.md is the one that holds. The hub has some routes more, and nothing else has."""
+    page = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (light|normal|heavy) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    policy = Policy()
+    listed = set()
+    for tier, ws, http in rows:
+        for action in re.findall(r"[a-z_]+", re.sub(r"\(.*?\)", "", ws)):
+            listed.add(("ws", action))
+            assert policy.tier_of("ws", action) == tier
+        for action in re.findall(r"([a-z_]+):", http):
+            listed.add(("http", action))
+            assert policy.tier_of("http", action) == tier
+    routes = {("http", route.action) for route in ROUTES} | {("http", UNKNOWN)}
+    frames = {("ws", kind) for kind in TYPES if kind != "session_signal"}  # which has a limit of its own
+    assert set(policy.actions) == listed | routes
+    assert {action for action in listed if action[0] == "ws"} == frames
+    assert {action for action in listed if action[0] == "http"} <= routes
+    assert policy.tier_of("ws", "unheard_of") is None
+
+
+FULL = """
+warn_at = 0.9
+channels = ["ws", "http", "grpc"]
+exempt = ["monitor"]
+shadow = ["light"]
+
+[limits]
+heavy = "5/minute"
+[limits.grpc]
+light = ["5/second", "100/minute"]
+
+[actions.ws]
+ping = "normal"
+"odd one" = "heavy"
+
+[addresses]
+limit = "30/minute"
+registration = "1/minute"
+exempt = ["127.0.0.1", "10.0.0.0/8", "::1"]
+
+[agents.planner]
+heavy = "100/minute"
+ws.heavy = "50/minute sliding"
+[agents."a b"]
+shadow = true
+
+[backoff]
+steps = [0.5, 1]
+quiet = 10
+enforce = true
+
+[alerts]
+violations = 3
+window = 60
+
+[store]
+on_failure = "closed"
+timeout = 0.1
+nodes = 3
+"""
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Policy:
+    path = tmp_path / "headgate.toml"
+    path.write_text(FULL, encoding="utf-8")
+    return Policy.load(path)
+
+
+def test_a_file_says_everything(full: Policy) -> None:
+    assert str(full.limits["grpc", "light"]) == "5/second; 100/minute"
+    assert str(full.limits["ws", "heavy"]) == str(full.limits["grpc", "heavy"]) == "5/minute"
+    assert str(full.limits["ws", "light"]) == "120/minute"
+    assert full.overrides == {
+        "planner": {
+            ("ws", "heavy"): parse("50/minute sliding"),
+            ("http", "heavy"): parse("100/minute"),
+            ("grpc", "heavy"): parse("100/minute"),
+        }
+    }
+    assert (full.tier_of("ws", "ping"), full.tier_of("ws", "odd one")) == ("normal", "heavy")
+    assert (full.shadow, set(full.shadow_tiers), set(full.shadow_agents)) == (False, {"light"}, {"a b"})
+    assert [str(network) for network in full.exempt_addresses] == ["127.0.0.1/32", "10.0.0.0/8", "::1/128"]
+    assert (full.backoff.steps, full.backoff.enforce, full.backoff.alert_after) == ((0.5, 1), True, 3)
+    assert (full.on_failure, full.store_timeout, full.nodes, full.warn_at) == ("closed", 0.1, 3, 0.9)
+
+
+def test_a_policy_writes_what_it_reads(full: Policy, tmp_path: Path) -> None:
+    for policy in (Policy(), full):
+        assert Policy(**policy.settings()) == policy
+        path = tmp_path / "again.toml"
+        path.write_text(policy.toml(), encoding="utf-8")
+        assert Policy.load(path) == policy
+
+
+def test_a_policy_shows_what_is_not_ordinary(full: Policy) -> None:
+    assert repr(Policy()) == "Policy()"
+    assert repr(Policy(warn_at=0.5)) == "Policy(warn_at=0.5)"
+    assert "grpc" in repr(full)
+
+
+@given(st.text(min_size=1, max_size=20).filter(str.isprintable))
+def test_any_agent_can_be_written_down(name: str) -> None:
+    policy = Policy(agents={name: {"heavy": "1/minute"}}, exempt=[name])
+    assert policy.overrides[name]["ws", "heavy"] == parse("1/minute")
+    assert Policy(**tomllib.loads(policy.toml())) == policy
+
+
+NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
+A_LIMIT = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+LETTERS = "letters, digits and underscores"
+TAKEN = "light, normal, heavy, shadow"
+SECTIONS = "warn_at, channels, exempt, shadow, limits, actions, addresses, agents, backoff, alerts, store, hub"
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        ({"limits": {"heavy": 5}}, "limits.heavy: expected a limit, its text, or several of either, got 5"),
+        ({"limits": {"heavy": "5/fortnight"}}, f"limits.heavy: expected {A_LIMIT}, got '5/fortnight'"),
+        ({"limits": {"heavy": "0/minute"}}, f"limits.heavy: {NOTHING}"),
+        ({"limits": {"ws": {"heavy": None}}},
+         "limits.ws.heavy: expected a limit, its text, or several of either, got None"),
+        ({"limits": {"hevy": "5/minute"}},
+         "limits.hevy: expected one of light, normal, heavy, ws, http (did you mean heavy?)"),
+        ({"limits": {"smtp": {}}}, "limits.smtp: expected one of light, normal, heavy, ws, http"),
+        ({"limits": {"ws": {"huge": "1/s"}}}, "limits.ws.huge: expected one of light, normal, heavy"),
+        ({"limits": []}, "limits: expected a table, got []"),
+        ({"warn_at": 1.5}, "warn_at: expected a number from 0 to 1 with at most three decimals, got 1.5"),
+        ({"channels": []}, "channels: expected at least one channel, got []"),
+        ({"channels": ["a b"]}, f"channels[0]: expected a name of {LETTERS} other than {TAKEN}, got 'a b'"),
+        ({"channels": "ws"}, "channels: expected a list, got 'ws'"),
+        ({"exempt": ["", 5]}, "exempt[0]: expected 1 to 128 printable characters, got ''"),
+        ({"shadow": "all"}, "shadow: expected true, false or a list of tiers, got 'all'"),
+        ({"shadow": ["medium"]}, "shadow[0]: expected one of light, normal, heavy, got 'medium'"),
+        ({"actions": {"ws": {"ping": "tiny"}}}, "actions.ws.ping: expected one of light, normal, heavy, got 'tiny'"),
+        ({"actions": {"ws": {"odd one": 5}}}, 'actions.ws."odd one": expected one of light, normal, heavy, got 5'),
+        ({"addresses": {"exempt": ["1.2.3.4.5"]}},
+         "addresses.exempt[0]: expected an address or a network such as '10.0.0.0/8', got '1.2.3.4.5'"),
+        ({"agents": {"a\nb": {"heavy": "1/s"}}},
+         'agents."a\\U0000000ab": expected 1 to 128 printable characters, got \'a\\nb\''),
+        ({"agents": {"a": {"heavy": "x", "shadow": 1}}}, f"agents.a.heavy: expected {A_LIMIT}, got 'x'"),
+        ({"agents": {"a": {"shadow": 1}}}, "agents.a.shadow: expected true or false, got 1"),
+        ({"agents": {"a": 5}}, "agents.a: expected a table, got 5"),
+        ({"backoff": {"steps": []}}, "backoff.steps: expected at least one step, got []"),
+        ({"backoff": {"steps": [1, 0]}}, "backoff.steps[1]: expected a number above 0, got 0"),
+        ({"backoff": {"quiet": True}}, "backoff.quiet: expected a number above 0, got True"),
+        ({"backoff": {"enforce": "yes"}}, "backoff.enforce: expected true or false, got 'yes'"),
+        ({"alerts": {"violations": 0}}, "alerts.violations: expected a whole number from 1 to 1000, got 0"),
+        ({"store": {"on_failure": "retry"}}, "store.on_failure: expected one of open, closed, local, got 'retry'"),
+        ({"store": {"timeout": -1}}, "store.timeout: expected a number above 0, got -1"),
+        ({"tiers": 5}, f"tiers: expected one of {SECTIONS}"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_its_path_what_was_expected_and_what_came(settings: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        Policy(**settings)
+    assert caught.value.mistakes[0] == mistake
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('warn_at = 2\nfoo = 1\n[limits]\nheavy = "x"\n[store]\ntimeout = 0\n', encoding="utf-8")
+    with pytest.raises(PolicyError) as caught:
+        Policy.load(path)
+    assert len(caught.value.mistakes) == 4
+    assert str(caught.value).splitlines()[0] == f"{path}: 4 mistakes"
+    assert all(line.startswith("  ") for line in str(caught.value).splitlines()[1:])
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="expected a readable file, got: No such file or directory"):
+        Policy.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[limits\n", encoding="utf-8")
+    with pytest.raises(PolicyError, match="expected TOML, got: Expected ']'"):
+        Policy.load(tmp_path / "bad.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PolicyError, match="expected TOML, got: 'utf-8' codec"):
+        Policy.load(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 129, "a\n", "\0", 5, None, "\N{ZERO WIDTH SPACE}"])
+def test_names_that_no_agent_can_have(bad: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_agent(bad)
+    shown = repr(bad) if len(repr(bad)) <= 100 else repr(bad)[:97] + "..."
+    assert str(caught.value) == f"agent: expected 1 to 128 printable characters, got {shown}"
+
+
+def test_the_annotated_example_is_the_default_policy() -> None:
+    assert Policy.load(ROOT / "docs" / "headgate.toml") == Policy()

@@ -1,0 +1,248 @@
+"""Who may connect to a hub, and as whom."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from headgate import Policy
+from headgate.http.headers import PROBLEM, Denial, read_denial
+from headgate.hub.protocols import PatientProtocol
+from tests.support.agent_connections import (
+    BEHIND_A_PROXY,
+    VALID,
+    ended,
+    forwarded,
+    left,
+    metrics,
+    overfill,
+    refusal,
+    slow_reader,
+)
+from tests.support.hub import ADMIN, Running, Wire, running
+from tests.support.valkey import wait_for
+
+# B2: who is it? ------------------------------------------------------------------------------------------------------
+
+
+def test_b2_before_identify_nothing_else_is_accepted() -> None:
+    with running() as hub:
+        token = hub.register("planner")
+        for kind in [kind for kind in VALID if kind != "identify"]:
+            with hub.socket() as wire:
+                answer = wire.ask(kind, id=1, **VALID[kind])
+                assert answer == {"type": "error", "id": 1, "error": "not_identified", "detail": "identify first"}
+                assert wire.ask("identify", agent_id="planner", token=token)["type"] == "identified"
+        counted = metrics(hub)
+        assert (sum(counted["checks"].values()), counted["messages"], counted["open_sessions"]) == (0, 0, 0)
+
+
+def test_b2_identify_is_not_charged_to_an_agent() -> None:
+    full = {"light": 120, "normal": 60, "heavy": 10}
+    with running() as hub, hub.agent("planner"), hub.socket() as stranger:
+        assert left(hub, "planner") == full
+        answer = stranger.ask("identify", agent_id="planner", token="guessed", id=1)
+        assert answer == {
+            "type": "error",
+            "id": 1,
+            "error": "unauthorized",
+            "detail": "there is no such agent with such a token",
+        }
+        assert stranger.ask("identify", agent_id="nobody", token="guessed", id=1) == answer, "and tells no name"
+        assert left(hub, "planner") == full
+        assert not hub.hub.gate.is_rate_limited("planner")
+
+
+def test_b2_who_does_not_identify_within_ten_seconds_is_closed() -> None:
+    with running() as hub, hub.socket() as wire:
+        assert wire.ask("ping")["error"] == "not_identified"
+        hub.clock.advance(9.999)
+        assert wire.ask("ping")["error"] == "not_identified", "which gains no time"
+        hub.clock.advance(0.001)
+        assert ended(wire) == (1008, "identify within 10 seconds")
+        wait_for(lambda: not hub.hub.presence.sockets, "the socket to be gone")
+
+
+def test_b2_who_has_identified_may_stay() -> None:
+    with running() as hub, hub.agent("planner") as wire:
+        hub.clock.advance(3600)
+        assert wire.ask("ping") == {"type": "pong"}
+
+
+def test_b2_failed_identifies_are_limited_by_address() -> None:
+    with running(Policy(addresses={"limit": "3/minute"}), identify_within=60) as hub:
+        token = hub.register("planner")
+        with hub.socket() as wire:  # which is the first of three
+            guesses = [wire.ask("identify", agent_id="planner", token="guess", id=n) for n in range(4)]
+            assert [guess.get("error", guess["type"]) for guess in guesses] == ["unauthorized"] * 3 + ["rate_limited"]
+            assert guesses[3] == {"type": "rate_limited", "tier": "heavy", "retry_after_ms": 20_000, "id": 3}
+            assert wire.ask("identify", agent_id="planner", token=token)["type"] == "rate_limited"
+            assert refusal(hub).status_code == 429, "another connection doesn't help"
+            hub.clock.advance(20)
+            assert wire.ask("identify", agent_id="planner", token=token)["type"] == "identified"
+        assert not hub.hub.gate.is_rate_limited("planner"), "it is nobody's violation"
+
+
+def test_b2_a_flood_of_connections_is_limited_by_address() -> None:
+    with running(Policy(addresses={"limit": "2/minute"})) as hub:
+        for _ in range(2):
+            with hub.socket():
+                pass
+        answer = refusal(hub)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
+        assert answer.headers["content-type"] == PROBLEM
+        assert read_denial(answer.content) == Denial(
+            429, "quota-exceeded", "too many requests; try again in 30 s", 30_000, "heavy", ("heavy",)
+        )
+        assert refusal(hub, "/relay").status_code == 429, "whichever socket it is"
+        hub.clock.advance(30)
+        with hub.agent("planner") as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+
+
+def test_b2_sixty_connections_a_minute_by_default() -> None:
+    with running() as hub:
+        for _ in range(60):
+            with hub.socket():
+                pass
+        assert refusal(hub).headers["retry-after"] == "1"
+
+
+def test_a11_exempt_addresses_connect_as_often_as_they_like() -> None:
+    with running(Policy(addresses={"limit": "1/hour", "exempt": ["127.0.0.0/8"]})) as hub:
+        for _ in range(3):
+            with hub.socket() as wire:
+                assert wire.ask("ping")["error"] == "not_identified"
+
+
+def test_b3_ipv6_addresses_connect_by_their_64() -> None:
+    with running(Policy(addresses={"limit": "2/minute"}), **BEHIND_A_PROXY) as hub:
+        for address in ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2"):
+            with forwarded(hub, address):
+                pass
+        assert refusal(hub, address="2001:db8:0:1::3").status_code == 429
+        with forwarded(hub, "2001:db8:0:2::1"), forwarded(hub, "192.0.2.1"), forwarded(hub, "::ffff:192.0.2.1"):
+            pass
+        assert refusal(hub, address="192.0.2.1").status_code == 429
+
+
+def test_only_a_trusted_proxy_says_where_a_connection_is_from() -> None:
+    with running(Policy(addresses={"limit": "1/minute"}), trusted_proxies=("192.0.2.9",)) as hub:
+        with forwarded(hub, "192.0.2.1"):
+            pass
+        assert refusal(hub, address="192.0.2.2").status_code == 429
+
+
+def test_a_proxy_that_hides_the_address_is_told_so() -> None:
+    with running(**BEHIND_A_PROXY) as hub, hub.http() as http:
+        for answer in (
+            refusal(hub, address="unknown"),
+            http.get("/api/agents", headers={"X-Forwarded-For": "unknown"}),
+        ):
+            assert answer.status_code == 400
+            assert answer.json() == {"error": "invalid", "detail": "address: expected an IP address, got 'unknown'"}
+
+
+def test_connections_of_one_address_are_capped() -> None:
+    with running(max_connections_per_address=2, **BEHIND_A_PROXY) as hub, ExitStack() as stack:
+        for address in ("2001:db8::1", "2001:db8::2", "192.0.2.1"):
+            stack.enter_context(forwarded(hub, address))
+        answer = refusal(hub, address="2001:db8::3")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+        assert answer.json() == {
+            "error": "too_many_connections",
+            "detail": "2001:db8::/64 has 2 connections, and may have no more",
+        }
+        with forwarded(hub, "192.0.2.1"):
+            assert refusal(hub, address="192.0.2.1").status_code == 429
+        wait_for(lambda: len(hub.hub.presence.sockets) == 3, "one to be gone")
+        with forwarded(hub, "192.0.2.1") as wire:
+            assert wire.ask("ping")["error"] == "not_identified"
+
+
+def test_connections_are_capped_in_all() -> None:
+    with running(max_connections=2, **BEHIND_A_PROXY) as hub:
+        with forwarded(hub, "192.0.2.1"), forwarded(hub, "192.0.2.2"):
+            answer = refusal(hub, address="192.0.2.3")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.json()["error"] == "too_many_connections"
+        wait_for(lambda: not hub.hub.presence.sockets, "both to be gone")
+        with forwarded(hub, "192.0.2.3") as wire:
+            assert wire.ask("ping")["error"] == "not_identified"
+
+
+def test_an_unknown_socket_is_refused_without_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as hub:
+        answer = refusal(hub, "/nowhere")
+        assert (answer.status_code, answer.json()["error"]) == (404, "unknown_route")
+    assert not caplog.records
+
+
+def rotated(hub: Running, agent: str, wire: Wire) -> str:
+    """Another token of an agent, which is cut off by it."""
+    with hub.http(ADMIN) as admin:
+        token: str = admin.post(f"/api/admin/agents/{agent}/token").json()["token"]
+    assert ended(wire) == (1008, "the token of this agent was revoked or replaced")
+    return token
+
+
+def revoked(hub: Running, agent: str, wire: Wire) -> None:
+    with hub.http(ADMIN) as admin:
+        assert admin.delete(f"/api/admin/agents/{agent}/token").json() == {"agent_id": agent, "revoked": True}
+    assert ended(wire) == (1008, "the token of this agent was revoked or replaced")
+
+
+@pytest.mark.parametrize("change", [rotated, revoked])
+def test_a_token_that_is_replaced_or_revoked_closes_every_connection(change: Callable[..., object]) -> None:
+    with running() as hub:
+        token = hub.register("planner")
+        with hub.agent("planner", token) as one, hub.agent("planner", token) as two, hub.agent("other") as other:
+            new = change(hub, "planner", one)
+            assert ended(two)[0] == 1008
+            assert other.ask("ping") == {"type": "pong"}
+        wait_for(lambda: not hub.hub.presence.of("planner"), "it to be gone")
+        with hub.socket() as wire:
+            assert wire.ask("identify", agent_id="planner", token=token)["error"] == "unauthorized"
+            if new:
+                assert wire.ask("identify", agent_id="planner", token=new)["type"] == "identified"
+
+
+# Who doesn't read ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stuck(hub: Running) -> Iterator[Wire]:
+    """A connection for which more waits than the kernel takes."""
+    with hub.agent("boss") as boss, slow_reader(hub, "slow", hub.register("slow")) as slow:
+        overfill(boss, slow)
+        yield slow
+
+
+def open_transports(hub: Running) -> int:
+    assert hub.server is not None
+    return len(hub.server.server_state.connections)
+
+
+def ping_now(hub: Running, wire: Wire) -> None:
+    """Have the hub ping a connection now, and wait only a moment for the answer."""
+    assert hub.server is not None
+    sockets = [one for one in hub.server.server_state.connections if isinstance(one, PatientProtocol)]
+    (it,) = [one for one in sockets if one.client == wire.socket.local_address]
+    assert it.ping_timer is not None, "which it would do by itself, in a while"
+    it.ping_timeout = 0.05
+    it.send_keepalive_ping()
+
+
+def test_one_that_neither_reads_nor_answers_is_dropped() -> None:
+    with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
+        hub.call(ping_now, hub, slow)
+        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")
+
+
+def test_one_that_says_goodbye_and_does_not_read_is_dropped() -> None:
+    with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
+        goodbye = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
+        slow.socket.socket.sendall(goodbye)
+        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")

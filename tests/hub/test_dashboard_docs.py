@@ -1,0 +1,69 @@
+"""The page about the dashboard names everything that is sent, and nothing else."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.hub.dashboard import feed
+from headgate.hub.dashboard.cards import Summary, Usage
+from headgate.hub.dashboard.feed import LiveCard, Snapshot, Update, Watch
+from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender
+from headgate.hub.settings import HubSettings
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
+
+
+def words(cell: str) -> set[str]:
+    """What stands in a cell as code."""
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def rows(header: str) -> dict[str, str]:
+    """The rows of a table by the words of their first cell."""
+    lines = PAGE.split(f"\n{header}\n", 1)[1].splitlines()[1:]
+    table = lines[: next(number for number, line in enumerate(lines) if not line.startswith("|"))]
+    found = [line.strip("|").partition("|") for line in table]
+    return {word: rest for first, _, rest in found for word in words(first)}
+
+
+def named(kind: Any) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+IN_FRAMES = rows("| in a frame | `snapshot` | `update` | |")
+OF_CARDS = rows("| of a card | |")
+OF_SUMMARY = rows("| of the summary | |")
+
+
+def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
+    assert set(IN_FRAMES) == named(Snapshot) | named(Update)
+    for kind, column in ((Snapshot, 0), (Update, 1)):
+        assert {name for name, rest in IN_FRAMES.items() if rest.split("|")[column].strip()} == named(kind)
+    assert all(f"`{name}`?" in rows("| frame | from | |")["watch"] for name in named(Watch))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (LiveCard, set(OF_CARDS)),
+        (Summary, set(OF_SUMMARY)),
+        (Usage, words(OF_CARDS["usage"])),
+        (Offender, words(OF_SUMMARY["worst_offenders"])),
+    ],
+    ids=["card", "summary", "usage", "offender"],
+)
+def test_b7_every_field_of_what_is_in_a_frame_is_in_the_docs(kind: Any, told: set[str]) -> None:
+    assert told == named(kind)
+
+
+def test_b7_the_numbers_in_the_docs_are_those_of_the_hub() -> None:
+    for name, number in (("slot_seconds", SLOT), ("agent_slots", AGENT_SLOTS), ("fleet_slots", FLEET_SLOTS)):
+        assert IN_FRAMES[name].rstrip("| ").endswith(f": {number}")
+    limits = PAGE.partition("\n## Limits\n")[2].partition("\n## ")[0]
+    assert f"| {HubSettings().max_dashboards}: `--max-dashboards`" in limits
+    assert f"| cards | {feed.MOST_CARDS}," in limits
+    assert f"| {feed.ROOM} frames wait" in limits
+    assert f"one frame of {feed._LARGEST:,} bytes" in limits

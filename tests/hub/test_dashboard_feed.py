@@ -1,0 +1,432 @@
+"""The live dashboard's socket: everything once, then what has changed, for those who may look."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from headgate import Policy
+from headgate.hub.dashboard import feed as module
+from headgate.hub.dashboard.feed import MOST_CARDS, ROOM
+from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
+from tests.support.agent_connections import ping
+from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.valkey import PATIENCE, wait_for
+
+FEW = Policy(limits={"light": "10/minute"})
+EVERY = module._EVERY
+
+
+@pytest.fixture(autouse=True)
+def with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No card is looked at again without a reason, which would hide that one was missed.
+
+    And no update comes by itself, for which a slow machine would have time where there should be none.
+    """
+    monkeypatch.setattr(module, "_OTHERS", 0)
+    monkeypatch.setattr(module, "_EVERY", 3600.0)
+
+
+@pytest.fixture
+def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates come as they always do."""
+    monkeypatch.setattr(module, "_EVERY", EVERY)
+
+
+class Dashboard(Wire):
+    """What a dashboard knows: the snapshot, with all updates put into it."""
+
+    def __init__(self, hub: Running, socket: ClientConnection) -> None:
+        super().__init__(socket)
+        self._hub = hub
+
+    def open(self, token: str | None) -> "Dashboard":
+        self.say("watch", **({} if token is None else {"token": token}))
+        self.state = self.hear()
+        assert self.state["type"] == "snapshot", self.state
+        self.agents = {card["agent_id"]: card for card in self.state["agents"]}
+        return self
+
+    def follow(self) -> dict[str, Any]:
+        """Take in the next update, without waiting for the next turn."""
+        self._hub.call(self._hub.hub.board.look_again)
+        update = self.hear()
+        assert update.pop("type") == "update"
+        told = dict(update)
+        for agent in update.pop("gone", ()):
+            del self.agents[agent]
+        for changed in update.pop("agents", ()):
+            self.agents.setdefault(changed["agent_id"], {}).update(changed)
+        self.state.update(update)
+        return told
+
+    def until(self, holds: Any, what: str) -> None:
+        """Follow until something holds."""
+        wait_for(lambda: holds() or (self.follow() and holds()), what)
+
+
+@contextmanager
+def dashboard(hub: Running, token: str | None = ADMIN) -> Iterator[Dashboard]:
+    with hub.socket("/ws/dashboard") as wire:
+        yield Dashboard(hub, wire.socket).open(token)
+
+
+def closing(wire: Wire) -> tuple[int, str]:
+    heard: list[dict[str, Any]] = []
+    with pytest.raises(ConnectionClosed) as closed:
+        heard.extend(iter(wire.hear, None))
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+# What it shows --------------------------------------------------------------------------------------------------------
+
+
+def test_b7_first_comes_everything_then_what_has_changed() -> None:
+    with running(FEW) as hub, hub.agent("planner") as planner, hub.agent("idle"), dashboard(hub) as board:
+        assert board.state["slot_seconds"] == SLOT
+        assert (board.state["agent_slots"], board.state["fleet_slots"]) == (AGENT_SLOTS, FLEET_SLOTS)
+        assert len(board.state["timeline"]) == FLEET_SLOTS
+        assert set(board.agents) == {"planner", "idle"}
+        idle = {
+            "agent_id": "idle", "connected": True, "violations": 0, "violations_last_hour": 0, "wait_left_ms": 0,
+            "rate_limited": False, "exempt": False, "override": False, "spark": [],
+            "usage": {"channel": "ws", "tier": "light", "used": 0.0, "remaining": 10, "capacity": 10},
+        }  # fmt: skip
+        assert board.agents["idle"] == idle
+        ping(planner, 5)
+        board.until(lambda: board.state["summary"]["checks"] == 5, "the five checks")
+        card = board.agents["planner"]
+        assert card["usage"] == {"channel": "ws", "tier": "light", "used": 0.5, "remaining": 5, "capacity": 10}
+        assert card["spark"] == [[200, 5, 0]]
+        assert board.state["timeline"] == [[200, 5, 0, 0]]
+        assert board.state["summary"]["checks_per_second"] == 1.0  # five within a slot of five seconds
+        ping(planner, 7)
+        board.until(lambda: board.state["summary"]["violations_last_hour"] == 2, "the violations")
+        card = board.agents["planner"]
+        assert (card["violations"], card["violations_last_hour"], card["rate_limited"]) == (2, 2, True)
+        assert card["wait_left_ms"] == 2000
+        assert card["spark"] == [[200, 10, 2]]
+        assert board.state["timeline"] == [[200, 8, 2, 2]]
+        assert board.state["summary"]["worst_offenders"] == [{"agent_id": "planner", "violations": 2}]
+        assert board.state["summary"]["denied_share"] == round(2 / 12, 4)
+        assert board.agents["idle"] == idle
+
+
+def test_what_has_not_changed_is_not_sent() -> None:
+    with running() as hub, hub.agent("planner") as planner, dashboard(hub) as board:
+        assert board.follow() == {"slot": 200}
+        ping(planner, 1)
+        board.until(lambda: board.state["summary"]["checks"] == 1, "the check")
+        assert board.follow() == {"slot": 200}
+        hub.clock.advance(0.25)  # half a token comes back: nothing to be seen
+        assert board.follow() in ({"slot": 200}, {"slot": 200, "summary": board.state["summary"]})
+        hub.clock.advance(0.25)
+        board.until(lambda: board.agents["planner"]["usage"]["used"] == 0, "a full bucket")
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_b7_it_updates_by_itself_each_second() -> None:
+    assert EVERY == 1.0
+    with running() as hub, hub.agent("planner") as planner, dashboard(hub) as board:
+        for number in range(1, 3):
+            ping(planner, 1)
+            told = board.hear()  # nobody has asked for it
+            while "summary" not in told:  # the ping took longer than a second
+                told = board.hear()
+            assert told["summary"]["checks"] == number
+
+
+def test_a_wait_is_counted_down_by_the_page() -> None:
+    with running(FEW) as hub, hub.agent("planner") as planner, dashboard(hub) as board:
+        ping(planner, 11)
+        board.until(lambda: board.agents["planner"]["wait_left_ms"] == 1000, "the wait")
+        hub.clock.advance(0.5)
+        told = board.follow()
+        assert all("wait_left_ms" not in card for card in told.get("agents", ()))
+        hub.clock.advance(60)
+        board.until(lambda: not board.agents["planner"]["rate_limited"], "the end of the quiet period")
+        assert (board.agents["planner"]["wait_left_ms"], board.agents["planner"]["violations"]) == (0, 0)
+
+
+def test_agents_come_and_go_and_slots_go_on() -> None:
+    with running() as hub, dashboard(hub, VIEWER) as board:
+        assert (board.agents, board.state["admin"]) == ({}, False)
+        with hub.agent("planner") as planner:
+            ping(planner, 3)
+            board.until(lambda: board.agents.get("planner", {}).get("connected"), "the agent's card")
+        board.until(lambda: not board.agents["planner"]["connected"], "the end of its connection")
+        hub.clock.advance(SLOT)
+        board.until(lambda: board.state["slot"] == 201, "the next slot")
+        assert board.state["timeline"] == [[201, 0, 0, 0]]
+        hub.clock.advance(SLOT * AGENT_SLOTS)
+        with hub.agent("other") as other:
+            ping(other, 1)
+            board.until(lambda: "planner" not in board.agents, "the end of its card")
+            assert set(board.agents) == {"other"}
+
+
+def test_a_change_by_the_admin_is_seen_at_once() -> None:
+    with running(FEW) as hub, hub.agent("planner") as planner, dashboard(hub) as board, hub.http(ADMIN) as admin:
+        ping(planner, 12)
+        limits = "/api/admin/rate-limits"
+        assert admin.put(f"{limits}/planner", json={"light": "40/minute"}).status_code == 200
+        board.until(lambda: board.agents["planner"]["override"], "the override")
+        assert board.agents["planner"]["usage"]["capacity"] == 40
+        assert admin.delete("/api/admin/violations/planner").json()["reset"]
+        board.until(lambda: not board.agents["planner"]["rate_limited"], "no violations")
+        assert board.state["summary"]["violations_last_hour"] == 0
+        assert admin.post(f"{limits}/whitelist", json={"agent_id": "planner"}).status_code == 200
+        board.until(lambda: board.agents["planner"]["exempt"], "the exemption")
+        assert (board.agents["planner"]["usage"], board.state["summary"]["exempt"]) == (None, 1)
+        assert admin.post(f"{limits}/whitelist", json={"agent_id": "elsewhere"}).status_code == 200
+        board.until(lambda: board.agents.get("elsewhere", {}).get("exempt"), "one that isn't connected")
+
+
+def test_b7_the_dashboard_and_the_api_tell_the_same() -> None:
+    with running(FEW) as hub, dashboard(hub) as first, ExitStack() as stack, hub.http(VIEWER) as viewer:
+        agents = [stack.enter_context(hub.agent(f"agent {number}")) for number in range(5)]
+        for number, agent in enumerate(agents):
+            ping(agent, 3 * number + 1)
+            hub.clock.advance(0.5)
+        state = viewer.get("/api/dashboard/state").json()
+        first.until(lambda: first.state["summary"] == state["summary"], "the same summary")
+        with dashboard(hub) as second:
+            for board in (first, second):
+                found = {agent: dict(card) for agent, card in board.agents.items()}
+                for card in found.values():
+                    del card["spark"]
+                wanted = {card["agent_id"]: card for card in state["agents"]}
+                for card in [*wanted.values(), *found.values()]:
+                    del card["wait_left_ms"]  # which the page counts down
+                assert found == wanted
+                state = viewer.get("/api/dashboard/state").json()
+            assert [card["spark"] for card in first.agents.values()] == [
+                second.agents[agent]["spark"] for agent in first.agents
+            ]
+
+
+def test_who_asks_over_http_alone_has_a_card_too() -> None:
+    with running() as hub, dashboard(hub) as board:
+        with hub.http(hub.register("quiet")) as agent:
+            assert agent.get("/api/mailbox").status_code == 200
+        board.until(lambda: "quiet" in board.agents, "its card")
+        assert not board.agents["quiet"]["connected"]
+
+
+def test_a_card_that_comes_late_brings_its_whole_traffic() -> None:
+    with running() as hub, dashboard(hub) as board:
+        for number in range(MOST_CARDS):
+            hub.call(hub.hub.gate.record_violation, f"agent {number:03}")
+        board.until(lambda: board.state["more"] == 0 and len(board.agents) == MOST_CARDS, "as many as there can be")
+        with hub.agent("quiet") as quiet:
+            ping(quiet, 2)
+            hub.clock.advance(SLOT)
+            ping(quiet, 1)
+            board.until(lambda: board.state["more"] == 1, "one that isn't shown")
+            assert "quiet" not in board.agents
+            hub.clock.advance(SLOT)
+            board.follow()
+            hub.call(hub.hub.tally.forget, "agent 007")
+            board.until(lambda: "quiet" in board.agents, "its card")
+            assert board.agents["quiet"]["spark"] == [[200, 2, 0], [201, 1, 0]]
+
+
+def test_there_are_so_many_cards_and_the_worst_are_among_them() -> None:
+    with running() as hub:
+        for number in range(MOST_CARDS + 20):
+            hub.call(hub.hub.gate.add_exemption, f"agent {number:03}")
+        hub.call(hub.hub.gate.record_violation, "zebra")
+        with dashboard(hub) as board:
+            assert (len(board.agents), board.state["more"]) == (MOST_CARDS, 21)
+            assert "zebra" in board.agents
+
+
+# Who may look ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["nobodys-token-at-all", "x"])
+def test_a_wrong_token_is_refused_and_charged_to_the_address(token: str) -> None:
+    with running(Policy(addresses={"limit": "3/minute"})) as hub:
+        for _ in range(3):
+            with hub.socket("/ws/dashboard") as wire:
+                refused = wire.ask("watch", token=token)
+                assert (refused["type"], refused["error"]) == ("error", "unauthorized")
+                assert closing(wire)[0] == 1008
+        with hub.socket("/ws/dashboard") as wire:
+            refused = wire.ask("watch", token=token)
+            assert (refused["error"], refused["retry_after_ms"]) == ("rate_limited", 20_000)
+            assert closing(wire)[0] == 1008
+        for _ in range(10):  # while who may look is never limited
+            with dashboard(hub, VIEWER):
+                pass
+
+
+def test_an_agents_token_is_no_viewers() -> None:
+    with running() as hub, hub.socket("/ws/dashboard") as wire:
+        assert wire.ask("watch", token=hub.register("planner"))["error"] == "unauthorized"
+
+
+def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
+    with running() as hub, hub.http() as anyone:
+        with hub.socket("/ws/dashboard") as wire:
+            assert wire.ask("watch")["error"] == "unauthorized"
+        assert anyone.get("/api/dashboard/state").status_code == 401
+    with running(public_dashboard=True) as hub, hub.http() as anyone, hub.http(hub.register("planner")) as agent:
+        with dashboard(hub, None) as board:
+            assert not board.state["admin"]
+        with dashboard(hub, ADMIN) as board:
+            assert board.state["admin"]
+        assert anyone.get("/api/dashboard/state").status_code == agent.get("/api/dashboard/state").status_code == 200
+        with hub.socket("/ws/dashboard") as wire:
+            assert wire.ask("watch", token="nobodys-token-at-all")["error"] == "unauthorized"
+        with hub.http("nobodys-token-at-all") as nobody:
+            assert nobody.get("/api/dashboard/state").status_code == 401
+
+
+def test_a_page_from_elsewhere_sees_nothing_of_a_public_dashboard() -> None:
+    with running(public_dashboard=True) as hub:
+        for origin, kind in ((f"http://{hub}", "snapshot"), ("http://elsewhere.example", "error"), ("null", "error")):
+            options: dict[str, Any] = {"compression": None, "proxy": None, "origin": origin, "open_timeout": PATIENCE}
+            with connect(f"ws://{hub}/ws/dashboard", **options) as socket:
+                assert Wire(socket).ask("watch")["type"] == kind, origin
+
+
+def test_the_link_lets_in_as_much_as_the_settings_say() -> None:
+    for may, admin in (("admin", True), ("viewer", False)):
+        with running(dashboard_link=may) as hub:
+            token = hub.hub.tokens.link
+            with dashboard(hub, token) as board, hub.http(token) as http:
+                assert board.state["admin"] is admin
+                assert http.get("/api/admin/changes").status_code == (200 if admin else 403)
+                assert http.get("/api/dashboard/state").status_code == 200
+    with running(dashboard_link="none") as hub, hub.socket("/ws/dashboard") as wire:
+        assert hub.hub.tokens.link == ""
+        assert not hub.hub.tokens.is_admin("")
+        assert not hub.hub.tokens.is_viewer("")
+        assert wire.ask("watch", token="hgl_")["error"] == "unauthorized"
+
+
+@pytest.mark.parametrize(
+    ("said", "detail"),
+    [
+        ("", "Input data was truncated"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"type": "identify"}', "Invalid value 'identify' - at `$.type`"),
+        ('{"type": "watch", "token": 1}', "Expected `str`, got `int` - at `$.token`"),
+        ('{"type": "watch", "token": ""}', "Expected `str` of length >= 1 - at `$.token`"),
+        ('{"type": "watch", "agents": []}', "Object contains unknown field `agents`"),
+        (b"\xff", None),
+        ("x" * 5000, "expected at most 4096 bytes"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_request_to_watch(said: str | bytes, detail: str | None) -> None:
+    with running() as hub, hub.socket("/ws/dashboard") as wire:
+        wire.socket.send(said)
+        refused = wire.hear()
+        assert (refused["type"], refused["error"]) == ("error", "invalid")
+        assert detail is None or refused["detail"] == detail
+        assert closing(wire)[0] == 1008
+
+
+def test_a_dashboard_says_nothing_more() -> None:
+    with running() as hub, dashboard(hub) as board:
+        board.say("watch", token=ADMIN)
+        assert closing(board) == (1008, "expected a dashboard to say nothing more")
+
+
+def test_who_says_nothing_is_sent_away() -> None:
+    with running(identify_within=5) as hub, hub.socket("/ws/dashboard") as wire:
+        wait_for(lambda: hub.call(lambda: hub.hub.board.sockets), "the socket")
+        hub.clock.advance(5)
+        assert closing(wire) == (1008, "say who you are within 5 seconds")
+        wait_for(lambda: not hub.hub.board.sockets, "its end")
+
+
+# How many, and how slowly they may read -------------------------------------------------------------------------------
+
+
+def test_there_may_be_so_many() -> None:
+    with running(max_dashboards=2) as hub, dashboard(hub), dashboard(hub) as second:
+        with hub.socket("/ws/dashboard") as wire:
+            assert wire.ask("watch", token=ADMIN)["error"] == "too_many_connections"
+            assert closing(wire)[0] == 1013
+        second.socket.close()
+        wait_for(lambda: len(hub.hub.board.sockets) == 1, "room")
+        with dashboard(hub):
+            pass
+
+
+def test_strangers_who_say_nothing_keep_nobody_out() -> None:
+    with running(max_dashboards=2) as hub, ExitStack() as stack:
+        strangers = [stack.enter_context(hub.socket("/ws/dashboard")) for _ in range(3)]
+        assert closing(strangers[0]) == (1013, "too many dashboards are being opened")
+        with dashboard(hub), dashboard(hub):
+            pass
+
+
+def test_dashboards_take_no_place_of_agents() -> None:
+    with running(max_connections=1, max_connections_per_address=1) as hub, dashboard(hub), dashboard(hub):  # noqa: SIM117
+        with hub.agent("planner") as planner, dashboard(hub):
+            assert planner.ask("ping") == {"type": "pong"}
+
+
+def test_one_that_reads_too_slowly_is_closed_and_holds_up_nobody() -> None:
+    """One whose connection takes the first frame, and nothing more."""
+    said = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "text": f'{{"type":"watch","token":"{ADMIN}"}}'},
+    ]
+    heard: list[dict[str, Any]] = []
+
+    async def receive() -> Any:
+        return said.pop(0) if said else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        heard.append(message)
+        if message["type"] == "websocket.send" and len(heard) > 2:
+            await asyncio.Event().wait()
+
+    with running() as hub, dashboard(hub) as board:
+        slow = hub.hub({"type": "websocket", "path": "/ws/dashboard", "headers": []}, receive, send)
+        hub.call(hub.hub.spawn, slow)
+        wait_for(lambda: len(heard) == 2, "its snapshot")
+        for _ in range(ROOM + 1):
+            assert len(hub.hub.board.sockets) == 2
+            board.follow()
+        board.until(lambda: len(hub.hub.board.sockets) == 1, "the end of the slow one")
+        wait_for(lambda: heard[-1]["type"] == "websocket.close", "its close")
+        assert (heard[-1]["code"], heard[-1]["reason"]) == (1013, "it reads too slowly")
+        assert len(heard) == 4
+
+
+def test_at_the_end_of_the_hub_they_are_told() -> None:
+    with running() as hub, dashboard(hub) as board:
+        assert hub.server is not None
+        hub.call(hub.server.handle_exit, 15, None)
+        wait_for(lambda: hub.hub.stopping, "the end")
+        told = board.hear()
+        while told["type"] == "update":
+            told = board.hear()
+        assert told["type"] == "going_away"
+        assert closing(board)[0] == 1012
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_it_works_out_nothing_while_nobody_looks() -> None:
+    with running() as hub:
+        board = hub.hub.board
+        with dashboard(hub):
+            assert board._runs
+        wait_for(lambda: not board._runs, "the end of the last turn")
+        with hub.agent("planner") as planner:
+            ping(planner, 2)
+            with dashboard(hub) as again:
+                assert again.agents["planner"]["spark"] == [[200, 2, 0]]
+                ping(planner, 1)
+                again.until(lambda: again.agents["planner"]["spark"] == [[200, 3, 0]], "the third")

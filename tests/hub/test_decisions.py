@@ -1,0 +1,154 @@
+"""The decision service: sliding windows for programs in any language."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from headgate import Policy
+from tests.support.hub import ADMIN, Running, running
+
+ROOMY = Policy(limits={"light": "100000/minute"})
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Running]:
+    with running(ROOMY) as hub:
+        yield hub
+
+
+@pytest.fixture
+def program(hub: Running, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A program with the token of an agent of its own."""
+    with hub.http(hub.register(request.node.name)) as client:
+        yield client
+
+
+def check(client: httpx.Client, key: str, **more: Any) -> tuple[bool, int, int, int]:
+    answer = client.post("/v1/check", json={"key": key, **more})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert list(found) == ["allowed", "current_count", "remaining", "retry_after_seconds"]
+    return found["allowed"], found["current_count"], found["remaining"], found["retry_after_seconds"]
+
+
+def counter(client: httpx.Client, key: str, **query: Any) -> int:
+    answer = client.get(f"/v1/counters/{quote(key, safe='')}", params=query)
+    assert answer.json() == {"key": key, "current_count": answer.json()["current_count"]}
+    count: int = answer.json()["current_count"]
+    return count
+
+
+def reset(client: httpx.Client, key: str) -> bool:
+    answer = client.delete(f"/v1/counters/{quote(key, safe='')}")
+    assert answer.json() == {"key": key, "reset": answer.json()["reset"]}
+    was: bool = answer.json()["reset"]
+    return was
+
+
+def test_c2_what_a_check_says(hub: Running, program: httpx.Client) -> None:
+    assert check(program, "k", limit=2, window_ms=2500) == (True, 1, 1, 0)
+    hub.clock.advance(0.5)
+    assert check(program, "k", limit=2, window_ms=2500) == (True, 2, 0, 0)
+    assert check(program, "k", limit=2, window_ms=2500) == (False, 2, 0, 2)
+    hub.clock.advance(1.999999)
+    assert check(program, "k", limit=2, window_ms=2500) == (False, 2, 0, 1)
+    hub.clock.advance(0.000001)  # the first leaves at exactly its time + the window
+    assert check(program, "k", limit=2, window_ms=2500) == (True, 2, 0, 0)
+
+
+def test_c3_defaults_a_look_and_a_reset(hub: Running, program: httpx.Client) -> None:
+    assert (counter(program, "k"), reset(program, "k")) == (0, False)
+    assert check(program, "k") == (True, 1, 99, 0)
+    assert [check(program, "k") for _ in range(99)][-1] == (True, 100, 0, 0)
+    assert check(program, "k") == (False, 100, 0, 60)
+    assert counter(program, "k") == counter(program, "k") == 100
+    assert (reset(program, "k"), reset(program, "k"), counter(program, "k")) == (True, False, 0)
+    assert check(program, "k") == (True, 1, 99, 0)
+
+
+def test_c3_limit_and_window_are_judged_per_call(hub: Running, program: httpx.Client) -> None:
+    assert check(program, "k", window_ms=60_000) == (True, 1, 99, 0)
+    hub.clock.advance(10)
+    assert check(program, "k", window_ms=60_000) == (True, 2, 98, 0)
+    assert check(program, "k", limit=2) == (False, 2, 0, 50)
+    assert check(program, "k", limit=2, window_ms=5_000) == (True, 2, 0, 0)
+    assert [counter(program, "k", window_ms=window) for window in (60_000, 5_000, 1)] == [3, 2, 2]
+
+
+def test_c4_keys_are_independent(program: httpx.Client) -> None:
+    assert check(program, "a", limit=1) == (True, 1, 0, 0)
+    assert check(program, "a", limit=1)[0] is False
+    assert check(program, "b", limit=1) == (True, 1, 0, 0)
+
+
+@pytest.mark.parametrize("key", ["a/b", "a b", "%2F", "100%", "🙂", "k?x=1#y", '"', "x" * 512, "1:", "..."])
+def test_any_key_has_a_counter(program: httpx.Client, key: str) -> None:
+    assert check(program, key)[1] == 1
+    assert (counter(program, key), reset(program, key), counter(program, key)) == (1, True, 0)
+
+
+def test_keys_of_two_agents_do_not_meet(hub: Running) -> None:
+    """Names and keys that would be the same text one after the other, and the admin's own."""
+    pairs = [("a", "bc"), ("ab", "c"), ("abc", "x"), ("2:abc", "x"), ("0:", "k"), ("1:a", "bc"), ("1", ":abc")]
+    with hub.http(ADMIN) as admin:
+        for agent, key in pairs:
+            with hub.http(hub.register(agent)) as client:
+                assert check(client, key, limit=1) == (True, 1, 0, 0), (agent, key)
+                assert check(client, key, limit=1)[0] is False
+        for _, key in pairs:
+            assert counter(admin, key) == 0
+        for agent, key in pairs:
+            for text in (f"{agent}{key}", f"{len(agent)}:{agent}{key}"):
+                assert not reset(admin, text)
+        assert check(admin, "bc") == (True, 1, 99, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({}, "Object missing required field `key`"),
+        ({"key": ""}, "Expected `str` of length >= 1 - at `$.key`"),
+        ({"key": "k" * 513}, "Expected `str` of length <= 512 - at `$.key`"),
+        ({"key": 5}, "Expected `str`, got `int` - at `$.key`"),
+        ({"key": "k", "limit": 0}, "Expected `int` >= 1 - at `$.limit`"),
+        ({"key": "k", "limit": 1_000_001}, "Expected `int` <= 1000000 - at `$.limit`"),
+        ({"key": "k", "limit": "5"}, "Expected `int | null`, got `str` - at `$.limit`"),
+        ({"key": "k", "limit": True}, "Expected `int | null`, got `bool` - at `$.limit`"),
+        ({"key": "k", "window_ms": 0}, "Expected `int` >= 1 - at `$.window_ms`"),
+        ({"key": "k", "window_ms": 1.5}, "Expected `int | null`, got `float` - at `$.window_ms`"),
+        ({"key": "k", "window": 5}, "Object contains unknown field `window`"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)
+def test_a_body_that_cannot_be_used_counts_nothing(program: httpx.Client, body: Any, detail: str) -> None:
+    answer = program.post("/v1/check", json=body)
+    assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": f"body: {detail}"})
+    assert counter(program, "k") == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"key":"\\ud800"}', b'{"key":"k"} {}', b"[" * 60_000])
+def test_a_body_that_is_no_json_is_refused(program: httpx.Client, body: bytes) -> None:
+    answer = program.post("/v1/check", content=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("window_ms=0", "Expected `int` >= 1 - at `$.window_ms`"),
+        ("window_ms=soon", "Expected `int | null`, got `str` - at `$.window_ms`"),
+        ("window_ms=31536000001", "Expected `int` <= 31536000000 - at `$.window_ms`"),
+        ("limit=5", "Object contains unknown field `limit`"),
+    ],
+)
+def test_a_query_that_cannot_be_used_is_refused(program: httpx.Client, query: str, detail: str) -> None:
+    answer = program.get(f"/v1/counters/k?{query}")
+    assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": f"query: {detail}"})
+
+
+def test_a_check_is_itself_limited_by_the_gate() -> None:
+    with running(Policy(limits={"http": {"light": "3/minute"}})) as hub, hub.http(hub.register("a")) as client:
+        assert [client.post("/v1/check", json={"key": "k"}).status_code for _ in range(4)] == [200, 200, 200, 429]

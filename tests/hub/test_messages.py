@@ -1,0 +1,253 @@
+"""Messages: to agents that are there, away or slow, and to channels."""
+
+from typing import Any
+
+import httpx
+
+from headgate import Policy
+from tests.support.agent_connections import LARGE, overfill, read_ahead, slow_reader, waiting
+from tests.support.hub import running
+from tests.support.valkey import wait_for
+
+
+def mail(http: httpx.Client, query: str = "") -> list[tuple[int, str, Any]]:
+    """What waits in an agent's mailbox: number, sender and body."""
+    messages = http.get(f"/api/mailbox{query}").json()["messages"]
+    return [(message["number"], message["from"], message["body"]) for message in messages]
+
+
+# To agents -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_delivered_to_an_agent_that_is_connected() -> None:
+    with running() as hub, hub.agent("planner") as planner, hub.http(hub.register("caller")) as caller:
+        token = hub.register("friend")
+        with hub.agent("friend", token) as friend, hub.http(token) as mailbox:
+            body = {"text": "☃", "parts": [1, 2.5, None, True], "big": 2**60}
+            sent = planner.ask("message", to="friend", body=body, id=1)
+            assert sent == {"type": "message_sent", "to": "friend", "delivered": True, "id": 1}
+            message = friend.hear()
+            assert isinstance(message.pop("at"), float)
+            assert message == {"type": "message", "from": "planner", "body": body}
+            answer = caller.post("/api/messages", json={"to": "friend", "body": "over HTTP"})
+            assert (answer.status_code, answer.json()) == (200, {"to": "friend", "delivered": True})
+            assert friend.hear().items() >= {"from": "caller", "body": "over HTTP"}.items()
+            assert mail(mailbox) == []
+            assert friend.ask("message", to="friend", body="to itself")["type"] in ("message", "message_sent")
+
+
+def test_a_message_to_an_agent_that_is_away_waits_in_its_mailbox() -> None:
+    with running() as hub, hub.agent("planner") as planner:
+        token = hub.register("friend")
+        for body in ("one", "two"):
+            assert planner.ask("message", to="friend", body=body)["delivered"] is False
+        with hub.http(hub.register("caller")) as caller, hub.http(token) as mailbox:
+            answer = caller.post("/api/messages", json={"to": "friend", "body": "three"})
+            assert answer.json() == {"to": "friend", "delivered": False}
+            one, two, three = (1, "planner", "one"), (2, "planner", "two"), (3, "caller", "three")
+            assert mail(mailbox) == [one, two, three]
+            assert mail(mailbox, "?limit=1") == [one]
+            assert mail(mailbox, "?after=1&limit=1") == [two]
+            assert mail(caller) == [], "nobody sees another's"
+        with hub.socket() as friend:
+            assert friend.ask("identify", agent_id="friend", token=token)["mail"] == 3
+
+
+def test_what_is_acknowledged_is_gone_from_the_mailbox_and_nothing_else() -> None:
+    with (
+        running() as hub,
+        hub.agent("planner") as planner,
+        hub.http(hub.register("friend")) as mailbox,
+        hub.http(hub.register("stranger")) as stranger,
+    ):
+        for body in range(3):
+            planner.ask("message", to="friend", body=body)
+
+        def acknowledge(http: httpx.Client, *numbers: int) -> object:
+            return http.post("/api/mailbox/ack", json={"numbers": numbers}).json()
+
+        assert acknowledge(stranger, 1, 2, 3) == {"acknowledged": 0}
+        assert [number for number, *_ in mail(mailbox)] == [1, 2, 3], "it stays until then"
+        assert acknowledge(mailbox, 1, 3, 99) == {"acknowledged": 2}
+        assert mail(mailbox) == [(2, "planner", 1)]
+        assert acknowledge(mailbox, 1, 2) == {"acknowledged": 1}
+        assert mail(mailbox) == []
+
+
+def test_an_agent_that_nobody_knows() -> None:
+    with running() as hub, hub.agent("planner") as planner, hub.http(hub.register("caller")) as caller:
+        unknown = {"error": "unknown_agent", "detail": "there is no agent 'nobody'"}
+        assert planner.ask("message", to="nobody", body=1, id=1) == {"type": "error", "id": 1, **unknown}
+        answer = caller.post("/api/messages", json={"to": "nobody", "body": 1})
+        assert (answer.status_code, answer.json()) == (404, unknown)
+        hub.register("gone")
+        hub.run(hub.hub.registry.revoke("gone"))
+        assert planner.ask("message", to="gone", body=1)["error"] == "unknown_agent"
+
+
+def test_a_mailbox_that_is_full() -> None:
+    with running(max_mail=2) as hub, hub.agent("planner") as planner, hub.http(hub.register("friend")) as friend:
+        for _ in range(2):
+            assert planner.ask("message", to="friend", body=1)["type"] == "message_sent"
+        full = {"error": "mailbox_full", "detail": "'friend' is away, and 2 messages wait for it already"}
+        assert planner.ask("message", to="friend", body=1, id="x") == {"type": "error", "id": "x", **full}
+        with hub.http(hub.register("caller")) as caller:
+            answer = caller.post("/api/messages", json={"to": "friend", "body": 1})
+            assert (answer.status_code, answer.json()) == (409, full)
+        friend.post("/api/mailbox/ack", json={"numbers": [1]})
+        assert planner.ask("message", to="friend", body=1)["type"] == "message_sent"
+
+
+def test_a_message_goes_to_the_newest_connection_of_an_agent() -> None:
+    with running() as hub, hub.agent("planner") as planner:
+        token = hub.register("friend")
+        with hub.agent("friend", token) as old:
+            with hub.agent("friend", token) as new:
+                planner.ask("message", to="friend", body=1)
+                assert new.hear()["body"] == 1
+            wait_for(lambda: len(hub.hub.presence.of("friend")) == 1, "it to be gone")
+            planner.ask("message", to="friend", body=2)
+            assert old.hear()["body"] == 2
+
+
+def test_what_waits_for_a_slow_reader_is_bounded_and_in_its_mailbox_when_it_disconnects() -> None:
+    with running(Policy(exempt=["planner"]), max_waiting=4) as hub, hub.agent("planner") as planner:
+        token = hub.register("slow")
+        with slow_reader(hub, "slow", token) as slow:
+            taken = overfill(planner, slow)
+            assert waiting(hub, "slow") == 4
+            assert planner.ask("list_agents")["agents"] == ["planner", "slow"], "nobody waits for it"
+        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        with hub.http(token) as mailbox:
+            wait_for(lambda: len(mail(mailbox)) == 5, "what it has not taken")
+            kept = [(sender, body[0]) for _, sender, body in mail(mailbox)]
+        too_many, untaken = kept[:1], kept[1:]
+        assert too_many == [("planner", taken)], "which had found no room"
+        assert untaken == [("planner", number) for number in range(taken - 4, taken)]
+
+
+def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
+    with (
+        running(Policy(exempt=["planner"]), max_waiting=4) as hub,
+        hub.agent("planner") as planner,
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
+    ):
+        taken = overfill(planner, slow)
+        assert [slow.hear()["body"][0] for _ in range(taken)] == list(range(taken))
+        assert planner.ask("message", to="slow", body="small")["delivered"], "there is room again"
+        assert slow.hear()["body"] == "small"
+
+
+def test_a_slow_reader_whose_token_is_replaced_is_gone_at_once_and_loses_nothing() -> None:
+    with (
+        running(Policy(exempt=["planner"]), max_waiting=4) as hub,
+        hub.agent("planner") as planner,
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
+    ):
+        taken = overfill(planner, slow)
+        token = hub.run(hub.hub.registry.rotate("slow"))
+        wait_for(lambda: len(hub.hub.presence.sockets) == 1, "its place to be free")
+        assert planner.ask("list_agents")["agents"] == ["planner"]
+        with hub.http(token) as mailbox:
+            assert [body[0] for _, _, body in mail(mailbox)] == [taken, *range(taken - 4, taken)]
+
+
+def test_256_frames_wait_at_the_most_by_default() -> None:
+    with (
+        running(Policy(exempt=["planner"])) as hub,
+        hub.agent("planner") as planner,
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
+    ):
+        for _ in range(2):
+            assert planner.ask("message", to="slow", body=LARGE)["delivered"]
+        read_ahead(slow)
+        while waiting(hub, "slow") < 2:
+            assert planner.ask("message", to="slow", body=LARGE)["delivered"]
+        while planner.ask("message", to="slow", body=1)["delivered"]:
+            assert waiting(hub, "slow") <= 256
+        assert waiting(hub, "slow") == 256
+
+
+# Channels ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_channel_reaches_all_who_have_subscribed() -> None:
+    with running() as hub, hub.agent("one") as one, hub.agent("two") as two, hub.http(hub.register("boss")) as boss:
+        made = boss.post("/api/channels", json={"name": "news", "about": "what is new"})
+        about = {"name": "news", "creator": "boss", "about": "what is new", "subscribers": 0}
+        assert (made.status_code, made.json().items() >= about.items()) == (201, True)
+        again = boss.post("/api/channels", json={"name": "news"})
+        assert (again.status_code, again.json()["error"]) == (409, "exists")
+        for wire in (one, two, two):  # twice is the same as once
+            assert wire.ask("channel_subscribe", channel="news")["type"] == "subscribed"
+        assert boss.get("/api/channels/news").json()["subscribers"] == 2
+        answer = boss.post("/api/channels/news/publish", json={"body": {"n": 1}})
+        assert (answer.status_code, answer.json()) == (201, {"channel": "news", "number": 1})
+        for wire in (one, two):
+            message = wire.hear()
+            assert isinstance(message.pop("at"), float)
+            assert message == {
+                "type": "channel_message",
+                "channel": "news",
+                "number": 1,
+                "from": "boss",
+                "body": {"n": 1},
+            }
+        assert two.ask("channel_unsubscribe", channel="news")["type"] == "unsubscribed"
+        assert two.ask("channel_publish", channel="news", body=2)["number"] == 2
+        assert one.hear()["body"] == 2
+        assert two.ask("ping") == {"type": "pong"}, "which has not heard it"
+        history = boss.get("/api/channels/news/messages").json()["messages"]
+        assert [(post["number"], post["from"], post["body"]) for post in history] == [
+            (1, "boss", {"n": 1}),
+            (2, "two", 2),
+        ]
+        assert [post["number"] for post in two.ask("channel_history", channel="news", before=2)["messages"]] == [1]
+        assert [post["number"] for post in two.ask("channel_history", channel="news", limit=1)["messages"]] == [2]
+
+
+def test_who_disconnects_has_not_subscribed_any_more() -> None:
+    with running() as hub, hub.http(hub.register("boss")) as boss:
+        with hub.agent("one") as one:
+            one.ask("channel_subscribe", channel="general")
+            assert boss.get("/api/channels/general").json()["subscribers"] == 1
+        wait_for(lambda: not hub.hub.presence.of("one"), "it to be gone")
+        assert boss.get("/api/channels/general").json()["subscribers"] == 0
+
+
+def test_a_channel_that_there_is_not() -> None:
+    unknown = {"error": "unknown_channel", "detail": "there is no channel 'none'"}
+    with running() as hub, hub.agent("one") as one, hub.http(hub.register("boss")) as boss:
+        for kind in ("channel_publish", "channel_subscribe", "channel_unsubscribe", "channel_history"):
+            fields = {"body": 1} if kind == "channel_publish" else {}
+            assert one.ask(kind, channel="none", id=3, **fields) == {"type": "error", "id": 3, **unknown}
+        answers = [boss.get("/api/channels/none"), boss.get("/api/channels/none/messages")]
+        for answer in (*answers, boss.post("/api/channels/none/publish", json={"body": 1})):
+            assert (answer.status_code, answer.json()) == (404, unknown)
+
+
+def test_a_slow_reader_is_told_how_much_of_a_channel_it_has_missed() -> None:
+    with (
+        running(Policy(exempt=["boss"]), max_waiting=4) as hub,
+        hub.agent("boss") as boss,
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
+    ):
+        assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
+
+        def publish(body: object) -> int:
+            number: int = boss.ask("channel_publish", channel="general", body=body)["number"]
+            return number
+
+        last = [publish(LARGE) for _ in range(2)][-1]
+        read_ahead(slow)
+        while waiting(hub, "slow") < 4:
+            last = publish(LARGE)
+        missed = [publish("missed") for _ in range(3)]
+        assert [slow.hear()["number"] for _ in range(last)] == list(range(1, last + 1))
+        assert slow.hear() == {"type": "lagged", "channel": "general", "missed": 3}, "as soon as it has caught up"
+        again = publish("again")
+        assert slow.hear().items() >= {"type": "channel_message", "number": again, "body": "again"}.items()
+        publish("more")
+        assert slow.hear()["body"] == "more", "it is told once"
+        history = slow.ask("channel_history", channel="general", before=again, limit=3)
+        assert [post["number"] for post in history["messages"]] == missed

@@ -1,0 +1,126 @@
+"""How bytes are read: a little at a time, and not for ever."""
+
+import logging
+import socket
+from typing import Any
+
+import pytest
+
+from headgate.hub.protocols import HEAD, ImpatientHttp, PatientProtocol
+from tests.support.asgi_server import serving
+from tests.support.flooders import frame
+from tests.support.hub import running
+from tests.support.valkey import PATIENCE
+
+SHAKE = (
+    b"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+PING = frame('{"type":"ping"}')
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def ended(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    connection.settimeout(PATIENCE)
+    found = b""
+    try:
+        while data := connection.recv(65536):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(answer, http=ImpatientHttp) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as second:
+            second.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
+            assert second.recv(1000).startswith(b"HTTP/1.1 204")
+            monkeypatch.setattr(ImpatientHttp, "head_within", 0.2)
+            second.sendall(b"GET / HTTP/1.1\r\nHo")
+            assert ended(second) == b""
+        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+            assert ended(silent) == b""
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            assert ended(slow) == b""
+
+
+def test_a_connection_with_an_endless_head_is_closed() -> None:
+    with serving(answer, http=ImpatientHttp) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as endless:
+            endless.settimeout(PATIENCE)
+            with pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
+                endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X-More: " + b"x" * 4000 + b"\r\n") * 10_000)
+        with socket.create_connection(("127.0.0.1", server.port)) as large:
+            large.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX-More: " + b"x" * (HEAD // 2) + b"\r\n\r\n")
+            assert large.recv(1000).startswith(b"HTTP/1.1 204")
+
+
+def raw(hub: object) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(str(hub).rpartition(":")[2])), timeout=PATIENCE)
+    connection.sendall(SHAKE)
+    assert connection.recv(4096).startswith(b"HTTP/1.1 101")
+    return connection
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\x81\x82\0\0\0\0\xff\xfe", b"\x83\x80\0\0\0\0", b"\xf1\x80\0\0\0\0", b"\x81\x7f" + b"\xff" * 8]
+)
+@pytest.mark.parametrize("before", [b"", PING * 5])
+def test_a_frame_that_breaks_the_protocol_ends_the_connection_without_a_word_in_the_log(
+    bad: bytes, before: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), running() as hub:
+        with raw(hub) as connection:
+            connection.sendall(before + bad)
+            ended(connection)
+        with hub.agent("good") as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+    assert [record.getMessage() for record in caplog.records if "uvicorn" in record.name] == []
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_who_floods_on_after_a_close_is_cut_off() -> None:
+    with running() as hub, raw(hub) as connection:
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            connection.sendall(PING * 500_000)  # ten of which close the connection
+        with hub.agent("good") as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+
+
+def heard(connection: socket.socket, word: bytes) -> bytes:
+    """What comes until a word has come."""
+    found = b""
+    while word not in found:
+        data = connection.recv(4096)
+        assert data, found
+        found += data
+    return found
+
+
+def test_a_frame_in_many_pieces_is_one() -> None:
+    with running() as hub, raw(hub) as connection:
+        for byte in frame('{"type":"identify","agent_id":"' + "x" * 100 + '","token":"nobody","id":7}'):
+            connection.sendall(bytes([byte]))
+        assert b'"unauthorized"' in heard(connection, b'"id":7')
+
+
+def test_b9_one_whose_pong_waits_behind_what_it_sends_is_not_taken_for_dead() -> None:
+    """A flood is read slowly, and the answer to the hub's ping with it. One that sends nothing is given up."""
+    with running() as hub, raw(hub) as connection:
+        assert hub.server is not None
+        (it,) = [one for one in hub.server.server_state.connections if isinstance(one, PatientProtocol)]
+        it.ping_timeout = PATIENCE
+        hub.call(it.send_keepalive_ping)
+        for number in range(3):
+            connection.sendall(frame(f'{{"type":"ping","id":{number}}}'))
+            heard(connection, b'"id":%d' % number)
+            hub.call(it.keepalive_timeout)
+        hub.call(it.keepalive_timeout)
+        assert b"keepalive ping timeout" in ended(connection)

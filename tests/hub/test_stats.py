@@ -1,0 +1,107 @@
+"""What operators see: counts, violations of the last hour, and how full each bucket is."""
+
+from collections import Counter
+from random import Random
+
+from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
+from headgate.hub.monitoring.stats import AGENT_SLOTS, BOUNDS, SLOT, Tally, Trace
+from tests.support.hub import ADMIN, VIEWER, Wire, running
+
+
+def deny(wire: Wire, times: int) -> None:
+    """Use up a full bucket of ten, and be denied so many times."""
+    for _ in range(10 + times):
+        wire.say("session_open", session="s")
+    denied = 0
+    while denied < times:
+        denied += wire.hear()["type"] == "rate_limited"
+
+
+def test_violations_count_for_an_hour_of_the_gates_clock() -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        with hub.agent("first") as first, hub.agent("second") as second:
+            deny(first, 1)
+            hub.clock.advance(1800)
+            deny(second, 3)
+        summary = admin.get("/api/dashboard/state").json()["summary"]
+        assert summary["violations_last_hour"] == 4
+        worst = [{"agent_id": "second", "violations": 3}, {"agent_id": "first", "violations": 1}]
+        assert summary["worst_offenders"] == worst
+        hub.clock.advance(1800)
+        assert [card["agent_id"] for card in admin.get("/api/admin/violations").json()["agents"]] == ["second"]
+        hub.clock.advance(1800)
+        assert admin.get("/api/admin/violations").json() == {"agents": []}
+        assert admin.get("/api/dashboard/state").json()["summary"]["violations_last_hour"] == 0
+
+
+def test_a_card_tells_of_the_bucket_that_is_nearest_to_its_limit() -> None:
+    with running() as hub, hub.http(VIEWER) as viewer, hub.agent("planner") as wire:
+        wire.ask("ping")
+        for _ in range(5):
+            wire.ask("session_open", session="s")
+        (card,) = viewer.get("/api/dashboard/state").json()["agents"]
+        assert card["usage"] == {"channel": "ws", "tier": "heavy", "used": 0.5, "remaining": 5, "capacity": 10}
+        assert (card["agent_id"], card["connected"], card["violations"]) == ("planner", True, 0)
+        hub.clock.advance(60)
+        (card,) = viewer.get("/api/dashboard/state").json()["agents"]
+        assert card["usage"]["used"] == 0
+        hub.call(hub.hub.gate.add_exemption, "planner")
+        (card,) = viewer.get("/api/dashboard/state").json()["agents"]
+        assert (card["usage"], card["exempt"]) == (None, True)
+
+
+def test_checks_are_counted_by_outcome() -> None:
+    with running() as hub, hub.http() as anyone, hub.agent("planner") as wire:
+        with hub.http(hub.register("other")) as other:
+            assert other.get("/api/mailbox").status_code == 200
+        deny(wire, 2)
+        metrics = anyone.get("/api/metrics").json()
+        assert metrics["checks"] == {"allow": 1 + 8, "warn": 2, "deny": 2, "exempt": 0}
+        assert metrics["violations"] == 2
+        assert metrics["address_checks"] == {"allow": 2}  # the connection, and this request
+
+
+def test_a_trace_remembers_so_many_slots() -> None:
+    trace = Trace(3, 10)
+    for slot, kind in ((10, 0), (10, 2), (11, 1), (13, 0)):
+        trace.add(slot, kind)
+    assert [trace.at(slot) for slot in range(9, 15)] == [
+        (0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0),
+    ]  # fmt: skip
+    trace.add(100, 2)
+    assert [trace.at(slot) for slot in (13, 98, 99, 100)] == [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 1)]
+
+
+def test_a_trace_equals_a_count_of_all_that_came() -> None:
+    random = Random(6)
+    trace, slot, came = Trace(7, 0), 0, Counter[tuple[int, int]]()
+    for _ in range(3000):
+        slot += random.choice((0, 0, 0, 1, 1, 2, 9))
+        kind = random.randrange(3)
+        trace.add(slot, kind)
+        came[slot, kind] += 1
+        for old in range(slot - 10, slot + 2):
+            remembered = old > slot - 7
+            assert trace.at(old) == tuple(came[old, kind] if remembered else 0 for kind in range(3))
+
+
+def test_the_traffic_of_agents_that_went_away_is_forgotten() -> None:
+    clock = ManualClock(start=1000)
+    store = MemoryStore(clock=clock)
+    with Gate(Policy(), store=store) as gate:
+        tally = Tally(gate, clock)
+        tally.checked("gone", "ws", "light", Outcome.ALLOW, 1500)
+        clock.advance(SLOT * (AGENT_SLOTS - 1))
+        tally.checked("here", "ws", "heavy", Outcome.EXEMPT, 999)
+        assert tally.active(tally.slot - AGENT_SLOTS + 1) == ["gone", "here"]
+        assert tally.active(tally.slot) == ["here"]
+        clock.advance(SLOT)
+        tally.checked("here", "ws", "heavy", Outcome.DENY, 10**10)
+        assert tally.trace("gone") is None
+        assert tally.active(0) == ["here"]
+        assert {key: times for key, times in tally.checks.items() if times} == {
+            ("ws", "light", Outcome.ALLOW): 1, ("ws", "heavy", Outcome.EXEMPT): 1, ("ws", "heavy", Outcome.DENY): 1,
+        }  # fmt: skip
+        assert [index for index, times in enumerate(tally.times) if times] == [0, 1, len(BOUNDS)]
+        assert tally.time == 1500 + 999 + 10**10
+        tally.stop()

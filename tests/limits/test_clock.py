@@ -1,0 +1,54 @@
+"""Clocks."""
+
+from typing import Any
+
+import pytest
+
+from headgate import InvalidInput, ManualClock
+from headgate.limits.clock import MonotonicClock
+
+
+def test_a_manual_clock_stands_still_until_it_is_told() -> None:
+    clock = ManualClock(start=10)
+    assert clock.now() == clock.now() == 10_000_000
+    clock.advance(1.5)
+    clock.advance(0.000001)
+    assert clock.now() == 11_500_001
+    clock.step_back(0.5)
+    assert clock.now() == 11_000_001
+
+
+def test_a_manual_clock_wakes_who_waits() -> None:
+    clock = ManualClock()
+    rung: list[str] = []
+    assert clock.alarm(1_000_000, lambda: rung.append("one")) is None
+    assert clock.alarm(2_000_000, lambda: rung.append("two")) is None
+    clock.advance(0.999999)
+    assert rung == []
+    clock.advance(0.000001)
+    assert rung == ["one"]
+    clock.advance(5)
+    assert rung == ["one", "two"]
+    assert clock.alarm(1_000_000, lambda: rung.append("late")) == 0.0
+
+
+def test_a5_time_is_monotonic() -> None:
+    clock = MonotonicClock()
+    times = [clock.now() for _ in range(1000)]
+    assert times == sorted(times)
+    assert clock.alarm(0, lambda: None) == 0.0
+    assert 0 < (clock.alarm(clock.now() + 10**9, lambda: None) or 0) <= 1000
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), True, "1", None])
+def test_bad_times(bad: Any) -> None:
+    clock = ManualClock()
+    for where, call in (
+        ("ManualClock start", lambda: ManualClock(bad)),
+        ("ManualClock.advance seconds", lambda: clock.advance(bad)),
+        ("ManualClock.step_back seconds", lambda: clock.step_back(bad)),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            call()
+        assert str(caught.value) == f"{where}: expected a number of seconds, 0 or more, got {bad!r}"
+    assert clock.now() == 0

@@ -1,0 +1,98 @@
+"""The table of violations, walked through by hand."""
+
+from typing import Any
+
+import pytest
+
+from headgate import InvalidInput
+from headgate.limits.violations import Backoff, ViolationRecord
+
+SECOND = 1_000_000
+
+
+def walk(backoff: Backoff, *times: float) -> list[tuple[int, float, bool]]:
+    """Count, advised wait and alert of violations at these times."""
+    offender = ViolationRecord()
+    found = []
+    for at in times:
+        alert = backoff.record(offender, round(at * SECOND))
+        count = backoff.count(offender, round(at * SECOND))
+        found.append((count, backoff.advised(count) / SECOND, alert))
+    return found
+
+
+def test_a9_consecutive_violations_escalate_the_advised_wait() -> None:
+    assert walk(Backoff(), 0, 1, 2, 3, 4, 5, 6) == [
+        (1, 1.0, False),
+        (2, 2.0, False),
+        (3, 5.0, False),
+        (4, 10.0, False),
+        (5, 30.0, False),
+        (6, 30.0, False),
+        (7, 30.0, False),
+    ]
+
+
+def test_a9_after_a_quiet_minute_the_count_starts_again() -> None:
+    counts = [count for count, _, _ in walk(Backoff(), 0, 59.999999, 119.999998, 179.999998, 180)]
+    assert counts == [1, 2, 3, 1, 2]
+
+
+def test_a10_the_quiet_period_ends_exactly_after_it() -> None:
+    backoff, offender = Backoff(), ViolationRecord()
+    backoff.record(offender, 0)
+    assert backoff.count(offender, 60 * SECOND - 1) == 1
+    assert backoff.count(offender, 60 * SECOND) == 0
+    assert (backoff.left(offender, 400_000), backoff.quiet_left(offender, 400_000)) == (600_000, 59_600_000)
+    assert (backoff.left(offender, 60 * SECOND), backoff.quiet_left(offender, 60 * SECOND)) == (0, 0)
+
+
+def test_b8_ten_violations_within_five_minutes_raise_one_alert() -> None:
+    alerts = [alert for _, _, alert in walk(Backoff(), *range(30))]
+    assert alerts == [False] * 9 + [True] + [False] * 20
+
+
+@pytest.mark.parametrize(("last", "alert"), [(299.999999, True), (300, False)])
+def test_b8_within_any_five_minutes(last: float, alert: bool) -> None:
+    assert walk(Backoff(), 0, *[100] * 8, last)[-1][2] is alert
+
+
+def test_b8_no_other_alert_for_five_minutes_then_armed_again() -> None:
+    at = [alert for _, _, alert in walk(Backoff(), *range(1000))]
+    assert [i for i, alert in enumerate(at) if alert] == [9, 309, 609, 909]
+
+
+def test_a13_an_offender_is_forgotten_when_it_counts_for_nothing() -> None:
+    backoff, offender = Backoff(), ViolationRecord()
+    assert backoff.idle(offender, 0)
+    backoff.record(offender, 0)
+    assert not backoff.idle(offender, 300 * SECOND - 1)
+    assert backoff.idle(offender, 300 * SECOND)
+
+
+def test_a5_a_clock_that_steps_back_forgives_nothing() -> None:
+    assert [count for count, _, _ in walk(Backoff(), 100, 40, 99, 159)] == [1, 2, 3, 4]
+
+
+def test_backoff_is_a_value() -> None:
+    assert Backoff() == Backoff(steps=[1, 2, 5, 10, 30])
+    assert hash(Backoff()) == hash(Backoff())
+    assert Backoff() != Backoff(quiet=61)
+    assert repr(Backoff(steps=[1])) == (
+        "Backoff(steps=(1.0,), quiet=60.0, enforce=False, alert_after=10, alert_window=300.0)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"steps": []}, "Backoff steps: expected at least one, got []"),
+        ({"steps": [-1]}, "Backoff steps: expected a number of seconds, 0 or more, got -1"),
+        ({"quiet": "long"}, "Backoff quiet: expected a number of seconds, 0 or more, got 'long'"),
+        ({"alert_after": 0}, "Backoff alert_after: expected a whole number from 1 to 1000, got 0"),
+    ],
+)
+def test_bad_backoff(options: Any, text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Backoff(**options)
+    assert str(caught.value) == text

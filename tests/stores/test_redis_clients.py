@@ -1,0 +1,417 @@
+"""How a store comes to its server: URLs, clients of the application's own, and servers that can't be used."""
+
+import asyncio
+import http.server
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import trustme
+
+from headgate import (
+    Decision,
+    Gate,
+    HeadgateError,
+    InvalidInput,
+    Limiter,
+    Policy,
+    RedisStore,
+    StoreAway,
+    StoreError,
+    per_day,
+)
+from headgate.stores.base import Ask, Verb
+from headgate.stores.redis.clients import PERMISSIONS, check_server
+from tests.support.valkey import PATIENCE, Server, cluster, replicated, wait_for
+
+pytestmark = pytest.mark.once
+
+UNHURRIED = Policy(store={"timeout": PATIENCE})
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No store here gives up on a server because the machine is slow, even one that is made from a URL alone."""
+    make: Any = RedisStore.__init__
+    monkeypatch.setitem(make.__kwdefaults__, "timeout", PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def both_ways(store: RedisStore, key: str = "a") -> list[bool]:
+    """Four checks at a limit of three, the last two through asyncio."""
+    limiter = Limiter(per_day(3), store=store)
+
+    async def rest() -> list[Decision]:
+        return [await limiter.acheck(key) for _ in range(2)]
+
+    decisions = [limiter.check(key) for _ in range(2)] + asyncio.run(rest())
+    assert not any(decision.degraded for decision in decisions)
+    return [bool(decision) for decision in decisions]
+
+
+# What is there -------------------------------------------------------------------------------------------------------
+
+
+def test_a_limiter_and_a_gate_take_a_url(server: Server) -> None:
+    one = Limiter("3/day", store=server.url, name="url")
+    other = Limiter("3/day", store=server.url.replace("redis:", "valkey:"), name="url")
+    assert [bool(limiter.check("a")) for limiter in (one, other, one, other)] == [True, True, True, False]
+    one.close()
+    other.close()
+    with Gate(UNHURRIED, store=server.url) as gate:
+        assert gate.check("a", "ws", "heavy").remaining == 9
+
+    async def use() -> None:
+        async with Limiter("3/day", store=server.url, name="url") as limiter:
+            assert not await limiter.acheck("a")
+        async with Gate(UNHURRIED, store=server.url) as gate:
+            assert (await gate.acheck("a", "ws", "heavy")).remaining == 8
+
+    asyncio.run(use())
+    with server.client() as client:
+        wait_for(lambda: client.info()["connected_clients"] == 1, "the connections to be closed")
+
+
+def test_a_password_a_user_and_a_database_of_its_own() -> None:
+    with Server("--requirepass", "sesame") as server:
+        where = f"127.0.0.1:{server.port}"
+        with RedisStore(f"redis://:sesame@{where}/3") as store:
+            store.verify()
+            assert both_ways(store) == [True, True, True, False]
+        with server.client(password="sesame", db=3) as client:
+            assert client.dbsize() == 1
+            client.acl_setuser("agent", enabled=True, passwords=["+open"], keys=["headgate*"], categories=["+@all"])
+        with RedisStore(f"redis://agent:open@{where}") as store:
+            store.verify()
+            assert both_ways(store) == [True, True, True, False]
+        for url in (f"redis://:wrong@{where}", f"redis://{where}"):
+            with RedisStore(url) as store, pytest.raises(StoreError) as caught:
+                store.verify()
+            assert str(caught.value).startswith("store: expected a user and a password that the server accepts, got")
+            assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
+
+
+def test_keys_begin_with_the_prefix(server: Server) -> None:
+    with RedisStore(server.url, prefix="mine:") as store:
+        assert both_ways(store) == [True, True, True, False]
+    with server.client() as client:
+        assert client.keys("mine:*") == [b"mine:{a}b1:3/day:"]
+
+
+def tls(server: Server, certificate: trustme.LeafCert) -> AbstractContextManager[int]:
+    """A port that speaks TLS and passes everything on to a server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+    return door([server], lambda connection: context.wrap_socket(connection, server_side=True))
+
+
+@contextmanager
+def door(
+    leads_to: list[Server], wrap: Callable[[socket.socket], socket.socket] = lambda connection: connection
+) -> Iterator[int]:
+    """A port that passes every new connection on to the first of some servers, which may change."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    pairs: list[socket.socket] = []
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                outer = wrap(listening.accept()[0])
+                inner = socket.create_connection(("127.0.0.1", leads_to[0].port))
+                pairs.extend((outer, inner))
+                for source, target in ((outer, inner), (inner, outer)):
+                    threading.Thread(target=pump, args=(source, target), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        for one in (listening, *pairs):
+            one.close()
+
+
+def test_tls(server: Server, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with (
+        tls(server, authority.issue_cert("127.0.0.1")) as port,
+        RedisStore(f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem", prefix="tls:") as store,
+    ):
+        assert both_ways(store) == [True, True, True, False]
+    with tls(server, trustme.CA().issue_cert("127.0.0.1")) as port:
+        url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem"
+        with RedisStore(url) as store, pytest.raises(StoreAway, match="certificate"):
+            store.verify()
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_name_that_leads_to_another_master_is_followed(kind: str) -> None:
+    """As where an address is moved in a failover: the old master still answers, but takes no writes any more."""
+    with Server() as old, Server() as new:
+        leads_to = [old]
+        with door(leads_to) as port, RedisStore(f"redis://127.0.0.1:{port}") as store, old.client() as client:
+            limiter = Limiter(per_day(3), store=store)
+
+            async def move() -> None:
+                for degraded in (False, True):
+                    if degraded:
+                        client.replicaof("127.0.0.1", new.port)
+                        leads_to[0] = new
+                    decision = await limiter.acheck("a") if kind == "tasks" else limiter.check("a")
+                    assert decision.degraded == degraded
+                deadline = asyncio.get_running_loop().time() + PATIENCE
+                while (await limiter.acheck("b") if kind == "tasks" else limiter.check("b")).degraded:
+                    assert asyncio.get_running_loop().time() < deadline
+                    await asyncio.sleep(0.05)
+
+            asyncio.run(move())
+        with new.client() as client:
+            assert client.keys("*") == [b"headgate:{b}b1:3/day:"]
+
+
+def test_a_socket_on_this_machine(tmp_path: Path) -> None:
+    with Server("--unixsocket", str(tmp_path / "s")):
+        with RedisStore(f"unix://{tmp_path}/s") as store:
+            assert both_ways(store) == [True, True, True, False]
+        for url in (f"redis+unix://{tmp_path}/s", f"async+valkey+unix://{tmp_path}/s"):
+            with RedisStore(url) as store:
+                assert both_ways(store)[0] is False  # it is the same server
+
+
+def test_sentinel() -> None:
+    with (
+        replicated() as (_master, _replica, sentinel),
+        RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/main") as store,
+    ):
+        store.verify()
+        assert both_ways(store) == [True, True, True, False]
+
+
+def test_a_cluster() -> None:
+    with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}") as store:
+        store.verify()
+        for key in "abcdef":  # in slots of all nodes
+            assert both_ways(store, key) == [True, True, True, False]
+        assert all(node.client().dbsize() for node in nodes)
+        asks = [Ask("team", "t", per_day(3), 1), Ask("agent", "a", per_day(3), 1)]
+        with pytest.raises(InvalidInput, match="asks: expected keys in one slot of the cluster"):
+            store.apply(Verb.CHECK, asks, 0)
+        assert store.apply(Verb.CHECK, [ask._replace(key="t") for ask in asks], 0)
+        own = redis.RedisCluster(host="127.0.0.1", port=nodes[0].port)
+        aown = redis.asyncio.RedisCluster(host="127.0.0.1", port=nodes[0].port)
+        assert [Limiter(per_day(3), store=RedisStore((own, aown))).check("g").remaining for _ in range(2)] == [2, 1]
+        own.close()
+
+
+def test_clients_of_the_application(server: Server) -> None:
+    client = server.client()
+    store = RedisStore(client, prefix="own:")
+    limiter = Limiter(per_day(2), store=store)
+    assert [bool(limiter.check("a")) for _ in range(3)] == [True, True, False]
+    with pytest.raises(HeadgateError, match="got only one for threads; pass both"):
+        asyncio.run(_acheck(limiter))
+
+    async def use() -> None:
+        async with redis.asyncio.Redis(port=server.port) as aclient:
+            only = Limiter(per_day(2), store=RedisStore(aclient, prefix="own:"))
+            assert not await only.acheck("a")
+            with pytest.raises(HeadgateError, match="got only one for asyncio; pass both"):
+                only.check("a")
+            with pytest.raises(InvalidInput, match="expected a client for threads with remember_denials or lease"):
+                RedisStore(aclient, lease=0.1)
+            two = Limiter(per_day(2), store=RedisStore((client, aclient), prefix="own:"))
+            assert not await two.acheck("a")
+            assert not two.check("a")
+            await two.store.averify()  # type: ignore[attr-defined]
+
+    asyncio.run(use())
+    store.close()
+    assert client.ping()  # it is the application's to close
+    client.close()
+
+
+async def _acheck(limiter: Limiter) -> None:
+    await limiter.acheck("a")
+
+
+# What can't be used --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("http://localhost", "store: expected a URL such as redis://host:6379/0, "),
+        ("redis://", "store: expected a URL such as "),
+        ("redis://localhost:port", "store: expected a URL such as "),
+        ("redis+sentinel://localhost:26379", "store: expected the master's name, as in redis+sentinel://"),
+        (
+            "redis+cluster://localhost:port",
+            "store: expected host:port,host:port in the URL, got 'redis+cluster://local",
+        ),
+        (
+            "redis+cluster://localhost:7000,",
+            "store: expected host:port,host:port in the URL, got 'redis+cluster://local",
+        ),
+        ("unix+cluster:///path", "store: expected a URL such as "),
+        ("redis+http://localhost", "store: expected a URL such as "),
+    ],
+)
+def test_a_wrong_url(url: str, text: str) -> None:
+    for make in (RedisStore, lambda url: Limiter("1/day", store=url), lambda url: Gate(store=url)):
+        with pytest.raises(InvalidInput) as caught:
+            make(url)
+        assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:s3cret@localhost:port",
+        "redis://s3cret@localhost:port",
+        "redis://user:p@s3cret@localhost:port",
+        "redis://user:s3cret/@localhost",
+        "redis://user:p/s3cret@localhost:port",
+        "redis://localhost:port?password=s3cret",
+        "redis+cluster://user:s3cret/@localhost:7000",
+        "redis+cluster://user:s3cret@localhost:port",
+        "redis+sentinel://user:s3cret@localhost:26379",
+        "async+memcached://user:s3cret@localhost",
+        "mongodb+srv://user:s3cret@localhost",
+        "etcd://user:s3cret@localhost",
+        "memory://user:s3cret@localhost",
+        "http://user:s3cret@localhost",
+    ],
+)
+def test_no_secret_is_shown_of_a_url_that_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Limiter("1/day", store=url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_password_is_never_shown() -> None:
+    with RedisStore("redis://user:s3cret@127.0.0.1:1") as store, pytest.raises(StoreAway) as away:
+        store.verify()
+    assert "s3cret" not in str(away.value)
+
+
+def test_bad_options() -> None:
+    attempts: list[tuple[Any, str]] = [
+        ({"prefix": ""}, "RedisStore prefix: expected some text without braces, got ''"),
+        ({"prefix": 5}, "RedisStore prefix: expected some text without braces, got 5"),
+        ({"prefix": "a{b"}, "RedisStore prefix: expected some text without braces, got 'a{b'"),
+        ({"timeout": 0}, "RedisStore timeout: expected a number of seconds above 0, got 0"),
+        ({"timeout": "1"}, "RedisStore timeout: expected a number of seconds, 0 or more, got '1'"),
+        ({"on_failure": "hope"}, "RedisStore on_failure: expected one of open, closed, local, got 'hope'"),
+        ({"nodes": 0}, "RedisStore nodes: expected a whole number from 1 to 9007199254740991, got 0"),
+        ({"lease": 2}, "RedisStore lease: expected a number from 0 to 1 with at most three decimals, got 2"),
+        ({"where": 5}, "RedisStore: expected a URL or clients of redis-py, got 5"),
+    ]
+    for options, text in attempts:
+        with pytest.raises(InvalidInput) as caught:
+            RedisStore(**{"where": "redis://localhost", **options})
+        assert str(caught.value) == text
+
+
+def test_a_server_that_is_not_there_may_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    limiter = Limiter("2/day", store="redis://127.0.0.1:1")
+    assert "starting without the server: store: expected a Redis or Valkey server that answers, got" in caplog.text
+    assert [(bool(d), d.degraded) for d in [limiter.check("a") for _ in range(3)]] == [
+        (True, True),
+        (True, True),
+        (False, True),
+    ]
+    with Gate(store="redis://127.0.0.1:1") as gate:
+        assert gate.check("a", "ws", "heavy").degraded
+        with pytest.raises(StoreAway, match="the change is not made, it can't be remembered"):
+            gate.set_default("heavy", "1/day")
+        assert gate.capacity("a", "ws", "heavy") == 10
+
+
+def test_a_server_that_is_not_redis() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Quiet) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(StoreError, match="expected a Redis or Valkey server"):
+                Limiter("1/day", store=f"redis://127.0.0.1:{web.server_port}")
+            with RedisStore(f"redis://127.0.0.1:{web.server_port}", on_failure="closed") as store:
+                decision = Limiter("1/day", store=store).check("a")
+                assert (bool(decision), decision.degraded, decision.retry_after) == (False, True, 1.0)
+        finally:
+            web.shutdown()
+
+
+class _Quiet(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_version_too_old() -> None:
+    assert check_server({"redis_version": "6.2.0"}) == []
+    for version in ("6.0.16", "5.0.7", ""):
+        with pytest.raises(StoreError, match=r"^store: expected Redis 6\.2 or later, or Valkey, got version"):
+            check_server({"redis_version": version})
+
+
+def test_a_missing_permission(server: Server) -> None:
+    with server.client() as client:
+        client.acl_setuser("poor", enabled=True, nopass=True, keys=["headgate*"], categories=["+@all", "-@scripting"])
+        client.acl_setuser("other", enabled=True, nopass=True, keys=["theirs*"], categories=["+@all"])
+    for user in ("poor", "other"):
+        url = f"redis://{user}:any@127.0.0.1:{server.port}"
+        with pytest.raises(StoreError, match="expected a user that may run scripts and read and write our keys"):
+            Limiter("1/day", store=url)
+        with RedisStore(url, on_failure="open") as store:
+            decision = Limiter("1/day", store=store).check("a")
+            assert (bool(decision), decision.degraded) == (True, True)
+
+
+def test_the_permissions_that_the_docs_name_are_enough(server: Server) -> None:
+    docs = Path(__file__).parents[2] / "docs" / "redis.md"
+    assert f"`{PERMISSIONS}`" in docs.read_text(encoding="utf-8")
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "enough", "on", "nopass", *PERMISSIONS.split())
+    url = f"redis://enough:any@127.0.0.1:{server.port}"
+    with Gate(UNHURRIED, store=url) as gate, Gate(UNHURRIED, store=url) as other:
+        assert not gate.check("a", "ws", "heavy", request_id="1").degraded
+        while gate.check("a", "ws", "heavy"):
+            pass
+        gate.set_override("a", "heavy", "5/minute sliding")
+        wait_for(lambda: other.capacity("a", "ws", "heavy") == 5, "the override")
+        decisions = [other.check("a", "ws", "heavy") for _ in range(6)]
+        assert [(bool(decision), decision.degraded) for decision in decisions] == [(True, False)] * 5 + [(False, False)]
+        gate.drop_agent("a")
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl", "noeviction"])
+def test_a_server_that_may_forget_a_blocked_key_is_reported(
+    server: Server, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory-policy", policy)
+        try:
+            with RedisStore(server.url, prefix="evict:") as store, caplog.at_level(logging.WARNING):
+                Limiter("1/day", store=store).check("a")
+                Limiter("1/day", store=store).check("a")
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+    assert caplog.text.count(f"the server's maxmemory-policy is {policy}") == (policy != "noeviction")

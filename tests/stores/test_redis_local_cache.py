@@ -1,0 +1,304 @@
+"""Asking the server less: denials that are remembered, and tokens that are drawn ahead."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Self
+
+import pytest
+
+from headgate import (
+    Gate,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    Policy,
+    RedisStore,
+    SlidingWindow,
+    TokenBucket,
+    per_minute,
+    per_second,
+)
+from headgate.events import Alerted, Event, Violated
+from headgate.limits.violations import Backoff
+from headgate.stores.base import Ask, Offence
+from headgate.stores.redis.local_cache import Spared
+from tests.support.valkey import PATIENCE, Server, wait_for
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+_NOBODY = threading.Thread(target=lambda: None)
+_NOBODY.start()
+
+
+class Fleet:
+    """Stores of several nodes that share one server and one clock.
+
+    Unless one `sends`, nothing is given back or sent that a test doesn't ask for: that would depend on how fast it is.
+    """
+
+    def __init__(self, server: Server, nodes: int, *, sends: bool = False, **options: Any) -> None:
+        self.clock = ManualClock(start=1000)
+        self._server = server
+        prefix = f"sparing{next(_numbers)}:"
+        patient: dict[str, Any] = {"prefix": prefix, "clock": self.clock, "timeout": PATIENCE}
+        self.stores = [RedisStore(server.url, **{**patient, **options}) for _ in range(nodes)]
+        self.plain = RedisStore(server.url, **patient)
+        if not sends:
+            for store in self.stores:
+                store._sender = _NOBODY
+
+    def calls(self) -> int:
+        with self._server.client() as client:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for store in (*self.stores, self.plain):
+            store.close()
+
+
+def test_a_denied_key_is_denied_here_until_its_wait_is_over(server: Server) -> None:
+    with Fleet(server, 1, remember_denials=True) as fleet:
+        for limit in (per_minute(120, burst=2), SlidingWindow(2, 0.5)):
+            limiter = Limiter(limit, store=fleet.stores[0])
+            assert [bool(limiter.check("a")) for _ in range(3)] == [True, True, False]
+            before = fleet.calls()
+            fleet.clock.advance(0.2)
+            first = limiter.check("a")
+            fleet.clock.advance(0.299_999)
+            last = limiter.check("a")
+            assert (first.retry_after, last.retry_after) == (0.3, 0.000_001)
+            assert (first.outcome, first.remaining, first.limit) == (Outcome.DENY, 0, limit)
+            assert fleet.calls() == before
+            assert limiter.check("b")
+            fleet.clock.advance(0.000_001)
+            assert limiter.check("a")
+
+
+def test_a_remembered_denial_answers_only_for_costs_at_least_as_high(server: Server) -> None:
+    with Fleet(server, 1, remember_denials=True) as fleet:
+        limiter = Limiter(per_minute(60, burst=10), store=fleet.stores[0])
+        assert limiter.check("a", cost=6)
+        assert not limiter.check("a", cost=5)
+        before = fleet.calls()
+        assert not limiter.check("a", cost=7)
+        assert not limiter.check("a", cost=11)
+        assert fleet.calls() == before
+        assert limiter.check("a", cost=4)
+        assert fleet.calls() == before + 1
+        assert limiter.check("b", cost=11).retry_after is None
+        assert limiter.check("b", cost=12).retry_after is None
+
+
+@pytest.mark.parametrize("verb", ["reset", "refund"])
+def test_a_denial_ends_within_a_second_of_a_reset_or_refund_elsewhere_and_at_once_here(
+    server: Server, verb: str
+) -> None:
+    with Fleet(server, 1, remember_denials=True) as fleet:
+        here, elsewhere = (Limiter(SlidingWindow(3, 60), store=store) for store in (fleet.stores[0], fleet.plain))
+        assert [bool(here.check("a")) for _ in range(4)] == [True, True, True, False]
+        getattr(elsewhere, verb)("a")
+        fleet.clock.advance(0.999)
+        assert not here.check("a")
+        fleet.clock.advance(0.001)
+        assert here.check("a")
+        while here.check("a"):
+            pass
+        getattr(here, verb)("a")
+        assert here.check("a")
+
+
+def test_violations_of_remembered_denials_are_counted_and_sent(server: Server) -> None:
+    with Fleet(server, 1, remember_denials=True) as fleet:
+        store = fleet.stores[0]
+        offence = Offence("agents", "a", Backoff())
+        seen: list[Event] = []
+        with Gate(Policy(), store=store) as gate:
+            gate.subscribe(seen.append)
+            decisions = [gate.check("a", "ws", "heavy") for _ in range(10 + 12)]
+            told = [decision.violation.count for decision in decisions if decision.violation is not None]
+            assert told == list(range(1, 13))
+            assert [decision.retry_after for decision in decisions[10:15]] == [6.0, 6.0, 6.0, 10.0, 30.0]
+            assert {decision.bucket_retry_after for decision in decisions[10:]} == {6.0}
+            assert fleet.plain.standing(offence).violations == 1  # the others are owed
+            store.flush()
+            assert fleet.plain.standing(offence).violations == 12
+            assert [event.violations for event in seen if isinstance(event, Alerted)] == [10]
+            assert len([event for event in seen if isinstance(event, Violated)]) == 12
+            assert not gate.check("a", "ws", "heavy", cost=2)
+            fleet.clock.advance(1)
+            gate.check("a", "ws", "heavy", cost=2)  # asks the server again, and pays what is owed before
+            assert fleet.plain.standing(offence).violations == 14
+            gate.check("a", "ws", "heavy", cost=2)
+            assert gate.reset_violations("a")
+            store.flush()
+            assert not gate.standing("a")
+
+
+def test_owed_violations_are_sent_by_themselves(server: Server) -> None:
+    with Fleet(server, 1, sends=True, remember_denials=True) as fleet:
+        offence = Offence("agents", "a", Backoff())
+        with Gate(Policy(), store=fleet.stores[0]) as gate:
+            for _ in range(13):
+                gate.check("a", "ws", "heavy")
+            wait_for(lambda: fleet.plain.standing(offence).violations == 3, "the violations")
+
+
+def test_leases_ask_the_server_rarely(server: Server) -> None:
+    with Fleet(server, 1, lease=0.1) as fleet:
+        limiter = Limiter(per_minute(600, burst=1000), store=fleet.stores[0])
+        before = fleet.calls()
+        decisions = [limiter.check("a") for _ in range(500)]
+        assert [decision.remaining for decision in decisions] == list(range(999, 499, -1))
+        assert decisions[-1].reset_after == 50.0
+        assert fleet.calls() - before < 15
+        assert limiter.check("a", cost=1001).retry_after is None
+
+
+def test_leases_never_let_more_pass_than_the_limit(server: Server) -> None:
+    """Whatever passes at any node would also have passed at one bucket: so in any interval no more than the limit."""
+    chance = random.Random(5)
+    for _ in range(8):
+        limit = chance.choice([TokenBucket(40, 20, 1), TokenBucket(200, 50, 1), TokenBucket(30, 7, 3)])
+        with Fleet(server, 3, lease=chance.choice([0.1, 0.3])) as fleet:
+            nodes = [Limiter(limit, store=store) for store in (*fleet.stores, fleet.plain)]
+            bucket = Limiter(limit, store=MemoryStore(clock=fleet.clock))
+            admitted = 0
+            for step in range(600):
+                node = chance.choice(nodes)
+                cost = chance.choice((1, 1, 1, 2, 5))
+                if node.check("a", cost=cost):
+                    assert bucket.check("a", cost=cost), (limit, step)
+                    admitted += cost
+                if chance.random() < 0.5:
+                    fleet.clock.advance(chance.choice((0.001, 0.01, 0.05, 0.4, 1.1)))
+                if chance.random() < 0.02:
+                    chance.choice(fleet.stores).flush()
+            assert admitted > limit.capacity
+
+
+def test_a_lease_counts_against_the_capacity_until_it_ends_and_comes_back_as_refill(server: Server) -> None:
+    limit = TokenBucket(100, 1000, 1)
+    with Fleet(server, 1, lease=0.2) as fleet:
+        leased, plain = (Limiter(limit, store=store) for store in (fleet.stores[0], fleet.plain))
+        assert all(leased.check("a") for _ in range(3))
+        fleet.clock.advance(0.999_999)  # the bucket has been full for long, save what is out
+        assert sum(bool(plain.check("a")) for _ in range(200)) == 80
+        assert sum(bool(leased.check("a")) for _ in range(200)) == 19
+        fleet.stores[0].flush(everything=True)
+        fleet.clock.advance(10)
+        assert all(leased.check("a") for _ in range(3))
+        fleet.clock.advance(1)
+        assert plain.peek("a").remaining == 80
+        fleet.clock.advance(0.005)
+        assert plain.peek("a").remaining == 85
+
+
+def test_tasks_that_ask_at_the_same_time_draw_once(server: Server) -> None:
+    limit = per_minute(60, burst=1000)
+
+    async def burst(limiter: Limiter) -> None:
+        await limiter.acheck("a")
+        assert all(await asyncio.gather(*[limiter.acheck("a") for _ in range(50)]))
+
+    with Fleet(server, 1, lease=0.1) as fleet:
+        asyncio.run(burst(Limiter(limit, store=fleet.stores[0])))
+        assert Limiter(limit, store=fleet.plain).peek("a").remaining == 1000 - 51 - 100
+
+
+def test_what_a_node_does_not_use_comes_back(server: Server) -> None:
+    limit = per_minute(60, burst=100)
+    with Fleet(server, 2, lease=0.2) as fleet:
+        one, other = (Limiter(limit, store=store) for store in fleet.stores)
+        plain = Limiter(limit, store=fleet.plain)
+        assert all(one.check("a") for _ in range(5))
+        assert plain.peek("a").remaining < 95 - 10  # some are out
+        fleet.stores[0].flush(everything=True)
+        assert plain.peek("a").remaining == 95
+        assert all(other.check("a") for _ in range(5))
+        fleet.stores[1].close()  # a node that ends in order
+        assert plain.peek("a").remaining == 90
+        assert all(one.check("a") for _ in range(5))
+        out = 85 - plain.peek("a").remaining
+        assert out > 10
+        fleet.clock.advance(1)  # this one is gone: its lease ends, and comes back as refill
+        fleet.stores[0]._sparing.table("", limit).forget_all()  # type: ignore[union-attr]
+        assert plain.peek("a").remaining == 85 - out + 1
+        fleet.clock.advance(out)
+        assert plain.peek("a").remaining == 86
+
+
+def test_a_reset_leaves_the_tokens_of_other_nodes_out(server: Server) -> None:
+    limit = per_minute(60, burst=100)
+    with Fleet(server, 2, lease=0.2) as fleet:
+        one, other = (Limiter(limit, store=store) for store in fleet.stores)
+        assert all(one.check("a") for _ in range(30))
+        assert other.reset("a")
+        assert Limiter(limit, store=fleet.plain).peek("a").remaining == 80  # as far as the server knows, 20 are out
+        assert one.reset("a")
+        assert Limiter(limit, store=fleet.plain).peek("a").remaining == 100
+
+
+def test_how_much_less_a_fleet_may_admit(server: Server) -> None:
+    """The stated bound: for each other node, the share of the capacity that it may have drawn."""
+    limit, share, nodes = per_second(1000), 0.05, 4
+    with Fleet(server, nodes, lease=share) as fleet:
+        limiters = [Limiter(limit, store=store) for store in fleet.stores]
+        for limiter in limiters[1:]:
+            assert all(limiter.check("a") for _ in range(3))
+        fleet.clock.advance(0.000_1)
+        passed = 0
+        while limiters[0].check("a"):
+            passed += 1
+        assert 1000 - (nodes - 1) * (1000 * share + 3) <= passed < 1000
+
+
+def test_slow_keys_small_limits_windows_and_enforced_backoff_are_not_leased(server: Server) -> None:
+    with Fleet(server, 1, lease=0.1) as fleet:
+        plain = fleet.plain
+        cases = [(per_minute(60, burst=5), 0.01), (SlidingWindow(100, 60), 0.01), (per_minute(60, burst=100), 0.3)]
+        for limit, pause in cases:
+            limiter = Limiter(limit, store=fleet.stores[0])
+            for number in range(4):
+                limiter.check("a")
+                fleet.clock.advance(pause)
+                assert Limiter(limit, store=plain).peek("a").remaining >= limit.capacity - number - 1
+        with Gate(Policy(backoff={"enforce": True}), store=fleet.stores[0]) as gate:
+            before = fleet.calls()
+            for _ in range(20):
+                gate.check("a", "ws", "light")
+            assert fleet.calls() - before >= 20
+
+
+def test_a_lease_that_is_granted_late_takes_back_nothing_that_is_in_hand(server: Server) -> None:
+    """A call that timed out may be carried out all the same, after the one that was made instead of it."""
+    limit = per_minute(60, burst=100)
+    with Fleet(server, 1, lease=0.2) as fleet:
+        store = fleet.stores[0]
+        limiter, plain = Limiter(limit, store=store), Limiter(limit, store=fleet.plain)
+        table = store.spare("", limit)
+        assert isinstance(table, Spared)
+        assert limiter.check("a")
+        late = table.draws(Ask("", "a", limit, 1), 0, None, store.keys)
+        assert late is not None
+        table.drawn("a", None, fleet.clock.now())  # no answer in time
+        assert limiter.check("a")  # draws 20
+        assert plain.peek("a").remaining == 78
+        store.ask(late)
+        assert plain.peek("a").remaining == 57  # another 20 are out, and one is spent
+        fleet.clock.advance(0.9)
+        assert plain.reset("a")
+        assert plain.peek("a").remaining == 60  # what is in hand still counts

@@ -1,0 +1,36 @@
+"""What tests of the admin's routes share."""
+
+import httpx
+
+from headgate import Policy
+from headgate.hub.app import Hub
+from tests.support.hub import ADMIN, Wire
+
+LIMITS = "/api/admin/rate-limits"
+FEW = Policy(limits={"light": "2/minute"})
+
+
+def ping(wire: Wire, times: int = 1) -> list[str]:
+    """What pings are answered with, without the warnings."""
+    answers = []
+    for _ in range(times):
+        answer = wire.ask("ping")
+        while answer["type"] == "rate_limit_warning":
+            answer = wire.hear()
+        answers.append(answer["type"])
+    return answers
+
+
+def use_up(wire: Wire) -> None:
+    """Let an agent use what it has, and be denied."""
+    assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
+
+
+def changes(admin: httpx.Client) -> list[str]:
+    return [change["what"] for change in admin.get("/api/admin/changes").json()["changes"]]
+
+
+def called(hub: Hub, token: str = ADMIN) -> httpx.AsyncClient:
+    """A client of a hub that no server stands before."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(hub), base_url="http://hub", headers=headers)

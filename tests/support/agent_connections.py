@@ -1,0 +1,139 @@
+"""What the tests of the hub's entrances do at a hub of `hubs`."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from headgate.gate.policy import TIERS
+from tests.support.hub import ADMIN, Running, Wire
+from tests.support.valkey import PATIENCE, wait_for
+
+BEHIND_A_PROXY: dict[str, Any] = {"trusted_proxies": ("127.0.0.1",)}
+"""Settings under which `forwarded` comes from anywhere."""
+
+LARGE = "x" * 60_000
+"""What fills sockets soon."""
+
+VALID: dict[str, dict[str, Any]] = {
+    "identify": {"agent_id": "planner", "token": "none"},
+    "ping": {},
+    "status": {},
+    "list_agents": {},
+    "list_channels": {},
+    "channel_history": {"channel": "general"},
+    "message": {"to": "nobody", "body": 1},
+    "channel_publish": {"channel": "none", "body": 1},
+    "channel_subscribe": {"channel": "none"},
+    "channel_unsubscribe": {"channel": "none"},
+    "task_accepted": {"task_id": "1"},
+    "task_progress": {"task_id": "1"},
+    "task_complete": {"task_id": "1"},
+    "task_failed": {"task_id": "1", "error": "too hard"},
+    "task_recovering": {"task_id": "1"},
+    "session_open": {"session": "1"},
+    "session_signal": {"session": "1", "signal": {}},
+    "session_close": {"session": "1"},
+}
+"""A frame of each type that passes the validation, though the hub may have no such task or agent."""
+
+
+def ended(wire: Wire) -> tuple[int, str]:
+    """How the hub has closed a connection, once everything that it has said is heard."""
+    with suppress(ConnectionClosed):
+        while True:
+            wire.hear()
+    assert wire.socket.close_code is not None
+    return wire.socket.close_code, wire.socket.close_reason or ""
+
+
+@contextmanager
+def forwarded(hub: Running, address: str) -> Iterator[Wire]:
+    """A connection by way of a proxy that says where it is from."""
+    headers = {"X-Forwarded-For": address}
+    with connect(
+        f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE, additional_headers=headers
+    ) as socket:
+        yield Wire(socket)
+
+
+def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Response:
+    """The answer to a handshake that the hub doesn't accept."""
+    headers = {"X-Forwarded-For": address} if address else {}
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect(f"ws://{hub}{path}", compression=None, proxy=None, open_timeout=PATIENCE, additional_headers=headers),
+    ):
+        pass
+    response = refused.value.response
+    return httpx.Response(
+        response.status_code, headers=list(response.headers.raw_items()), content=bytes(response.body or b"")
+    )
+
+
+@contextmanager
+def slow_reader(hub: Running, name: str, token: str) -> Iterator[Wire]:
+    """An agent that reads nothing unless the test does, over a socket that holds little."""
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    small.connect(("127.0.0.1", hub.port))
+    with connect(
+        f"ws://{hub}/ws", sock=small, compression=None, max_queue=1, open_timeout=PATIENCE, close_timeout=0.1
+    ) as opened:
+        wire = Wire(opened)
+        assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
+        yield wire
+
+
+def read_ahead(slow: Wire) -> None:
+    """With two frames under way, wait until a slow reader has read ahead; from then on its socket takes nothing."""
+    wait_for(lambda: slow.socket.recv_messages.paused, "the slow reader to have enough")
+
+
+def overfill(sender: Wire, slow: Wire) -> int:
+    """Send large messages to the agent "slow", a slow reader, until one finds no room; how many did."""
+    taken = 0
+    while sender.ask("message", to="slow", body=[taken, LARGE])["delivered"]:
+        taken += 1
+        if taken == 2:
+            read_ahead(slow)
+        assert taken < 1000
+    return taken
+
+
+def ping(wire: Wire, times: int) -> None:
+    """Send pings, and hear what comes of each."""
+    for number in range(times):
+        wire.say("ping", id=number)
+    answered = 0
+    while answered < times:
+        answered += wire.hear()["type"] in ("pong", "rate_limited")
+
+
+def waiting(hub: Running, agent: str) -> int:
+    """How many frames wait until an agent reads."""
+    (found,) = hub.hub.presence.of(agent)
+    return found.waiting
+
+
+def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -> None:
+    """Take all that is left of an agent's bucket, without a violation."""
+    while hub.hub.gate.peek(agent, channel, tier):
+        hub.hub.gate.check(agent, channel, tier)
+
+
+def left(hub: Running, agent: str, channel: str = "ws") -> dict[str, int]:
+    """What an agent has left of each tier."""
+    return {tier: hub.hub.gate.peek(agent, channel, tier).remaining for tier in TIERS}
+
+
+def metrics(hub: Running) -> dict[str, Any]:
+    """What the hub has counted."""
+    with hub.http(ADMIN) as admin:
+        found: dict[str, Any] = admin.get("/api/metrics").json()
+    return found

@@ -1,0 +1,134 @@
+"""Those who look at a hub's dashboard in a real browser, and what they find there."""
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Locator,
+    Page,
+    Request,
+    Response,
+    expect,
+)
+
+from tests.support.hub import Running
+from tests.support.hub_process import Program
+from tests.support.valkey import PATIENCE
+
+GONE = r"ERR_CONNECTION_(REFUSED|RESET|CLOSED)|ERR_EMPTY_RESPONSE|closed before the connection is established"
+"""What a browser says of a hub that has ended, whatever the page does."""
+
+SLOW = "{ const now = performance.now.bind(performance); performance.now = () => now() / 10; }"
+"""A script: the page finds that little time has passed, so that it isn't tired of waiting for a hub that is slow."""
+STILL = "{ window.passed = 1000; performance.now = () => window.passed; }"
+"""A script: the page finds that no time has passed but what `pass_time` lets pass."""
+
+
+class Visitors:
+    """Those who look at dashboards, and all that went wrong for any of them."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._contexts: list[BrowserContext] = []
+        self.problems: list[str] = []
+
+    def come(
+        self, hub: Running | Program, token: str = "", *, path: str = "/dashboard", time: str = SLOW, **options: Any
+    ) -> Page:
+        """Open the dashboard of a hub, by a link if there is a token. The options are those of the browser's window.
+
+        `time` is a script that says how time passes for the page.
+        """
+        context = self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(PATIENCE * 1000)
+        context.add_init_script(time)
+        self._contexts.append(context)
+        page = context.new_page()
+        self._watch(page, hub)
+        page.goto(f"http://{hub}{path}" + (f"#token={token}" if token else ""))
+        return page
+
+    def _watch(self, page: Page, hub: Running | Program) -> None:
+        def problem(text: str) -> None:
+            if not (re.search(GONE, text) and is_over(hub)):  # the hub ends before those who look at it leave
+                self.problems.append(text)
+
+        def at_home(url: str) -> None:
+            if urlsplit(url).netloc != str(hub):
+                problem(f"asked another host: {url}")
+
+        def heard(said: ConsoleMessage) -> None:
+            if said.type in ("error", "warning"):
+                problem(said.text)
+
+        def answered(answer: Response) -> None:
+            if answer.status >= 400:
+                problem(f"{answer.status} {answer.url}")
+
+        def failed(request: Request) -> None:
+            if request.failure != "net::ERR_ABORTED":  # taken back by the browser, as when a page is left or reloaded
+                problem(f"failed: {request.url} {request.failure}")
+
+        def popped_up(one: Dialog) -> None:
+            problem(f"a script ran: {one.message}")
+            one.dismiss()
+
+        page.on("console", heard)
+        page.on("pageerror", lambda error: problem(f"page error: {error}"))
+        page.on("requestfailed", failed)
+        page.on("response", answered)
+        page.on("request", lambda one: at_home(one.url))
+        page.on("websocket", lambda socket: at_home(socket.url))
+        page.on("dialog", popped_up)
+
+    def forgive(self, pattern: str) -> int:
+        """Take away the problems that match, and say how many there were."""
+        left = [problem for problem in self.problems if not re.search(pattern, problem)]
+        gone = len(self.problems) - len(left)
+        self.problems[:] = left
+        return gone
+
+    def leave(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+
+def is_over(hub: Running | Program) -> bool:
+    """Whether a hub has ended, or is about to."""
+    if isinstance(hub, Program):
+        return not Path(f"/proc/{hub.pid}").exists()
+    return hub.server is None or hub.server.should_exit
+
+
+def pass_time(page: Page, milliseconds: int) -> None:
+    """Let time pass for a page that came with `STILL`."""
+    page.evaluate("milliseconds => { window.passed += milliseconds; }", milliseconds)
+
+
+def card(page: Page, agent: str) -> Locator:
+    """The card of an agent."""
+    return page.locator("#agents > li").filter(has=page.get_by_role("heading", name=agent, exact=True))
+
+
+def names(page: Page) -> list[str]:
+    """The agents whose cards are shown, in their order."""
+    return page.locator("#agents .name").all_text_contents()
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def dialog(page: Page, agent: str) -> Any:
+    """The dialog for an agent, opened by a click."""
+    page.get_by_role("button", name=f"Change the limits of {agent}", exact=True).click()
+    found = page.get_by_role("dialog")
+    expect(found.get_by_role("heading", level=2)).to_have_text(f"Limits of {agent}")
+    return found

@@ -1,0 +1,96 @@
+"""A good request for every route of the hub, made from its table of routes, and all that a hub remembers."""
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Raw
+
+from headgate.hub.api.routing import Route
+from headgate.hub.app import Hub
+
+SIGNAL = {"type": "seen", "entity": "door", "weight": 1.5, "timestamp": 1000.0}
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who asks, about whom, and things of the former. No two scenes have anything in common."""
+
+    agent: str
+    token: str
+    other: str
+    newcomer: str
+    channel: str
+    task: str
+    mail: int
+
+    def parts(self) -> dict[str, str]:
+        """What stands in the named places of paths."""
+        return {"agent": self.other, "name": "plans", "id": self.task, "session": "42", "key": "a key"}
+
+    def bodies(self) -> dict[tuple[str, str], Any]:
+        """The bodies of the routes that have one."""
+        limits = "/api/admin/rate-limits"
+        return {
+            ("POST", "/api/onboard/register"): {"agent_id": self.newcomer},
+            ("POST", "/api/messages"): {"to": self.other, "body": {"text": "hello"}},
+            ("POST", "/api/mailbox/ack"): {"numbers": [self.mail]},
+            ("POST", "/api/channels"): {"name": self.channel, "about": "a new one"},
+            ("POST", "/api/channels/{name}/publish"): {"body": ["news"]},
+            ("POST", "/api/tasks"): {"payload": {"do": "it"}},
+            ("POST", "/api/admin/tasks"): {"payload": None},
+            ("PUT", f"{limits}/defaults"): {"light": f"{130 + self.mail}/minute"},
+            ("PUT", f"{limits}/{{agent}}"): {"normal": "70/minute", "ws": {"heavy": "3/minute"}},
+            ("PUT", f"{limits}/whitelist"): {"agents": [self.other]},
+            ("POST", f"{limits}/whitelist"): {"agent_id": self.other},
+            ("POST", "/api/admin/agents"): {"agent_id": self.newcomer},
+            ("POST", "/api/admin/check"): {"agent_id": self.other, "channel": "ws", "tier": "light"},
+            ("POST", "/api/admin/signals"): {"agent_id": self.other, "session": 42, "signal": SIGNAL},
+            ("POST", "/v1/check"): {"key": "a key"},
+        }
+
+    def request(self, route: Route) -> tuple[str, Any]:
+        """The path and body of a good request, for whoever may make it."""
+        path = route.path.format(**{name: quote(value, safe="") for name, value in self.parts().items()})
+        bodies = self.bodies()
+        assert ((route.method, route.path) in bodies) == (route.body is not None), "a new route? give it a body here"
+        return path, bodies.get((route.method, route.path))
+
+
+async def scene(hub: Hub) -> Scene:
+    """Agents who have something in the hub, one of them with a violation."""
+    number = next(_numbers)
+    agent, other = f"asker {number}", f"other {number}"
+    token = await hub.registry.register(agent, by_admin=True)
+    await hub.registry.register(other, by_admin=True)
+    if "plans" not in [channel.name for channel in hub.post.channels()]:
+        await hub.post.create("plans", agent, "")
+    await hub.post.publish("plans", agent, Raw(b'"first"'))
+    await hub.post.send(other, agent, Raw(b'"hello"'))
+    (mail,) = await hub.post.mail(agent, 1)
+    await hub.logbook.open(agent, "42", None, None)
+    await hub.logbook.signal(agent, "42", Raw(b'{"type":"seen","entity":"door","weight":1,"timestamp":0}'))
+    task = await hub.scheduler.add(agent, b'{"do":"it"}')
+    await hub.gate.arecord_violation(other)
+    return Scene(agent, token, other, f"newcomer {number}", f"channel-{number}", task.task_id, mail.number)
+
+
+async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:
+    """All that a hub keeps in its ledger, what holds at its gate and why, and how the agents of a scene stand."""
+    tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    found: dict[str, Any] = await hub.ledger.run(
+        lambda db: {table: db.execute(f"SELECT * FROM {table}").fetchall() for (table,) in db.execute(tables)}
+    )
+    assert {"agents", "invitations", "mail", "channels", "posts", "tasks", "sessions", "signals"} <= set(found)
+    holds = hub.gate.effective
+    standings = [await hub.gate.astanding(agent) for agent in (where.agent, where.other)]
+    return {
+        **found,
+        "history": hub.gate.history(),
+        "policy": id(hub.gate.policy),
+        "holds": (dict(holds.limits), dict(holds.overrides), holds.exempt),
+        "violations": [standing.violations for standing in standings],
+        "open sessions": hub.logbook.open_sessions,
+    }

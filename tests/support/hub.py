@@ -1,0 +1,112 @@
+"""A real hub for tests: served by uvicorn in a thread of its own, on a clock that stands still."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
+from headgate.hub.app import Hub
+from headgate.hub.server import Server, server_config
+from headgate.hub.settings import HubSettings
+from tests.support.asgi_server import Threaded, Unsignalled
+from tests.support.valkey import PATIENCE
+
+ADMIN = "the-admin-token-of-the-tests"
+VIEWER = "the-viewer-token-of-the-tests"
+
+
+class _Server(Unsignalled, Server):  # type: ignore[misc]
+    """The hub's own."""
+
+
+class Wire:
+    """An agent's WebSocket: frames as dicts."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self.socket.send(json.dumps({"type": kind, **fields}))
+
+    def hear(self) -> dict[str, Any]:
+        """The next frame."""
+        found: dict[str, Any] = json.loads(self.socket.recv(PATIENCE))
+        return found
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Say something and hear the next frame."""
+        self.say(kind, **fields)
+        return self.hear()
+
+
+class Running(Threaded):
+    """A hub that runs."""
+
+    def __init__(
+        self,
+        settings: HubSettings,
+        policy: Policy | None = None,
+        store: MemoryStore | RedisStore | None = None,
+        gate: type[Gate] = Gate,
+    ) -> None:
+        self.clock = ManualClock(start=1000)
+        self.store = MemoryStore(clock=self.clock) if store is None else store
+        self._settings, self._policy, self._gate = settings, policy, gate
+        super().__init__()
+
+    async def serve(self) -> None:
+        async with Hub(self._settings, self._policy, store=self.store, gate=self._gate) as hub:
+            self.hub = hub
+            config = server_config(hub, self._settings)
+            config.host, config.port, config.timeout_keep_alive = "127.0.0.1", 0, round(PATIENCE)
+            self.server = _Server(hub, config)
+            await self.server.serve()
+
+    def http(self, token: str = "") -> httpx.Client:
+        """An HTTP client with a token, to be closed."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # To load certificates takes longer than most tests do.
+        return httpx.Client(base_url=f"http://{self}", headers=headers, timeout=PATIENCE, trust_env=False, verify=False)
+
+    def register(self, agent: str) -> str:
+        """An agent's token; without the registration's limit by address."""
+        return self.run(self.hub.registry.register(agent, by_admin=True))
+
+    @contextmanager
+    def socket(self, path: str = "/ws") -> Iterator[Wire]:
+        """A WebSocket that nobody has identified on yet."""
+        with connect(f"ws://{self}{path}", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
+            yield Wire(socket)
+
+    @contextmanager
+    def agent(self, name: str, token: str | None = None) -> Iterator[Wire]:
+        """A WebSocket of an agent, registered if it has no token, and identified."""
+        token = self.register(name) if token is None else token
+        with self.socket() as wire:
+            assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
+            yield wire
+
+
+def hub_settings(**changes: Any) -> HubSettings:
+    """Settings for tests: everything in memory, with known tokens."""
+    return HubSettings(**{"data": None, "admin_token": ADMIN, "viewer_token": VIEWER, **changes})
+
+
+@contextmanager
+def running(
+    policy: Policy | None = None,
+    *,
+    store: MemoryStore | RedisStore | None = None,
+    gate: type[Gate] = Gate,
+    **changes: Any,
+) -> Iterator[Running]:
+    """A hub with these changes to its settings, until the block ends."""
+    hub = Running(hub_settings(**changes), policy, store, gate)
+    try:
+        yield hub
+    finally:
+        hub.stop()

@@ -1,0 +1,48 @@
+"""Hubs that share a server, for tests of their alerts."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from headgate import ManualClock, RedisStore
+from tests.support.alerts import settled
+from tests.support.hub import Running, running
+from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.webhook_receiver import Receiver
+
+
+class Fleet:
+    """Hubs that share a server, a clock and a receiver."""
+
+    def __init__(self, server: Server, receiver: Receiver) -> None:
+        self.server, self.receiver = server, receiver
+        self.clock = ManualClock(start=1000)
+        self.prefix = f"fleet-{uuid4().hex}:"
+
+    @contextmanager
+    def hub(self, **settings: Any) -> Iterator[Running]:
+        with (
+            RedisStore(self.server.url, prefix=self.prefix, clock=self.clock, timeout=PATIENCE) as store,
+            running(store=store, webhooks=(self.receiver.url,), shutdown_within=PATIENCE, **settings) as hub,
+        ):
+            yield hub
+
+    @property
+    def open(self) -> dict[str, Any]:
+        """What stands in the server."""
+        with self.server.client(decode_responses=True) as client:
+            found: Any = client.hgetall(f"{self.prefix}{{alerts}}a1:open")
+            return {agent: json.loads(text) for agent, text in found.items()}
+
+
+def compared(*hubs: Running) -> None:
+    """Wait until hubs have done what they have to, looked at the server after that, and done what came of it."""
+    for hub in hubs:
+        settled(hub)
+    for hub in hubs:
+        for _ in range(2):
+            before = hub.hub.alerts._next_look
+            wait_for(lambda: hub.hub.alerts._next_look > before, "a look at the server")  # noqa: B023
+        settled(hub)

@@ -1,0 +1,191 @@
+"""Transports that obey, for tests: a clock that goes on by itself, servers with limits, and clients of them."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import httpx
+
+from headgate import Limiter, ManualClock, MemoryStore
+from headgate.client.http import ObeyingTransport
+from headgate.edges.asgi import RateLimitMiddleware
+from tests.support.asgi_server import serving
+from tests.support.valkey import PATIENCE
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Headers = dict[str, str]
+T = TypeVar("T")
+OPTIONS: dict[str, Any] = {
+    "verify": False,  # certificates take a while to load, and none is looked at here
+    "limits": httpx.Limits(keepalive_expiry=None),
+}
+
+
+class Simulated(ManualClock):
+    """Where somebody waits for a moment and nothing is under way, it is that moment at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = 0
+        self.lock = threading.Lock()
+
+    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
+        with self.lock:
+            if self.under_way:
+                return 0.001
+            self.advance(Fraction(max(when - self.now(), 0), 1_000_000))
+        return 0.0
+
+    def sends(self, change: int) -> None:
+        with self.lock:
+            self.under_way += change
+
+
+class Sending(httpx.HTTPTransport):
+    """Tells the clock what is under way."""
+
+    def __init__(self, clock: Simulated) -> None:
+        super().__init__(**OPTIONS)
+        self._clock = clock
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self._clock.sends(1)
+        try:
+            return super().handle_request(request)
+        finally:
+            self._clock.sends(-1)
+
+
+class AsyncSending(httpx.AsyncHTTPTransport):
+    def __init__(self, clock: Simulated) -> None:
+        super().__init__(**OPTIONS)
+        self._clock = clock
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self._clock.sends(1)
+        try:
+            return await super().handle_async_request(request)
+        finally:
+            self._clock.sends(-1)
+
+
+class Server:
+    """What an application has answered, and when. As text it is its URL."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], clock: ManualClock) -> None:
+        self._app, self._clock = app, clock
+        self.answered: list[int] = []
+        self.moments: list[float] = []
+        self.paths: list[str] = []
+        self.peers: set[int] = set()
+        self.url = ""
+
+    def __str__(self) -> str:
+        return self.url
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        async def sending(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self.answered.append(message["status"])
+            await send(message)
+
+        self.moments.append(self._clock.now() / 1_000_000)
+        self.paths.append(scope["path"])
+        self.peers.add(scope["client"][1])
+        await self._app(scope, receive, sending)
+
+
+async def hello(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
+    await answer(send, 200)
+
+
+async def answer(send: Send, status: int, headers: Headers | None = None, body: bytes = b"hello") -> None:
+    told = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    told.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": told})
+    await send({"type": "http.response.body", "body": body})
+
+
+def ours(limit: str, clock: ManualClock) -> Callable[..., Awaitable[None]]:
+    limiter = Limiter(limit, store=MemoryStore(clock=clock))
+    return RateLimitMiddleware(hello, limiter=limiter)
+
+
+def windowed(quota: int, seconds: int, clock: ManualClock) -> Callable[..., Awaitable[None]]:
+    """A server that isn't ours, in the older headers: so many in each window, all of which come back at once."""
+    counted: dict[int, int] = {}
+
+    async def app(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
+        window, into = divmod(clock.now(), seconds * 1_000_000)
+        reset = str(-(-(seconds * 1_000_000 - into) // 1_000_000))
+        counted[window] = used = counted.get(window, 0) + 1
+        told = {"x-ratelimit-limit": str(quota), "x-ratelimit-remaining": str(max(quota - used, 0))}
+        told["x-ratelimit-reset"] = reset
+        await (answer(send, 429, {**told, "retry-after": reset}) if used > quota else answer(send, 200, told))
+
+    return app
+
+
+class Script:
+    """Answers what it is told to, one after the other, and with 200 from then on; keeps what it was sent."""
+
+    def __init__(self, *answers: tuple[int, Headers]) -> None:
+        self._answers = iter(answers)
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, _scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.bodies.append(body)
+        status, headers = next(self._answers, (200, {}))
+        await answer(send, status, headers, body=f"answer {len(self.bodies)}".encode())
+
+
+@contextmanager
+def served(app: Callable[..., Awaitable[None]], clock: ManualClock) -> Iterator[Server]:
+    server = Server(app, clock)
+    with serving(server, timeout_keep_alive=PATIENCE) as address:
+        server.url = f"http://{address}"
+        yield server
+
+
+@contextmanager
+def obeying(clock: Simulated, **options: Any) -> Iterator[httpx.Client]:
+    chosen = {"random": random.Random(7).random, **options}
+    with patient(ObeyingTransport(Sending(clock), clock=clock, **chosen)) as client:
+        yield client
+
+
+def patient(transport: httpx.BaseTransport) -> httpx.Client:
+    return httpx.Client(transport=transport, timeout=PATIENCE)
+
+
+def apatient(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=transport, timeout=PATIENCE)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it in a loop, and fail rather than wait for ever."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(5 * PATIENCE):
+            return await work
+
+    return asyncio.run(bounded())
+
+
+def later(seconds: int) -> Headers:
+    return {"retry-after": str(seconds)}
+
+
+async def auntil(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)

@@ -1,0 +1,58 @@
+"""Registries for tests, in a ledger and in a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.hub.agents.registry import LedgerRoll, Registry
+from headgate.hub.errors import Refused
+from headgate.hub.storage.database import Ledger
+from headgate.stores.redis.agents import RedisAgents
+from headgate.stores.redis.clients import Clients
+from tests.support.valkey import PATIENCE
+
+
+@asynccontextmanager
+async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
+    clients = Clients(url, timeout)
+    registry = Registry(RedisAgents(clients, prefix), **options)
+    await registry.start()
+    try:
+        yield registry
+    finally:
+        await registry.close()
+        await clients.aclose()
+
+
+@asynccontextmanager
+async def in_ledger(path: Path, **options: Any) -> AsyncIterator[Registry]:
+    ledger = Ledger(path)
+    registry = Registry(LedgerRoll(ledger), **options)
+    await registry.start()
+    try:
+        yield registry
+    finally:
+        await registry.close()
+        ledger.close()
+
+
+async def refused(work: Awaitable[object]) -> tuple[int, str]:
+    """The status and error with which something is refused."""
+    with pytest.raises(Refused) as caught:
+        await work
+    return caught.value.status, caught.value.error
+
+
+async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str) -> None:
+    """Let the loop go on until something holds."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.005)
+    raise AssertionError(what)

@@ -1,0 +1,168 @@
+"""A scheduler for tests: with its ledger, gate and clock, what it has told to whom, and what it may not do."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Gate, ManualClock, MemoryStore, Policy
+from headgate.hub.errors import Refused
+from headgate.hub.storage.database import Ledger, LedgerError
+from headgate.hub.tasks.scheduler import Scheduler
+from headgate.hub.tasks.task import Task
+from tests.support.wrapped_store import Elsewhere
+
+MICROSECOND = 0.000001
+TURNS = [*range(16), 30]
+"""After how many turns of the loop something happens, so that it meets what is under way at any moment."""
+
+
+class Floor:
+    """A scheduler with its ledger, gate and clock, and what it has told to whom."""
+
+    def __init__(self, ledger: Ledger, gate: Gate, clock: ManualClock, **options: Any) -> None:
+        self.ledger, self.gate, self.clock = ledger, gate, clock
+        self.told: list[tuple[str, str]] = []
+        self.on_assign: Callable[[str, Task], bool] = lambda agent, task: True
+        self.scheduler = Scheduler(ledger, gate, clock, self._assign, **options)
+
+    def _assign(self, agent: str, task: Task) -> bool:
+        assert (task.state, task.agent) == ("assigned", agent)
+        taken = self.on_assign(agent, task)
+        if taken:
+            self.told.append((agent, task.task_id))
+        return taken
+
+    async def settle(self) -> None:
+        """Let everything happen that is due now; pieces of work are done in their order, so that these are the last."""
+        for _ in range(6):
+            for _ in range(12):
+                await asyncio.sleep(0)
+            with suppress(LedgerError):  # in the tests in which it fails
+                await self.ledger.run(lambda db: None)
+
+    async def cut(self) -> None:
+        """Begin to stop; the end of the loop then cuts off what is under way."""
+        self.stopping = asyncio.ensure_future(self.scheduler.close())
+        await asyncio.sleep(0)
+
+    async def arrive(self, *agents: str) -> None:
+        for agent in agents:
+            self.scheduler.arrived(agent)
+        await self.settle()
+
+    async def leave(self, agent: str) -> None:
+        self.scheduler.left(agent)
+        await self.settle()
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await self.settle()
+
+    async def add(self, payload: bytes = b"{}", creator: str = "boss") -> str:
+        task = await self.scheduler.add(creator, payload)
+        await self.settle()
+        return task.task_id
+
+    async def task(self, task_id: str) -> Task:
+        task = await self.scheduler.find(task_id)
+        assert task is not None
+        return task
+
+    async def work(self, agent: str, task_id: str) -> None:
+        """Do a task that was assigned, from its acceptance to its end."""
+        await self.scheduler.accepted(agent, task_id)
+        await self.scheduler.completed(agent, task_id, None)
+        await self.settle()
+
+    async def holders(self) -> dict[str, str | None]:
+        return {task.task_id: task.agent for task in await self.scheduler.tasks()}
+
+
+@asynccontextmanager
+async def open_floor(
+    path: Path | None = None, *, clock: ManualClock | None = None, elsewhere: bool = False, **options: Any
+) -> AsyncIterator[Floor]:
+    clock = clock or ManualClock(start=1000)
+    gate = Gate(Policy(), store=Elsewhere(clock=clock) if elsewhere else MemoryStore(clock=clock))
+    with closing(Ledger(path)) as ledger, closing(gate):
+        floor = Floor(ledger, gate, clock, **options)
+        await floor.scheduler.start()
+        yield floor
+        await floor.scheduler.close()
+
+
+def run(test: Callable[[Floor], Awaitable[None]], **options: Any) -> None:
+    """Run a test on a floor of its own, once with a gate that answers at once and once with one that doesn't."""
+
+    async def main(elsewhere: bool) -> None:
+        async with open_floor(elsewhere=elsewhere, **options) as floor:
+            await test(floor)
+
+    for elsewhere in (False, True):
+        asyncio.run(main(elsewhere))
+
+
+async def some(floor: Floor, turns: int) -> None:
+    """Let so many turns of the loop pass."""
+    for turn in range(turns):
+        if turn % 5 == 4:
+            await floor.ledger.run(lambda db: None)  # as far as the thread is concerned, too
+        else:
+            await asyncio.sleep(0)
+
+
+def watch(db: sqlite3.Connection) -> None:
+    """Have the ledger itself write down every change of a task, and how many others its holder had then."""
+    db.execute(
+        "CREATE TABLE IF NOT EXISTS changes "
+        "(task, before, after, agent_before, agent_after, attempt_before, attempt_after, others)"
+    )
+    db.execute(
+        "CREATE TRIGGER IF NOT EXISTS watch AFTER UPDATE ON tasks BEGIN INSERT INTO changes VALUES "
+        "(new.task, old.state, new.state, old.agent, new.agent, old.attempt, new.attempt, "
+        "(SELECT count(*) FROM tasks WHERE agent = new.agent AND number <> new.number "
+        "AND state IN ('assigned', 'accepted') AND new.state IN ('assigned', 'accepted'))); END"
+    )
+
+
+def changes(db: sqlite3.Connection) -> int:
+    """How many changes were written down."""
+    return len(db.execute("SELECT 1 FROM changes").fetchall())
+
+
+def wrong(db: sqlite3.Connection) -> list[tuple[object, ...]]:
+    """The changes that were written down and are not in the scheduler's table."""
+    return [change for change in db.execute("SELECT * FROM changes").fetchall() if not is_right(*change)]
+
+
+def is_right(
+    task: str, before: str, after: str, agent_before: str | None, agent_after: str | None, *numbers: int
+) -> bool:
+    attempt_before, attempt_after, others = numbers
+    attempts, same = attempt_after - attempt_before, agent_before == agent_after
+    if others:
+        return False
+    match before, after:
+        case "queued", "assigned":
+            return agent_after is not None and attempts == 1
+        case "queued", "accepted":
+            return same and agent_after is not None and attempts == 1
+        case "assigned", "queued":
+            return (same and attempts == 0) or attempts == -1
+        case ("accepted", "queued") | ("assigned" | "accepted", "accepted" | "completed" | "failed"):
+            return same and attempts == 0
+        case _:
+            return False
+
+
+async def refused(request: Awaitable[object]) -> tuple[int, str]:
+    """The status and error with which something is refused; the detail says what was expected."""
+    with pytest.raises(Refused) as caught:
+        await request
+    assert "expected" in caught.value.detail
+    return caught.value.status, caught.value.error

@@ -1,0 +1,60 @@
+"""A store that isn't a `MemoryStore`, as far as a limiter or a gate can see."""
+
+import asyncio
+from collections.abc import Sequence
+
+from headgate import Decision, ManualClock, MemoryStore
+from headgate.limits.clock import Clock
+from headgate.limits.decision import Rule, Violation
+from headgate.limits.violations import Standing
+from headgate.stores.base import Ask, Offence, Verb
+
+
+class Elsewhere:
+    """Answers what a memory store answers, the async twins after a turn of the loop."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._memory = MemoryStore(clock=clock)
+
+    @property
+    def clock(self) -> Clock:
+        return self._memory.clock
+
+    def apply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
+        return self._memory.apply(verb, asks, low, offence, request_id)
+
+    async def aapply(
+        self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
+    ) -> Decision:
+        await asyncio.sleep(0)
+        return self._memory.apply(verb, asks, low, offence, request_id)
+
+    def offend(self, offence: Offence) -> Violation:
+        return self._memory.offend(offence)
+
+    async def aoffend(self, offence: Offence) -> Violation:
+        await asyncio.sleep(0)
+        return self._memory.offend(offence)
+
+    def standing(self, offence: Offence) -> Standing:
+        return self._memory.standing(offence)
+
+    async def astanding(self, offence: Offence) -> Standing:
+        await asyncio.sleep(0)
+        return self._memory.standing(offence)
+
+    def forget(self, name: str, key: str, rule: Rule) -> bool:
+        return self._memory.forget(name, key, rule)
+
+    async def aforget(self, name: str, key: str, rule: Rule) -> bool:
+        await asyncio.sleep(0)
+        return self._memory.forget(name, key, rule)
+
+    def clear(self, name: str, rule: Rule) -> None:
+        self._memory.clear(name, rule)
+
+    async def aclear(self, name: str, rule: Rule) -> None:
+        await asyncio.sleep(0)
+        self._memory.clear(name, rule)

@@ -1,0 +1,62 @@
+"""What begins anew in a process that was forked."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os
+from headgate.lifecycle import after_fork
+
+told = []
+
+class Part:
+    def __init__(self, name, worse=None):
+        self.name, self.worse = name, worse
+        after_fork(self)
+
+    def _after_fork(self):
+        after_fork(self)  # as one does that makes the same steps again
+        told.append(self.name)
+        if self.worse:
+            raise self.worse
+
+def fork(then):
+    child = os.fork()
+    if child == 0:
+        then()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+"""
+
+
+def printed(steps: str) -> tuple[list[str], str]:
+    """What a program prints that makes some steps, and what it says in its log."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + steps], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_each_is_told_once_in_order_and_only_in_the_child() -> None:
+    steps = "parts = [Part(name) for name in 'abcdefgh']\nfork(lambda: print(*told, flush=True))\nprint(told)"
+    assert printed(steps) == (["a b c d e f g h", "[]"], "")
+
+
+def test_a_child_of_a_child_is_told_too() -> None:
+    steps = "part = Part('a')\nfork(lambda: fork(lambda: print(*told, flush=True)))"
+    assert printed(steps) == (["a a"], "")
+
+
+def test_nobody_is_kept_for_it() -> None:
+    steps = "part, other = Part('a'), Part('b')\ndel part\nfork(lambda: print(*told, flush=True))\n"
+    steps += "del other\nfork(lambda: print(*told, flush=True))"
+    assert printed(steps) == (["b", ""], "")
+
+
+def test_one_that_fails_keeps_nobody_else_from_it() -> None:
+    steps = "parts = Part('a', OSError('no threads')), Part('b')\nfork(lambda: print(*told, flush=True))"
+    lines, log = printed(steps)
+    assert lines == ["a b"]
+    assert "could not reset a Part in a forked process" in log
+    assert "OSError: no threads" in log

@@ -1,0 +1,250 @@
+"""Waiting: first come, first served, and nobody is held up or charged by one who gave up."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import Decision, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, per_minute, per_second
+from tests.support.valkey import PATIENCE
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread is about to do."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        threading.Event().wait(0.001)
+
+
+async def auntil(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0)
+
+
+def limiter_and_clock(burst: int = 1) -> tuple[Limiter, ManualClock]:
+    clock = ManualClock()
+    return Limiter(per_second(1, burst=burst), store=MemoryStore(clock=clock)), clock
+
+
+class Waiter(threading.Thread):
+    """A thread that acquires; started, it is in line."""
+
+    def __init__(self, limiter: Limiter, *args: Any, **options: Any) -> None:
+        super().__init__(daemon=True)
+        self.limiter, self.args, self.options = limiter, args, options
+        self.decision: Decision | None = None
+        before = limiter.waiting("a")
+        self.start()
+        until(lambda: limiter.waiting("a") > before or not self.is_alive())
+
+    def run(self) -> None:
+        self.decision = self.limiter.acquire("a", *self.args, **self.options)
+
+    def result(self) -> Decision:
+        self.join(PATIENCE)
+        assert self.decision is not None
+        return self.decision
+
+
+def test_acquire_passes_at_once_where_it_can() -> None:
+    limiter, _ = limiter_and_clock()
+    assert limiter.acquire("a").remaining == 0
+    assert limiter.waiting("a") == 0
+
+
+def test_acquire_waits_as_long_as_it_has_to() -> None:
+    limiter, clock = limiter_and_clock()
+    limiter.check("a")
+    waiter = Waiter(limiter)
+    clock.advance(0.999999)
+    assert waiter.is_alive()
+    clock.advance(0.000001)
+    assert waiter.result()
+    assert not limiter.peek("a")
+
+
+def test_acquire_is_first_come_first_served() -> None:
+    limiter, clock = limiter_and_clock()
+    limiter.check("a")
+    waiters = [Waiter(limiter) for _ in range(5)]
+    for served in range(1, 6):
+        clock.advance(1)
+        until(lambda served=served: limiter.waiting("a") == 5 - served)  # type: ignore[misc]
+        assert [waiter.decision is not None or not waiter.is_alive() for waiter in waiters[:served]] == [True] * served
+        assert all(waiter.is_alive() for waiter in waiters[served:])
+    assert all(waiter.result() for waiter in waiters)
+
+
+def test_a_large_cost_is_not_overtaken_by_small_ones_behind_it() -> None:
+    limiter, clock = limiter_and_clock(burst=3)
+    limiter.check("a", 3)
+    large = Waiter(limiter, 3)
+    small = [Waiter(limiter) for _ in range(3)]
+    clock.advance(2)
+    assert [waiter.is_alive() for waiter in (large, *small)] == [True] * 4
+    clock.advance(1)
+    assert large.result()
+    assert limiter.waiting("a") == 3
+    clock.advance(3)
+    assert all(waiter.result() for waiter in small)
+
+
+def test_a_waiter_whose_time_is_up_is_denied_and_spends_nothing() -> None:
+    limiter, clock = limiter_and_clock(burst=2)
+    limiter.check("a", 2)
+    first, second, third = Waiter(limiter, 2, timeout=1.5), Waiter(limiter, timeout=1.2), Waiter(limiter)
+    clock.advance(1.2)
+    denial = second.result()
+    assert (denial.outcome, denial.bound) == (Outcome.DENY, None)
+    assert (denial.retry_after or 0) > 0
+    assert first.is_alive()
+    clock.advance(0.3)
+    assert first.result().retry_after == 0.5
+    assert third.result(), "who gave up holds nobody up"
+    assert limiter.peek("a").retry_after == 0.5, "and only the third has spent"
+
+
+def test_timeout_zero_is_a_check() -> None:
+    limiter, _ = limiter_and_clock()
+    assert limiter.acquire("a", timeout=0)
+    assert limiter.acquire("a", timeout=0).retry_after == 1.0
+    waiter = Waiter(limiter)
+    limiter.refund("b")
+    assert not limiter.acquire("a", timeout=0), "not even first in line"
+    limiter.reset("a")
+    assert waiter.result()
+
+
+@pytest.mark.parametrize("wake", [lambda limiter: limiter.refund("a"), lambda limiter: limiter.reset("a")])
+def test_a_refund_or_a_reset_wakes_the_first_in_line(wake: Callable[[Limiter], object]) -> None:
+    limiter, _ = limiter_and_clock()
+    limiter.check("a")
+    waiter = Waiter(limiter)
+    wake(limiter)
+    assert waiter.result()
+
+
+def test_lines_of_different_keys_are_apart() -> None:
+    limiter, _ = limiter_and_clock()
+    limiter.check("a")
+    waiter = Waiter(limiter)
+    assert limiter.acquire("b", timeout=0)
+    limiter.reset("a")
+    waiter.result()
+
+
+def test_on_the_real_clock() -> None:
+    limiter = Limiter(per_second(200, burst=1))
+    begin = time.monotonic()
+    assert all(limiter.acquire("a") for _ in range(21))
+    assert time.monotonic() - begin >= 0.1
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), True, "soon"])
+def test_a_bad_timeout(bad: Any) -> None:
+    limiter, _ = limiter_and_clock()
+    with pytest.raises(InvalidInput) as caught:
+        limiter.acquire("a", timeout=bad)
+    assert str(caught.value) == f"timeout: expected a number of seconds, 0 or more, got {bad!r}"
+    assert limiter.peek("a").remaining == 1
+    assert limiter.waiting("a") == 0
+
+
+def test_aacquire_is_first_come_first_served_and_cancellation_holds_nobody_up() -> None:
+    async def main() -> list[str]:
+        limiter, clock = limiter_and_clock()
+        await limiter.aacquire("a")
+        served: list[str] = []
+
+        async def wait(name: str) -> None:
+            if await limiter.aacquire("a"):
+                served.append(name)
+
+        tasks = []
+        for name in "abcde":
+            tasks.append(asyncio.create_task(wait(name)))
+            await auntil(lambda: limiter.waiting("a") == len(tasks))
+        tasks[0].cancel()
+        tasks[2].cancel()
+        await auntil(lambda: limiter.waiting("a") == 3)
+        for left in (2, 1, 0):
+            clock.advance(1)
+            await auntil(lambda left=left: limiter.waiting("a") == left)  # type: ignore[misc]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert limiter.peek("a").retry_after == 1.0, "the cancelled have spent nothing"
+        return served
+
+    assert asyncio.run(main()) == ["b", "d", "e"]
+
+
+def test_aacquire_times_out_without_blocking_the_loop() -> None:
+    async def main() -> Decision:
+        limiter, clock = limiter_and_clock()
+        limiter.check("a")
+        waiting = asyncio.create_task(limiter.aacquire("a", timeout=0.5))
+        await auntil(lambda: limiter.waiting("a") == 1)
+        clock.advance(0.5)
+        return await waiting
+
+    assert asyncio.run(main()).retry_after == 0.5
+
+
+def test_aacquire_on_the_real_clock() -> None:
+    async def main() -> float:
+        limiter = Limiter(per_second(200, burst=1))
+        begin = time.monotonic()
+        await asyncio.gather(*(limiter.aacquire("a") for _ in range(21)))
+        return time.monotonic() - begin
+
+    assert asyncio.run(main()) >= 0.1
+
+
+def test_threads_and_tasks_stand_in_one_line() -> None:
+    limiter, clock = limiter_and_clock()
+    limiter.check("a")
+    first = Waiter(limiter)
+
+    async def main() -> Decision:
+        second = asyncio.create_task(limiter.aacquire("a"))
+        await auntil(lambda: limiter.waiting("a") == 2)
+        clock.advance(1)
+        await asyncio.to_thread(first.join, PATIENCE)
+        assert limiter.waiting("a") == 1
+        clock.advance(1)
+        return await second
+
+    assert asyncio.run(main())
+    assert first.result()
+
+
+def test_a_loop_that_was_closed_holds_nobody_up() -> None:
+    """A task that died with its loop has left the line."""
+    limiter, clock = limiter_and_clock()
+    limiter.check("a")
+
+    async def abandoned() -> None:
+        asyncio.get_running_loop().create_task(limiter.aacquire("a"))
+        await auntil(lambda: limiter.waiting("a") == 1)
+
+    asyncio.run(abandoned())
+    assert limiter.waiting("a") == 0
+    clock.advance(1)
+    assert limiter.acquire("a", timeout=0)
+
+
+def test_waiters_in_many_threads_are_all_served_exactly_once() -> None:
+    clock = ManualClock()
+    limiter = Limiter(per_minute(60, burst=4), store=MemoryStore(clock=clock))
+    limiter.check("a", 4)
+    waiters = [Waiter(limiter) for _ in range(30)]
+    for _ in range(30):
+        clock.advance(1)
+        until(lambda: not limiter.peek("a"))
+    assert all(waiter.result() for waiter in waiters)
+    assert limiter.peek("a").reset_after == 4.0
