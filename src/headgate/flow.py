@@ -1,0 +1,60 @@
+"""One flow for sync and async callers.
+
+A flow is a generator: it yields steps, is sent the result of each, and returns the result of all. What the steps are is
+the flow's business; how they are carried out is the driver's. So a flow is written once, and only its drivers differ:
+
+    def fetch(url):                                    # the flow
+        for attempt in range(3):
+            response = yield url
+            if response:
+                return response
+
+    drive(fetch("/a"), client.get)                     # in a thread
+    await adrive(fetch("/a"), async_client.get)        # in an event loop
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias, TypeVar
+
+Step = TypeVar("Step")
+Result = TypeVar("Result")
+
+Flow: TypeAlias = Generator[Step, Any, Result]
+
+
+def drive(flow: Flow[Step, Result], perform: Callable[[Step], object]) -> Result:
+    """Carry out a flow. `perform` carries out a step; an error of its is raised in the flow, at that step."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                done = perform(step)
+            except BaseException as error:  # noqa: BLE001 - the flow decides what to do about it
+                step = flow.throw(error)
+            else:
+                step = flow.send(done)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    finally:
+        flow.close()
+
+
+async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any]) -> Result:
+    """`drive` in an event loop: `perform` returns the result of a step, or an awaitable of it."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                done = perform(step)
+                if hasattr(done, "__await__"):
+                    done = await done
+            except BaseException as error:  # noqa: BLE001 - the flow decides what to do about it
+                step = flow.throw(error)
+            else:
+                step = flow.send(done)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    finally:
+        flow.close()

@@ -1,0 +1,95 @@
+"""Flows: written once, driven by threads and by event loops."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from headgate.flow import Flow, adrive, drive
+
+Driver = Callable[[Flow[Any, Any], Callable[[Any], Any]], Any]
+
+
+def in_a_loop(flow: Flow[Any, Any], perform: Callable[[Any], Any]) -> Any:
+    return asyncio.run(adrive(flow, perform))
+
+
+def awaiting(flow: Flow[Any, Any], perform: Callable[[Any], Any]) -> Any:
+    async def performed(step: Any) -> Any:
+        await asyncio.sleep(0)
+        return perform(step)
+
+    return asyncio.run(adrive(flow, performed))
+
+
+@pytest.fixture(params=[drive, in_a_loop, awaiting])
+def driver(request: pytest.FixtureRequest) -> Driver:
+    chosen: Driver = request.param
+    return chosen
+
+
+def doubled_sum(numbers: list[int]) -> Generator[int, int, int]:
+    total = 0
+    for number in numbers:
+        total += yield number
+    return total
+
+
+@pytest.mark.parametrize(("numbers", "total"), [([], 0), ([1], 2), ([1, 2, 3], 12)])
+def test_each_step_is_sent_its_result(driver: Driver, numbers: list[int], total: int) -> None:
+    assert driver(doubled_sum(numbers), lambda number: 2 * number) == total
+
+
+def test_an_error_is_raised_at_its_step_and_may_be_handled_there(driver: Driver) -> None:
+    def flow() -> Generator[int, Any, list[str]]:
+        seen = []
+        for step in (1, 0, 2):
+            try:
+                seen.append(str((yield step)))
+            except ZeroDivisionError:
+                seen.append("error")
+        return seen
+
+    assert driver(flow(), lambda step: 2 // step) == ["2", "error", "1"]
+
+
+def test_an_error_that_no_flow_handles_reaches_the_caller_and_ends_the_flow(driver: Driver) -> None:
+    ended = []
+
+    def flow() -> Generator[int, Any, None]:
+        try:
+            yield 0
+        finally:
+            ended.append(True)
+
+    with pytest.raises(ZeroDivisionError):
+        driver(flow(), lambda step: 1 // step)
+    assert ended == [True]
+
+
+def test_a_task_that_is_cancelled_ends_its_flow() -> None:
+    ended = []
+
+    def flow() -> Generator[int, Any, None]:
+        try:
+            yield 0
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async def scenario() -> None:
+        begun = asyncio.Event()
+
+        async def never(_: int) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(adrive(flow(), never))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert ended == ["cancelled"]
