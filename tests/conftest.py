@@ -23,7 +23,7 @@ settings.load_profile("headgate")
 class Unshared(RedisStore):
     """A store in a server whose gates remember their changes by themselves."""
 
-    book = None  # type: ignore[assignment]
+    change_log = None  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)

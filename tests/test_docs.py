@@ -57,7 +57,20 @@ def parameters(thing: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(thing).parameters)
 
 
-INSIDE = ("alerts", "ask", "aask", "book", "decide_without", "keys", "roll", "spare", "traffic")
+INSIDE = (
+    "agents",
+    "alerts",
+    "areset",
+    "ask",
+    "aask",
+    "change_log",
+    "decide_without",
+    "keys",
+    "local_cache",
+    "reset",
+    "traffic",
+    "windows",
+)
 FOR_STORES = ("after", "as_degraded", "as_denied", "as_shadow", "own_wait", "reset_us", "retry_us", "with_violation")
 
 

@@ -4,15 +4,14 @@
 its awaitable in a way that Python 3.12 warns of.
 """
 
-from collections.abc import Callable
 from typing import Final, SupportsIndex
 
 from headgate._native import Text, i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.numbers import LARGEST, cost_of
-from headgate.stores.base import Ask, LocalCache, Store, Verb
-from headgate.stores.memory import Buckets, MemoryStore
+from headgate.stores.base import Ask, CachedStore, Store, Verb
+from headgate.stores.memory import in_process
 
 _LONGEST_ID: Final = 200
 
@@ -26,9 +25,9 @@ class LimiterChecks:
         self._store: Final = store
         self._name: Final = name
         self._low: Final = low
-        self._table: Final[Buckets | None] = store.buckets(name, limit) if isinstance(store, MemoryStore) else None
-        spare: Callable[[str, Limit], LocalCache | None] | None = getattr(store, "spare", None)
-        self._spare: Final = None if spare is None else spare(name, limit)
+        memory = in_process(store)
+        self._table: Final = None if memory is None else memory.buckets(name, limit)
+        self._cache: Final = store.local_cache(name, limit) if isinstance(store, CachedStore) else None
 
     def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
         """Let a request of this cost pass and count it, or deny it and count nothing.
@@ -38,8 +37,8 @@ class LimiterChecks:
         table = self._table
         if table is not None and request_id is None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
             return table.take(key, cost, self._low, None)
-        if self._spare is not None and request_id is None:
-            served = self._spare.serve(key_of(key), cost_of(cost), self._low, None)
+        if self._cache is not None and request_id is None:
+            served = self._cache.serve(key_of(key), cost_of(cost), self._low, None)
             if served is not None:
                 return served
         return self._apply(Verb.CHECK, key, cost, request_id)

@@ -69,8 +69,8 @@ class Limiter(LimiterChecks, Closable):
     async def acheck(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
         if self._table is not None:
             return self.check(key, cost, request_id=request_id)
-        if self._spare is not None and request_id is None:
-            served = self._spare.serve(key_of(key), cost_of(cost), self._low, None)
+        if self._cache is not None and request_id is None:
+            served = self._cache.serve(key_of(key), cost_of(cost), self._low, None)
             if served is not None:
                 return served
         return await self._aapply(Verb.CHECK, key, cost, request_id)

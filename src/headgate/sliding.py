@@ -24,7 +24,7 @@ from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST, whole
 from headgate.limits.sliding_window import MAX_WINDOW_LIMIT, SlidingWindow
-from headgate.stores.base import Ask, Verb
+from headgate.stores.base import Ask, Store, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.protocol import FORMAT, ForeignData, Keys, Request
@@ -86,22 +86,22 @@ class RateLimiter(Closable):
     request it denies it, to be tried again in a second: what is counted is never dropped for it.
     """
 
-    def __init__(
-        self, where: str | RedisStore | MemoryStore | None = None, settings: RateLimitSettings | None = None
-    ) -> None:
+    def __init__(self, where: str | Store | None = None, settings: RateLimitSettings | None = None) -> None:
         self.settings: Final = RateLimitSettings.from_environment() if settings is None else settings
         self._windows: Final[dict[tuple[int, int], SlidingWindow]] = {}
         self._window(None, None)
         self._owned: Final = where is None or isinstance(where, str)
         self._counts: Final = self._open(self.settings.url if where is None else where)
 
-    def _open(self, where: str | RedisStore | MemoryStore) -> "_Counts":
+    def _open(self, where: str | Store) -> "_Counts":
         if where == MEMORY:
             return _InMemory(MemoryStore())
         if isinstance(where, MemoryStore):
             return _InMemory(where)
         if isinstance(where, RedisStore):
             return _InRedis(where)
+        if not isinstance(where, str):
+            refuse("RateLimiter where", "a URL, a RedisStore or a MemoryStore", where)
         own = self.settings
         return _InRedis(RedisStore(where, prefix=own.prefix, on_failure=own.on_failure, timeout=own.timeout))
 

@@ -170,7 +170,7 @@ def test_b8_when_the_admin_forgives_on_another_hub_it_is_resolved_once(fleet: Fl
 
 
 def test_so_many_are_open_in_the_fleet(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "MOST", 3)
+    monkeypatch.setattr(stored, "MAX_ALERTS", 3)
     with capture_logs() as logged, fleet.hub() as one, fleet.hub() as other:
         for number in range(6):
             offend(one if number % 2 else other, f"agent-{number}")

@@ -302,7 +302,7 @@ def test_a5_violations_go_on_after_a_clock_was_set_back(store: RedisStore, raw: 
         "headgate:{a}v1:agents", struct.pack("<5d", 3, later - 10, later - 30, later - 20, later - 10), px=3_900_000
     )
     before = time_of(raw)
-    told = [store.offend(offence) for _ in range(2)]
+    told = [store.record_violation(offence) for _ in range(2)]
     after = time_of(raw)
     assert [(one.count, one.alert) for one in told] == [(4, False), (5, False)]
     count, alerted, *newest = struct.unpack("<5d", raw.get("headgate:{a}v1:agents"))

@@ -152,7 +152,7 @@ def test_violations_that_arent_ours_are_left_alone(
     before = raw.dump(key)
     assert still.standing(offence).violations == 0
     assert errors(caplog) == [f"there is something under {key} that this headgate didn't write"]
-    assert [still.offend(offence).count for _ in range(2)] == [1, 2], "memory counts them"
+    assert [still.record_violation(offence).count for _ in range(2)] == [1, 2], "memory counts them"
     assert still.standing(offence).violations == 2
     decision = still.apply(Verb.CHECK, [Ask("", "a", per_minute(60), 1)], 200, offence)
     assert (bool(decision), decision.degraded) == (True, True)

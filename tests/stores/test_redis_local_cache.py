@@ -289,7 +289,7 @@ def test_a_lease_that_is_granted_late_takes_back_nothing_that_is_in_hand(server:
     with Fleet(server, 1, lease=0.2) as fleet:
         store = fleet.stores[0]
         limiter, plain = Limiter(limit, store=store), Limiter(limit, store=fleet.plain)
-        table = store.spare("", limit)
+        table = store.local_cache("", limit)
         assert isinstance(table, Spared)
         assert limiter.check("a")
         late = table.draws(Ask("", "a", limit, 1), 0, None, store.keys)

@@ -111,7 +111,7 @@ def test_violations_as_they_are_stored(still: RedisStore, raw: Any, clock: Manua
     """How many in a row, when an alert was raised (0: never), and the newest, oldest first."""
     offence = Offence("agents", "agent-7", Backoff(alert_after=2))
     key = "headgate:{agent-7}v1:agents"
-    still.offend(offence)
+    still.record_violation(offence)
     assert keys_of(raw) == [key.encode()]
     assert raw.get(key) == doubles(1, 0, 1_000_000_000)
     clock.advance(1)
@@ -119,7 +119,7 @@ def test_violations_as_they_are_stored(still: RedisStore, raw: Any, clock: Manua
     assert not still.apply(Verb.CHECK, asks, 200, offence)
     assert raw.get(key) == doubles(2, 1_001_000_000, 1_000_000_000, 1_001_000_000)
     clock.advance(1)
-    still.offend(offence)
+    still.record_violation(offence)
     assert raw.get(key) == doubles(3, 1_001_000_000, 1_001_000_000, 1_002_000_000), "no more than an alert needs"
     assert keys_of(raw) == [key.encode()]
 
@@ -151,7 +151,7 @@ def test_lone_surrogates_are_keys_like_others(still: RedisStore, raw: Any) -> No
     limiter = Limiter(per_minute(60), store=still, name="\ud800")
     offences = [Offence("\udc00", key, Backoff()) for key in keys]
     assert [limiter.check(key, request_id="\udcff").remaining for key in keys] == [59] * 6
-    assert [still.offend(offence).count for offence in offences] == [1] * 6
+    assert [still.record_violation(offence).count for offence in offences] == [1] * 6
     assert [limiter.check(key, request_id="\udcff").remaining for key in keys] == [59] * 6
     assert [limiter.peek(key).remaining for key in keys] == [59] * 6
     assert len(keys_of(raw)) == 18
@@ -191,7 +191,7 @@ def test_planted_violations_are_read_right(still: RedisStore, raw: Any) -> None:
     offence = Offence("agents", "a", Backoff(alert_after=3))
     standing = still.standing(offence)
     assert (standing.violations, standing.wait_left, standing.quiet_left) == (4, 0.0, 40.0)
-    violation = still.offend(offence)
+    violation = still.record_violation(offence)
     assert (violation.count, violation.advised, violation.alert) == (5, 30.0, True)
     raw.set("headgate:{b}v1:agents", doubles(4, 0, 940_000_000), px=60_000)
     assert not still.standing(offence._replace(key="b"))
@@ -236,7 +236,7 @@ def use(store: RedisStore) -> None:
         limiter.check("reset")
         limiter.reset("reset")
     for offence in offences:
-        store.offend(offence)
+        store.record_violation(offence)
         store.standing(offence)
 
 

@@ -31,12 +31,12 @@ class Elsewhere:
         await asyncio.sleep(0)
         return self._memory.apply(verb, asks, low, offence, request_id)
 
-    def offend(self, offence: Offence) -> Violation:
-        return self._memory.offend(offence)
+    def record_violation(self, offence: Offence) -> Violation:
+        return self._memory.record_violation(offence)
 
-    async def aoffend(self, offence: Offence) -> Violation:
+    async def arecord_violation(self, offence: Offence) -> Violation:
         await asyncio.sleep(0)
-        return self._memory.offend(offence)
+        return self._memory.record_violation(offence)
 
     def standing(self, offence: Offence) -> Standing:
         return self._memory.standing(offence)

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from threading import Barrier, Thread
@@ -23,6 +23,7 @@ from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
 from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore, compiled
+from headgate.stores.urls import server_store
 
 MUCH: Final = "1000000000/second"
 LITTLE: Final = "1 per 10 minutes"
@@ -122,12 +123,10 @@ def _cases(url: str | None) -> Iterator[list[Case]]:
         store = MemoryStore()
         yield [*_in_turn(store, Gate(_policy(), store=store), KEYS, _PASSES), _by_threads(store)]
         return
-    try:
-        from headgate.stores.redis import RedisStore
-    except ImportError as error:
-        raise HeadgateError(f"--store needs more than the core: {error}; pip install 'headgate[redis]'") from error
     with ExitStack() as things:
-        server = things.enter_context(RedisStore(url, prefix=f"headgate-bench-{uuid4().hex[:8]}:", timeout=5))
+        server = things.enter_context(
+            closing(server_store("--store", url, prefix=f"headgate-bench-{uuid4().hex[:8]}:", timeout=5))
+        )
         with patience("waiting for the server"):
             server.verify()
         loop = things.enter_context(asyncio.Runner())

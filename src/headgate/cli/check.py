@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import closing
+from typing import Any, Final
 
 from headgate.cli.hub_api import HubError, add_options, hub_of
 from headgate.cli.parser import Commands, command
@@ -13,9 +14,8 @@ from headgate.gate.policy import TIERS, Policy, PolicyError
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.fixed import UNLIMITED
-
-if TYPE_CHECKING:
-    from headgate.stores.redis import RedisStore
+from headgate.stores.base import Store
+from headgate.stores.urls import server_store
 
 DENIED: Final = 1
 WRONG: Final = 2
@@ -112,12 +112,8 @@ def _by_hub(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _by_store(options: argparse.Namespace) -> dict[str, Any]:
-    try:
-        from headgate.stores.redis import RedisStore
-    except ImportError as error:
-        raise HeadgateError(f"--store needs more than the core: {error}; pip install 'headgate[redis]'") from error
     policy = Policy() if options.policy is None else Policy.load(options.policy)
-    with patience("waiting for the server"), RedisStore(options.store, timeout=_WITHIN) as store:
+    with patience("waiting for the server"), closing(server_store("--store", options.store, timeout=_WITHIN)) as store:
         store.verify()
         about, decision = _of_gate(options, policy, store) if options.limit is None else _of_limiter(options, store)
     if decision.degraded:
@@ -125,7 +121,7 @@ def _by_store(options: argparse.Namespace) -> dict[str, Any]:
     return about | described(decision)
 
 
-def _of_gate(options: argparse.Namespace, policy: Policy, store: "RedisStore") -> tuple[dict[str, Any], Decision]:
+def _of_gate(options: argparse.Namespace, policy: Policy, store: Store) -> tuple[dict[str, Any], Decision]:
     agent, channel, cost = options.agent, options.channel or _CHANNEL, options.cost or 1
     with Gate(policy, store=store) as gate:
         tier = options.tier or gate.tier_of(channel, options.action)
@@ -136,7 +132,7 @@ def _of_gate(options: argparse.Namespace, policy: Policy, store: "RedisStore") -
     return {"agent_id": agent, "channel": channel, "tier": tier}, decision
 
 
-def _of_limiter(options: argparse.Namespace, store: "RedisStore") -> tuple[dict[str, Any], Decision]:
+def _of_limiter(options: argparse.Namespace, store: Store) -> tuple[dict[str, Any], Decision]:
     with Limiter(options.limit, store=store) as limiter:
         ask = limiter.peek if options.peek else limiter.check
         return {"key": options.agent}, ask(options.agent, options.cost or 1)

@@ -10,7 +10,7 @@ from headgate.edges.requests import address_key
 from headgate.gate import Gate
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Limit
-from headgate.stores.memory import MemoryStore
+from headgate.stores.memory import in_process
 
 Decided: TypeAlias = Decision | Awaitable[Decision]
 
@@ -40,7 +40,7 @@ class LimiterCounter:
         self._limit: Final = limiter.limit
         self._label: Final = label
         # In memory nothing is waited for.
-        self._check: Final = limiter.acheck if wait and not isinstance(limiter.store, MemoryStore) else limiter.check
+        self._check: Final = limiter.acheck if wait and in_process(limiter.store) is None else limiter.check
         self._charge: Final = limiter.acharge if wait else limiter.charge
         self._refund: Final = limiter.arefund if wait else limiter.refund
 
@@ -66,7 +66,7 @@ class AgentCounter:
     def __init__(self, gate: Gate, channel: str, *, wait: bool) -> None:
         self._gate: Final = gate
         self._channel: Final = channel
-        self._check: Final = gate.acheck if wait and not isinstance(gate.store, MemoryStore) else gate.check
+        self._check: Final = gate.acheck if wait and in_process(gate.store) is None else gate.check
         self._charge: Final = gate.acharge if wait else gate.charge
         self._refund: Final = gate.arefund if wait else gate.refund
 
@@ -91,7 +91,7 @@ class AddressCounter:
 
     def __init__(self, gate: Gate, *, wait: bool) -> None:
         self._gate: Final = gate
-        waits = wait and not isinstance(gate.store, MemoryStore)
+        waits = wait and in_process(gate.store) is None
         self._check: Final = gate.acheck_address if waits else gate.check_address
         self._charge: Final = gate.acharge_address if wait else gate.charge_address
         self._refund: Final = gate.arefund_address if wait else gate.refund_address

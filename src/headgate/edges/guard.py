@@ -18,7 +18,7 @@ from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
-from headgate.stores.memory import MemoryStore
+from headgate.stores.memory import in_process
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[object, Any, T]
@@ -160,7 +160,7 @@ class Guard:
         self._limiter = limiter
         self._known, self._unknown = self._pair(limiter, limiter.name or "default", wait)
         more = (self._key, self._exempt, self._ask_cost, self._counts, self._settle, routes, self._skips, self.proxies)
-        if self._cost and isinstance(limiter.store, MemoryStore) and not any(more):
+        if self._cost and in_process(limiter.store) is not None and not any(more):
             lines = self._writer.lines(limiter.limit, limiter.name or "default")
             self.quick = Quick(limiter.check, limiter.refund, self._cost, lines.headers)
         if routes:

@@ -16,18 +16,25 @@ counts a moment after the window's end, still meets what was counted in it. By i
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
-from headgate.errors import HeadgateError, StoreAway, StoreError, refuse
+from headgate.errors import HeadgateError, StoreError, refuse
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import Number
 from headgate.limits.sliding_window import SlidingWindow
-from headgate.stores.base import Ask, Store, Verb
-from headgate.stores.memory import MemoryStore
-from headgate.stores.urls import aclose_store, close_store, is_memory, open_store
+from headgate.stores.base import Ask, ResettableStore, Store, Verb
+from headgate.stores.urls import (
+    SCHEMES,
+    aclose_store,
+    averify_store,
+    close_store,
+    is_memory,
+    open_store,
+    verify_store,
+)
 
 try:
     import limits.aio.storage.base
@@ -36,20 +43,11 @@ try:
 except ImportError as error:
     raise HeadgateError(f"headgate.edges.limits_storage: expected limits, got: {error}; pip install limits") from error
 
-_SERVERS: Final = ("redis", "rediss", "valkey", "valkeys")
-_STORES: Final = (
-    "memory",
-    "unix",
-    "redis+unix",
-    "valkey+unix",
-    *(server + kind for server in _SERVERS for kind in ("", "+sentinel", "+cluster")),
-)
 _KEY: Final = re.compile(r".*/([0-9]+)/([0-9]+)/([^/]+)", re.DOTALL)  # as RateLimitItem.key_for ends it
 
 _TURNS: Final = (1, 2, 3)
 _MARKED: Final = 6  # what a marker's window holds: the cost of a turn is 3 + the turn, so that there is no second one
 _TRIES: Final = 10  # where others may come between two steps
-_RESETTING: Final = 10.0  # seconds after which a server that is reset is away
 _FIXED, _MOVING, _SLIDING = "fixed", "moving", "sliding"
 
 Kept = TypeVar("Kept")
@@ -92,10 +90,7 @@ class _Counting:
 
     def _open(self, uri: str, key_prefix: str, options: dict[str, Any]) -> None:
         self._url = re.sub(r"^(async\+)?headgate\+", "", uri, flags=re.IGNORECASE)
-        self._prefix = f"{key_prefix}:"
-        self._used: set[tuple[int, Number]] = set()  # in memory: limits for which something is counted
-        in_memory = is_memory(self._url)
-        known = ("clock", "max_keys") if in_memory else ("clock", "on_failure", "timeout")
+        known = ("clock", "max_keys") if is_memory(self._url) else ("clock", "on_failure", "timeout")
         for option in options:
             if option not in known:
                 refuse(
@@ -104,11 +99,7 @@ class _Counting:
                     "the URL, after a question mark)",
                     option,
                 )
-        self._store: Store = (
-            MemoryStore(**options)
-            if in_memory
-            else open_store(type(self).__name__, self._url, prefix=self._prefix, **options)
-        )
+        self._store = open_store(type(self).__name__, self._url, prefix=f"{key_prefix}:", **options)
 
     @property
     def base_exceptions(self) -> type[Exception]:
@@ -138,23 +129,18 @@ class _Counting:
             refuse("storage expiry", f"the {seconds} seconds that its key says", expiry)
         return int(found[1]), seconds
 
-    def _of(self, amount: int, expiry: Number) -> _Rules:
-        if isinstance(self._store, MemoryStore):
-            self._used.add((amount, expiry))
-        return _rules(amount, expiry)
-
     # Windows that move ------------------------------------------------------------------------------------------------
 
     def _take(self, name: str, key: str, amount: int, expiry: Number, cost: int) -> _Flow[bool]:
         """Count a hit in a log, if it passes."""
         if _cost(cost) > amount:
             return False
-        log = self._of(amount, expiry).log
+        log = _rules(amount, expiry).log
         return bool((yield _Apply(Verb.CHECK, [Ask(name, key, log, cost)])))
 
     def _look(self, name: str, key: str, amount: int, expiry: Number) -> _Flow[tuple[int, float]]:
         """How much a log holds, and in how many seconds the oldest of it leaves."""
-        log, cost = self._of(amount, expiry).log, 1
+        log, cost = _rules(amount, expiry).log, 1
         decision: Decision = yield _Apply(Verb.PEEK, [Ask(name, key, log, cost)])
         for _ in range(_TRIES):
             if decision.remaining == log.capacity:
@@ -189,7 +175,7 @@ class _Counting:
     def _hit(self, key: str, expiry: Number, cost: int) -> _Flow[int]:
         """The hits in the fixed window with these. If that is above the limit they don't pass, and don't count."""
         amount, seconds = self._limit(key, expiry)
-        rules, before = self._of(amount, seconds), 0
+        rules, before = _rules(amount, seconds), 0
         for _ in range(_TRIES):
             began = self.clock.now()
             turn, _ = yield from self._marked(key, rules)
@@ -222,57 +208,37 @@ class _Counting:
         return turn, used
 
     def _get(self, key: str) -> _Flow[int]:
-        rules = self._of(*self._limit(key))
+        rules = _rules(*self._limit(key))
         turn, _ = yield from self._marked(key, rules)
         return (yield from self._counted(key, rules, turn)) if turn else 0
 
     def _ends(self, key: str) -> _Flow[float]:
         """When the fixed window ends, as seconds since the epoch; now, if there is none."""
-        _, left = yield from self._marked(key, self._of(*self._limit(key)))
+        _, left = yield from self._marked(key, _rules(*self._limit(key)))
         return time.time() + left
 
     # The end of what is counted ---------------------------------------------------------------------------------------
 
     def _clear(self, key: str) -> _Flow[None]:
         """The marker last: who counts meanwhile, counts in the window that ends with it."""
-        rules = self._of(*self._limit(key))
+        rules = _rules(*self._limit(key))
         yield _Forget(_MOVING, key, rules.log)
         for turn in _TURNS:
             yield _Forget(f"{_FIXED}-{turn}", key, rules.counter)
         yield _Forget(_FIXED, key, rules.marker)
 
     def _clear_sliding(self, key: str, expiry: Number) -> _Flow[None]:
-        yield _Forget(_SLIDING, key, self._of(*self._limit(key, expiry)).log)
+        yield _Forget(_SLIDING, key, _rules(*self._limit(key, expiry)).log)
 
-    def _reset_memory(self, store: MemoryStore) -> int:
-        """Drop everything, and say how many keys that were."""
-        before = len(store)
-        counters = 0
-        for amount, expiry in list(self._used):
-            rules = _rules(amount, expiry)
-            for name, rule in ((_MOVING, rules.log), (_SLIDING, rules.log), (_FIXED, rules.marker)):
-                store.clear(name, rule)
-            counters -= len(store)
-            for turn in _TURNS:
-                store.clear(f"{_FIXED}-{turn}", rules.counter)
-            counters += len(store)
-        self._used.clear()
-        return before + counters - len(store)
-
-    def _pattern(self) -> str:
-        return re.sub(r"([*?\[\]\\^-])", r"\\\1", self._prefix) + "{*"
+    def _keys_of(self, dropped: Mapping[str, int]) -> int:
+        """How many keys of `limits` were dropped: a marker is one, the counters beside it are not."""
+        return sum([dropped.get(name, 0) for name in (_FIXED, _MOVING, _SLIDING)])
 
 
 def _cost(cost: object) -> int:
     if not isinstance(cost, int) or cost < 0:
         refuse("cost", "a whole number, 0 or more", cost)
     return cost
-
-
-def _is_key(name: bytes | str) -> bool:
-    """Whether a name in the server is one key of `limits`, and not a counter beside a marker."""
-    text = name.decode(errors="replace") if isinstance(name, bytes) else name
-    return text.endswith((f":{_FIXED}", f":{_MOVING}", f":{_SLIDING}"))
 
 
 class HeadgateStorage(
@@ -306,7 +272,7 @@ class HeadgateStorage(
     [True, True, False]
     """
 
-    STORAGE_SCHEME: ClassVar[list[str]] = [f"headgate+{store}" for store in _STORES]  # type: ignore[misc]
+    STORAGE_SCHEME: ClassVar[list[str]] = [f"headgate+{store}" for store in SCHEMES]  # type: ignore[misc]
 
     def __init__(
         self, uri: str, wrap_exceptions: bool = False, *, key_prefix: str = "headgate-limits", **options: Any
@@ -359,30 +325,15 @@ class HeadgateStorage(
 
     def check(self) -> bool:
         """Whether the store can be used."""
-        if isinstance(self._store, MemoryStore):
-            return True
         try:
-            self._store.verify()  # type: ignore[attr-defined]
+            verify_store(self._store)
         except StoreError:
             return False
         return True
 
     def reset(self) -> int:
         """Drop everything, and say how many keys that were. In a server this looks at every key that it has."""
-        if isinstance(self._store, MemoryStore):
-            return self._reset_memory(self._store)
-        from headgate.stores.redis.clients import ERRORS, Clients, explained
-
-        clients, keys = Clients(self._url, _RESETTING), 0
-        try:
-            client = clients.client()
-            for name in client.scan_iter(match=self._pattern(), count=1000):
-                keys += bool(client.unlink(name)) and _is_key(name)
-        except ERRORS as error:
-            raise StoreAway(explained(error)) from error
-        finally:
-            clients.close()
-        return keys
+        return self._keys_of(self._store.reset()) if isinstance(self._store, ResettableStore) else 0
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -397,7 +348,7 @@ class AsyncHeadgateStorage(
 ):
     """`HeadgateStorage` for the strategies of `limits.aio`, which it means the same with."""
 
-    STORAGE_SCHEME: ClassVar[list[str]] = [f"async+headgate+{store}" for store in _STORES]  # type: ignore[misc]
+    STORAGE_SCHEME: ClassVar[list[str]] = [f"async+headgate+{store}" for store in SCHEMES]  # type: ignore[misc]
 
     def __init__(
         self, uri: str, wrap_exceptions: bool = False, *, key_prefix: str = "headgate-limits", **options: Any
@@ -445,29 +396,14 @@ class AsyncHeadgateStorage(
         await self._run(self._clear_sliding(key, expiry))
 
     async def check(self) -> bool:
-        if isinstance(self._store, MemoryStore):
-            return True
         try:
-            await self._store.averify()  # type: ignore[attr-defined]
+            await averify_store(self._store)
         except StoreError:
             return False
         return True
 
     async def reset(self) -> int:
-        if isinstance(self._store, MemoryStore):
-            return self._reset_memory(self._store)
-        from headgate.stores.redis.clients import ERRORS, Clients, explained
-
-        clients, keys = Clients(self._url, _RESETTING), 0
-        try:
-            client = await clients.aclient()
-            async for name in client.scan_iter(match=self._pattern(), count=1000):
-                keys += bool(await client.unlink(name)) and _is_key(name)
-        except ERRORS as error:
-            raise StoreAway(explained(error)) from error
-        finally:
-            await clients.aclose()
-        return keys
+        return self._keys_of(await self._store.areset()) if isinstance(self._store, ResettableStore) else 0
 
     async def aclose(self) -> None:
         """Let go of the connections."""

@@ -14,7 +14,7 @@ from headgate.limits.decision import Decision, Outcome, Violation
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.numbers import LARGEST, cost_of
 from headgate.stores.base import Ask, Offence, Store, Verb
-from headgate.stores.memory import MemoryStore
+from headgate.stores.memory import in_process
 
 EXEMPT: Final = Decision(Outcome.EXEMPT, UNLIMITED, LARGEST, 0, 0, -1)
 
@@ -25,7 +25,7 @@ class GateChecks:
 
     def __init__(self, store: Store, plan: Lookup) -> None:
         self._store: Final = store
-        self._memory: Final = isinstance(store, MemoryStore)
+        self._memory: Final = in_process(store) is not None
         self._lookup = plan
         self._listeners: dict[type[Event], tuple[Listener, ...]] = {}
         self._watched = False  # whether somebody listens to every check

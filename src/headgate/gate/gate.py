@@ -21,7 +21,18 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
 from headgate.limits.numbers import cost_of
 from headgate.limits.violations import Standing
-from headgate.stores.base import Ask, Change, ChangeLog, Offence, RecordedViolation, Store, Verb
+from headgate.stores.base import (
+    Ask,
+    Change,
+    ChangeLog,
+    ObservableStore,
+    Offence,
+    RecordedViolation,
+    SharedChangeLog,
+    SharedStore,
+    Store,
+    Verb,
+)
 from headgate.stores.sqlite import SqliteChangeLog
 from headgate.stores.urls import aclose_store, close_store, open_store
 
@@ -64,13 +75,11 @@ class Gate(GateChecks, Closable):
         after_fork(self)
         self._sessions: Final = Sessions(where)
         self._known = 0  # changes that are taken in
-        follow: Callable[[Callable[[], None]], None] | None = getattr(self._book, "follow", None)
-        self._shared: Final = follow is not None
+        self._shared: Final = isinstance(self._book, SharedChangeLog)
         super().__init__(where, Lookup(rules, effective(rules, self._changes()), where, set()))
-        subscribe: Callable[[Callable[..., None]], Callable[[], None]] | None = getattr(where, "subscribe", None)
-        self._unsubscribe_store: Final = None if subscribe is None else subscribe(self._hear)
-        if follow is not None:
-            follow(self._take_over)
+        self._unsubscribe_store: Final = where.subscribe(self._hear) if isinstance(where, ObservableStore) else None
+        if isinstance(self._book, SharedChangeLog):
+            self._book.follow(self._take_over)
 
     def _after_fork(self) -> None:
         """In a process that was forked: whichever thread of the parent was changing something isn't here."""
@@ -214,7 +223,7 @@ class Gate(GateChecks, Closable):
         name, plan = check_agent(agent), self._lookup
         if name in plan.exempt:
             return 0.0
-        violation = self._store.offend(Offence(AGENTS, name, plan.backoff))
+        violation = self._store.record_violation(Offence(AGENTS, name, plan.backoff))
         self._tell_violation(name, "", "", violation)
         return violation.advised
 
@@ -222,7 +231,7 @@ class Gate(GateChecks, Closable):
         name, plan = check_agent(agent), self._lookup
         if name in plan.exempt:
             return 0.0
-        violation = await self._store.aoffend(Offence(AGENTS, name, plan.backoff))
+        violation = await self._store.arecord_violation(Offence(AGENTS, name, plan.backoff))
         self._tell_violation(name, "", "", violation)
         return violation.advised
 
@@ -490,10 +499,9 @@ def _by(by: object) -> str:
 
 def _book(remember: object, store: Store) -> ChangeLog:
     if remember is None:
-        shared: Callable[[], ChangeLog] | None = getattr(store, "book", None)
-        return MemoryChangeLog() if shared is None else shared()
+        return store.change_log() if isinstance(store, SharedStore) else MemoryChangeLog()
     if isinstance(remember, (str, PathLike)):
         return SqliteChangeLog(remember)
-    if callable(getattr(remember, "write", None)) and callable(getattr(remember, "read", None)):
-        return remember  # type: ignore[return-value]
+    if isinstance(remember, ChangeLog):
+        return remember
     return refuse("Gate remember", "a path, a book of changes, or None", remember)

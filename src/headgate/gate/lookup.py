@@ -12,7 +12,7 @@ from headgate.gate.policy import TIERS, UNKNOWN_TIER, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.numbers import permille
 from headgate.stores.base import Store
-from headgate.stores.memory import Buckets, MemoryStore, Offenders
+from headgate.stores.memory import in_process
 
 AGENTS: Final = "agents"
 ADDRESSES: Final = "addresses"
@@ -31,9 +31,8 @@ class Meter:
         self.limit: Final = limit
         self.identity: Final = (self.name, limit)
         self.shadow: Final = shadow
-        self.buckets: Final[Buckets | None] = (
-            store.buckets(self.name, limit) if isinstance(store, MemoryStore) else None
-        )
+        memory = in_process(store)
+        self.buckets: Final = None if memory is None else memory.buckets(self.name, limit)
 
 
 class Lookup:
@@ -62,9 +61,8 @@ class Lookup:
         }
         self.low: Final[i64] = 1000 - permille("warn_at", policy.warn_at)
         self.backoff: Final = policy.backoff
-        self.offenders: Final[Offenders | None] = (
-            store.offenders(AGENTS, policy.backoff) if isinstance(store, MemoryStore) else None
-        )
+        memory = in_process(store)
+        self.offenders: Final = None if memory is None else memory.offenders(AGENTS, policy.backoff)
 
     def _default(self, lane: tuple[str, str]) -> str:
         turn = self.effective.turns.get(lane, 0)

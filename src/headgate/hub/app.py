@@ -43,8 +43,7 @@ from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 from headgate.sliding import RateLimiter
-from headgate.stores.memory import MemoryStore
-from headgate.stores.redis import RedisStore
+from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
 from headgate.stores.urls import aclose_store, open_store
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Hub:
     """
 
     ledger: Ledger
-    store: MemoryStore | RedisStore
+    store: Store
     gate: Gate
     clock: Clock
     tally: Tally
@@ -86,7 +85,7 @@ class Hub:
         settings: HubSettings | None = None,
         policy: Policy | None = None,
         *,
-        store: MemoryStore | RedisStore | None = None,
+        store: Store | None = None,
         config: Path | None = None,
         gate: type[Gate] = Gate,
     ) -> None:
@@ -121,7 +120,7 @@ class Hub:
             self.registry.follow(self._drop)
             if self.settings.otel_endpoint:
                 self._things.push_async_callback(self._telemetry().close)
-            if isinstance(self.store, RedisStore):
+            if isinstance(self.store, ServerStore):
                 self.spawn(self._look_at_store())
         except BaseException:
             await self._things.aclose()
@@ -151,9 +150,8 @@ class Hub:
             }
             opened = open_store("store", settings.store or None, **how)
             things.push_async_callback(aclose_store, opened)
-            assert isinstance(opened, (MemoryStore, RedisStore))
             store = opened
-        shared = isinstance(store, RedisStore)
+        shared = isinstance(store, SharedStore)
         remember = None if shared or settings.data is None else settings.data / "changes.db"
         self.gate = self._gate(policy, store=store, remember=remember)
         things.push_async_callback(self.gate.aclose)
@@ -163,13 +161,13 @@ class Hub:
         things.callback(self.gate.subscribe(self._hear, PolicyChanged, Alerted))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         things.push_async_callback(self.webhooks.close)
-        alerts = store.alerts() if isinstance(store, RedisStore) else None
+        alerts = store.alerts() if isinstance(store, HubStore) else None
         self.alerts = Alerts(self.gate, self.clock, self.webhooks.send, alerts, lambda: self.degraded)
         things.push_async_callback(self.alerts.close)
         self.store = store
         self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
         self.tokens = Tokens(self.ledger, settings)
-        roll = store.roll() if isinstance(store, RedisStore) else LedgerRoll(self.ledger)
+        roll = store.agents() if isinstance(store, HubStore) else LedgerRoll(self.ledger)
         self.registry = Registry(roll, mode=settings.registration, reserved=self.router.reserved("agent"))
         self.post = PostOffice(self.ledger, self.presence, self.registry, settings)
         self.logbook = Logbook(self.ledger, self.gate, settings)
@@ -269,7 +267,7 @@ class Hub:
     @property
     def degraded(self) -> bool:
         """Whether the store that counts is away."""
-        return bool(getattr(self.store, "degraded", False))
+        return isinstance(self.store, ServerStore) and self.store.degraded
 
     async def _look_at_store(self) -> None:
         """See whether the store is there, also while nobody asks it for anything, so that health tells."""

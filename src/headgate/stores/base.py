@@ -1,14 +1,32 @@
-"""Stores: where the state of limits lives, and whose clock counts."""
+"""Stores: where the state of limits lives, and whose clock counts.
+
+Every store is a `Store`. What only some stores can do besides is a protocol of its own, to be asked for by
+`isinstance(store, CachedStore)`:
+
+| protocol          | a store that                                                             |
+|-------------------|--------------------------------------------------------------------------|
+| `ClosableStore`   | has connections or files to close                                        |
+| `ServerStore`     | counts in a server, which can be away                                    |
+| `ObservableStore` | tells listeners what happens apart from a check                          |
+| `CachedStore`     | answers some checks from a cache in this process                         |
+| `SharedStore`     | keeps the changes to limits that several nodes share                     |
+| `HubStore`        | also keeps the agents and alerts that several hubs share                 |
+| `WindowStore`     | counts sliding windows whose limit comes with each call                  |
+| `ResettableStore` | can drop everything at once                                              |
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from headgate.events import Degraded
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Limit, Rule, Violation
+from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.violations import Backoff, Standing
+from headgate.stores.traffic import Traffic
 
 REMEMBERED: Final = 60_000_000
 """Microseconds for which a request's id is remembered."""
@@ -56,12 +74,7 @@ class RecordedViolation(NamedTuple):
     violation: Violation
 
 
-class LocalCache(Protocol):
-    """Answers some checks of one name and limit without asking a server."""
-
-    def serve(self, key: str, cost: int, low: int, offence: Offence | None) -> Decision | None: ...
-
-
+@runtime_checkable
 class Store(Protocol):
     """Keeps what is counted. `headgate.stores.conformance` holds every store to what is said here.
 
@@ -92,10 +105,10 @@ class Store(Protocol):
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision: ...
 
-    def offend(self, offence: Offence) -> Violation:
+    def record_violation(self, offence: Offence) -> Violation:
         """Record a violation."""
 
-    async def aoffend(self, offence: Offence) -> Violation: ...
+    async def arecord_violation(self, offence: Offence) -> Violation: ...
 
     def standing(self, offence: Offence) -> Standing:
         """Say how somebody stands."""
@@ -111,6 +124,104 @@ class Store(Protocol):
         """Drop what is counted for every key under a name and a limit or backoff."""
 
     async def aclear(self, name: str, rule: Rule) -> None: ...
+
+
+# What only some stores can do ----------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class ClosableStore(Store, Protocol):
+    """A store with connections or files to close."""
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class ServerStore(ClosableStore, Protocol):
+    """A store in a server, which can be away."""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the server is away, so that something else decides."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent to the server."""
+
+    def verify(self) -> None:
+        """Connect and see that the server can be used; raises a `StoreError` that says what is wrong."""
+
+    async def averify(self) -> None: ...
+
+
+StoreEvent: TypeAlias = Degraded | RecordedViolation
+
+
+@runtime_checkable
+class ObservableStore(Store, Protocol):
+    """A store that tells listeners when its server goes away or comes back, and of violations recorded late."""
+
+    def subscribe(self, listener: Callable[[StoreEvent], object]) -> Callable[[], None]:
+        """Call `listener` with every event, until the function that is returned is called."""
+
+
+class LocalCache(Protocol):
+    """Answers some checks of one name and limit without asking a server."""
+
+    def serve(self, key: str, cost: int, low: int, offence: Offence | None) -> Decision | None: ...
+
+
+@runtime_checkable
+class CachedStore(Store, Protocol):
+    """A store that may answer checks from a cache in this process."""
+
+    def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
+        """The cache of a limiter's name and limit; None where caching is off."""
+
+
+class WindowCount(NamedTuple):
+    """What came of a request in a window."""
+
+    allowed: bool
+    used: int
+    """Requests in the window, with this one if it was allowed."""
+    wait: int
+    """0 if the request was allowed; else microseconds, as a rule until the oldest request leaves the window."""
+
+
+class WindowCounters(Protocol):
+    """Counts requests by key alone: each call brings the window that it is judged by."""
+
+    async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
+        """Count a request if the window has room for it."""
+
+    async def count(self, key: str, window: SlidingWindow) -> int:
+        """How many requests are in the window."""
+
+    async def forget(self, key: str) -> bool:
+        """Drop a key, and say whether anything was counted for it."""
+
+
+@runtime_checkable
+class WindowStore(Store, Protocol):
+    """A store that counts sliding windows whose limit comes with each call."""
+
+    def windows(self) -> WindowCounters: ...
+
+
+@runtime_checkable
+class ResettableStore(Store, Protocol):
+    """A store that can drop everything at once."""
+
+    def reset(self) -> Mapping[str, int]:
+        """Drop what is counted under every limit, and say how many keys there were under each name."""
+
+    async def areset(self) -> Mapping[str, int]: ...
+
+
+# What nodes share besides counts -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +249,7 @@ class Change:
         return " ".join(what)
 
 
+@runtime_checkable
 class ChangeLog(Protocol):
     """Where changes are remembered."""
 
@@ -148,3 +260,83 @@ class ChangeLog(Protocol):
         """Remember a change. When this returns, it is kept, whatever happens next."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SharedChangeLog(ChangeLog, Protocol):
+    """A change log that several nodes write to."""
+
+    def follow(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change`, from another thread, whenever the log may have changed, until it is closed."""
+
+
+@runtime_checkable
+class SharedStore(Store, Protocol):
+    """A store that also keeps the changes to limits that its nodes share."""
+
+    def change_log(self) -> SharedChangeLog: ...
+
+
+class AgentDirectory(Protocol):
+    """Agents, each with the digest of its token. Every step is done as a whole or not at all."""
+
+    async def start(self, tell: Callable[[str], None]) -> None:
+        """Begin. From now on `tell` is called in the loop with each agent whose token was rotated or revoked."""
+
+    async def close(self) -> None: ...
+
+    async def add(
+        self, agent: str, digest: bytes, at: float, invitation: bytes | None
+    ) -> Literal["done", "exists", "uninvited"]:
+        """Add an agent; with an `invitation`, only if there is one of that digest, which is used up by it."""
+
+    async def replace(
+        self, agent: str, digest: bytes | None, revoked_too: bool
+    ) -> Literal["done", "unknown", "revoked"]:
+        """Give an agent another digest, or none; one that has none only if `revoked_too`."""
+
+    async def verify(self, agent: str, digest: bytes) -> bool: ...
+
+    async def owner(self, digest: bytes) -> str | None: ...
+
+    async def knows(self, agent: str) -> bool: ...
+
+    async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
+        """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""
+
+    async def invite(self, digest: bytes, at: float) -> None: ...
+
+
+AlertOutcome: TypeAlias = Literal["done", "other", "ended", "full"]
+
+MAX_ALERTS: Final = 1000
+"""Alerts that are open at the same time."""
+
+
+class SharedAlerts(Protocol):
+    """The texts of open alerts, by agent. Whoever changes one says which text it replaces.
+
+    While the server is away every call raises `StoreAway`; the change may have been made all the same.
+    """
+
+    async def read(self) -> dict[str, str]:
+        """All that are open."""
+
+    async def put(self, agent: str, alert_id: str, known: str, text: str) -> tuple[AlertOutcome, str]:
+        """Replace the `known` text ("" for none) by another.
+
+        "done"; or nothing was changed: there is an "other" text, or the alert has "ended" before (both with the text
+        that is there), or `MAX_ALERTS` are open ("full").
+        """
+
+    async def end(self, agent: str, alert_id: str, known: str, text: str) -> tuple[AlertOutcome, str]:
+        """End an alert, and keep its last text for later callers: "done", or "other" as with `put`."""
+
+
+@runtime_checkable
+class HubStore(SharedStore, Protocol):
+    """A store that also keeps what several hubs share."""
+
+    def agents(self) -> AgentDirectory: ...
+
+    def alerts(self) -> SharedAlerts: ...

@@ -223,23 +223,23 @@ def a_denial_is_recorded_in_the_same_step(make: MakeStore) -> None:
     expect("what is told", told, [(1, 1, 30), (2, 2, 30), (3, 5, 30), (4, 10, 30), (5, 30, 30), (6, 30, 30)])
     expect("the bucket's own wait", {d.bucket_retry_after for d in decisions[2:]}, {30.0})
     expect("a peek", bench.store.apply(Verb.PEEK, [Ask("", "a", limit, 1)], LOW, offence).violation, None)
-    expect("recorded elsewhere", bench.store.offend(offence), Violation(7, 30_000_000, False))
+    expect("recorded elsewhere", bench.store.record_violation(offence), Violation(7, 30_000_000, False))
     bench.clock.advance(1)
     standing = bench.store.standing(offence)
     expect("the standing", (standing.violations, standing.wait_left, standing.quiet_left), (7, 29.0, 59.0))
     expect("somebody else's", bench.store.standing(offence._replace(key="b")).violations, 0)
     bench.clock.advance(59)
     expect("after the quiet period", bool(bench.store.standing(offence)), False)
-    expect("the next one", bench.store.offend(offence), Violation(1, 1_000_000, False))
+    expect("the next one", bench.store.record_violation(offence), Violation(1, 1_000_000, False))
     expect("forgetting", bench.store.forget("agents", "a", offence.backoff), True)
     expect("forgetting again", bench.store.forget("agents", "a", offence.backoff), False)
-    expect("after it", bench.store.offend(offence).count, 1)
+    expect("after it", bench.store.record_violation(offence).count, 1)
 
 
 def an_enforced_backoff_denies_whoever_comes_back_early(make: MakeStore) -> None:
     bench = Bench(make)
     offence = Offence("agents", "a", Backoff(steps=[10], enforce=True))
-    bench.store.offend(offence)
+    bench.store.record_violation(offence)
     asks = [Ask("one", "a", per_minute(60), 1), Ask("two", "a", SlidingWindow(5, 60), 1)]
     for ask in ([asks[0]], asks):
         bench.clock.advance(9)
@@ -256,7 +256,7 @@ def so_many_violations_within_a_span_raise_one_alert(make: MakeStore) -> None:
     alerts = []
     for span in (0, 5, 5, 4, 0, 0, 0, 9, 1, 1):
         bench.clock.advance(span)
-        alerts.append(bench.store.offend(offence).alert)
+        alerts.append(bench.store.record_violation(offence).alert)
     expect("alerts", alerts, [False, False, False, True, False, False, False, False, False, True])
 
 
@@ -287,7 +287,9 @@ def the_async_twins_do_the_same(make: MakeStore) -> None:
                     await twin.store.aapply(verb, asks, LOW, offence),
                     sync.store.apply(verb, asks, LOW, offence),
                 )
-            expect("aoffend", await twin.store.aoffend(offence), sync.store.offend(offence))
+            expect(
+                "arecord_violation", await twin.store.arecord_violation(offence), sync.store.record_violation(offence)
+            )
             standings = [await twin.store.astanding(offence), sync.store.standing(offence)]
             expect("astanding", repr(standings[0]), repr(standings[1]))
             expect("aforget", await twin.store.aforget("", "a", limit), sync.store.forget("", "a", limit))

@@ -27,7 +27,7 @@ from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.decision import DENY, Decision, Details, Limit, Rule, State, Violation, binding_of
 from headgate.limits.numbers import whole
 from headgate.limits.violations import Backoff, Standing
-from headgate.stores.base import REMEMBERED, Ask, Offence, Verb
+from headgate.stores.base import REMEMBERED, Ask, Offence, Store, Verb
 
 _SHARDS: Final[i64] = 256
 _SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
@@ -403,16 +403,16 @@ class MemoryStore:
     ) -> Decision:
         return self.apply(verb, asks, low, offence, request_id)
 
-    def offend(self, offence: Offence) -> Violation:
-        """See `Store.offend`."""
+    def record_violation(self, offence: Offence) -> Violation:
+        """See `Store.record_violation`."""
         offenders = self.offenders(offence.name, offence.backoff)
         if self.lock is None:
             return offenders.record(offence.key, self.now())
         with self.lock:
             return offenders.record(offence.key, self.now())
 
-    async def aoffend(self, offence: Offence) -> Violation:
-        return self.offend(offence)
+    async def arecord_violation(self, offence: Offence) -> Violation:
+        return self.record_violation(offence)
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
@@ -454,6 +454,20 @@ class MemoryStore:
     async def aclear(self, name: str, rule: Rule) -> None:
         self.clear(name, rule)
 
+    def reset(self) -> dict[str, int]:
+        """See `ResettableStore.reset`."""
+        dropped: dict[str, int] = {}
+        with self._answering:
+            self._answers.clear()
+        for (name, rule), table in list(self._tables.items()):
+            if isinstance(rule, Limit):
+                dropped[name] = dropped.get(name, 0) + table.size
+            self.clear(name, rule)
+        return dropped
+
+    async def areset(self) -> dict[str, int]:
+        return self.reset()
+
     def look_around(self, now: i64) -> None:
         """Go on with the round by a few entries, or begin one if it is time."""
         dropped = False
@@ -491,6 +505,11 @@ class MemoryStore:
             self._warned = True
             _log.warning("MemoryStore: all %d keys are in use; new ones are denied until some are full", self.max_keys)
         return Decision(DENY, limit, 0, _CROWDED, 0, -1, Details(_CROWDED, None, None, True))
+
+
+def in_process(store: Store) -> MemoryStore | None:
+    """The store itself if it counts in this process: a check can go straight to its tables, and never waits."""
+    return store if isinstance(store, MemoryStore) else None
 
 
 def compiled() -> bool:

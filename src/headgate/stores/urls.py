@@ -1,63 +1,108 @@
-"""Stores by what users name them with: nothing or memory:// for this process's memory, or the URL of a server.
+"""Stores by URL: nothing or memory:// for this process's memory, or the URL of a server.
 
 The URLs are those that `limits` and `throttled-py` know, with `async+` before them or without: every store here serves
-threads and event loops alike.
+threads and event loops alike. A new kind of store is added to `SCHEMES`.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway, refuse
-from headgate.stores.base import Store
+from headgate.stores.base import ClosableStore, ServerStore, Store
 from headgate.stores.memory import MemoryStore
 
-_ELSEWHERE: Final = ("memcached", "mongodb", "mongodb+srv", "etcd")
+_SERVERS: Final = ("redis", "rediss", "valkey", "valkeys")
+_UNSUPPORTED: Final = ("memcached", "mongodb", "mongodb+srv", "etcd")
 _log = logging.getLogger("headgate")
+
+
+def _memory(where: str, url: str, *, clock: Any = None, max_keys: Any = None, **_for_servers: Any) -> Store:
+    if not is_memory(url):
+        raise InvalidInput(f"{where}: expected memory:// and nothing after it, got a longer URL")
+    return MemoryStore(clock=clock, max_keys=max_keys)
+
+
+def _redis(where: str, url: str, **settings: Any) -> Store:
+    try:
+        from headgate.stores.redis import RedisStore
+    except ImportError as error:
+        raise HeadgateError(
+            f"{where}: expected redis-py for a store at a URL, got: {error}; pip install 'headgate[redis]'"
+        ) from error
+    return RedisStore(url, **settings)
+
+
+MakeStore: TypeAlias = Callable[..., Store]
+
+SCHEMES: Final[Mapping[str, MakeStore]] = {
+    "memory": _memory,
+    **dict.fromkeys(("unix", "redis+unix", "valkey+unix"), _redis),
+    **dict.fromkeys([f"{server}{kind}" for server in _SERVERS for kind in ("", "+sentinel", "+cluster")], _redis),
+}
+"""Who makes the store of a URL, by its scheme: called with where it is needed, the URL, and the store's settings."""
+
+
+def make_store(where: str, url: str, **settings: Any) -> Store:
+    """The store at a URL, not connected yet. In memory, settings that are for servers alone are ignored."""
+    scheme = url.partition("://")[0].lower().removeprefix("async+")
+    if scheme in _UNSUPPORTED:
+        raise InvalidInput(
+            f"{where}: expected a store in memory (None or memory://) or in Redis or Valkey (redis://localhost, or "
+            f"another form that docs/redis.md names), got {scheme}://, which headgate has no store for"
+        )
+    make: MakeStore = SCHEMES.get(scheme, _redis)  # which refuses an unknown scheme, and names those that it knows
+    return make(where, url, **settings)
+
+
+def open_store(where: str, given: object, **settings: Any) -> Store:
+    """The store that is meant. A server that can't be used is refused; one that is away may come back."""
+    if given is None:
+        return MemoryStore()
+    if isinstance(given, str) and "://" in given:
+        store = make_store(where, given, **settings)
+        try:
+            verify_store(store)
+        except StoreAway as away:
+            _log.error("%s: starting without the server: %s", where, away)
+        return store
+    if not isinstance(given, Store):
+        refuse(where, "a store such as MemoryStore(), or a URL such as redis://localhost or memory://", given)
+    return given
+
+
+def server_store(where: str, url: str, **settings: Any) -> ServerStore:
+    """The store in the server at a URL, to be verified and closed by the caller."""
+    store = make_store(where, url, **settings)
+    if not isinstance(store, ServerStore):
+        refuse(where, "the URL of a server, such as redis://localhost", url)
+    return store
+
+
+def is_memory(given: object) -> bool:
+    """Whether a URL means this process's memory."""
+    return isinstance(given, str) and given.lower().removeprefix("async+") == "memory://"
+
+
+def verify_store(store: Store) -> None:
+    """See that the server of a store can be used, if it has one; a `StoreError` says what is wrong."""
+    if isinstance(store, ServerStore):
+        store.verify()
+
+
+async def averify_store(store: Store) -> None:
+    """`verify_store` for an event loop."""
+    if isinstance(store, ServerStore):
+        await store.averify()
 
 
 def close_store(store: Store) -> None:
     """Close a store that has something to close."""
-    close: Callable[[], None] | None = getattr(store, "close", None)
-    if close is not None:
-        close()
+    if isinstance(store, ClosableStore):
+        store.close()
 
 
 async def aclose_store(store: Store) -> None:
     """`close_store` for an event loop."""
-    aclose: Callable[[], Awaitable[None]] | None = getattr(store, "aclose", None)
-    if aclose is not None:
-        await aclose()
-
-
-def is_memory(given: object) -> bool:
-    """Whether somebody means this process's memory by a URL."""
-    return isinstance(given, str) and given.lower().removeprefix("async+") == "memory://"
-
-
-def open_store(where: str, given: object, **settings: Any) -> Store:
-    """The store that somebody means. A server that can't be used is refused; one that is away may come back."""
-    if given is None or is_memory(given):
-        return MemoryStore()
-    if isinstance(given, str) and "://" in given:
-        scheme = given.partition("://")[0].lower().removeprefix("async+")
-        if scheme in _ELSEWHERE:
-            raise InvalidInput(
-                f"{where}: expected a store in memory (None or memory://) or in Redis or Valkey (redis://localhost, or "
-                f"another form that docs/redis.md names), got {scheme}://, which headgate has no store for"
-            )
-        try:
-            from headgate.stores.redis import RedisStore
-        except ImportError as error:
-            raise HeadgateError(
-                f"{where}: expected redis-py for a store at a URL, got: {error}; pip install 'headgate[redis]'"
-            ) from error
-        store = RedisStore(given, **settings)
-        try:
-            store.verify()
-        except StoreAway as away:
-            _log.error("%s: starting without the server: %s", where, away)
-        return store
-    if not callable(getattr(given, "apply", None)):
-        refuse(where, "a store such as MemoryStore(), or a URL such as redis://localhost or memory://", given)
-    return given  # type: ignore[return-value]
+    if isinstance(store, ClosableStore):
+        await store.aclose()

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from headgate.errors import InvalidInput
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.tokens import digest_of
 from headgate.hub.errors import Refused
 from headgate.hub.storage.database import Ledger
+from headgate.stores.base import AgentDirectory
 
 T = TypeVar("T")
 Added: TypeAlias = Literal["done", "exists", "uninvited"]
@@ -41,35 +42,6 @@ class Registered:
     revoked: bool
 
 
-class Roll(Protocol):
-    """Where agents are kept, each with the digest of its token: `LedgerRoll`, or `headgate.stores.redis.RedisRoll`.
-
-    Every step is done as a whole or not at all.
-    """
-
-    async def start(self, tell: Callable[[str], None]) -> None:
-        """Begin. From now on `tell` is called in the loop with each agent whose token was rotated or revoked."""
-
-    async def close(self) -> None: ...
-
-    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> Added:
-        """Add an agent; with an `invitation`, only if there is one of that digest, which is used up by it."""
-
-    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> Changed:
-        """Give an agent another digest, or none; one that has none only if `revoked_too`."""
-
-    async def verify(self, agent: str, digest: bytes) -> bool: ...
-
-    async def owner(self, digest: bytes) -> str | None: ...
-
-    async def knows(self, agent: str) -> bool: ...
-
-    async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
-        """Agents in the order of their names, as (agent, at, revoked)."""
-
-    async def invite(self, digest: bytes, at: float) -> None: ...
-
-
 class Registry:
     """The agents of a hub, or of several that share a server.
 
@@ -80,7 +52,7 @@ class Registry:
     here before goes on being known.
     """
 
-    def __init__(self, roll: Roll, *, mode: str = "open", reserved: frozenset[str] = frozenset()) -> None:
+    def __init__(self, roll: AgentDirectory, *, mode: str = "open", reserved: frozenset[str] = frozenset()) -> None:
         self._roll: Final = roll
         self._mode: Final = mode
         self._reserved: Final = reserved

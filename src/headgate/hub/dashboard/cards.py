@@ -11,7 +11,7 @@ from headgate.gate import Gate
 from headgate.gate.policy import TIERS
 from headgate.hub.monitoring.alerts import Alert
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender, Tally
-from headgate.stores.redis import RedisStore
+from headgate.stores.base import ServerStore
 
 if TYPE_CHECKING:
     from headgate.hub.app import Hub
@@ -128,7 +128,7 @@ def summary(hub: "Hub") -> Summary:
     tally = hub.tally
     offenders, outcomes = tally.offenders(), tally.outcomes()
     rate, share = _traffic(tally)
-    here: Literal["memory", "ok"] = "ok" if isinstance(hub.store, RedisStore) else "memory"
+    here: Literal["memory", "ok"] = "ok" if isinstance(hub.store, ServerStore) else "memory"
     return Summary(
         violations_last_hour=sum(one.violations for one in offenders),
         worst_offenders=offenders[:3],

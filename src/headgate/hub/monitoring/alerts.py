@@ -27,7 +27,7 @@ from headgate.gate import Gate
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
-from headgate.stores.redis.alerts import MOST, Outcome, RedisAlerts
+from headgate.stores.base import MAX_ALERTS, AlertOutcome, SharedAlerts
 
 Happening: TypeAlias = Literal["alert.raised", "alert.resolved"]
 
@@ -76,7 +76,7 @@ class Alerts:
         gate: Gate,
         clock: Clock,
         send: Callable[[Happening, Alert], None],
-        shared: RedisAlerts | None = None,
+        shared: SharedAlerts | None = None,
         away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._gate, self._clock, self._send, self._shared, self._away = gate, clock, send, shared, away
@@ -171,7 +171,7 @@ class Alerts:
         tries = 0
         while True:
             before = self._open.get(event.agent)
-            if before is None and len(self._open) >= MOST:
+            if before is None and len(self._open) >= MAX_ALERTS:
                 return None
             alert = _raised(event, None if before is None else before.alert)
             entry, text = before or _Open(alert), _encoded(alert)
@@ -239,7 +239,7 @@ class Alerts:
 
     # The server ------------------------------------------------------------------------------------------------------
 
-    async def _put(self, alert: Alert, known: str, text: str) -> tuple[Outcome | Literal["away"], str]:
+    async def _put(self, alert: Alert, known: str, text: str) -> tuple[AlertOutcome | Literal["away"], str]:
         """Have an alert stand in the server, if there is one."""
         if self._shared is None or self._away():
             return "away", ""

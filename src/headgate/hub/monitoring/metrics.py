@@ -20,9 +20,9 @@ from headgate.hub.api.http import Answer
 from headgate.hub.api.routing import Call, Route, Who
 from headgate.hub.monitoring.stats import BOUNDS
 from headgate.limits.decision import Outcome
-from headgate.stores.memory import MemoryStore, compiled
-from headgate.stores.redis import RedisStore
-from headgate.stores.redis.batching import SIZES, Traffic
+from headgate.stores.base import ServerStore
+from headgate.stores.memory import compiled, in_process
+from headgate.stores.traffic import BATCH_SIZES, Traffic
 
 if TYPE_CHECKING:
     from headgate.hub.app import Hub
@@ -88,16 +88,17 @@ def _decision_times(hub: "Hub") -> Distribution:
 
 
 def _traffic(hub: "Hub") -> Traffic:
-    return hub.store.traffic if isinstance(hub.store, RedisStore) else _NO_TRAFFIC
+    return hub.store.traffic if isinstance(hub.store, ServerStore) else _NO_TRAFFIC
 
 
 def _batches(hub: "Hub") -> Distribution:
     traffic = _traffic(hub)
-    return Distribution(SIZES, list(traffic.batches), traffic.requests)
+    return Distribution(BATCH_SIZES, list(traffic.batches), traffic.requests)
 
 
 def _live_buckets(hub: "Hub") -> dict[Labels, float]:
-    return {(): len(hub.store)} if isinstance(hub.store, MemoryStore) else {}
+    memory = in_process(hub.store)
+    return {} if memory is None else {(): len(memory)}
 
 
 def _connections(hub: "Hub") -> dict[Labels, float]:

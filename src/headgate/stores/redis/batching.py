@@ -11,7 +11,6 @@ in how they send it.
 import asyncio
 import logging
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias, cast
@@ -25,12 +24,10 @@ from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, explaine
 from headgate.stores.redis.fallback import Breaker
 from headgate.stores.redis.protocol import Answer, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
+from headgate.stores.traffic import Traffic
 
 MOST: Final = 256
 """Requests in one call: the server does nothing else meanwhile, so it must not take long."""
-
-SIZES: Final = tuple(2**power for power in range(9))
-"""The upper ends of the histogram of how many requests were sent together, up to `MOST`."""
 
 _SENDERS: Final = 8  # threads that send at the same time
 _FLYING: Final = 4  # calls that one event loop has under way at the same time
@@ -45,37 +42,6 @@ _log = logging.getLogger("headgate")
 Command: TypeAlias = list[Any]
 Reply: TypeAlias = Any
 Conversation: TypeAlias = Generator[list[Command], list[Reply], None]
-
-
-class Traffic:
-    """What was sent to the server, and how often that failed. Threads and tasks add to it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.round_trips = 0
-        self.errors = 0
-        self.requests = 0
-        self.batches: Final = [0] * (len(SIZES) + 1)
-        """How many calls carried at most as many requests as each of the `SIZES`, and more than the one before."""
-
-    def forked(self) -> None:
-        """In a process that was forked: nobody holds the lock."""
-        self._lock = threading.Lock()
-
-    def sent(self, requests: int) -> None:
-        """So many requests go out together, for the first time."""
-        with self._lock:
-            self.round_trips += 1
-            self.requests += requests
-            self.batches[bisect_left(SIZES, requests)] += 1
-
-    def sent_again(self) -> None:
-        with self._lock:
-            self.round_trips += 1
-
-    def failed(self) -> None:
-        with self._lock:
-            self.errors += 1
 
 
 class Wire:

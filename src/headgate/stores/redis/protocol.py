@@ -28,6 +28,8 @@ CHECK: Final = Verb.CHECK
 PEEK: Final = Verb.PEEK
 _LETTERS: Final = {Verb.CHECK: b"c", Verb.PEEK: b"p", Verb.CHARGE: b"g", Verb.REFUND: b"r"}
 
+_COUNTED: Final = (b"b" + FORMAT.encode(), b"w" + FORMAT.encode())  # how the ends of keys under a limit begin
+
 _FIXED: Final[i64] = 0
 _BUCKET: Final[i64] = 1
 _WINDOW: Final[i64] = 2
@@ -132,6 +134,16 @@ class Keys:
         """Patterns that match every key that is stored under a name and a rule."""
         endings = self.form(name, rule).endings if isinstance(rule, Limit) else [_offender(name)]
         return [_literal(self._start) + b"*" + _literal(ending) for ending in endings]
+
+    def every(self) -> bytes:
+        """A pattern that matches every key that is stored."""
+        return _literal(self._start) + b"*"
+
+    def limiter_of(self, key: bytes | str) -> list[str]:
+        """The name of the limiter that a stored key belongs to; none if it counts something else than a limit."""
+        stored = key if isinstance(key, bytes) else encoded(key)
+        ending = stored[len(self._start) :].partition(b"}")[2].split(b":", 2)
+        return [ending[2].decode("utf-8", "surrogatepass")] if ending[0] in _COUNTED and len(ending) == 3 else []
 
 
 def _offender(name: str) -> bytes:

@@ -5,6 +5,7 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, SupportsIndex, TypeAlias
 from uuid import uuid4
@@ -32,6 +33,7 @@ from headgate.stores.redis.local_cache import Sparing
 from headgate.stores.redis.protocol import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
 
 _SCANNED: Final = 1000  # keys that one SCAN looks at
+_RESET_TIMEOUT: Final = 10.0  # seconds after which a server that is reset is away
 _PUT_OFF: Final = b"600000"  # on a clock for tests keys live longer: the server's own clock must not interfere
 _SEND_EVERY: Final = 0.5  # seconds between two times that owed violations are sent
 _SAY_EVERY: Final = 60.0  # seconds between two lines in the log that say the same
@@ -77,6 +79,7 @@ class RedisStore(Closable):
         if not seconds:
             refuse("RedisStore timeout", "a number of seconds above 0", timeout)
         self._timeout: Final = seconds
+        self._where: Final = where
         self._prefix: Final = prefix
         self._manual: Final = clock
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
@@ -238,7 +241,7 @@ class RedisStore(Closable):
                 raise
             self._late(offence, violation)
 
-    def spare(self, name: str, limit: Limit) -> LocalCache | None:
+    def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
         """What may answer some checks under a name and limit without asking the server."""
         return None if self._sparing is None else self._sparing.table(name, limit)
 
@@ -277,18 +280,18 @@ class RedisStore(Closable):
             else:
                 sparing.owe_again(offend.offence, offend.times)
 
-    def offend(self, offence: Offence) -> Violation:
-        """See `Store.offend`."""
+    def record_violation(self, offence: Offence) -> Violation:
+        """See `Store.record_violation`."""
         try:
             return self.ask(Offend(self.keys, offence))
         except (StoreAway, ForeignData) as error:
-            return self._note(error).memory.offend(offence)
+            return self._note(error).memory.record_violation(offence)
 
-    async def aoffend(self, offence: Offence) -> Violation:
+    async def arecord_violation(self, offence: Offence) -> Violation:
         try:
             return await self.aask(Offend(self.keys, offence))
         except (StoreAway, ForeignData) as error:
-            return self._note(error).memory.offend(offence)
+            return self._note(error).memory.record_violation(offence)
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
@@ -349,6 +352,35 @@ class RedisStore(Closable):
         except ERRORS as error:
             raise StoreAway(explained(error)) from error
 
+    def reset(self) -> Counter[str]:
+        """See `ResettableStore.reset`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
+        self._fallback.memory.reset()
+        dropped, clients = Counter[str](), Clients(self._where, _RESET_TIMEOUT)
+        try:
+            client = clients.client()
+            for key in client.scan_iter(match=self.keys.every(), count=_SCANNED):
+                if client.unlink(key):
+                    dropped.update(self.keys.limiter_of(key))
+        except ERRORS as error:
+            raise StoreAway(explained(error)) from error
+        finally:
+            clients.close()
+        return dropped
+
+    async def areset(self) -> Counter[str]:
+        self._fallback.memory.reset()
+        dropped, clients = Counter[str](), Clients(self._where, _RESET_TIMEOUT)
+        try:
+            client = await clients.aclient()
+            async for key in client.scan_iter(match=self.keys.every(), count=_SCANNED):
+                if await client.unlink(key):
+                    dropped.update(self.keys.limiter_of(key))
+        except ERRORS as error:
+            raise StoreAway(explained(error)) from error
+        finally:
+            await clients.aclose()
+        return dropped
+
     def ask(self, request: Request[Answer]) -> Answer:
         """Have a request carried out; raises `StoreAway` or `ForeignData`."""
         if not self._looked_at and not self._breaker.down and self._is_first():
@@ -368,11 +400,11 @@ class RedisStore(Closable):
         """The time, or nothing for the server's; and by how many milliseconds expiries are put off."""
         return [b"", b"0"] if self._manual is None else [b"%d" % self._manual.now(), _PUT_OFF]
 
-    def book(self) -> RedisChangeLog:
-        """A book of changes that all nodes share."""
+    def change_log(self) -> RedisChangeLog:
+        """The log of changes that all nodes share."""
         return RedisChangeLog(self._clients, self._prefix)
 
-    def roll(self) -> RedisAgents:
+    def agents(self) -> RedisAgents:
         """The agents and their tokens, which several hubs share."""
         return RedisAgents(self._clients, self._prefix)
 

@@ -1,0 +1,39 @@
+"""Statistics of what a store sends to its server."""
+
+import threading
+from bisect import bisect_left
+from typing import Final
+
+BATCH_SIZES: Final = tuple(2**power for power in range(9))
+"""The upper ends of the histogram of how many requests were sent together."""
+
+
+class Traffic:
+    """What was sent to the server, and how often that failed. Threads and tasks add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.round_trips = 0
+        self.errors = 0
+        self.requests = 0
+        self.batches: Final = [0] * (len(BATCH_SIZES) + 1)
+        """How many calls carried up to as many requests as each of the `BATCH_SIZES`, but more than the one before."""
+
+    def forked(self) -> None:
+        """In a process that was forked: nobody holds the lock."""
+        self._lock = threading.Lock()
+
+    def sent(self, requests: int) -> None:
+        """So many requests go out together, for the first time."""
+        with self._lock:
+            self.round_trips += 1
+            self.requests += requests
+            self.batches[bisect_left(BATCH_SIZES, requests)] += 1
+
+    def sent_again(self) -> None:
+        with self._lock:
+            self.round_trips += 1
+
+    def failed(self) -> None:
+        with self._lock:
+            self.errors += 1
