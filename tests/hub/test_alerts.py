@@ -202,7 +202,7 @@ def test_what_is_set_for_others_resolves_nothing(hub: Running, receiver: Receive
 def test_so_many_are_open_and_the_others_are_only_logged(
     hub: Running, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(module, "MAX_ALERTS", 3)
     with capture_logs() as logged:
         for number in range(6):
             offend(hub, f"agent-{number}")
