@@ -3,6 +3,8 @@
 import asyncio
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,9 +15,10 @@ from typing import Any
 import pytest
 
 from headgate import InvalidInput, ManualClock, MemoryStore, RedisStore, StoreAway
-from headgate import sliding as module
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
+from headgate.stores import windows
 from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.wrapped_store import Elsewhere
 
 _numbers = count()
 
@@ -353,25 +356,25 @@ def _passed_of_a_burst() -> int:
 def test_keys_in_memory_go_when_no_window_reaches_them() -> None:
     async def walk() -> None:
         async with service(None, window_ms=1000) as (limiter, clock):
-            counts: Any = limiter._counts
+            counts: Any = limiter._counters
             await limiter.check("long", window_ms=3_600_000)
             for number in range(5000):
                 await limiter.check(f"key-{number}")
             assert len(counts._logs) == 5001
-            assert counts._requests == 5001
+            assert counts._entries == 5001
             clock.advance(1)
             for number in range(2500):
                 await limiter.check(f"new-{number}")
             assert len(counts._logs) == 2501
-            assert counts._requests == 2501
+            assert counts._entries == 2501
             assert await limiter.get_counter("long", window_ms=3_600_000) == 1
             clock.advance(3600)
             assert not await limiter.reset_counter("long")
             for _ in range(1000):
                 await limiter.check("a")
-            assert list(counts._logs) == [counts._keys.root("a")]
+            assert list(counts._logs) == ["a"]
             assert await limiter.reset_counter("a")
-            assert (len(counts._logs), counts._requests) == (0, 0)
+            assert (len(counts._logs), counts._entries) == (0, 0)
 
     asyncio.run(walk())
 
@@ -379,11 +382,11 @@ def test_keys_in_memory_go_when_no_window_reaches_them() -> None:
 def test_a_log_in_memory_is_as_long_as_the_longest_window_asks() -> None:
     async def walk() -> None:
         async with service(None, limit=1_000_000, window_ms=10) as (limiter, clock):
-            counts: Any = limiter._counts
+            counts: Any = limiter._counters
             for _ in range(10_000):
                 await limiter.check("a")
                 clock.advance(0.001)
-                assert counts._requests <= 21
+                assert counts._entries <= 21
             await limiter.check("x" * 100_000)
             assert max(len(root) for root in counts._logs) < 600
 
@@ -394,15 +397,27 @@ def test_memory_that_is_full_denies_who_is_new_and_keeps_what_is_counted(monkeyp
     async def walk() -> None:
         clock = ManualClock(start=1000)
         limiter = RateLimiter(MemoryStore(clock=clock, max_keys=2), RateLimitSettings(limit=3))
-        assert [(await limiter.check(key)).allowed for key in "aba"] == [True] * 3
+        for key in "aba":
+            assert (await limiter.check(key)).allowed
+            clock.advance(0.000_001)
         assert await limiter.check("c") == RateLimitResult(False, 0, 0, 1)
         assert await limiter.get_counter("a") == 2
-        monkeypatch.setattr(module, "_MOST_REQUESTS", 3)
+        monkeypatch.setattr(windows, "_MOST_ENTRIES", 3)
         assert await limiter.check("a") == RateLimitResult(False, 2, 0, 1)
         clock.advance(60)
         assert await limiter.check("c") == RateLimitResult(True, 1, 2, 0)
-        monkeypatch.setattr(module, "_MOST_KEYS", 1)
+        monkeypatch.setattr(windows, "_MOST_KEYS", 1)
         small = RateLimiter(MemoryStore(clock=clock), RateLimitSettings(limit=3))
         assert [(await small.check(key)).allowed for key in "aba"] == [True, False, True]
 
     asyncio.run(walk())
+
+
+def test_a_store_that_counts_no_windows_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="RateLimiter: expected a URL, or a store that counts windows, such as Mem"):
+        RateLimiter(Elsewhere(ManualClock()))
+
+
+def test_redis_py_is_not_needed_in_memory() -> None:
+    code = "import sys; sys.modules['redis'] = None; import headgate.sliding; headgate.sliding.RateLimiter('memory://')"
+    subprocess.run([sys.executable, "-c", code], check=True)

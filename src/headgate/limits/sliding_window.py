@@ -16,9 +16,9 @@ MAX_WINDOW_LIMIT: Final = 1_000_000
 
 @mypyc_attr(acyclic=True)
 class WindowLog:
-    """The requests in a window: the time of each, and the sum of all costs up to it.
+    """Requests in the order of their times: the time of each, and the sum of all costs up to it.
 
-    Entries before `first` have left the window; `gone` is the sum up to them.
+    Entries before `first` have been dropped, though their place may still be there; `gone` is the sum up to them.
     """
 
     __slots__ = ("first", "gone", "sums", "times")
@@ -30,7 +30,44 @@ class WindowLog:
         self.gone: i64 = 0
 
     def used(self) -> i64:
+        """The costs of all entries."""
         return i64(self.sums[-1]) - self.gone if self.sums else 0
+
+    def used_after(self, moment: i64) -> i64:
+        """The costs of the entries after a moment."""
+        first = self.first_after(moment)
+        return self.used() if first == self.first else i64(self.sums[-1]) - i64(self.sums[first - 1])
+
+    def first_after(self, moment: i64) -> i64:
+        """The index of the first entry after a moment."""
+        return bisect_right(self.times, moment, self.first)
+
+    def drop_until(self, moment: i64) -> None:
+        """Drop the entries up to a moment."""
+        first = self.first_after(moment)
+        if first == self.first:
+            return
+        self.gone = self.sums[first - 1]
+        self.first = first
+        if first * 2 >= len(self.times):  # so each entry is moved once at most on average
+            del self.times[:first]
+            del self.sums[:first]
+            self.first = 0
+            if not self.sums:
+                self.gone = 0
+
+    def add(self, now: i64, cost: i64) -> None:
+        """Add a request. One at the time of the newest, or before it by a clock that stepped back, joins that entry."""
+        if not self.sums:
+            self.times.append(now)
+            self.sums.append(cost)
+            return
+        total = i64(self.sums[-1]) + cost
+        if self.times[-1] >= now:
+            self.sums[-1] = total
+        else:
+            self.times.append(now)
+            self.sums.append(total)
 
 
 class SlidingWindow(Limit):
@@ -84,7 +121,7 @@ class SlidingWindow(Limit):
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, WindowLog)
-        self._leave(state, now)
+        state.drop_until(now - self._span)
         if cost > self._limit:
             return NEVER
         excess = state.used() + cost - self._limit
@@ -93,34 +130,11 @@ class SlidingWindow(Limit):
         last = bisect_left(state.sums, state.gone + excess, state.first)  # the last one that has to leave
         return i64(state.times[last]) + self._span - now
 
-    def _leave(self, state: WindowLog, now: i64) -> None:
-        first: i64 = bisect_right(state.times, now - self._span, state.first)
-        if first == state.first:
-            return
-        state.gone = state.sums[first - 1]
-        state.first = first
-        if first * 2 >= len(state.times):  # so each entry is moved once at most on average
-            del state.times[:first]
-            del state.sums[:first]
-            state.first = 0
-            if not state.sums:
-                state.gone = 0
-
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, WindowLog)
         taken = min(cost, LARGEST - state.used())
-        if taken == 0:
-            return
-        if not state.sums:
-            state.times.append(now)
-            state.sums.append(taken)
-            return
-        total = i64(state.sums[-1]) + taken
-        if state.times[-1] >= now:
-            state.sums[-1] = total
-        else:
-            state.times.append(now)
-            state.sums.append(total)
+        if taken > 0:
+            state.add(now, taken)
 
     def refund(self, state: State, cost: i64) -> None:
         assert isinstance(state, WindowLog)

@@ -28,6 +28,7 @@ from headgate.limits.decision import DENY, Decision, Details, Limit, Rule, State
 from headgate.limits.numbers import whole
 from headgate.limits.violations import Backoff, Standing
 from headgate.stores.base import REMEMBERED, Ask, Offence, Store, Verb
+from headgate.stores.windows import MemoryWindows
 
 _SHARDS: Final[i64] = 256
 _SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
@@ -453,6 +454,10 @@ class MemoryStore:
 
     async def aclear(self, name: str, rule: Rule) -> None:
         self.clear(name, rule)
+
+    def windows(self) -> MemoryWindows:
+        """Sliding windows whose limit comes with each call. Each object that is made here counts for itself."""
+        return MemoryWindows(self.now, self.max_keys)
 
     def reset(self) -> dict[str, int]:
         """See `ResettableStore.reset`."""

@@ -31,6 +31,7 @@ from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients, 
 from headgate.stores.redis.fallback import Breaker, Fallback
 from headgate.stores.redis.local_cache import Sparing
 from headgate.stores.redis.protocol import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
+from headgate.stores.redis.windows import RedisWindows
 
 _SCANNED: Final = 1000  # keys that one SCAN looks at
 _RESET_TIMEOUT: Final = 10.0  # seconds after which a server that is reset is away
@@ -411,6 +412,10 @@ class RedisStore(Closable):
     def alerts(self) -> RedisAlerts:
         """The open alerts, which several hubs share."""
         return RedisAlerts(self._clients, self._prefix)
+
+    def windows(self) -> RedisWindows:
+        """Sliding windows whose limit comes with each call. All that are made here count together."""
+        return RedisWindows(self)
 
     # The server ------------------------------------------------------------------------------------------------------
 
