@@ -44,7 +44,7 @@ class Limiter(LimiterChecks, Closable):
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
         super().__init__(rules, open_store("Limiter store", store), name, low)
         self._opened = isinstance(store, str)
-        self._lines = WaitQueues()
+        self._queues = WaitQueues()
 
     @property
     def limit(self) -> Limit:
@@ -95,25 +95,25 @@ class Limiter(LimiterChecks, Closable):
     def refund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
         """Give back what was counted but not used, up to the capacity (of a window, what was counted last)."""
         decision = self._apply(Verb.REFUND, key, cost, request_id)
-        self._lines.ring(key_of(key))
+        self._queues.wake(key_of(key))
         return decision
 
     async def arefund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
         decision = await self._aapply(Verb.REFUND, key, cost, request_id)
-        self._lines.ring(key_of(key))
+        self._queues.wake(key_of(key))
         return decision
 
     def reset(self, key: str) -> bool:
         """Forget what was counted for a key, and say whether there was anything."""
         name = key_of(key)
         known = self._store.forget(self._name, name, self._limit)
-        self._lines.ring(name)
+        self._queues.wake(name)
         return known
 
     async def areset(self, key: str) -> bool:
         name = key_of(key)
         known = await self._store.aforget(self._name, name, self._limit)
-        self._lines.ring(name)
+        self._queues.wake(name)
         return known
 
     def acquire(self, key: str, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
@@ -123,17 +123,17 @@ class Limiter(LimiterChecks, Closable):
         would help. Who was denied has spent nothing.
         """
         name, number = key_of(key), cost_of(cost)
-        return acquire(self._lines, name, self._store.clock, timeout, lambda verb: self._apply(verb, name, number))
+        return acquire(self._queues, name, self._store.clock, timeout, lambda verb: self._apply(verb, name, number))
 
     async def aacquire(self, key: str, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
         name, number = key_of(key), cost_of(cost)
         return await aacquire(
-            self._lines, name, self._store.clock, timeout, lambda verb: self._aapply(verb, name, number)
+            self._queues, name, self._store.clock, timeout, lambda verb: self._aapply(verb, name, number)
         )
 
     def waiting(self, key: str) -> int:
         """How many wait in `acquire` for a key here."""
-        return self._lines.length(key_of(key))
+        return self._queues.length(key_of(key))
 
     async def _aapply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
         return await self._store.aapply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))

@@ -189,7 +189,7 @@ class _Course:
             stretch = self._jitter * self._random()
             denied = turn.pace.answer(turn.sent, self.clock.now(), response.status_code, told, stretch)
             turn.sent = None
-        self.lines.ring(turn.origin)
+        self.lines.wake(turn.origin)
         return denied
 
     def _fail(self, turn: _Turn) -> None:
@@ -197,7 +197,7 @@ class _Course:
         if turn.sent is not None:
             with self.lock:
                 turn.pace.fail(turn.sent, self.clock.now())
-            self.lines.ring(turn.origin)
+            self.lines.wake(turn.origin)
 
 
 def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
 import redis
@@ -20,6 +20,7 @@ from redis.crc import key_slot
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisClusterException
 
 from headgate.errors import HeadgateError, StoreAway
+from headgate.flow import Flow, adrive, drive
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, explained
 from headgate.stores.redis.fallback import Breaker
 from headgate.stores.redis.protocol import Answer, Request, command, read_all
@@ -41,7 +42,6 @@ _log = logging.getLogger("headgate")
 
 Command: TypeAlias = list[Any]
 Reply: TypeAlias = Any
-Conversation: TypeAlias = Generator[list[Command], list[Reply], None]
 
 
 class Wire:
@@ -60,7 +60,7 @@ class Wire:
         self._on_step_back: Final = on_step_back
         self.traffic: Final = Traffic()
 
-    def talk(self, requests: list[Request[Any]]) -> Conversation:
+    def talk(self, requests: list[Request[Any]]) -> Flow[list[Command], None]:
         """Have requests carried out: each gets its answer, or the error as its answer."""
         groups = _by_slot(requests) if self.clients.cluster else [requests]
         header = self._header()
@@ -220,17 +220,14 @@ class Threads:
         batch[0].ring()
 
     def _perform(self, requests: list[Request[Any]]) -> None:
+        drive(self._wire.talk(requests), self._exchange)
+
+    def _exchange(self, commands: list[Command]) -> list[Reply]:
         clients = self._wire.clients
-        conversation = self._wire.talk(requests)
-        commands = next(conversation)
-        while True:
-            replies = _replies(clients, commands)
-            if any([isinstance(reply, _STALE) for reply in replies]):
-                clients.renew()
-            try:
-                commands = conversation.send(replies)
-            except StopIteration:
-                return
+        replies = _replies(clients, commands)
+        if any([isinstance(reply, _STALE) for reply in replies]):
+            clients.renew()
+        return replies
 
 
 def _replies(clients: Clients, commands: list[Command]) -> list[Reply]:
@@ -311,20 +308,16 @@ class Tasks:
                 done.set_result(None)
 
     async def _perform(self, requests: list[Request[Any]]) -> None:
-        clients = self._wire.clients
-        client = await clients.aclient()
-        conversation = self._wire.talk(requests)
-        commands = next(conversation)
-        while True:
-            replies = await _areplies(client, commands)
-            if any([isinstance(reply, _STALE) for reply in replies]):
-                renewal = asyncio.get_running_loop().create_task(clients.arenew())
-                self._renewals.add(renewal)
-                renewal.add_done_callback(self._renewals.discard)
-            try:
-                commands = conversation.send(replies)
-            except StopIteration:
-                return
+        client = await self._wire.clients.aclient()
+        await adrive(self._wire.talk(requests), lambda commands: self._exchange(client, commands))
+
+    async def _exchange(self, client: AsyncClient, commands: list[Command]) -> list[Reply]:
+        replies = await _areplies(client, commands)
+        if any([isinstance(reply, _STALE) for reply in replies]):
+            renewal = asyncio.get_running_loop().create_task(self._wire.clients.arenew())
+            self._renewals.add(renewal)
+            renewal.add_done_callback(self._renewals.discard)
+        return replies
 
 
 async def _areplies(client: AsyncClient, commands: list[Command]) -> list[Reply]:

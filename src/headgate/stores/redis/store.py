@@ -6,8 +6,8 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, SupportsIndex, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, SupportsIndex
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from redis.crc import key_slot
 
 from headgate.errors import StoreAway, StoreError, refuse
 from headgate.events import Degraded, emit
+from headgate.flow import Flow, adrive, drive
 from headgate.lifecycle import Closable, after_fork
 from headgate.limits.clock import Clock, ManualClock, MonotonicClock
 from headgate.limits.decision import Decision, Limit, Rule, Violation
@@ -40,9 +41,6 @@ _SEND_EVERY: Final = 0.5  # seconds between two times that owed violations are s
 _SAY_EVERY: Final = 60.0  # seconds between two lines in the log that say the same
 
 _log = logging.getLogger("headgate")
-
-Flow: TypeAlias = Generator[Request[Any], Any, Decision]
-"""Yields what to ask the server, and returns a decision."""
 
 
 class RedisStore(Closable):
@@ -121,55 +119,38 @@ class RedisStore(Closable):
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision:
         """See `Store.apply`."""
-        flow = self._decide(verb, asks, low, offence, request_id)
+        request = Apply(self.keys, verb, asks, low, offence, request_id)
+        if not request.keys:  # there is nothing to count
+            return self._fallback.memory.apply(verb, asks, low)
         try:
-            step = next(flow)
-            while True:
-                try:
-                    answer = self.ask(step)
-                except (StoreAway, ForeignData) as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(answer)
-        except StopIteration as end:
-            decision: Decision = end.value
-            return decision
-        finally:
-            flow.close()
+            if self._is_cached(request, asks):
+                return drive(self._decide_cached(request, verb, asks[0], low, offence, request_id), self.ask)
+            return self.ask(request)
+        except (StoreAway, ForeignData) as error:
+            return self.decide_without(error, verb, asks, low, offence, request_id)
 
     async def aapply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision:
-        flow = self._decide(verb, asks, low, offence, request_id)
-        try:
-            step = next(flow)
-            while True:
-                try:
-                    answer = await self.aask(step)
-                except (StoreAway, ForeignData) as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(answer)
-        except StopIteration as end:
-            decision: Decision = end.value
-            return decision
-        finally:
-            flow.close()
-
-    def _decide(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Flow:
-        """Decide on a request: yields what to ask the server, and is sent the answer or thrown the error."""
         request = Apply(self.keys, verb, asks, low, offence, request_id)
-        if not request.keys:  # there is nothing to count
+        if not request.keys:
             return self._fallback.memory.apply(verb, asks, low)
-        if len(asks) > 1:
-            self._check_keys(request, asks)
         try:
-            if self._sparing is None or len(asks) > 1:
-                decision: Decision = yield request
-                return decision
-            return (yield from self._spare(self._sparing, request, verb, asks[0], low, offence, request_id))
+            if self._is_cached(request, asks):
+                return await adrive(self._decide_cached(request, verb, asks[0], low, offence, request_id), self.aask)
+            return await self.aask(request)
         except (StoreAway, ForeignData) as error:
             return self.decide_without(error, verb, asks, low, offence, request_id)
+
+    def _is_cached(self, request: Request[Decision], asks: Sequence[Ask]) -> bool:
+        """Whether the local cache has a part in a request. Of several asks, it has none; they have to fit together."""
+        if len(asks) == 1:
+            return self._sparing is not None
+        if len(set(request.keys)) < len(request.keys):
+            refuse("asks", "each key once", [ask.key for ask in asks])
+        if self._clients.cluster and len({key_slot(key) for key in request.keys}) > 1:
+            refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
+        return False
 
     def decide_without(
         self,
@@ -189,23 +170,12 @@ class RedisStore(Closable):
             self._say(logging.ERROR, str(error))
         return self._fallback
 
-    def _check_keys(self, request: Request[Decision], asks: Sequence[Ask]) -> None:
-        if len(set(request.keys)) < len(request.keys):
-            refuse("asks", "each key once", [ask.key for ask in asks])
-        if self._clients.cluster and len({key_slot(key) for key in request.keys}) > 1:
-            refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
-
-    def _spare(
-        self,
-        sparing: Sparing,
-        request: Apply,
-        verb: Verb,
-        ask: Ask,
-        low: int,
-        offence: Offence | None,
-        request_id: str,
-    ) -> Flow:
-        """`_decide` where some requests can be answered here."""
+    def _decide_cached(
+        self, request: Apply, verb: Verb, ask: Ask, low: int, offence: Offence | None, request_id: str
+    ) -> Flow[Request[Any], Decision]:
+        """Decide on a request with the help of the local cache: yields what to ask the server."""
+        sparing = self._sparing
+        assert sparing is not None
         table = sparing.table(ask.name, ask.limit)
         decision: Decision
         if verb is not Verb.CHECK:
@@ -232,7 +202,7 @@ class RedisStore(Closable):
         self._send_soon(sparing)
         return decision
 
-    def _pay(self, sparing: Sparing, offence: Offence) -> Generator[Request[Any], Any, None]:
+    def _pay(self, sparing: Sparing, offence: Offence) -> Flow[Request[Any], None]:
         """Tell the server first what it isn't told yet of somebody."""
         for owed in sparing.take_owed(self.keys, offence):
             try:
