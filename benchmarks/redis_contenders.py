@@ -30,7 +30,7 @@ HEADGATE_SLIDING: Final = "headgate, sliding window"
 LIMITS_AIO: Final = "limits.aio, fixed window"
 THROTTLED_AIO: Final = "throttled.asyncio, token bucket"
 
-LEASE: Final = 0.05
+DRAW_AHEAD: Final = 0.05
 """The share of a bucket that a process of headgate draws ahead, where it does."""
 
 
@@ -66,7 +66,7 @@ def headgate(url: str, quotas: list[Quota], **options: Any) -> Contender:
 
 
 def headgate_leased(url: str, quotas: list[Quota]) -> Contender:
-    return headgate(url, quotas, lease=LEASE)
+    return headgate(url, quotas, draw_ahead=DRAW_AHEAD)
 
 
 def headgate_sliding(url: str, quotas: list[Quota]) -> Contender:

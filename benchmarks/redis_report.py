@@ -6,7 +6,7 @@ from typing import Final
 
 from benchmarks.contenders import HEADGATE
 from benchmarks.measure import Timing
-from benchmarks.redis_contenders import GET, LEASE
+from benchmarks.redis_contenders import DRAW_AHEAD, GET
 from benchmarks.report import NONE, Bar, at_least, at_most, bar_list, machine_line, number, table
 
 PACKAGES: Final = ("limits", "throttled-py", "redis", "hiredis")
@@ -136,7 +136,7 @@ def _thread(results: Results) -> str:
 
 def _processes(results: Results) -> str:
     rates = _best_rates(results)
-    own = f"{HEADGATE}, lease={LEASE}"
+    own = f"{HEADGATE}, draw_ahead={DRAW_AHEAD}"
     rows = []
     for label, rounds in results.processes.items():
         best = max(rounds, key=lambda shared: shared.rate)
@@ -195,13 +195,13 @@ def bars(results: Results) -> list[Bar]:
         found.append(at_most(f"one thread, {place}: two limits at most 1.3 times one", two / one, 1.3))
     rates = _best_rates(results)
     own = rates.pop(HEADGATE)
-    what = "4 processes with leases: at least 20 times as many checks as the best peer"
+    what = "4 processes with tokens drawn ahead: at least 20 times as many checks as the best peer"
     found.append(at_least(what, own / max(rates.values()), 20))
     crowded = [results.crowded] if results.crowded else []
     filled = max(map(_filled, [*results.processes[HEADGATE], *crowded]))
     found.append(
         Bar(
-            "4 processes with leases: no key passes more than capacity + rate x time",
+            "4 processes with tokens drawn ahead: no key passes more than capacity + rate x time",
             f"{filled:.1%} of that",
             filled <= 1,
         )

@@ -19,7 +19,7 @@ from throttled.rate_limiter.quota_parser import parse as parse_quota
 
 from headgate import Decision, Gate, InvalidInput, Limiter, MemoryStore, RedisStore, TokenBucket, parse
 from headgate.edges.guard import Options
-from headgate.stores.redis.clients import _parsed
+from headgate.stores.redis.clients import _parse
 from tests.support.valkey import Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -179,7 +179,7 @@ def test_a_server_by_its_url(redis_server: Server, scheme: str) -> None:
     ],
 )  # fmt: skip
 def test_where_a_url_leads(url: str, scheme: str, kind: str, nodes: list[tuple[str, int]], master: str) -> None:
-    found = _parsed(url)
+    found = _parse(url)
     assert (found[0], found[1], found[3], found[4]) == (scheme, kind, nodes, master)
     RedisStore(url).close()
 

@@ -149,9 +149,9 @@ from headgate import Gate, Limiter, ManualClock, Policy, RedisStore, per_day
 
 patience = float(sys.argv[2])
 gate = Gate(Policy(store={"timeout": patience}), store=sys.argv[1])
-store = RedisStore(sys.argv[1], lease=0.5, prefix="forked:", timeout=patience, clock=ManualClock(start=1000))
+store = RedisStore(sys.argv[1], draw_ahead=0.5, prefix="forked:", timeout=patience, clock=ManualClock(start=1000))
 limiter = Limiter(per_day(1000), store=store)
-assert all(limiter.check("a") for _ in range(10))  # some tokens are out on lease, to the parent alone
+assert all(limiter.check("a") for _ in range(10))  # some tokens are drawn ahead, by the parent alone
 child = os.fork()
 if child == 0:
     passed = sum(bool(limiter.check("a")) for _ in range(2000))

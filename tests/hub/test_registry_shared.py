@@ -59,7 +59,7 @@ def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server) -> No
 
 def test_what_was_missed_while_deaf_is_heard_of_once(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
-    monkeypatch.setattr(module, "_LOOK", 3600)
+    monkeypatch.setattr(module, "_POLL_AFTER", 3600)
 
     async def walk() -> None:
         prefix = f"test-{uuid4().hex}:"
@@ -89,7 +89,7 @@ def test_what_was_missed_while_deaf_is_heard_of_once(redis_server: Server, monke
 def test_news_are_looked_for_where_a_connection_has_died_in_silence(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK", 0.05)
+    monkeypatch.setattr(module, "_POLL_AFTER", 0.05)
 
     async def walk() -> None:
         prefix = f"test-{uuid4().hex}:"
@@ -241,7 +241,7 @@ def test_a_token_that_was_refused_is_not_known_later_when_the_server_is_away() -
 def test_what_is_remembered_is_bounded_to_those_seen_last(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REMEMBERED", 3)
+    monkeypatch.setattr(module, "_MAX_REMEMBERED", 3)
 
     async def walk() -> None:
         async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
@@ -253,7 +253,7 @@ def test_what_is_remembered_is_bounded_to_those_seen_last(
             assert sorted(roll._verified._owners.values()) == ["a", "d", "e"]
             for name in "abcde":
                 await registry.rotate(name)
-            assert list(roll._told) == ["c", "d", "e"]
+            assert list(roll._reported) == ["c", "d", "e"]
             assert (len(roll._verified._digests), len(roll._verified._owners)) == (0, 0)
 
     asyncio.run(walk())

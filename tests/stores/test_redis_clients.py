@@ -237,8 +237,8 @@ def test_clients_of_the_application(server: Server) -> None:
             assert not await only.acheck("a")
             with pytest.raises(HeadgateError, match="got only one for asyncio; pass both"):
                 only.check("a")
-            with pytest.raises(InvalidInput, match="expected a client for threads with remember_denials or lease"):
-                RedisStore(aclient, lease=0.1)
+            with pytest.raises(InvalidInput, match="expected a client for threads with remember_denials or draw_ahead"):
+                RedisStore(aclient, draw_ahead=0.1)
             two = Limiter(per_day(2), store=RedisStore((client, aclient), prefix="own:"))
             assert not await two.acheck("a")
             assert not two.check("a")
@@ -323,7 +323,7 @@ def test_bad_options() -> None:
         ({"timeout": "1"}, "RedisStore timeout: expected a number of seconds, 0 or more, got '1'"),
         ({"on_failure": "hope"}, "RedisStore on_failure: expected one of open, closed, local, got 'hope'"),
         ({"nodes": 0}, "RedisStore nodes: expected a whole number from 1 to 9007199254740991, got 0"),
-        ({"lease": 2}, "RedisStore lease: expected a number from 0 to 1 with at most three decimals, got 2"),
+        ({"draw_ahead": 2}, "RedisStore draw_ahead: expected a number from 0 to 1 with at most three decimals, got 2"),
         ({"where": 5}, "RedisStore: expected a URL or clients of redis-py, got 5"),
     ]
     for options, text in attempts:

@@ -14,7 +14,7 @@ from headgate.limits.token_bucket import per_second
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.protocol import Apply, Keys
+from headgate.stores.redis.protocol import ApplyRequest, Keys
 from tests.support.redis_store import time_of
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -92,7 +92,7 @@ def test_defect_4_all_keys_of_one_decision_are_in_one_slot() -> None:
     slots = []
     for agent in ODD_AGENTS:
         asks, offence = [Ask("ws:heavy:default", agent, limit, 1)], Offence("agents", agent, Backoff())
-        keys = Apply(Keys("headgate:"), Verb.CHECK, asks, 200, offence, "id}{1").keys
+        keys = ApplyRequest(Keys("headgate:"), Verb.CHECK, asks, 200, offence, "id}{1").keys
         assert len(set(keys)) == 5
         assert len({key_slot(key) for key in keys}) == 1, agent[:20]
         slots.append(key_slot(keys[0]))

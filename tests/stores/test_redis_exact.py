@@ -21,7 +21,7 @@ from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.script import SOURCE
 from tests.support.valkey import PATIENCE, Server, wait_for
 
-FEW = batching._SENDERS + 1
+FEW = batching._MAX_SENDERS + 1
 """Connections: of those who send, and of the one who looks at the server first."""
 
 # Nodes: this file run as a program, told by a pipe what to do ---------------------------------------------------------
@@ -454,7 +454,7 @@ def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: Server,
 
     def go_on() -> None:
         try:
-            wait_for(lambda: len(store._threads._waiting) == 192, "all have asked")
+            wait_for(lambda: len(store._thread_batcher._waiting) == 192, "all have asked")
         finally:
             server.signal(signal.SIGCONT)
 

@@ -17,7 +17,7 @@ import uvloop
 from headgate import AllOf, Decision, Limit, Limiter, ManualClock, SlidingWindow, StoreAway, TokenBucket, per_day
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore, batching
-from headgate.stores.redis.fallback import Breaker
+from headgate.stores.redis.fallback import CircuitBreaker
 from tests.support.ports import nobody
 from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, OwnTime
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -160,19 +160,19 @@ def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str)
 @pytest.mark.usefixtures("breaker_clock")
 def test_after_a_lost_connection_the_next_request_tries_at_once_but_only_the_next() -> None:
     """It may have been that connection alone. A server that doesn't answer in time is left alone for a while."""
-    breaker = Breaker(lambda _degraded, _reason: None)
-    breaker.failed("closed", again_at_once=True)
-    breaker.enter()
+    breaker = CircuitBreaker(lambda _degraded, _reason: None)
+    breaker.record_failure("closed", retry_at_once=True)
+    breaker.allow()
     with pytest.raises(StoreAway):
-        breaker.enter()
-    breaker.failed("closed", again_at_once=True)
+        breaker.allow()
+    breaker.record_failure("closed", retry_at_once=True)
     with pytest.raises(StoreAway):
-        breaker.enter()
-    breaker.worked()
-    breaker.enter()
-    breaker.failed("no answer", again_at_once=False)
+        breaker.allow()
+    breaker.record_success()
+    breaker.allow()
+    breaker.record_failure("no answer", retry_at_once=False)
     with pytest.raises(StoreAway):
-        breaker.enter()
+        breaker.allow()
 
 
 @pytest.mark.long
@@ -191,7 +191,7 @@ def test_thousands_of_tasks_that_wait_are_told_together() -> None:
         sent = store.traffic.round_trips - before
         server.signal(signal.SIGCONT)
     assert all(decision.degraded for decision in decisions)
-    assert sent <= batching._FLYING
+    assert sent <= batching._MAX_IN_FLIGHT
 
 
 # The shares of several nodes ------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from headgate import (
 from headgate.events import Alerted, Event, Violated
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence
-from headgate.stores.redis.local_cache import Spared
+from headgate.stores.redis.local_cache import LimitCache
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 _numbers = count()
@@ -50,7 +50,7 @@ class Fleet:
     def __init__(self, server: Server, nodes: int, *, sends: bool = False, **options: Any) -> None:
         self.clock = ManualClock(start=1000)
         self._server = server
-        prefix = f"sparing{next(_numbers)}:"
+        prefix = f"cache{next(_numbers)}:"
         patient: dict[str, Any] = {"prefix": prefix, "clock": self.clock, "timeout": PATIENCE}
         self.stores = [RedisStore(server.url, **{**patient, **options}) for _ in range(nodes)]
         self.plain = RedisStore(server.url, **patient)
@@ -158,7 +158,7 @@ def test_owed_violations_are_sent_by_themselves(server: Server) -> None:
 
 
 def test_leases_ask_the_server_rarely(server: Server) -> None:
-    with Fleet(server, 1, lease=0.1) as fleet:
+    with Fleet(server, 1, draw_ahead=0.1) as fleet:
         limiter = Limiter(per_minute(600, burst=1000), store=fleet.stores[0])
         before = fleet.calls()
         decisions = [limiter.check("a") for _ in range(500)]
@@ -173,7 +173,7 @@ def test_leases_never_let_more_pass_than_the_limit(server: Server) -> None:
     chance = random.Random(5)
     for _ in range(8):
         limit = chance.choice([TokenBucket(40, 20, 1), TokenBucket(200, 50, 1), TokenBucket(30, 7, 3)])
-        with Fleet(server, 3, lease=chance.choice([0.1, 0.3])) as fleet:
+        with Fleet(server, 3, draw_ahead=chance.choice([0.1, 0.3])) as fleet:
             nodes = [Limiter(limit, store=store) for store in (*fleet.stores, fleet.plain)]
             bucket = Limiter(limit, store=MemoryStore(clock=fleet.clock))
             admitted = 0
@@ -192,7 +192,7 @@ def test_leases_never_let_more_pass_than_the_limit(server: Server) -> None:
 
 def test_a_lease_counts_against_the_capacity_until_it_ends_and_comes_back_as_refill(server: Server) -> None:
     limit = TokenBucket(100, 1000, 1)
-    with Fleet(server, 1, lease=0.2) as fleet:
+    with Fleet(server, 1, draw_ahead=0.2) as fleet:
         leased, plain = (Limiter(limit, store=store) for store in (fleet.stores[0], fleet.plain))
         assert all(leased.check("a") for _ in range(3))
         fleet.clock.advance(0.999_999)  # the bucket has been full for long, save what is out
@@ -214,14 +214,14 @@ def test_tasks_that_ask_at_the_same_time_draw_once(server: Server) -> None:
         await limiter.acheck("a")
         assert all(await asyncio.gather(*[limiter.acheck("a") for _ in range(50)]))
 
-    with Fleet(server, 1, lease=0.1) as fleet:
+    with Fleet(server, 1, draw_ahead=0.1) as fleet:
         asyncio.run(burst(Limiter(limit, store=fleet.stores[0])))
         assert Limiter(limit, store=fleet.plain).peek("a").remaining == 1000 - 51 - 100
 
 
 def test_what_a_node_does_not_use_comes_back(server: Server) -> None:
     limit = per_minute(60, burst=100)
-    with Fleet(server, 2, lease=0.2) as fleet:
+    with Fleet(server, 2, draw_ahead=0.2) as fleet:
         one, other = (Limiter(limit, store=store) for store in fleet.stores)
         plain = Limiter(limit, store=fleet.plain)
         assert all(one.check("a") for _ in range(5))
@@ -234,8 +234,8 @@ def test_what_a_node_does_not_use_comes_back(server: Server) -> None:
         assert all(one.check("a") for _ in range(5))
         out = 85 - plain.peek("a").remaining
         assert out > 10
-        fleet.clock.advance(1)  # this one is gone: its lease ends, and comes back as refill
-        fleet.stores[0]._sparing.table("", limit).forget_all()  # type: ignore[union-attr]
+        fleet.clock.advance(1)  # this one is gone: its tokens expire, and come back as refill
+        fleet.stores[0]._caches.of("", limit).clear()  # type: ignore[union-attr]
         assert plain.peek("a").remaining == 85 - out + 1
         fleet.clock.advance(out)
         assert plain.peek("a").remaining == 86
@@ -243,7 +243,7 @@ def test_what_a_node_does_not_use_comes_back(server: Server) -> None:
 
 def test_a_reset_leaves_the_tokens_of_other_nodes_out(server: Server) -> None:
     limit = per_minute(60, burst=100)
-    with Fleet(server, 2, lease=0.2) as fleet:
+    with Fleet(server, 2, draw_ahead=0.2) as fleet:
         one, other = (Limiter(limit, store=store) for store in fleet.stores)
         assert all(one.check("a") for _ in range(30))
         assert other.reset("a")
@@ -255,7 +255,7 @@ def test_a_reset_leaves_the_tokens_of_other_nodes_out(server: Server) -> None:
 def test_how_much_less_a_fleet_may_admit(server: Server) -> None:
     """The stated bound: for each other node, the share of the capacity that it may have drawn."""
     limit, share, nodes = per_second(1000), 0.05, 4
-    with Fleet(server, nodes, lease=share) as fleet:
+    with Fleet(server, nodes, draw_ahead=share) as fleet:
         limiters = [Limiter(limit, store=store) for store in fleet.stores]
         for limiter in limiters[1:]:
             assert all(limiter.check("a") for _ in range(3))
@@ -267,7 +267,7 @@ def test_how_much_less_a_fleet_may_admit(server: Server) -> None:
 
 
 def test_slow_keys_small_limits_windows_and_enforced_backoff_are_not_leased(server: Server) -> None:
-    with Fleet(server, 1, lease=0.1) as fleet:
+    with Fleet(server, 1, draw_ahead=0.1) as fleet:
         plain = fleet.plain
         cases = [(per_minute(60, burst=5), 0.01), (SlidingWindow(100, 60), 0.01), (per_minute(60, burst=100), 0.3)]
         for limit, pause in cases:
@@ -286,18 +286,18 @@ def test_slow_keys_small_limits_windows_and_enforced_backoff_are_not_leased(serv
 def test_a_lease_that_is_granted_late_takes_back_nothing_that_is_in_hand(server: Server) -> None:
     """A call that timed out may be carried out all the same, after the one that was made instead of it."""
     limit = per_minute(60, burst=100)
-    with Fleet(server, 1, lease=0.2) as fleet:
+    with Fleet(server, 1, draw_ahead=0.2) as fleet:
         store = fleet.stores[0]
         limiter, plain = Limiter(limit, store=store), Limiter(limit, store=fleet.plain)
         table = store.local_cache("", limit)
-        assert isinstance(table, Spared)
+        assert isinstance(table, LimitCache)
         assert limiter.check("a")
-        late = table.draws(Ask("", "a", limit, 1), 0, None, store.keys)
+        late = table.start_draw(Ask("", "a", limit, 1), 0, None, store.keys)
         assert late is not None
-        table.drawn("a", None, fleet.clock.now())  # no answer in time
+        table.end_draw("a", None, fleet.clock.now())  # no answer in time
         assert limiter.check("a")  # draws 20
         assert plain.peek("a").remaining == 78
-        store.ask(late)
+        store.execute(late)
         assert plain.peek("a").remaining == 57  # another 20 are out, and one is spent
         fleet.clock.advance(0.9)
         assert plain.reset("a")

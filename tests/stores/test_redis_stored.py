@@ -23,7 +23,7 @@ from headgate import (
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.protocol import Apply, Keys, command
+from headgate.stores.redis.protocol import ApplyRequest, Keys, command
 from headgate.stores.redis.script import DIGEST, SOURCE
 from tests.support.redis_store import doubles, keys_of, time_of
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -307,7 +307,7 @@ def test_c5_one_shot_keys_leave_nothing_behind(server: Server, raw: Any, keys: i
 def hit(raw: Any, limit: Limit, hits: int) -> None:
     """Hit a window at so many different moments, as that many separate checks do."""
     keys = Keys("headgate:")
-    request = Apply(keys, Verb.CHECK, [Ask("", "a", limit, 1)], 200, None, "")
+    request = ApplyRequest(keys, Verb.CHECK, [Ask("", "a", limit, 1)], 200, None, "")
     raw.script_load(SOURCE)
     with raw.pipeline(transaction=False) as pipe:
         for first in range(0, hits, 5000):

@@ -280,8 +280,8 @@ class SharedStore(Store, Protocol):
 class AgentDirectory(Protocol):
     """Agents, each with the digest of its token. Every step is done as a whole or not at all."""
 
-    async def start(self, tell: Callable[[str], None]) -> None:
-        """Begin. From now on `tell` is called in the loop with each agent whose token was rotated or revoked."""
+    async def start(self, on_change: Callable[[str], None]) -> None:
+        """Begin. From now on `on_change` is called in the loop with each agent whose token was rotated or revoked."""
 
     async def close(self) -> None: ...
 

@@ -19,8 +19,8 @@ class Traffic:
         self.batches: Final = [0] * (len(BATCH_SIZES) + 1)
         """How many calls carried up to as many requests as each of the `BATCH_SIZES`, but more than the one before."""
 
-    def forked(self) -> None:
-        """In a process that was forked: nobody holds the lock."""
+    def after_fork(self) -> None:
+        """In a forked process: nobody holds the lock."""
         self._lock = threading.Lock()
 
     def sent(self, requests: int) -> None:

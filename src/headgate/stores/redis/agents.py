@@ -1,4 +1,4 @@
-"""Agents and the digests of their tokens in Redis, for several hubs: each hears of what another has changed."""
+"""Agents and the digests of their tokens in Redis, shared by several hubs: each learns of the changes of the others."""
 
 import asyncio
 import logging
@@ -8,35 +8,31 @@ from hmac import compare_digest
 from typing import Any, Final, Literal
 
 import redis
-from redis.exceptions import ReadOnlyError, RedisClusterException
 
 from headgate.errors import StoreAway
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, explained, text_of
-from headgate.stores.redis.fallback import Breaker
+from headgate.stores.redis.clients import ERRORS, STALE_CLIENT, AsyncClient, Clients, describe_error, text_of
+from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import FORMAT
 from headgate.stores.redis.script import part
 
 _CHANGE: Final = part("agents.lua")
-_AT_ONCE: Final = 16  # calls that are under way at the same time, so that a crowd needs few connections
-_AGAIN: Final = 0.25  # seconds until a lost connection is tried again
-_LOOK: Final = (
-    5.0  # seconds without news after which it is looked whether there is some: a connection can die in silence
-)
+_MAX_CALLS: Final = 16  # under way at the same time, so that many agents at once need few connections
+_RETRY_AFTER: Final = 0.25  # seconds until a lost connection is tried again
+_POLL_AFTER: Final = 5.0  # seconds without a message after which changes are read: a connection can die in silence
 _PAGE: Final = 1000  # changes that are read at once
-_REMEMBERED: Final = 10_000  # agents
-_STALE: Final = (ReadOnlyError, RedisClusterException)  # the client knows no master, or one that no longer is one
+_MAX_REMEMBERED: Final = 10_000  # agents
 
 _log = logging.getLogger("headgate")
 
 
 class RedisAgents:
-    """Agents in a server, under a prefix of their own and without an expiry.
+    """See `AgentDirectory`. Agents are kept under a prefix of their own and without an expiry.
 
-    While the server is away it raises `StoreAway`; but an agent that was verified here before is known by what is
-    remembered of it, until a change of its token is heard of.
+    While the server is away every call raises `StoreAway`, except for an agent that was verified here before: it is
+    known until a change of its token is reported.
 
-    A change is heard of by pub/sub. What was missed while there was no connection is read when there is one again: the
-    server keeps for each agent when its token was changed last.
+    Changes are reported by pub/sub. Changes that were missed without a connection are read when there is one again: the
+    server keeps the time at which each agent's token was changed last.
     """
 
     def __init__(self, clients: Clients, prefix: str) -> None:
@@ -44,36 +40,35 @@ class RedisAgents:
         self._keys: Final = [f"{start}{name}" for name in ("tokens", "owners", "names", "invitations", "changes")]
         self._tokens, self._owners, self._names, self._invitations, self._changes = self._keys
         self._clients: Final = clients
-        self._breaker: Final = Breaker(lambda _down, _reason: None)
-        self._turns: Final = asyncio.Semaphore(_AT_ONCE)
-        self._verified: Final = _Verified()
-        self._tell: Callable[[str], None] = lambda _agent: None
+        self._breaker: Final = CircuitBreaker(lambda _down, _reason: None)
+        self._slots: Final = asyncio.Semaphore(_MAX_CALLS)
+        self._verified: Final = _VerifiedAgents()
+        self._on_change: Callable[[str], None] = lambda _agent: None
         self._follower: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
-        self._heard = 0.0  # the newest change that was heard of
-        self._told: Final[OrderedDict[str, tuple[float, int]]] = (
-            OrderedDict()
-        )  # by agent: which change, and how manieth
-        self._tellings = 0
+        self._newest_seen = 0.0  # when the newest change that was read was made
+        self._reported: Final[OrderedDict[str, tuple[float, int]]] = OrderedDict()
+        """By agent: the time of its last change, and the sequence number of the report."""
+        self._reports = 0
 
-    async def start(self, tell: Callable[[str], None]) -> None:
-        """Begin to follow. Changes from before are no news, unless the server is away and can't say which those are."""
-        self._tell = tell
+    async def start(self, on_change: Callable[[str], None]) -> None:
+        """Follow changes from now on; if the server is away, earlier ones too, since it can't tell which they are."""
+        self._on_change = on_change
         try:
             newest = await self._ask(lambda client: client.zrange(self._changes, -1, -1, withscores=True))
-            self._heard = newest[0][1] if newest else 0.0
+            self._newest_seen = newest[0][1] if newest else 0.0
         except StoreAway as error:
             _log.error("starting without the server that keeps the agents: %s", error)
         self._follower = asyncio.get_running_loop().create_task(self._follow())
 
     async def close(self) -> None:
         tasks = {task for task in (self._follower, self._renewal) if task is not None}
-        while tasks:  # again, since redis-py writes by wait_for, in which Python 3.11 can lose a cancellation
+        while tasks:  # again: redis-py writes by wait_for, in which Python 3.11 can lose a cancellation
             for task in tasks:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=0.05)
 
-    # What is asked ---------------------------------------------------------------------------------------------------
+    # Calls -----------------------------------------------------------------------------------------------------------
 
     async def add(
         self, agent: str, digest: bytes, at: float, invitation: bytes | None
@@ -89,7 +84,7 @@ class RedisAgents:
         new = "" if digest is None else digest.hex()
         outcome, when = await self._change("replace", agent, new, "1" if revoked_too else "", self._changes)
         if outcome == "done":
-            self._hear(agent, float(when))
+            self._report(agent, float(when))
         return outcome  # type: ignore[return-value]
 
     async def _change(self, *words: str) -> tuple[str, str]:
@@ -113,7 +108,7 @@ class RedisAgents:
 
     async def owner(self, digest: bytes) -> str | None:
         while True:
-            before = self._tellings
+            before = self._reports
             try:
                 found = await self._ask(lambda client: client.hget(self._owners, digest.hex()))
             except StoreAway:
@@ -125,7 +120,7 @@ class RedisAgents:
                 self._verified.drop(self._verified.owner_of(digest))
                 return None
             agent = text_of(found)
-            if not self._told_since(before, agent):
+            if not self._reported_since(before, agent):
                 self._verified.keep(agent, digest)
                 return agent
 
@@ -140,12 +135,12 @@ class RedisAgents:
     async def _digest_of(self, agent: str) -> bytes | None:
         """The digest of an agent's token, or None.
 
-        Asked again if a change of it was told meanwhile: whoever relies on the answer has missed the telling.
+        It is read again if a change was reported meanwhile: the caller couldn't have acted on that report yet.
         """
         while True:
-            before = self._tellings
+            before = self._reports
             found = await self._ask(lambda client: client.hget(self._tokens, agent))
-            if not self._told_since(before, agent):
+            if not self._reported_since(before, agent):
                 digest = None if found is None else bytes.fromhex(text_of(found).partition(" ")[2])
                 return digest or None
 
@@ -162,75 +157,76 @@ class RedisAgents:
         await self._ask(lambda client: client.hset(self._invitations, digest.hex(), repr(at)))
 
     async def _ask(self, work: Callable[[AsyncClient], Any]) -> Any:
-        async with self._turns:
-            self._breaker.enter()
+        async with self._slots:
+            self._breaker.allow()
             try:
-                result = await work(await self._clients.aclient())
+                result = await self._clients.acall(work)
             except ERRORS as error:
-                if isinstance(error, _STALE) and (self._renewal is None or self._renewal.done()):
+                if isinstance(error, STALE_CLIENT) and (self._renewal is None or self._renewal.done()):
                     self._renewal = asyncio.get_running_loop().create_task(self._clients.arenew())
-                self._breaker.failed(explained(error), again_at_once=isinstance(error, redis.ConnectionError))
-                raise StoreAway(f"the agents can't be looked up or changed: {explained(error)}") from error
-            self._breaker.worked()
+                reason = describe_error(error)
+                self._breaker.record_failure(reason, retry_at_once=isinstance(error, redis.ConnectionError))
+                raise StoreAway(f"the agents can't be looked up or changed: {reason}") from error
+            self._breaker.record_success()
             return result
 
-    # What is heard ---------------------------------------------------------------------------------------------------
+    # Changes ---------------------------------------------------------------------------------------------------------
 
-    def _hear(self, agent: str, when: float) -> None:
-        """Tell of a change, once: of one's own one hears twice."""
-        if when > self._told.get(agent, (0.0, 0))[0]:
+    def _report(self, agent: str, when: float) -> None:
+        """Report a change, once: this hub's own changes come back by pub/sub."""
+        if when > self._reported.get(agent, (0.0, 0))[0]:
             self._verified.drop(agent)
-            self._tellings += 1
-            self._told[agent] = (when, self._tellings)
-            self._told.move_to_end(agent)
-            if len(self._told) > _REMEMBERED:
-                self._told.popitem(last=False)
-            self._tell(agent)
+            self._reports += 1
+            self._reported[agent] = (when, self._reports)
+            self._reported.move_to_end(agent)
+            if len(self._reported) > _MAX_REMEMBERED:
+                self._reported.popitem(last=False)
+            self._on_change(agent)
 
-    def _told_since(self, before: int, agent: str) -> bool:
-        return self._told.get(agent, (0.0, 0))[1] > before
+    def _reported_since(self, before: int, agent: str) -> bool:
+        return self._reported.get(agent, (0.0, 0))[1] > before
 
     async def _follow(self) -> None:
         while True:
             try:
-                await self._listen()
+                await self._clients.acall(self._listen)
             except (*ERRORS, StoreAway) as error:
-                _log.debug("tokens changed elsewhere can't be heard of: %s", explained(error))
+                _log.debug("tokens changed elsewhere can't be followed: %s", describe_error(error))
             except Exception:  # noqa: BLE001 - whatever it is, it goes on
                 _log.exception("a token changed elsewhere could not be taken over")
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_RETRY_AFTER)
 
-    async def _listen(self) -> None:
-        channel = (await self._clients.aclient()).pubsub()
+    async def _listen(self, client: AsyncClient) -> None:
+        channel = client.pubsub()
         try:
             await channel.subscribe(self._changes)
             while True:
-                message = await channel.get_message(timeout=_LOOK)
+                message = await channel.get_message(timeout=_POLL_AFTER)
                 if message is not None and message["type"] == "message":
                     when, _, agent = text_of(message["data"]).partition(" ")
-                    self._hear(agent, float(when))
-                else:  # it has been subscribed to, perhaps anew; or there was nothing for long
+                    self._report(agent, float(when))
+                else:  # subscribed, perhaps again after a lost connection; or no message for long
                     await self._catch_up()
         finally:
             await channel.aclose()  # type: ignore[no-untyped-call]
 
     async def _catch_up(self) -> None:
-        """Hear of what was missed."""
+        """Report the changes that were missed."""
         while True:
-            missed = await self._ask(self._missed)
+            missed = await self._ask(self._read_missed)
             for agent, when in missed:
-                self._hear(text_of(agent), when)
-                self._heard = when
+                self._report(text_of(agent), when)
+                self._newest_seen = when
             if len(missed) < _PAGE:
                 return
 
-    def _missed(self, client: AsyncClient) -> Any:
-        after = f"({self._heard:.0f}"
+    def _read_missed(self, client: AsyncClient) -> Any:
+        after = f"({self._newest_seen:.0f}"
         return client.zrangebyscore(self._changes, after, "+inf", start=0, num=_PAGE, withscores=True)
 
 
-class _Verified:
-    """Agents that were verified, and the digests of their tokens: so many, those that were seen last."""
+class _VerifiedAgents:
+    """The agents that were verified last, and the digests of their tokens."""
 
     def __init__(self) -> None:
         self._digests: Final[OrderedDict[str, bytes]] = OrderedDict()
@@ -240,7 +236,7 @@ class _Verified:
         self.drop(agent)
         self._digests[agent] = digest
         self._owners[digest] = agent
-        if len(self._digests) > _REMEMBERED:
+        if len(self._digests) > _MAX_REMEMBERED:
             self.drop(next(iter(self._digests)))
 
     def drop(self, agent: str | None) -> None:

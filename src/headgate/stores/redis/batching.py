@@ -1,11 +1,8 @@
 """Requests that come at the same time are sent together.
 
-In an event loop, whatever is asked within one turn goes out in one call. Among threads, whoever finds a connection
-free sends its own request at once; the others wait, and the first of them to get the connection sends for all. So one
-that is alone never waits for others, and two thousand at once need a handful of connections.
-
-A conversation with the server is written once, as a generator that says what to send; a thread and a task differ only
-in how they send it.
+In an event loop, all requests of one turn go out in one call. A thread that finds a connection free sends its own
+request at once; the others wait, and the first of them to get a connection sends for all. So a lone request never waits
+for others, and two thousand at once need a handful of connections.
 """
 
 import asyncio
@@ -17,26 +14,25 @@ from typing import Any, Final, TypeAlias, cast
 
 import redis
 from redis.crc import key_slot
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisClusterException
+from redis.exceptions import NoScriptError
 
 from headgate.errors import HeadgateError, StoreAway
 from headgate.flow import Flow, adrive, drive
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, explained
-from headgate.stores.redis.fallback import Breaker
+from headgate.stores.redis.clients import ERRORS, STALE_CLIENT, AsyncClient, Clients, describe_error
+from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import Answer, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
 from headgate.stores.traffic import Traffic
 
-MOST: Final = 256
+MAX_BATCH: Final = 256
 """Requests in one call: the server does nothing else meanwhile, so it must not take long."""
 
-_SENDERS: Final = 8  # threads that send at the same time
-_FLYING: Final = 4  # calls that one event loop has under way at the same time
+_MAX_SENDERS: Final = 8  # threads that send at the same time
+_MAX_IN_FLIGHT: Final = 4  # calls that one event loop has under way at the same time
 _SPLIT: Final = 24  # more than twice as many requests go out in two calls, so that client and server both have work
 
 _EVALSHA: Final = ("EVALSHA", DIGEST)
 _EVAL: Final = ("EVAL", SOURCE)
-_STALE: Final = (ReadOnlyError, RedisClusterException)  # the client knows no master, or one that no longer is one
 
 _log = logging.getLogger("headgate")
 
@@ -44,13 +40,13 @@ Command: TypeAlias = list[Any]
 Reply: TypeAlias = Any
 
 
-class Wire:
-    """How requests are put to the server, and who is told what was seen."""
+class ScriptRunner:
+    """Runs the script for requests, and reports the outcome to the breaker and the statistics."""
 
     def __init__(
         self,
         clients: Clients,
-        breaker: Breaker,
+        breaker: CircuitBreaker,
         header: Callable[[], list[bytes]],
         on_step_back: Callable[[], None],
     ) -> None:
@@ -60,8 +56,8 @@ class Wire:
         self._on_step_back: Final = on_step_back
         self.traffic: Final = Traffic()
 
-    def talk(self, requests: list[Request[Any]]) -> Flow[list[Command], None]:
-        """Have requests carried out: each gets its answer, or the error as its answer."""
+    def run(self, requests: list[Request[Any]]) -> Flow[list[Command], None]:
+        """Have requests carried out, as a flow of commands: each gets its answer, or an error as its answer."""
         groups = _by_slot(requests) if self.clients.cluster else [requests]
         header = self._header()
         self.traffic.sent(len(requests))
@@ -76,28 +72,28 @@ class Wire:
             if isinstance(reply, BaseException):
                 self.fail(group, reply)
             else:
-                self.breaker.worked()
+                self.breaker.record_success()
                 if reply[1]:
                     self._on_step_back()
                 read_all(group, reply)
 
     def fail(self, requests: list[Request[Any]], error: BaseException) -> None:
-        away = self.broken(error)
+        away = self.record_failure(error)
         for request in requests:  # each has an error of its own, since each may be raised in another thread
             request.answer = StoreAway(str(away))
             request.answer.__cause__ = error
 
-    def broken(self, error: BaseException) -> StoreAway:
-        """Tell the breaker of an error of the server or on the way to it."""
-        reason = explained(error)
+    def record_failure(self, error: BaseException) -> StoreAway:
+        """Report an error of the server, or on the way to it, to the breaker."""
+        reason = describe_error(error)
         self.traffic.failed()
-        self.breaker.failed(reason, again_at_once=isinstance(error, redis.ConnectionError))
+        self.breaker.record_failure(reason, retry_at_once=isinstance(error, redis.ConnectionError))
         away = StoreAway(reason)
         away.__cause__ = error
         return away
 
-    def puzzled(self, requests: list[Request[Any]], error: Exception) -> None:
-        """What nobody expects: it is logged, and whoever checks is answered all the same."""
+    def fail_unexpectedly(self, requests: list[Request[Any]], error: Exception) -> None:
+        """Log an error that nobody expects; the callers get an answer all the same."""
         _log.error("the store can't be asked", exc_info=error)
         self.fail(requests, error)
 
@@ -109,100 +105,100 @@ def _by_slot(requests: list[Request[Any]]) -> list[list[Request[Any]]]:
     return list(found.values())
 
 
-class Job:
+class PendingRequest:
     """A thread's request that waits to be sent."""
 
     def __init__(self, request: Request[Any]) -> None:
         self.request = request
         self.done = False
-        self.batch: list[Job] | None = None  # set when it is this thread's turn to send them
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self.batch: list[PendingRequest] | None = None  # set when it is this thread's turn to send them
+        self._done_lock = threading.Lock()
+        self._done_lock.acquire()
 
     def wait(self, seconds: float) -> None:
-        self._bell.acquire(timeout=seconds)
+        self._done_lock.acquire(timeout=seconds)
 
-    def ring(self) -> None:
-        self._bell.release()
+    def wake(self) -> None:
+        self._done_lock.release()
 
 
-class Threads:
-    """Gathers the requests of threads."""
+class ThreadBatcher:
+    """Batches the requests of threads."""
 
-    def __init__(self, wire: Wire, timeout: float) -> None:
-        self._wire: Final = wire
-        self._patience: Final = 2 * timeout  # for the call before one's own, and for that
+    def __init__(self, runner: ScriptRunner, timeout: float) -> None:
+        self._runner: Final = runner
+        self._timeout: Final = 2 * timeout  # for the call before one's own, and for that
         self._lock = threading.Lock()
         self._sending = 0
-        self._waiting: Final[deque[Job]] = deque()
+        self._waiting: Final[deque[PendingRequest]] = deque()
 
-    def forked(self) -> None:
-        """In a process that was forked: the parent's threads are not here."""
+    def after_fork(self) -> None:
+        """In a forked process: the parent's threads are not here."""
         self._lock = threading.Lock()
         self._sending = 0
         self._waiting.clear()
 
-    def ask(self, request: Request[Answer]) -> Answer:
+    def execute(self, request: Request[Answer]) -> Answer:
         """The answer to a request; raises `StoreAway` if there is none."""
-        self._wire.breaker.enter()
-        job = None
+        self._runner.breaker.allow()
+        pending = None
         with self._lock:
-            if self._sending < _SENDERS:
+            if self._sending < _MAX_SENDERS:
                 self._sending += 1
             else:
-                job = Job(request)
-                self._waiting.append(job)
-        if job is None:
+                pending = PendingRequest(request)
+                self._waiting.append(pending)
+        if pending is None:
             self._send([request])
         else:
-            self._wait(job)
+            self._wait(pending)
         answer = request.answer
         if isinstance(answer, BaseException):
             raise answer
         return cast("Answer", answer)
 
-    def ask_all(self, requests: list[Request[Any]]) -> None:
-        """Have many requests carried out, one call after the other: each gets its answer, or an error as that."""
-        for first in range(0, len(requests), MOST):
-            some = requests[first : first + MOST]
+    def execute_all(self, requests: list[Request[Any]]) -> None:
+        """Have many requests carried out, one call after the other: each gets its answer, or an error as its answer."""
+        for first in range(0, len(requests), MAX_BATCH):
+            some = requests[first : first + MAX_BATCH]
             try:
-                self._wire.breaker.enter()
+                self._runner.breaker.allow()
                 self._perform(some)
             except StoreAway as away:
                 for request in some:
                     request.answer = away
             except ERRORS as error:
-                self._wire.fail(some, error)
+                self._runner.fail(some, error)
 
-    def _wait(self, job: Job) -> None:
-        """Wait until another thread has sent a request, or it is one's turn to send for those who wait."""
-        job.wait(self._patience)
+    def _wait(self, pending: PendingRequest) -> None:
+        """Wait until another thread has sent the request, or it is this thread's turn to send for all that wait."""
+        pending.wait(self._timeout)
         with self._lock:
-            if job.batch is None and not job.done:
-                if job in self._waiting:
-                    self._waiting.remove(job)
-                job.request.answer = StoreAway("no connection was free in time")
+            if pending.batch is None and not pending.done:
+                if pending in self._waiting:
+                    self._waiting.remove(pending)
+                pending.request.answer = StoreAway("no connection was free in time")
                 return
-        if job.batch is not None:
+        if pending.batch is not None:
             try:
-                self._send([other.request for other in job.batch])
+                self._send([other.request for other in pending.batch])
             finally:
-                for other in job.batch:
+                for other in pending.batch:
                     other.done = True
-                    if other is not job:
-                        other.ring()
+                    if other is not pending:
+                        other.wake()
 
     def _send(self, requests: list[Request[Any]]) -> None:
         try:
             self._perform(requests)
         except ERRORS as error:
-            self._wire.fail(requests, error)
+            self._runner.fail(requests, error)
         except HeadgateError as error:
             for request in requests:
                 request.answer = error
         except Exception as error:  # noqa: BLE001
-            self._wire.puzzled(requests, error)
-        except BaseException:  # this thread is interrupted, but not those for whom it sends
+            self._runner.fail_unexpectedly(requests, error)
+        except BaseException:  # only this thread is interrupted, not those that it sends for
             for request in requests:
                 request.answer = StoreAway("the thread that asked was interrupted")
             raise
@@ -210,22 +206,22 @@ class Threads:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Let the first of those who wait send for all of them."""
+        """Let the first waiting thread send for all of them."""
         with self._lock:
             if not self._waiting:
                 self._sending -= 1
                 return
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST))]
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
             batch[0].batch = batch
-        batch[0].ring()
+        batch[0].wake()
 
     def _perform(self, requests: list[Request[Any]]) -> None:
-        drive(self._wire.talk(requests), self._exchange)
+        drive(self._runner.run(requests), self._exchange)
 
     def _exchange(self, commands: list[Command]) -> list[Reply]:
-        clients = self._wire.clients
+        clients = self._runner.clients
         replies = _replies(clients, commands)
-        if any([isinstance(reply, _STALE) for reply in replies]):
+        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
             clients.renew()
         return replies
 
@@ -242,25 +238,25 @@ def _replies(clients: Clients, commands: list[Command]) -> list[Reply]:
         return pipe.execute(raise_on_error=False)
 
 
-class Tasks:
-    """Gathers the requests of one event loop's tasks."""
+class LoopBatcher:
+    """Batches the requests of one event loop's tasks."""
 
-    def __init__(self, wire: Wire, timeout: float) -> None:
-        self._wire: Final = wire
+    def __init__(self, runner: ScriptRunner, timeout: float) -> None:
+        self._runner: Final = runner
         self._timeout: Final = timeout
         self._waiting: Final[deque[tuple[Request[Any], asyncio.Future[None]]]] = deque()
         self._renewals: Final[set[asyncio.Task[None]]] = set()
         self._calls: Final[set[asyncio.Task[None]]] = set()
-        self._woken = False
+        self._scheduled = False
 
-    async def ask(self, request: Request[Answer]) -> Answer:
+    async def execute(self, request: Request[Answer]) -> Answer:
         """The answer to a request; raises `StoreAway` if there is none."""
-        self._wire.breaker.enter()
-        loop = asyncio.get_running_loop()  # not kept: a loop that is gone should not be held by what it left behind
+        self._runner.breaker.allow()
+        loop = asyncio.get_running_loop()  # not kept: a closed loop should not be kept alive by its batcher
         done: asyncio.Future[None] = loop.create_future()
         self._waiting.append((request, done))
-        if not self._woken:
-            self._woken = True
+        if not self._scheduled:
+            self._scheduled = True
             loop.call_soon(self._send_waiting)
         await done
         answer = request.answer
@@ -269,20 +265,20 @@ class Tasks:
         return cast("Answer", answer)
 
     def _send_waiting(self) -> None:
-        self._woken = False
-        while self._waiting and len(self._calls) < _FLYING:
+        self._scheduled = False
+        while self._waiting and len(self._calls) < _MAX_IN_FLIGHT:
             count = len(self._waiting)
-            count = min(count if count <= 2 * _SPLIT else max(count // 2, _SPLIT), MOST)
+            count = min(count if count <= 2 * _SPLIT else max(count // 2, _SPLIT), MAX_BATCH)
             batch = [self._waiting.popleft() for _ in range(count)]
-            batch = [one for one in batch if not one[1].done()]  # whoever was cancelled asks for nothing
+            batch = [one for one in batch if not one[1].done()]  # of a cancelled task nothing is sent
             if batch:
                 call = asyncio.get_running_loop().create_task(self._send(batch))
                 self._calls.add(call)
-                call.add_done_callback(self._landed)
+                call.add_done_callback(self._call_done)
 
-    def _landed(self, call: asyncio.Task[None]) -> None:
+    def _call_done(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
-        if self._waiting and not self._woken:
+        if self._waiting and not self._scheduled:
             self._send_waiting()
 
     async def _send(self, batch: list[tuple[Request[Any], asyncio.Future[None]]]) -> None:
@@ -293,12 +289,12 @@ class Tasks:
         except ERRORS as error:
             batch += self._waiting  # they would fail the same way
             self._waiting.clear()
-            self._wire.fail([request for request, _ in batch], error)
+            self._runner.fail([request for request, _ in batch], error)
         except HeadgateError as error:
             for request in requests:
                 request.answer = error
         except Exception as error:  # noqa: BLE001
-            self._wire.puzzled(requests, error)
+            self._runner.fail_unexpectedly(requests, error)
         except BaseException:
             for _, done in batch:
                 done.cancel()
@@ -308,24 +304,27 @@ class Tasks:
                 done.set_result(None)
 
     async def _perform(self, requests: list[Request[Any]]) -> None:
-        client = await self._wire.clients.aclient()
-        await adrive(self._wire.talk(requests), lambda commands: self._exchange(client, commands))
+        await adrive(self._runner.run(requests), self._exchange)
 
-    async def _exchange(self, client: AsyncClient, commands: list[Command]) -> list[Reply]:
-        replies = await _areplies(client, commands)
-        if any([isinstance(reply, _STALE) for reply in replies]):
-            renewal = asyncio.get_running_loop().create_task(self._wire.clients.arenew())
+    async def _exchange(self, commands: list[Command]) -> list[Reply]:
+        replies = await _areplies(self._runner.clients, commands)
+        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
+            renewal = asyncio.get_running_loop().create_task(self._runner.clients.arenew())
             self._renewals.add(renewal)
             renewal.add_done_callback(self._renewals.discard)
         return replies
 
 
-async def _areplies(client: AsyncClient, commands: list[Command]) -> list[Reply]:
+async def _areplies(clients: Clients, commands: list[Command]) -> list[Reply]:
     if len(commands) == 1:
         try:
-            return [await client.execute_command(*commands[0])]
+            return [await clients.acall(lambda client: client.execute_command(*commands[0]))]
         except ERRORS as error:
             return [error]
+    return await clients.acall(lambda client: _pipelined(client, commands))
+
+
+async def _pipelined(client: AsyncClient, commands: list[Command]) -> list[Reply]:
     async with client.pipeline(transaction=False) as pipe:
         for one in commands:
             pipe.execute_command(*one)

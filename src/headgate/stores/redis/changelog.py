@@ -10,7 +10,7 @@ from typing import Any, Final
 from headgate.errors import StoreAway
 from headgate.lifecycle import after_fork
 from headgate.stores.base import Change
-from headgate.stores.redis.clients import ERRORS, Clients, explained
+from headgate.stores.redis.clients import ERRORS, Clients, describe_error
 from headgate.stores.redis.script import part
 
 _WRITE: Final = part("changelog.lua")
@@ -36,7 +36,7 @@ class RedisChangeLog:
         try:
             rows: Any = self._clients.client().lrange(self._key, 0, -1)
         except ERRORS as error:
-            raise StoreAway(f"the changes can't be read: {explained(error)}") from error
+            raise StoreAway(f"the changes can't be read: {describe_error(error)}") from error
         return [_change(row) for row in rows]
 
     def write(self, change: Change) -> None:
@@ -44,7 +44,7 @@ class RedisChangeLog:
         try:
             self._clients.client().eval(_WRITE, 1, self._key, text, self._key)
         except ERRORS as error:
-            raise StoreAway(f"the change is not made, it can't be remembered: {explained(error)}") from error
+            raise StoreAway(f"the change is not made, it can't be remembered: {describe_error(error)}") from error
 
     def follow(self, news: Callable[[], None]) -> None:
         """Call `news` from a thread of its own whenever the book may have changed, until it is closed.
@@ -84,7 +84,7 @@ class _Follower(threading.Thread):
             try:
                 self._listen()
             except (*ERRORS, StoreAway) as error:
-                _log.debug("changes made elsewhere can't be heard: %s", explained(error))
+                _log.debug("changes made elsewhere can't be heard: %s", describe_error(error))
                 self._stopped.wait(_AGAIN)
             except Exception:  # noqa: BLE001 - whatever it is, the thread lives on
                 _log.exception("a change made elsewhere could not be taken over")

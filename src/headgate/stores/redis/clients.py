@@ -1,21 +1,21 @@
 """Clients of redis-py: made from a URL, or the application's own.
 
-| URL                                            | what is there                                             |
+| URL                                            | the store is                                              |
 |------------------------------------------------|-----------------------------------------------------------|
 | redis://[[user]:password@]host[:port][/db]     | one server; rediss:// with TLS; valkey:// means the same  |
 | unix:///path/to/socket                         | one server, through a socket here; redis+unix:// as well   |
-| redis+sentinel://host:port,host:port/name[/db] | the master of that name, which these Sentinels know       |
-| redis+cluster://host:port,host:port            | a cluster, of which these nodes are some                  |
+| redis+sentinel://host:port,host:port/name[/db] | the master of that name, found by these Sentinels         |
+| redis+cluster://host:port,host:port            | a cluster, found by these nodes of it                     |
 
-What follows a question mark goes to redis-py: `?ssl_ca_certs=ca.pem`. `async+` before any of them changes nothing.
+The query goes to redis-py: `?ssl_ca_certs=ca.pem`. A prefix `async+` changes nothing.
 """
 
 import asyncio
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
@@ -34,6 +34,7 @@ from redis.exceptions import (
     ClusterError,
     InvalidResponse,
     NoPermissionError,
+    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
@@ -43,20 +44,25 @@ from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
+T = TypeVar("T")
 
-ERRORS: Final = (RedisError, RedisClusterException, OSError, RuntimeError)
-"""What goes wrong with a server, or on the way to it: the last by uvloop, of a connection that was closed meanwhile."""
+ERRORS: Final = (RedisError, RedisClusterException, OSError)
+"""What goes wrong with a server, or on the way to it."""
+
+STALE_CLIENT: Final = (ReadOnlyError, RedisClusterException)
+"""The client knows no master, or one that no longer is one."""
 
 PERMISSIONS: Final = "+@scripting +@read +@write +@keyspace +@pubsub +@connection +info +time ~headgate* &headgate*"
-"""What a user has to be allowed, in the words of ACL SETUSER."""
+"""The permissions that a user needs, in the notation of ACL SETUSER."""
 
 OLDEST: Final = (6, 2)
-"""The oldest version of Redis that is supported. (Valkey counts on from 7.2.)"""
+"""The oldest version of Redis that is supported. (Valkey's versions go on from 7.2.)"""
 
 _FORMS: Final = (
     "redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name or redis+cluster://host:7000"
 )
-_FRESH: Final = 0.02  # seconds for which a connection that has just worked is trusted to work again
+_TRUSTED_FOR: Final = 0.02  # seconds for which a connection that has just worked isn't looked at
+_CLOSED_BY_UVLOOP: Final = "the handler is closed"  # the end of its RuntimeError for a connection closed meanwhile
 _SCHEMES: Final = re.compile(
     r"(?:async\+)?(?:(redis|rediss|valkey|valkeys)(\+sentinel|\+cluster)?|(?:(?:redis|valkey)\+)?(unix))", re.IGNORECASE
 )
@@ -64,7 +70,7 @@ _PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
 
 
 class Clients:
-    """Where the clients come from: for threads one, for each event loop one of its own."""
+    """The clients of a store: one for threads, and one for each event loop."""
 
     def __init__(self, where: object, timeout: float) -> None:
         self.cluster = False
@@ -72,7 +78,7 @@ class Clients:
         self._make: Callable[[], Client] | None = None
         self._make_async: Callable[[], AsyncClient] | None = None
         self._client: Client | None = None
-        self._line: Line | None = None
+        self._connections: ConnectionCache | None = None
         self._owned: Final = isinstance(where, str)
         self._given_async: AsyncClient | None = None
         self._timeout: Final = timeout
@@ -83,9 +89,9 @@ class Clients:
             self._from_url(where, timeout)
         else:
             for client in where if isinstance(where, tuple) else (where,):
-                self._given(client)
+                self._take(client)
 
-    def _given(self, client: object) -> None:
+    def _take(self, client: object) -> None:
         if isinstance(client, (redis.Redis, redis.RedisCluster)):
             self._client = client
         elif isinstance(client, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
@@ -95,7 +101,7 @@ class Clients:
         self.cluster = isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
 
     def _from_url(self, url: str, timeout: float) -> None:
-        scheme, kind, options, nodes, name = _parsed(url)
+        scheme, kind, options, nodes, name = _parse(url)
         options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout} | options
         options.setdefault("protocol", 2)
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # what was sent may have been counted: never sent twice
@@ -122,19 +128,28 @@ class Clients:
                 redis.connection.parse_url(plain)  # type: ignore[no-untyped-call]
             except ValueError as error:
                 why = "" if "@" in url else f": {error}"  # which may show a part of a password
-                raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_shown(url)!r}{why}") from None
+                raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_redacted(url)!r}{why}") from None
             self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
             self._make_async = lambda: redis.asyncio.Redis.from_url(plain, retry=aretry, **ours)
 
     def call(self, command: list[Any]) -> Any:
         """Have a command carried out for a thread."""
-        line = self._line
-        if line is None:
+        connections = self._connections
+        if connections is None:
             client = self.client()
-            line = self._line
-            if line is None:
+            connections = self._connections
+            if connections is None:
                 return client.execute_command(*command)  # type: ignore[no-untyped-call]
-        return line.call(command)
+        return connections.call(command)
+
+    async def acall(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Have something done with the client of the running loop. uvloop's error becomes a `ConnectionError`."""
+        try:
+            return await work(await self.aclient())
+        except RuntimeError as error:
+            if str(error).endswith(_CLOSED_BY_UVLOOP):
+                raise redis.ConnectionError(str(error)) from error
+            raise
 
     @property
     def for_threads(self) -> bool:
@@ -154,7 +169,7 @@ class Clients:
                             "pass both, as RedisStore((client, asyncio_client)), or call the async verbs"
                         )
                     client = self._make()
-                    self._line = Line(client) if isinstance(client, redis.Redis) else None
+                    self._connections = ConnectionCache(client) if isinstance(client, redis.Redis) else None
                     self._client = client
         return client
 
@@ -177,7 +192,7 @@ class Clients:
         return found
 
     async def _close_with_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-        """Close a loop's client when the loop shuts its generators down, which is the last thing that it runs."""
+        """Close a loop's client when the loop shuts down its generators, which is the last thing that it runs."""
         try:
             yield
         finally:
@@ -188,11 +203,11 @@ class Clients:
     def renew(self) -> None:
         """Make another client for the next call: this one knows a master that no longer is one.
 
-        Calls that are under way on it come to their end.
+        Calls that are under way on it finish.
         """
         if self._owned:
             with self._lock:
-                self._line = self._client = None
+                self._connections = self._client = None
 
     async def arenew(self) -> None:
         """`renew` for the running loop."""
@@ -200,26 +215,26 @@ class Clients:
         client = self._by_loop.pop(loop, None)
         if client is not None:
             self._retired.setdefault(loop, set()).add(client)
-            await asyncio.sleep(2 * self._timeout)  # until calls that are under way have come to their end
+            await asyncio.sleep(2 * self._timeout)  # until calls that are under way have finished
             self._retired[loop].discard(client)
             await _aclose(client)
 
-    def forked(self) -> None:
-        """In a process that was forked: share no connection with the parent.
+    def after_fork(self) -> None:
+        """In a forked process: share no connection with the parent.
 
-        Its client is kept all the same: letting go of it takes a lock that one of its threads may have held.
+        The parent's client is kept alive: its deallocation takes a lock that one of the parent's threads may have held.
         """
         self._lock = threading.Lock()
-        self._parents = (self._client, self._line)
-        self._line = None
+        self._parents = (self._client, self._connections)
+        self._connections = None
         if self._owned:
             self._client = None
 
     def close(self) -> None:
         if self._owned:
-            line, self._line = self._line, None
-            if line is not None:
-                line.close()
+            connections, self._connections = self._connections, None
+            if connections is not None:
+                connections.close()
             client, self._client = self._client, None
             if client is not None:
                 for one in _all_of(client):
@@ -232,10 +247,10 @@ class Clients:
             await closer.aclose()
 
 
-class Line:
-    """Connections of one client, which threads use one after the other without going back to its pool each time.
+class ConnectionCache:
+    """Connections of one client that threads use one after the other, without the way through its pool each time.
 
-    One that has been idle is looked at first: if the server has closed it, it is opened again before anything is sent.
+    One that was idle is looked at first: if the server has closed it, it is opened again before anything is sent.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -249,7 +264,7 @@ class Line:
         except IndexError:
             connection, used = self._pool.get_connection(), 0.0
         try:
-            if used and time.monotonic() - used > _FRESH and _is_closed(connection):
+            if used and time.monotonic() - used > _TRUSTED_FOR and _is_closed(connection):
                 connection.disconnect()
                 connection.connect()  # which asks the Sentinels anew, where there are some
             connection.send_command(*command)
@@ -294,7 +309,7 @@ def _asentinel(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.a
 
 
 def check_server(info: Mapping[str, Any]) -> list[str]:
-    """What an operator should know of a server, from its INFO; raises `StoreError` if it can't be used."""
+    """Warnings for the operator about a server, from its INFO; raises `StoreError` if it can't be used."""
     version = str(info.get("redis_version", ""))
     numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
     if tuple(numbers) < OLDEST:
@@ -315,10 +330,10 @@ def check_server(info: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def trouble(error: BaseException) -> StoreError:
-    """What to tell whoever starts a program, of an error on the first contact."""
+def startup_error(error: BaseException) -> StoreError:
+    """The error for an operator when the first contact with a server fails."""
     cause = error.__cause__ or error
-    said = explained(cause)
+    said = describe_error(cause)
     if isinstance(cause, AuthenticationError):
         return StoreError(f"store: expected a user and a password that the server accepts, got {said}")
     if isinstance(cause, NoPermissionError):
@@ -330,17 +345,17 @@ def trouble(error: BaseException) -> StoreError:
     return StoreAway(f"store: expected a Redis or Valkey server that answers, got {said}")
 
 
-def explained(error: BaseException) -> str:
-    """An error of redis-py in a few words, without what might be secret."""
+def describe_error(error: BaseException) -> str:
+    """An error of redis-py in a few words, without secrets."""
     return f"{type(error).__name__}: {str(error) or 'no answer in time'}"[:300]
 
 
-def _parsed(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], str]:
+def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], str]:
     """The parts of a URL: scheme, "+sentinel", "+cluster" or "", options, nodes, and the name that Sentinels know."""
     scheme, _, rest = url.partition("://")
     found = _SCHEMES.fullmatch(scheme)
     if found is None or not rest:
-        raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_shown(url)!r}")
+        raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_redacted(url)!r}")
     name, kind = (found[1] or found[3]).lower(), (found[2] or "").lower()
     if not kind:
         return name, "", {}, [], ""
@@ -356,13 +371,13 @@ def _parsed(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], 
     for node in where.split(","):
         at = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?\s*", node)
         if at is None:
-            raise InvalidInput(f"store: expected host:port,host:port in the URL, got {_shown(url)!r}")
+            raise InvalidInput(f"store: expected host:port,host:port in the URL, got {_redacted(url)!r}")
         nodes.append((at[1].strip("[]"), int(at[2] or _PORTS[kind])))
     master, _, db = parts.path.strip("/").partition("/")
     if kind == "+sentinel":
         if not master:
             raise InvalidInput(
-                f"store: expected the master's name, as in redis+sentinel://host:26379/name, got {_shown(url)!r}"
+                f"store: expected the master's name, as in redis+sentinel://host:26379/name, got {_redacted(url)!r}"
             )
         options |= {"db": int(db)} if db.isdigit() else {}
     return name, kind, options, nodes, master
@@ -372,11 +387,11 @@ def _value(text: str) -> object:
     return int(text) if text.isdigit() else {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _shown(url: str) -> str:
-    """A URL without its password, and without the options, among which there may be another."""
+def _redacted(url: str) -> str:
+    """A URL without its password, and without its options, among which there may be another password."""
     return re.sub(r"(?<=://)([^/@:]*:)?.*@", r"\1***@", url, flags=re.DOTALL).partition("?")[0][:100]
 
 
 def text_of(found: bytes | str) -> str:
-    """What a server has answered, as text, however its client decodes it."""
+    """An answer of a server as text, whether or not its client has decoded it."""
     return found if isinstance(found, str) else found.decode()

@@ -1,4 +1,4 @@
-"""When the server is away: who waits for it, and who decides instead."""
+"""What happens while the server is away: a circuit breaker, and a fallback that decides instead."""
 
 import threading
 import time
@@ -16,21 +16,21 @@ from headgate.stores.base import ON_FAILURE, Ask, Offence, Verb
 from headgate.stores.memory import MemoryStore
 
 _PAUSE: Final = 0.4  # seconds from a failure until one request tries again
-_CLOSED: Final = 1_000_000  # microseconds: the wait that is told while nothing passes
-_MOST_KNOWN: Final = 1000  # limits whose shares are kept, so that nobody fills this process with them
+_CLOSED: Final = 1_000_000  # microseconds: the wait of a denial while nothing passes
+_MAX_SHARES: Final = 1000  # limits whose shares are kept, so that nobody fills this process with them
 
 
-class Breaker:
-    """Keeps requests from waiting for a server that is away: one at a time tries, the others are told at once.
+class CircuitBreaker:
+    """Keeps requests from waiting for a server that is away: one at a time tries, the others fail at once.
 
-    After a connection was lost the next request may try right away, once: it may have been that connection alone.
+    After a lost connection the next request may try right away, once: perhaps only that connection was lost.
     """
 
-    def __init__(self, tell: Callable[[bool, str], None]) -> None:
-        self._tell: Final = tell
+    def __init__(self, on_change: Callable[[bool, str], None]) -> None:
+        self._on_change: Final = on_change
         self._lock = threading.Lock()
-        self._telling = threading.RLock()
-        self._told = False
+        self._notify_lock = threading.RLock()
+        self._notified = False
         self._failures = 0
         self._next_try = 0.0
         self.reason = ""
@@ -39,8 +39,8 @@ class Breaker:
     def down(self) -> bool:
         return self._failures > 0
 
-    def enter(self) -> None:
-        """Ask whether a request may be sent; raises `StoreAway` if not."""
+    def allow(self) -> None:
+        """Let a request be sent, or raise `StoreAway`."""
         if self._failures == 0:
             return
         with self._lock:
@@ -49,30 +49,30 @@ class Breaker:
                 raise StoreAway(self.reason)
             self._next_try = now + _PAUSE
 
-    def forked(self) -> None:
-        """In a process that was forked: nobody holds the locks."""
-        self._lock, self._telling = threading.Lock(), threading.RLock()
+    def after_fork(self) -> None:
+        """In a forked process: nobody holds the locks."""
+        self._lock, self._notify_lock = threading.Lock(), threading.RLock()
 
-    def failed(self, reason: str, *, again_at_once: bool) -> None:
+    def record_failure(self, reason: str, *, retry_at_once: bool) -> None:
         with self._lock:
             self._failures += 1
             first = self._failures == 1
-            self._next_try = time.monotonic() + (0.0 if again_at_once and first else _PAUSE)
+            self._next_try = time.monotonic() + (0.0 if retry_at_once and first else _PAUSE)
             self.reason = reason
-        self._announce()
+        self._notify()
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         if self._failures:
             with self._lock:
                 self._failures = 0
-            self._announce()
+            self._notify()
 
-    def _announce(self) -> None:
-        """Tell how it is now, if that isn't what was told last."""
-        with self._telling:
-            if self._told != self.down:
-                self._told = self.down
-                self._tell(self._told, self.reason if self._told else "the store is back")
+    def _notify(self) -> None:
+        """Report whether the server is away, if that has changed since the last report."""
+        with self._notify_lock:
+            if self._notified != self.down:
+                self._notified = self.down
+                self._on_change(self._notified, self.reason if self._notified else "the store is back")
 
 
 class Fallback:
@@ -84,16 +84,16 @@ class Fallback:
     def __init__(self, on_failure: object, nodes: object, memory: MemoryStore) -> None:
         if on_failure not in ON_FAILURE:
             refuse("RedisStore on_failure", f"one of {', '.join(ON_FAILURE)}", on_failure)
-        self._choice: Final = on_failure
+        self._on_failure: Final = on_failure
         self._nodes: Final = whole("RedisStore nodes", nodes)
-        self._known: Final[dict[tuple[str, Limit], list[tuple[str, Limit]]]] = {}
+        self._shares_of: Final[dict[tuple[str, Limit], list[tuple[str, Limit]]]] = {}
         self.memory: Final = memory
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
         limit = asks[0].limit.parts[0]
-        if self._choice == "open":
+        if self._on_failure == "open":
             return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Details(0, None, None, True))
-        if self._choice == "closed":
+        if self._on_failure == "closed":
             return Decision(DENY, limit, 0, _CLOSED, 0, -1, Details(_CLOSED, None, None, True))
         if self._nodes == 1:
             decision = self.memory.apply(verb, asks, low, offence, request_id)
@@ -101,37 +101,37 @@ class Fallback:
         of_parts = [
             Ask(name, ask.key, share, ask.cost) for ask in asks for name, share in self._shares(ask.name, ask.limit)
         ]
-        return _of_asks(self.memory.apply(verb, of_parts, low, offence, request_id), asks)
+        return _on_asks(self.memory.apply(verb, of_parts, low, offence, request_id), asks)
 
     def forget(self, name: str, key: str, rule: Rule) -> None:
         """Drop what is counted here for a key."""
-        for known_as, counted in self._counted(name, rule):
-            self.memory.forget(known_as, key, counted)
+        for local_name, local_rule in self._local_rules(name, rule):
+            self.memory.forget(local_name, key, local_rule)
 
     def clear(self, name: str, rule: Rule) -> None:
         """Drop what is counted here for every key under a name and a rule."""
-        for known_as, counted in self._counted(name, rule):
-            self.memory.clear(known_as, counted)
+        for local_name, local_rule in self._local_rules(name, rule):
+            self.memory.clear(local_name, local_rule)
 
-    def _counted(self, name: str, rule: Rule) -> Sequence[tuple[str, Rule]]:
-        """What is counted here of a rule, and under which names."""
+    def _local_rules(self, name: str, rule: Rule) -> Sequence[tuple[str, Rule]]:
+        """The rules, each under its name, by which a rule is counted here."""
         if self._nodes == 1 or not isinstance(rule, Limit):
             return [(name, rule)]
         return self._shares(name, rule)
 
     def _shares(self, name: str, limit: Limit) -> list[tuple[str, Limit]]:
         """The share of each part of a limit, under a name that tells equal shares of different limits apart."""
-        found = self._known.get((name, limit))
+        found = self._shares_of.get((name, limit))
         if found is None:
-            if len(self._known) > _MOST_KNOWN:
-                self._known.clear()
+            if len(self._shares_of) > _MAX_SHARES:
+                self._shares_of.clear()
             parts = enumerate(limit.parts, 1)
             found = [(f"{limit}#{number}:{name}", _share(part, self._nodes)) for number, part in parts]
-            self._known[name, limit] = found
+            self._shares_of[name, limit] = found
         return found
 
 
-def _of_asks(decision: Decision, asks: Sequence[Ask]) -> Decision:
+def _on_asks(decision: Decision, asks: Sequence[Ask]) -> Decision:
     """The decision on the shares of all parts of some asks, as one on the asks themselves."""
     parts = [(place, part) for place, ask in enumerate(asks) for part in ask.limit.parts]
     place, part = parts[decision.bound or 0]
@@ -141,7 +141,7 @@ def _of_asks(decision: Decision, asks: Sequence[Ask]) -> Decision:
 
 
 def _share(limit: Limit, nodes: int) -> Limit:
-    """What one of so many nodes may let pass of a limit without parts."""
+    """The share of one node in a limit without parts."""
     if isinstance(limit, TokenBucket):
         capacity, refill, per = limit.fields()
         try:

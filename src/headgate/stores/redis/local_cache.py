@@ -1,12 +1,12 @@
 """Checks that are answered without asking the server: of keys it has just denied, and from tokens drawn ahead.
 
-A **denial** is remembered until the wait that the server said is over, but not for longer than a second, so that a
-reset or a refund elsewhere holds soon. It answers for costs at least as high. Its violations are owed to the server,
-and sent within a second.
+A **denial** is remembered until the wait that the server said is over, but for a second at most, so that a reset or a
+refund elsewhere takes effect soon. It answers for costs at least as high. Its violations are owed to the server, and
+sent within a second.
 
-A **lease** is a slice of a bucket's tokens that a node has drawn ahead. The server counts it against the capacity until
-it ends, so that all nodes together never let more pass than the limit does. A node draws for keys that are busy; what
-it doesn't use it gives back.
+**Drawn tokens** are a slice of a bucket that a node has taken ahead of its checks. The server counts them against the
+capacity until they expire, so that all nodes together never let more pass than the limit does. A node draws for busy
+keys, and gives back what it doesn't use.
 """
 
 import secrets
@@ -19,19 +19,19 @@ from headgate.limits.decision import DENY, NEVER, Decision, Limit, Violation
 from headgate.limits.numbers import LARGEST
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.stores.base import Ask, Offence
-from headgate.stores.redis.protocol import Draw, Keys, Offend
+from headgate.stores.redis.protocol import DrawRequest, Keys, ViolationRequest
 
-SPAN: Final[i64] = 1_000_000
-"""Microseconds for which a lease lasts, and for which a denial is remembered at the most."""
+LIFETIME: Final[i64] = 1_000_000
+"""Microseconds for which drawn tokens last, and for which a denial is remembered at most."""
 
-_BUSY: Final[i64] = 200_000  # a key that is asked for again within so many microseconds is busy
-_IDLE: Final[i64] = 300_000  # after so long unused, a lease goes back
-_MOST: Final = 10_000  # keys for which something is kept under one limit
+_BUSY_WITHIN: Final[i64] = 200_000  # a key that is asked for again within so many microseconds is busy
+_IDLE_AFTER: Final[i64] = 300_000  # tokens that were not used for so many microseconds go back
+_MAX_KEYS: Final = 10_000  # under one limit
 
 
 @mypyc_attr(acyclic=True)
-class Denial:
-    """What a server said no to: for which cost, until when on this process's clock, and its decision."""
+class CachedDenial:
+    """A decision of the server to deny: for which cost, and until when on this process's clock."""
 
     def __init__(self, cost: i64, until: i64, said_at: i64, decision: Decision) -> None:
         self.cost: Final = cost
@@ -41,35 +41,35 @@ class Denial:
 
 
 @mypyc_attr(acyclic=True)
-class Lease:
-    """Tokens in hand, until when on this process's clock, and what the bucket would be if nobody else drew from it."""
+class DrawnTokens:
+    """Tokens in hand, until when on this process's clock, and the bucket as it would be if nobody else drew from it."""
 
     def __init__(self, now: i64) -> None:
         self.number: i64 = 0
         self.tokens: i64 = 0
         self.until: i64 = now
         self.used_at: i64 = now
-        self.ahead: i64 = 0  # by how much the server's clock is ahead of this process's
-        self.drawing = False
+        self.clock_ahead: i64 = 0  # by how much the server's clock is ahead of this process's
+        self.in_flight = False  # whether more are being drawn
         self.bucket = BucketState(0, 0)
 
 
-class Spared:
-    """What is kept for the keys of one limiter's name and limit."""
+class LimitCache:
+    """The `LocalCache` of one limiter's name and limit."""
 
-    def __init__(self, sparing: "Sparing", name: str, limit: Limit, slice_: i64) -> None:
+    def __init__(self, caches: "LocalCaches", name: str, limit: Limit, slice_: i64) -> None:
         self.name: Final = name
         self.limit: Final = limit
         self.slice: Final = slice_  # tokens to draw ahead; 0 for none
-        self._sparing: Final = sparing
-        self._denials: Final[dict[str, Denial]] = {}
-        self._leases: Final[dict[str, Lease]] = {}
+        self._caches: Final = caches
+        self._denials: Final[dict[str, CachedDenial]] = {}
+        self._drawn: Final[dict[str, DrawnTokens]] = {}
 
     def serve(self, key: str, cost: i64, low: i64, offence: Offence | None) -> Decision | None:
         """The decision on a check, if it can be made here."""
-        sparing = self._sparing
-        now: i64 = sparing.now()
-        with sparing.lock:
+        caches = self._caches
+        now: i64 = caches.now()
+        with caches.lock:
             denial = self._denials.get(key)
             if denial is not None and cost >= denial.cost:
                 if now < denial.until:
@@ -77,176 +77,177 @@ class Spared:
                 del self._denials[key]
             if self.slice == 0:
                 return None
-            lease = self._leases.get(key)
-            if lease is None or lease.tokens < cost or now >= lease.until:
+            drawn = self._drawn.get(key)
+            if drawn is None or drawn.tokens < cost or now >= drawn.until:
                 return None
-            lease.tokens -= cost
-            lease.used_at = now
-            limit, bucket = self.limit, lease.bucket
-            now += lease.ahead
+            drawn.tokens -= cost
+            drawn.used_at = now
+            limit, bucket = self.limit, drawn.bucket
+            now += drawn.clock_ahead
             limit.wait(bucket, now, 0)
             limit.spend(bucket, now, cost)
             return limit.decide(bucket, now, 0, 0, low)
 
-    def _deny(self, key: str, denial: Denial, now: i64, offence: Offence | None) -> Decision:
+    def _deny(self, key: str, denial: CachedDenial, now: i64, offence: Offence | None) -> Decision:
         decision = denial.decision.after(now - denial.said_at)
         if offence is None:
             return decision
         before = denial.decision.violation
-        owed = self._sparing.owe(offence)
+        owed = self._caches.owe(offence)
         count = owed if before is None else before.count + owed
         return decision.with_violation(Violation(count, offence.backoff.advised(count), False))
 
-    def draws(self, ask: Ask, low: i64, offence: Offence | None, keys: Keys) -> Draw | None:
-        """What to ask the server for so that the next checks of a busy key can be served; None if it isn't busy."""
+    def start_draw(self, ask: Ask, low: i64, offence: Offence | None, keys: Keys) -> DrawRequest | None:
+        """A check of a busy key that also draws tokens for the next ones; None if the key isn't busy."""
         if self.slice == 0 or (offence is not None and offence.backoff.enforce):
             return None
-        now: i64 = self._sparing.now()
-        with self._sparing.lock:
-            lease = self._leases.get(ask.key)
-            if lease is None:
+        now: i64 = self._caches.now()
+        with self._caches.lock:
+            drawn = self._drawn.get(ask.key)
+            if drawn is None:
                 self._make_room(now)
-                self._leases[ask.key] = Lease(now)
+                self._drawn[ask.key] = DrawnTokens(now)
                 return None
-            busy, lease.used_at = now - lease.used_at < _BUSY, now
-            if lease.drawing or not busy:
+            busy, drawn.used_at = now - drawn.used_at < _BUSY_WITHIN, now
+            if drawn.in_flight or not busy:
                 return None
-            lease.drawing = True
-            unused, lease.tokens = lease.tokens if now < lease.until else i64(0), 0
-            new = self._sparing.number()
-            return Draw(keys, ask, low, offence, self.slice, unused, lease.number, new, SPAN)
+            drawn.in_flight = True
+            unused, drawn.tokens = drawn.tokens if now < drawn.until else i64(0), 0
+            new = self._caches.next_number()
+            return DrawRequest(keys, ask, low, offence, self.slice, unused, drawn.number, new, LIFETIME)
 
-    def drawn(self, key: str, draw: Draw | None, asked_at: i64) -> None:
-        """Take in what the server let this node have; nothing, if it didn't answer."""
-        with self._sparing.lock:
-            lease = self._leases.get(key)
-            if lease is None:
+    def end_draw(self, key: str, answered: DrawRequest | None, asked_at: i64) -> None:
+        """Take in what the server has granted; nothing, if it didn't answer."""
+        with self._caches.lock:
+            drawn = self._drawn.get(key)
+            if drawn is None:
                 return
-            lease.drawing = False
-            if draw is not None and draw.granted > 0:
-                lease.number = draw.lease
-                lease.tokens = draw.granted
-                lease.until = asked_at + SPAN
-                lease.ahead = draw.now - self._sparing.now()
-                lease.bucket = draw.bucket
+            drawn.in_flight = False
+            if answered is not None and answered.granted > 0:
+                drawn.number = answered.number
+                drawn.tokens = answered.granted
+                drawn.until = asked_at + LIFETIME
+                drawn.clock_ahead = answered.now - self._caches.now()
+                drawn.bucket = answered.bucket
 
-    def denied(self, key: str, cost: i64, decision: Decision, asked_at: i64) -> None:
-        """Remember what the server said no to."""
+    def remember_denial(self, key: str, cost: i64, decision: Decision, asked_at: i64) -> None:
+        """Remember a denial of the server's."""
         own = decision.own_wait()
         if decision._outcome is not DENY or decision.degraded or own == 0:
             return
-        until = asked_at + (SPAN if own == NEVER or own > SPAN else own)
-        with self._sparing.lock:
-            if len(self._denials) >= _MOST:
+        until = asked_at + (LIFETIME if own == NEVER or own > LIFETIME else own)
+        with self._caches.lock:
+            if len(self._denials) >= _MAX_KEYS:
                 self._denials.clear()
-            self._denials[key] = Denial(cost, until, self._sparing.now(), decision)
+            self._denials[key] = CachedDenial(cost, until, self._caches.now(), decision)
 
-    def forget(self, key: str, keys: Keys) -> list[Draw]:
-        """Drop what is kept for a key; what to give back to the server."""
-        with self._sparing.lock:
+    def forget(self, key: str, keys: Keys) -> list[DrawRequest]:
+        """Drop what is kept for a key; the requests that give its tokens back."""
+        with self._caches.lock:
             self._denials.pop(key, None)
-            return self._back([key], self._sparing.now(), keys)
+            return self._give_back([key], self._caches.now(), keys)
 
-    def forget_all(self) -> None:
-        with self._sparing.lock:
+    def clear(self) -> None:
+        """Drop what is kept for every key, and give nothing back."""
+        with self._caches.lock:
             self._denials.clear()
-            self._leases.clear()
+            self._drawn.clear()
 
-    def idle(self, keys: Keys, all_of_them: bool) -> list[Draw]:
-        """What to give back of leases that are not used any more."""
-        now: i64 = self._sparing.now()
-        with self._sparing.lock:
+    def drop_idle(self, keys: Keys, everything: bool) -> list[DrawRequest]:
+        """Drop denials that are over and tokens that are idle, or all tokens; the requests that give them back."""
+        now: i64 = self._caches.now()
+        with self._caches.lock:
             for key in [key for key, denial in self._denials.items() if now >= denial.until]:
                 del self._denials[key]
             found = [
                 key
-                for key, lease in self._leases.items()
-                if not lease.drawing and (all_of_them or now - lease.used_at > _IDLE)
+                for key, drawn in self._drawn.items()
+                if not drawn.in_flight and (everything or now - drawn.used_at > _IDLE_AFTER)
             ]
-            return self._back(found, now, keys)
+            return self._give_back(found, now, keys)
 
-    def _back(self, found: list[str], now: i64, keys: Keys) -> list[Draw]:
-        backs = []
+    def _give_back(self, found: list[str], now: i64, keys: Keys) -> list[DrawRequest]:
+        requests = []
         for key in found:
-            lease = self._leases.pop(key, None)
-            if lease is not None and lease.tokens > 0 and now < lease.until:
+            drawn = self._drawn.pop(key, None)
+            if drawn is not None and drawn.tokens > 0 and now < drawn.until:
                 ask = Ask(self.name, key, self.limit, 0)
-                backs.append(Draw(keys, ask, 0, None, 0, lease.tokens, lease.number, 0, SPAN))
-        return backs
+                requests.append(DrawRequest(keys, ask, 0, None, 0, drawn.tokens, drawn.number, 0, LIFETIME))
+        return requests
 
     def _make_room(self, now: i64) -> None:
-        if len(self._leases) >= _MOST:  # those that are out come back by themselves
-            for key in [key for key, lease in self._leases.items() if now >= lease.until and not lease.drawing]:
-                del self._leases[key]
-            if len(self._leases) >= _MOST:
-                self._leases.clear()
+        if len(self._drawn) >= _MAX_KEYS:  # tokens that are dropped here expire in the server
+            for key in [key for key, drawn in self._drawn.items() if now >= drawn.until and not drawn.in_flight]:
+                del self._drawn[key]
+            if len(self._drawn) >= _MAX_KEYS:
+                self._drawn.clear()
 
-    def keeps(self) -> bool:
-        """Whether anything is kept."""
-        return bool(self._leases) or bool(self._denials)
+    def is_empty(self) -> bool:
+        return not self._drawn and not self._denials
 
 
-class Sparing:
-    """What one store keeps so as to ask the server less."""
+class LocalCaches:
+    """The local caches of one store, and the violations that it owes to the server."""
 
-    def __init__(self, clock: Clock, denials: bool, share: i64) -> None:
+    def __init__(self, clock: Clock, remember_denials: bool, draw_ahead: i64) -> None:
         self.now: Final = clock.now
         self.lock = threading.Lock()
-        self._remembers: Final = denials
-        self._share: Final = share  # of a capacity, in thousandths
-        self._tables: Final[dict[tuple[str, Limit], Spared]] = {}
+        self._remember_denials: Final = remember_denials
+        self._draw_ahead: Final = draw_ahead  # share of a capacity, in thousandths
+        self._caches: Final[dict[tuple[str, Limit], LimitCache]] = {}
         self._owed: dict[Offence, int] = {}
-        self._numbered: i64 = secrets.randbits(51)
+        self._last_number: i64 = secrets.randbits(51)
 
-    def number(self) -> i64:
-        """A number for a lease, which no other has. The lock is held."""
-        self._numbered += 1
-        return self._numbered
+    def next_number(self) -> i64:
+        """A number for drawn tokens that no others have. The lock is held."""
+        self._last_number += 1
+        return self._last_number
 
     @property
-    def remembers(self) -> bool:
+    def remember_denials(self) -> bool:
         """Whether denials are remembered."""
-        return self._remembers
+        return self._remember_denials
 
-    def table(self, name: str, limit: Limit) -> Spared:
-        found = self._tables.get((name, limit))
+    def of(self, name: str, limit: Limit) -> LimitCache:
+        """The cache of a limiter's name and limit."""
+        found = self._caches.get((name, limit))
         if found is None:
-            slice_: i64 = limit.capacity * self._share // 1000 if isinstance(limit, TokenBucket) else 0
-            found = self._tables.setdefault((name, limit), Spared(self, name, limit, slice_))
+            slice_: i64 = limit.capacity * self._draw_ahead // 1000 if isinstance(limit, TokenBucket) else 0
+            found = self._caches.setdefault((name, limit), LimitCache(self, name, limit, slice_))
         return found
 
     def owe(self, offence: Offence) -> i64:
-        """Count a violation that the server will be told of. The lock is held."""
+        """Count a violation that the server doesn't know of yet. The lock is held."""
         owed = self._owed.get(offence, 0) + 1
         self._owed[offence] = owed
         return owed
 
-    def take_owed(self, keys: Keys, only: Offence | None = None) -> list[Offend]:
-        """What the server has to be told, of everybody or of one."""
+    def take_owed(self, keys: Keys, only: Offence | None = None) -> list[ViolationRequest]:
+        """The violations to send to the server, of every agent or of one."""
         with self.lock:
             if only is None:
                 owed, self._owed = self._owed, {}
-                return [Offend(keys, offence, times) for offence, times in owed.items()]
+                return [ViolationRequest(keys, offence, times) for offence, times in owed.items()]
             times = self._owed.pop(only, 0)
-            return [Offend(keys, only, times)] if times else []
+            return [ViolationRequest(keys, only, times)] if times else []
 
     def owe_again(self, offence: Offence, times: int) -> None:
-        """What could not be sent is still owed."""
+        """Put violations back that could not be sent."""
         with self.lock:
             self._owed[offence] = min(self._owed.get(offence, 0) + times, LARGEST)
 
-    def idle(self, keys: Keys, all_of_them: bool = False) -> list[Draw]:
-        """What to give back."""
-        return [draw for table in list(self._tables.values()) for draw in table.idle(keys, all_of_them)]
+    def drop_idle(self, keys: Keys, everything: bool = False) -> list[DrawRequest]:
+        """`LimitCache.drop_idle` for all of them."""
+        return [request for cache in list(self._caches.values()) for request in cache.drop_idle(keys, everything)]
 
-    def forked(self) -> None:
-        """In a process that was forked: what is kept here is the parent's."""
+    def after_fork(self) -> None:
+        """In a forked process: drop what is the parent's."""
         self.lock = threading.Lock()
         self._owed = {}
-        self._numbered = secrets.randbits(51)
-        for table in self._tables.values():
-            table.forget_all()
+        self._last_number = secrets.randbits(51)
+        for cache in self._caches.values():
+            cache.clear()
 
-    def busy(self) -> bool:
+    def need_flush(self) -> bool:
         """Whether there is anything to send or to give back, now or later."""
-        return bool(self._owed) or any([table.keeps() for table in list(self._tables.values())])
+        return bool(self._owed) or not all([cache.is_empty() for cache in list(self._caches.values())])

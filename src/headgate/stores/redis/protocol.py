@@ -1,7 +1,7 @@
-"""What the script is asked, and what its answers mean.
+"""Requests to the script, and the meaning of its answers.
 
-The script only counts: it says what is left, and whether a request passed. What that means, the limits themselves say,
-by the same code that says it in memory.
+The script only counts: it answers what is left and whether a request passed. The limits make the decision from that, by
+the same code as in memory.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ FORMAT: Final = "1"
 """The version of what is stored. It is part of every key."""
 
 _LONGEST_KEY: Final = 512  # bytes; longer ones are stored by their digest, so that nobody fills the server with them
-_MOST_KNOWN: Final = 10_000  # forms that are kept, so that nobody fills this process with them
+_MAX_CODECS: Final = 10_000  # so that nobody fills this process with limits
 
 CHECK: Final = Verb.CHECK
 PEEK: Final = Verb.PEEK
@@ -38,11 +38,11 @@ Answer = TypeVar("Answer")
 
 
 class ForeignData(HeadgateError):
-    """Something under one of our keys isn't ours, or is of a later format. It is left as it is."""
+    """The value of one of our keys isn't ours, or is of a later format. It is left as it is."""
 
 
-class Form:
-    """A limit under a limiter's name: how its keys end, how the script is told of it, and what its answers mean."""
+class LimitCodec:
+    """A limit under a limiter's name: the endings of its keys, its form for the script, the decision from an answer."""
 
     def __init__(self, name: str, limit: Limit) -> None:
         self.limit: Final = limit
@@ -52,7 +52,7 @@ class Form:
         self.spec: Final = b"".join([self._add(name, part) for part in self.parts])
 
     def _add(self, name: str, part: Limit) -> bytes:
-        """Take a part in, and say how the script is told of it."""
+        """Add a part, and return its form for the script."""
         if isinstance(part, TokenBucket):
             kind, spec = "b", b"b" + pack("<5d", *part.counted())
             self._kinds.append(_BUCKET)
@@ -63,11 +63,11 @@ class Form:
             self._kinds.append(_FIXED)
             return b"f" + pack("<d", part.capacity)
         which = "" if len(self.parts) == 1 else f"#{len(self._kinds)}"
-        self.endings.append(encoded(f"}}{kind}{FORMAT}:{self.limit}{which}:{name}"))
+        self.endings.append(encode(f"}}{kind}{FORMAT}:{self.limit}{which}:{name}"))
         return spec
 
     def decide(self, row: list[int], at: i64, now: i64, cost: i64, low: i64) -> tuple[Decision, i64]:
-        """The decision that a row says from a position on, and the position after it."""
+        """The decision from a row of numbers, read from a position on, and the position after it."""
         decisions = []
         for i in range(len(self.parts)):
             part, kind = self.parts[i], self._kinds[i]
@@ -86,26 +86,26 @@ class Form:
 
 
 class Keys:
-    """Makes the names of stored keys, and remembers the form of each limit."""
+    """Makes the names of stored keys, and keeps the codec of each limit."""
 
     def __init__(self, prefix: str) -> None:
-        self._start: Final = encoded(prefix + "{")
-        self._forms: Final[dict[tuple[str, Limit], Form]] = {}
+        self._start: Final = encode(prefix + "{")
+        self._codecs: Final[dict[tuple[str, Limit], LimitCodec]] = {}
         self._specs: Final[dict[tuple[bytes, bytes, Backoff | None, bool], bytes]] = {}
 
-    def form(self, name: str, limit: Limit) -> Form:
-        found = self._forms.get((name, limit))
+    def codec(self, name: str, limit: Limit) -> LimitCodec:
+        found = self._codecs.get((name, limit))
         if found is None:
-            if len(self._forms) >= _MOST_KNOWN:
-                self._forms.clear()
-            found = self._forms[name, limit] = Form(name, limit)
+            if len(self._codecs) >= _MAX_CODECS:
+                self._codecs.clear()
+            found = self._codecs[name, limit] = LimitCodec(name, limit)
         return found
 
     def spec(self, verb: bytes, limits: bytes, backoff: Backoff | None = None, remembered: bool = False) -> bytes:
         known = (verb, limits, backoff, remembered)
         found = self._specs.get(known)
         if found is None:
-            if len(self._specs) >= _MOST_KNOWN:
+            if len(self._specs) >= _MAX_CODECS:
                 self._specs.clear()
             found = verb + limits
             if backoff is not None:
@@ -117,8 +117,8 @@ class Keys:
         return found
 
     def root(self, key: str) -> bytes:
-        """How the stored keys of a key begin. All that begin alike are in one slot of a cluster."""
-        root = encoded(key)
+        """The beginning of a key's stored keys. It chooses the slot of a cluster."""
+        root = encode(key)
         if len(root) > _LONGEST_KEY:
             root = b"%" + hashlib.sha256(root).hexdigest().encode()
         elif b"%" in root or b"}" in root:
@@ -127,27 +127,28 @@ class Keys:
             root = b"%"
         return self._start + root
 
-    def offender(self, offence: Offence) -> bytes:
-        return self.root(offence.key) + _offender(offence.name)
+    def violations(self, offence: Offence) -> bytes:
+        """The stored key of an agent's violations."""
+        return self.root(offence.key) + _violations_ending(offence.name)
 
     def patterns(self, name: str, rule: Rule) -> list[bytes]:
         """Patterns that match every key that is stored under a name and a rule."""
-        endings = self.form(name, rule).endings if isinstance(rule, Limit) else [_offender(name)]
-        return [_literal(self._start) + b"*" + _literal(ending) for ending in endings]
+        endings = self.codec(name, rule).endings if isinstance(rule, Limit) else [_violations_ending(name)]
+        return [_escape(self._start) + b"*" + _escape(ending) for ending in endings]
 
     def every(self) -> bytes:
         """A pattern that matches every key that is stored."""
-        return _literal(self._start) + b"*"
+        return _escape(self._start) + b"*"
 
     def limiter_of(self, key: bytes | str) -> list[str]:
         """The name of the limiter that a stored key belongs to; none if it counts something else than a limit."""
-        stored = key if isinstance(key, bytes) else encoded(key)
+        stored = key if isinstance(key, bytes) else encode(key)
         ending = stored[len(self._start) :].partition(b"}")[2].split(b":", 2)
         return [ending[2].decode("utf-8", "surrogatepass")] if ending[0] in _COUNTED and len(ending) == 3 else []
 
 
-def _offender(name: str) -> bytes:
-    return encoded(f"}}v{FORMAT}:{name}")
+def _violations_ending(name: str) -> bytes:
+    return encode(f"}}v{FORMAT}:{name}")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -161,11 +162,11 @@ class Request(Generic[Answer]):
         self.answer: Answer | BaseException | None = None
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
-        """Take the answer out of a row from a position on, and return the position after it."""
+        """Read the answer from a row of numbers, from a position on, and return the position after it."""
         raise NotImplementedError
 
 
-class Apply(Request[Decision]):
+class ApplyRequest(Request[Decision]):
     """A verb on some asks."""
 
     def __init__(
@@ -174,20 +175,20 @@ class Apply(Request[Decision]):
         self._verb: Final = verb
         self._low: Final = low
         self._backoff: Final = None if offence is None else offence.backoff
-        self._forms: Final[list[Form]] = []
+        self._codecs: Final[list[LimitCodec]] = []
         self._costs: Final[list[int]] = []
         names: list[bytes] = []
         costs: list[int] = []
         limits = b""
         for ask in asks:
-            form, root = keys.form(ask.name, ask.limit), keys.root(ask.key)
-            self._forms.append(form)
+            codec, root = keys.codec(ask.name, ask.limit), keys.root(ask.key)
+            self._codecs.append(codec)
             self._costs.append(ask.cost)
-            names.extend([root + ending for ending in form.endings])
-            costs.extend([ask.cost] * len(form.parts))
-            limits = limits + form.spec if limits else form.spec
+            names.extend([root + ending for ending in codec.endings])
+            costs.extend([ask.cost] * len(codec.parts))
+            limits = limits + codec.spec if limits else codec.spec
         if offence is not None:
-            names.append(keys.offender(offence))
+            names.append(keys.violations(offence))
         if request_id:
             names.append(keys.root(asks[0].key) + _identity(verb, asks, request_id))
         numbers = b"%d" % costs[0] if len(costs) == 1 else pack(f"<{len(costs)}d", *costs)
@@ -197,13 +198,13 @@ class Apply(Request[Decision]):
         verb, passed = self._verb, row[at] == 1
         at += 1
         decisions = []
-        for i in range(len(self._forms)):
+        for i in range(len(self._codecs)):
             cost: i64 = self._costs[i]
             if verb is CHECK:
                 cost = 0 if passed else cost
             elif verb is not PEEK:
                 cost = 1
-            decision, at = self._forms[i].decide(row, at, now, cost, self._low)
+            decision, at = self._codecs[i].decide(row, at, now, cost, self._low)
             decisions.append(decision)
         decision = decisions[0] if len(decisions) == 1 else binding_of(decisions)
         if self._backoff is not None:
@@ -215,31 +216,31 @@ class Apply(Request[Decision]):
 
 
 def _identity(verb: Verb, asks: Sequence[Ask], request_id: str) -> bytes:
-    """How the key of a request's id ends. The name's length is there so that no two names and ids look alike."""
+    """The ending of a request id's key. The length of the name keeps different names and ids apart."""
     limits = " + ".join([str(ask.limit) for ask in asks])
     name = asks[0].name
-    return encoded(f"}}i{FORMAT}:{verb.value}:{limits}:{len(name)}:{name}:{request_id}")
+    return encode(f"}}i{FORMAT}:{verb.value}:{limits}:{len(name)}:{name}:{request_id}")
 
 
-class Offend(Request[Violation]):
-    """Some violations at once."""
+class ViolationRequest(Request[Violation]):
+    """Violations of one agent, one or several at once."""
 
     def __init__(self, keys: Keys, offence: Offence, times: int = 1) -> None:
         self.offence: Final = offence
         self.times: Final = times
-        super().__init__(keys.spec(b"o", b"", offence.backoff), [keys.offender(offence)], b"%d" % times)
+        super().__init__(keys.spec(b"o", b"", offence.backoff), [keys.violations(offence)], b"%d" % times)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         self.answer = _violation(self.offence.backoff, row, at + 1)
         return at + 4
 
 
-class Stand(Request[Standing]):
-    """How somebody stands."""
+class StandingRequest(Request[Standing]):
+    """The standing of an agent."""
 
     def __init__(self, keys: Keys, offence: Offence) -> None:
         self._backoff: Final = offence.backoff
-        super().__init__(keys.spec(b"s", b"", offence.backoff), [keys.offender(offence)], b"")
+        super().__init__(keys.spec(b"s", b"", offence.backoff), [keys.violations(offence)], b"")
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         backoff, state = self._backoff, ViolationRecord()
@@ -248,11 +249,11 @@ class Stand(Request[Standing]):
         return at + 4
 
 
-class Draw(Request[Decision]):
-    """A check that also draws tokens ahead, as a `new` lease, and gives back what was not used of an `old` one.
+class DrawRequest(Request[Decision]):
+    """A check that also draws a `new` slice of tokens ahead, and gives back what was not used of an `old` one.
 
-    Each lease has a number of its own. So one that was asked for in vain, and granted later all the same, takes nothing
-    back that this process has in hand.
+    Each slice has a number of its own. So a draw that got no answer in time, but was granted later all the same, gives
+    nothing back that this process has in hand.
     """
 
     def __init__(
@@ -269,7 +270,7 @@ class Draw(Request[Decision]):
     ) -> None:
         limit = ask.limit
         assert isinstance(limit, TokenBucket)
-        form = keys.form(ask.name, limit)
+        codec = keys.codec(ask.name, limit)
         self.unit: Final[i64] = limit.counted()[1]
         self.limit: Final = limit
         self.granted: i64 = 0
@@ -278,12 +279,12 @@ class Draw(Request[Decision]):
         self._cost: Final[i64] = ask.cost
         self._low: Final = low
         self._backoff: Final = None if offence is None else offence.backoff
-        names = [keys.root(ask.key) + form.endings[0]]
+        names = [keys.root(ask.key) + codec.endings[0]]
         if offence is not None:
-            names.append(keys.offender(offence))
-        self.lease: Final = new
+            names.append(keys.violations(offence))
+        self.number: Final = new
         numbers = pack("<6d", ask.cost, slice_, unused, old, new, span)
-        super().__init__(keys.spec(b"l", form.spec, self._backoff), names, numbers)
+        super().__init__(keys.spec(b"l", codec.spec, self._backoff), names, numbers)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         limit, passed = self.limit, row[at] == 1
@@ -301,16 +302,16 @@ class Draw(Request[Decision]):
         return at
 
 
-class Forget(Request[bool]):
+class ForgetRequest(Request[bool]):
     """Drop what is counted for one key."""
 
     def __init__(self, keys: Keys, name: str, key: str, rule: Rule) -> None:
         if isinstance(rule, Limit):
-            form, root = keys.form(name, rule), keys.root(key)
-            super().__init__(keys.spec(b"f", form.spec), [root + ending for ending in form.endings], b"")
+            codec, root = keys.codec(name, rule), keys.root(key)
+            super().__init__(keys.spec(b"f", codec.spec), [root + ending for ending in codec.endings], b"")
         else:
             assert isinstance(rule, Backoff)
-            super().__init__(keys.spec(b"f", b"", rule), [keys.root(key) + _offender(name)], b"")
+            super().__init__(keys.spec(b"f", b"", rule), [keys.root(key) + _violations_ending(name)], b"")
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         self.answer = row[at] == 1
@@ -318,7 +319,7 @@ class Forget(Request[bool]):
 
 
 def command(verb: tuple[str, bytes], requests: list[Request[Any]], header: list[bytes]) -> list[object]:
-    """The command that puts some requests to the server: how the script is named, the keys, and what is asked."""
+    """The command for a batch of requests: the name of the script, the keys, and what is asked of each."""
     words: list[object] = [verb[0], verb[1], 0]
     for request in requests:
         words.extend(request.keys)
@@ -331,7 +332,7 @@ def command(verb: tuple[str, bytes], requests: list[Request[Any]], header: list[
 
 
 def read_all(requests: list[Request[Any]], row: list[int]) -> None:
-    """Give each of the requests that were put together its answer."""
+    """Give each request of a batch its answer."""
     now: i64 = row[0]
     at: i64 = 2
     for request in requests:
@@ -347,11 +348,11 @@ def _violation(backoff: Backoff, row: list[int], at: i64) -> Violation:
     return Violation(row[at], backoff.advised(row[at]), row[at + 2] == 1)
 
 
-def encoded(text: str) -> bytes:
+def encode(text: str) -> bytes:
     """Any string as bytes, even one that has no UTF-8."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def _literal(text: bytes) -> bytes:
-    """A pattern that matches a text alone."""
+def _escape(text: bytes) -> bytes:
+    """A pattern that matches this text alone."""
     return re.sub(rb"([*?\[\]\\^-])", rb"\\\1", text)

@@ -16,7 +16,7 @@ def _function(name: str, body: str) -> str:
 
 
 _MODULES: Final = {
-    "leasing": "leases.lua",
+    "draw_ahead": "draw_ahead.lua",
     "bucket": "bucket.lua",
     "window": "window.lua",
     "violations": "violations.lua",

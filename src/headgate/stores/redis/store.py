@@ -22,23 +22,41 @@ from headgate.limits.decision import Decision, Limit, Rule, Violation
 from headgate.limits.numbers import Number, microseconds, permille
 from headgate.limits.token_bucket import per_second
 from headgate.limits.violations import Backoff, Standing
-from headgate.stores.base import Ask, LocalCache, Offence, RecordedViolation, Verb
+from headgate.stores.base import Ask, LocalCache, Offence, RecordedViolation, StoreEvent, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.alerts import RedisAlerts
-from headgate.stores.redis.batching import Tasks, Threads, Wire
+from headgate.stores.redis.batching import LoopBatcher, ScriptRunner, ThreadBatcher
 from headgate.stores.redis.changelog import RedisChangeLog
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients, check_server, explained, trouble
-from headgate.stores.redis.fallback import Breaker, Fallback
-from headgate.stores.redis.local_cache import Sparing
-from headgate.stores.redis.protocol import Answer, Apply, Draw, ForeignData, Forget, Keys, Offend, Request, Stand
+from headgate.stores.redis.clients import (
+    ERRORS,
+    AsyncClient,
+    Client,
+    Clients,
+    check_server,
+    describe_error,
+    startup_error,
+)
+from headgate.stores.redis.fallback import CircuitBreaker, Fallback
+from headgate.stores.redis.local_cache import LocalCaches
+from headgate.stores.redis.protocol import (
+    Answer,
+    ApplyRequest,
+    DrawRequest,
+    ForeignData,
+    ForgetRequest,
+    Keys,
+    Request,
+    StandingRequest,
+    ViolationRequest,
+)
 from headgate.stores.redis.windows import RedisWindows
 
-_SCANNED: Final = 1000  # keys that one SCAN looks at
-_RESET_TIMEOUT: Final = 10.0  # seconds after which a server that is reset is away
-_PUT_OFF: Final = b"600000"  # on a clock for tests keys live longer: the server's own clock must not interfere
-_SEND_EVERY: Final = 0.5  # seconds between two times that owed violations are sent
-_SAY_EVERY: Final = 60.0  # seconds between two lines in the log that say the same
+_SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
+_RESET_TIMEOUT: Final = 10.0  # seconds
+_EXPIRY_MARGIN: Final = b"600000"  # milliseconds: with a clock for tests, the server's own must not drop keys
+_FLUSH_EVERY: Final = 0.5  # seconds
+_LOG_EVERY: Final = 60.0  # seconds before the same text is logged again
 
 _log = logging.getLogger("headgate")
 
@@ -54,9 +72,9 @@ class RedisStore(Closable):
     process's memory judges, by its share of each limit where there are several `nodes`.
 
     Two options ask the server less. With `remember_denials`, a key that was denied is denied here until its wait is
-    over, for a second at the most. With a `lease`, say 0.05, this process draws up to that share of a busy bucket's
-    capacity ahead; all processes together never let more pass than the limit, but those that are not busy may find up
-    to that share for each of the others gone for a second.
+    over, for a second at most. With `draw_ahead`, say 0.05, this process draws up to that share of a busy bucket's
+    capacity ahead of its checks. All processes together never let more pass than the limit, but each of the others may
+    hold up to that share for a second.
     """
 
     def __init__(
@@ -68,7 +86,7 @@ class RedisStore(Closable):
         on_failure: str = "local",
         nodes: SupportsIndex = 1,
         remember_denials: bool = False,
-        lease: Number = 0,
+        draw_ahead: Number = 0,
         clock: ManualClock | None = None,
     ) -> None:
         given: object = prefix
@@ -80,28 +98,30 @@ class RedisStore(Closable):
         self._timeout: Final = seconds
         self._where: Final = where
         self._prefix: Final = prefix
-        self._manual: Final = clock
+        self._test_clock: Final = clock
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
         self.keys: Final = Keys(prefix)
         self._clients: Final = Clients(where, seconds)
-        self._breaker: Final = Breaker(self._tell)
-        self._wire: Final = Wire(self._clients, self._breaker, self._header, self._stepped_back)
-        self.traffic: Final = self._wire.traffic
-        self._threads: Final = Threads(self._wire, seconds)
-        self._tasks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks]] = WeakKeyDictionary()
+        self._breaker: Final = CircuitBreaker(self._on_breaker)
+        self._runner: Final = ScriptRunner(self._clients, self._breaker, self._header, self._on_step_back)
+        self.traffic: Final = self._runner.traffic
+        self._thread_batcher: Final = ThreadBatcher(self._runner, seconds)
+        self._loop_batchers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher]] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._listeners: tuple[Callable[[Any], object], ...] = ()
-        self._said: Final[dict[str, float]] = {}
-        self._looked_at = False
-        share = permille("RedisStore lease", lease)
-        self._sparing: Final = Sparing(self._clock, remember_denials, share) if remember_denials or share else None
-        if self._sparing is not None and not self._clients.for_threads:
+        self._logged: Final[dict[str, float]] = {}
+        self._server_checked = False
+        share = permille("RedisStore draw_ahead", draw_ahead)
+        self._caches: Final = LocalCaches(self._clock, remember_denials, share) if remember_denials or share else None
+        if self._caches is not None and not self._clients.for_threads:
             refuse(
-                "RedisStore", "a client for threads with remember_denials or lease: a thread sends what is owed", where
+                "RedisStore",
+                "a client for threads with remember_denials or draw_ahead: a thread sends what is owed",
+                where,
             )
         self._sender: threading.Thread | None = None
-        self._closing: Final = threading.Event()
+        self._closed: Final = threading.Event()
         after_fork(self)
 
     @property
@@ -113,39 +133,41 @@ class RedisStore(Closable):
         """Whether the server is away."""
         return self._breaker.down
 
-    # The verbs -------------------------------------------------------------------------------------------------------
+    # Verbs -----------------------------------------------------------------------------------------------------------
 
     def apply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision:
         """See `Store.apply`."""
-        request = Apply(self.keys, verb, asks, low, offence, request_id)
+        request = ApplyRequest(self.keys, verb, asks, low, offence, request_id)
         if not request.keys:  # there is nothing to count
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if self._is_cached(request, asks):
-                return drive(self._decide_cached(request, verb, asks[0], low, offence, request_id), self.ask)
-            return self.ask(request)
+                flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
+                return drive(flow, self.execute)
+            return self.execute(request)
         except (StoreAway, ForeignData) as error:
             return self.decide_without(error, verb, asks, low, offence, request_id)
 
     async def aapply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision:
-        request = Apply(self.keys, verb, asks, low, offence, request_id)
+        request = ApplyRequest(self.keys, verb, asks, low, offence, request_id)
         if not request.keys:
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if self._is_cached(request, asks):
-                return await adrive(self._decide_cached(request, verb, asks[0], low, offence, request_id), self.aask)
-            return await self.aask(request)
+                flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
+                return await adrive(flow, self.aexecute)
+            return await self.aexecute(request)
         except (StoreAway, ForeignData) as error:
             return self.decide_without(error, verb, asks, low, offence, request_id)
 
     def _is_cached(self, request: Request[Decision], asks: Sequence[Ask]) -> bool:
-        """Whether the local cache has a part in a request. Of several asks, it has none; they have to fit together."""
+        """Whether the local cache takes part in a request: never in one of several asks, which are checked here."""
         if len(asks) == 1:
-            return self._sparing is not None
+            return self._caches is not None
         if len(set(request.keys)) < len(request.keys):
             refuse("asks", "each key once", [ask.key for ask in asks])
         if self._clients.cluster and len({key_slot(key) for key in request.keys}) > 1:
@@ -161,226 +183,228 @@ class RedisStore(Closable):
         offence: Offence | None = None,
         request_id: str = "",
     ) -> Decision:
-        """What is decided when the server can't be asked, or not about this."""
-        return self._note(error).apply(verb, asks, low, offence, request_id)
+        """Decide when the server can't be asked, or not about this key."""
+        return self._fallback_on(error).apply(verb, asks, low, offence, request_id)
 
-    def _note(self, error: StoreAway | ForeignData) -> Fallback:
-        """Who decides instead. That the server is away is said when it goes; what isn't ours is said here."""
+    def _fallback_on(self, error: StoreAway | ForeignData) -> Fallback:
+        """The fallback for an error. Foreign data is logged here; that the server is away was logged by the breaker."""
         if isinstance(error, ForeignData):
-            self._say(logging.ERROR, str(error))
+            self._log_rarely(logging.ERROR, str(error))
         return self._fallback
 
     def _decide_cached(
-        self, request: Apply, verb: Verb, ask: Ask, low: int, offence: Offence | None, request_id: str
+        self, request: ApplyRequest, verb: Verb, ask: Ask, low: int, offence: Offence | None, request_id: str
     ) -> Flow[Request[Any], Decision]:
         """Decide on a request with the help of the local cache: yields what to ask the server."""
-        sparing = self._sparing
-        assert sparing is not None
-        table = sparing.table(ask.name, ask.limit)
+        caches = self._caches
+        assert caches is not None
+        cache = caches.of(ask.name, ask.limit)
         decision: Decision
         if verb is not Verb.CHECK:
             if verb is not Verb.PEEK:
-                yield from table.forget(ask.key, self.keys)
+                yield from cache.forget(ask.key, self.keys)
             decision = yield request
             return decision
-        served = None if request_id else table.serve(ask.key, ask.cost, low, offence)
+        served = None if request_id else cache.serve(ask.key, ask.cost, low, offence)
         if served is not None:
             return served
         if offence is not None:
-            yield from self._pay(sparing, offence)
+            yield from self._send_owed(caches, offence)
         asked_at = self._clock.now()
-        draw = None if request_id else table.draws(ask, low, offence, self.keys)
+        draw = None if request_id else cache.start_draw(ask, low, offence, self.keys)
         got = None
         try:
             decision = yield request if draw is None else draw
             got = draw
         finally:
             if draw is not None:
-                table.drawn(ask.key, got, asked_at)
-        if sparing.remembers and not decision:
-            table.denied(ask.key, ask.cost, decision, asked_at)
-        self._send_soon(sparing)
+                cache.end_draw(ask.key, got, asked_at)
+        if caches.remember_denials and not decision:
+            cache.remember_denial(ask.key, ask.cost, decision, asked_at)
+        self._start_sender(caches)
         return decision
 
-    def _pay(self, sparing: Sparing, offence: Offence) -> Flow[Request[Any], None]:
-        """Tell the server first what it isn't told yet of somebody."""
-        for owed in sparing.take_owed(self.keys, offence):
+    def _send_owed(self, caches: LocalCaches, offence: Offence) -> Flow[Request[Any], None]:
+        """Send the violations of an agent that the server doesn't know of yet."""
+        for owed in caches.take_owed(self.keys, offence):
             try:
                 violation = yield owed
             except (StoreAway, ForeignData):
-                sparing.owe_again(offence, owed.times)
+                caches.owe_again(offence, owed.times)
                 raise
-            self._late(offence, violation)
+            self._report_late(offence, violation)
 
     def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
-        """What may answer some checks under a name and limit without asking the server."""
-        return None if self._sparing is None else self._sparing.table(name, limit)
+        """See `CachedStore.local_cache`."""
+        return None if self._caches is None else self._caches.of(name, limit)
 
-    def _late(self, offence: Offence, violation: Violation) -> None:
+    def _report_late(self, offence: Offence, violation: Violation) -> None:
         for listener in self._listeners:
             listener(RecordedViolation(offence, violation))
 
-    def _send_soon(self, sparing: Sparing) -> None:
-        """See to it that what is owed is sent, and what isn't used is given back."""
-        if sparing.busy():
+    def _start_sender(self, caches: LocalCaches) -> None:
+        """Start the thread that sends what is owed and gives back what isn't used, if there is anything."""
+        if caches.need_flush():
             with self._lock:
-                if self._sender is None and not self._closing.is_set():
-                    self._sender = threading.Thread(
-                        target=self._send_now_and_then, name="headgate-sparing", daemon=True
-                    )
+                if self._sender is None and not self._closed.is_set():
+                    self._sender = threading.Thread(target=self._send_loop, name="headgate-cache", daemon=True)
                     self._sender.start()
 
-    def _send_now_and_then(self) -> None:
-        while not self._closing.wait(_SEND_EVERY):
+    def _send_loop(self) -> None:
+        while not self._closed.wait(_FLUSH_EVERY):
             self.flush()
             with self._lock:
-                if self._sparing is None or not self._sparing.busy():
+                if self._caches is None or not self._caches.need_flush():
                     self._sender = None
                     return
 
     def flush(self, *, everything: bool = False) -> None:
-        """Send what is owed to the server, and give back leases that are idle, or all of them."""
-        sparing = self._sparing
-        if sparing is None:
+        """Send owed violations to the server, and give back drawn tokens that are idle, or all of them."""
+        caches = self._caches
+        if caches is None:
             return
-        owed, backs = sparing.take_owed(self.keys), sparing.idle(self.keys, everything)
-        self._threads.ask_all([*owed, *backs])
-        for offend in owed:
-            if isinstance(offend.answer, Violation):
-                self._late(offend.offence, offend.answer)
+        owed, unused = caches.take_owed(self.keys), caches.drop_idle(self.keys, everything)
+        self._thread_batcher.execute_all([*owed, *unused])
+        for request in owed:
+            if isinstance(request.answer, Violation):
+                self._report_late(request.offence, request.answer)
             else:
-                sparing.owe_again(offend.offence, offend.times)
+                caches.owe_again(request.offence, request.times)
 
     def record_violation(self, offence: Offence) -> Violation:
         """See `Store.record_violation`."""
         try:
-            return self.ask(Offend(self.keys, offence))
+            return self.execute(ViolationRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
-            return self._note(error).memory.record_violation(offence)
+            return self._fallback_on(error).memory.record_violation(offence)
 
     async def arecord_violation(self, offence: Offence) -> Violation:
         try:
-            return await self.aask(Offend(self.keys, offence))
+            return await self.aexecute(ViolationRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
-            return self._note(error).memory.record_violation(offence)
+            return self._fallback_on(error).memory.record_violation(offence)
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
         try:
-            return self.ask(Stand(self.keys, offence))
+            return self.execute(StandingRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
-            return self._note(error).memory.standing(offence)
+            return self._fallback_on(error).memory.standing(offence)
 
     async def astanding(self, offence: Offence) -> Standing:
         try:
-            return await self.aask(Stand(self.keys, offence))
+            return await self.aexecute(StandingRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
-            return self._note(error).memory.standing(offence)
+            return self._fallback_on(error).memory.standing(offence)
 
     def forget(self, name: str, key: str, rule: Rule) -> bool:
-        """See `Store.forget`. Raises `StoreAway` while the server is: what it has counted can't be dropped then."""
+        """See `Store.forget`. Raises `StoreAway` while the server is away: its counts can't be dropped then."""
         self._fallback.forget(name, key, rule)
-        for back in self._backs(name, key, rule):
-            self.ask(back)
-        request = Forget(self.keys, name, key, rule)
-        return bool(request.keys) and self.ask(request)
+        for draw in self._forget_cached(name, key, rule):
+            self.execute(draw)
+        request = ForgetRequest(self.keys, name, key, rule)
+        return bool(request.keys) and self.execute(request)
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool:
         self._fallback.forget(name, key, rule)
-        for back in self._backs(name, key, rule):
-            await self.aask(back)
-        request = Forget(self.keys, name, key, rule)
-        return bool(request.keys) and await self.aask(request)
+        for draw in self._forget_cached(name, key, rule):
+            await self.aexecute(draw)
+        request = ForgetRequest(self.keys, name, key, rule)
+        return bool(request.keys) and await self.aexecute(request)
 
-    def _backs(self, name: str, key: str, rule: Rule) -> list[Draw]:
-        """Forget what is kept here of a key; what to give back."""
-        if self._sparing is None:
+    def _forget_cached(self, name: str, key: str, rule: Rule) -> list[DrawRequest]:
+        """Drop what is kept here of a key; the requests that give its tokens back."""
+        if self._caches is None:
             return []
         if isinstance(rule, Limit):
-            return self._sparing.table(name, rule).forget(key, self.keys)
+            return self._caches.of(name, rule).forget(key, self.keys)
         assert isinstance(rule, Backoff)
-        self._sparing.take_owed(self.keys, Offence(name, key, rule))
+        self._caches.take_owed(self.keys, Offence(name, key, rule))
         return []
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
         self._fallback.clear(name, rule)
-        try:
-            client = self._clients.client()
-            for pattern in self.keys.patterns(name, rule):
-                for key in client.scan_iter(match=pattern, count=_SCANNED):
-                    client.unlink(key)
-        except ERRORS as error:
-            raise StoreAway(explained(error)) from error
+        self._drop(self._clients, self.keys.patterns(name, rule))
 
     async def aclear(self, name: str, rule: Rule) -> None:
         self._fallback.clear(name, rule)
-        try:
-            client = await self._clients.aclient()
-            for pattern in self.keys.patterns(name, rule):
-                async for key in client.scan_iter(match=pattern, count=_SCANNED):
-                    await client.unlink(key)
-        except ERRORS as error:
-            raise StoreAway(explained(error)) from error
+        await self._adrop(self._clients, self.keys.patterns(name, rule))
 
     def reset(self) -> Counter[str]:
         """See `ResettableStore.reset`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
         self._fallback.memory.reset()
-        dropped, clients = Counter[str](), Clients(self._where, _RESET_TIMEOUT)
+        clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            client = clients.client()
-            for key in client.scan_iter(match=self.keys.every(), count=_SCANNED):
-                if client.unlink(key):
-                    dropped.update(self.keys.limiter_of(key))
-        except ERRORS as error:
-            raise StoreAway(explained(error)) from error
+            return self._drop(clients, [self.keys.every()])
         finally:
             clients.close()
-        return dropped
 
     async def areset(self) -> Counter[str]:
         self._fallback.memory.reset()
-        dropped, clients = Counter[str](), Clients(self._where, _RESET_TIMEOUT)
+        clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            client = await clients.aclient()
-            async for key in client.scan_iter(match=self.keys.every(), count=_SCANNED):
-                if await client.unlink(key):
-                    dropped.update(self.keys.limiter_of(key))
-        except ERRORS as error:
-            raise StoreAway(explained(error)) from error
+            return await self._adrop(clients, [self.keys.every()])
         finally:
             await clients.aclose()
+
+    def _drop(self, clients: Clients, patterns: list[bytes]) -> Counter[str]:
+        """Drop the keys that match patterns, and count those of limits by the limiter's name."""
+        dropped = Counter[str]()
+        try:
+            client = clients.client()
+            for pattern in patterns:
+                for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
+                    if client.unlink(key):
+                        dropped.update(self.keys.limiter_of(key))
+        except ERRORS as error:
+            raise StoreAway(describe_error(error)) from error
         return dropped
 
-    def ask(self, request: Request[Answer]) -> Answer:
-        """Have a request carried out; raises `StoreAway` or `ForeignData`."""
-        if not self._looked_at and not self._breaker.down and self._is_first():
-            self._look_at_server()
-        return self._threads.ask(request)
+    async def _adrop(self, clients: Clients, patterns: list[bytes]) -> Counter[str]:
+        dropped = Counter[str]()
 
-    async def aask(self, request: Request[Answer]) -> Answer:
-        if not self._looked_at and not self._breaker.down and self._is_first():
-            await self._alook_at_server()
+        async def drop(client: AsyncClient) -> None:
+            for pattern in patterns:
+                async for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
+                    if await client.unlink(key):
+                        dropped.update(self.keys.limiter_of(key))
+
+        try:
+            await clients.acall(drop)
+        except ERRORS as error:
+            raise StoreAway(describe_error(error)) from error
+        return dropped
+
+    def execute(self, request: Request[Answer]) -> Answer:
+        """Have a request carried out; raises `StoreAway` or `ForeignData`."""
+        if not self._server_checked and not self._breaker.down and self._claim_server_check():
+            self._check_server()
+        return self._thread_batcher.execute(request)
+
+    async def aexecute(self, request: Request[Answer]) -> Answer:
+        if not self._server_checked and not self._breaker.down and self._claim_server_check():
+            await self._acheck_server()
         loop = asyncio.get_running_loop()
-        tasks = self._tasks.get(loop)
-        if tasks is None:
-            tasks = self._tasks[loop] = Tasks(self._wire, self._timeout)
-        return await tasks.ask(request)
+        batcher = self._loop_batchers.get(loop)
+        if batcher is None:
+            batcher = self._loop_batchers[loop] = LoopBatcher(self._runner, self._timeout)
+        return await batcher.execute(request)
 
     def _header(self) -> list[bytes]:
-        """The time, or nothing for the server's; and by how many milliseconds expiries are put off."""
-        return [b"", b"0"] if self._manual is None else [b"%d" % self._manual.now(), _PUT_OFF]
+        """The time, or nothing for the server's; and the milliseconds that are added to every expiry."""
+        return [b"", b"0"] if self._test_clock is None else [b"%d" % self._test_clock.now(), _EXPIRY_MARGIN]
 
     def change_log(self) -> RedisChangeLog:
-        """The log of changes that all nodes share."""
+        """The log of changes, shared by all nodes."""
         return RedisChangeLog(self._clients, self._prefix)
 
     def agents(self) -> RedisAgents:
-        """The agents and their tokens, which several hubs share."""
+        """The agents and their tokens, shared by several hubs."""
         return RedisAgents(self._clients, self._prefix)
 
     def alerts(self) -> RedisAlerts:
-        """The open alerts, which several hubs share."""
+        """The open alerts, shared by several hubs."""
         return RedisAlerts(self._clients, self._prefix)
 
     def windows(self) -> RedisWindows:
@@ -390,68 +414,65 @@ class RedisStore(Closable):
     # The server ------------------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """See that the server is there and can be used; a `StoreError` says what is wrong, if not."""
+        """See `ServerStore.verify`."""
         try:
-            self._take_note(self._clients.client().info())
-            self._looked_at = True
-            for request in self._rehearsal():
-                self._threads.ask(request)
+            self._log_notes(self._clients.client().info())
+            self._server_checked = True
+            for request in self._probes():
+                self._thread_batcher.execute(request)
         except (*ERRORS, StoreAway) as error:
-            raise trouble(error) from error
+            raise startup_error(error) from error
 
     async def averify(self) -> None:
         try:
-            self._take_note(await (await self._clients.aclient()).info())
-            self._looked_at = True
-            for request in self._rehearsal():
-                await self.aask(request)
+            self._log_notes(await self._clients.acall(lambda client: client.info()))
+            self._server_checked = True
+            for request in self._probes():
+                await self.aexecute(request)
         except (*ERRORS, StoreAway) as error:
-            raise trouble(error) from error
+            raise startup_error(error) from error
 
-    def _rehearsal(self) -> list[Request[Any]]:
-        """Requests that show whether our keys can be read and written, and leave nothing behind."""
+    def _probes(self) -> list[Request[Any]]:
+        """Requests that read and write one of our keys, and leave nothing behind."""
         key, limit = f"verify-{uuid4().hex}", per_second(1)
-        check = Apply(self.keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
-        return [check, Forget(self.keys, "", key, limit)]
+        check = ApplyRequest(self.keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
+        return [check, ForgetRequest(self.keys, "", key, limit)]
 
-    def _is_first(self) -> bool:
-        """Whether nobody looks at the server yet: one does, and the others don't wait for it."""
+    def _claim_server_check(self) -> bool:
+        """Whether it is this caller that checks the server: one does, and the others don't wait for it."""
         with self._lock:
-            first, self._looked_at = not self._looked_at, True
+            first, self._server_checked = not self._server_checked, True
             return first
 
-    def _look_at_server(self) -> None:
-        """Once, on the first call: say in the log what is wrong with the server."""
+    def _check_server(self) -> None:
+        """Once, on the first call: log what is wrong with the server."""
         try:
-            self._take_note(self._clients.client().info())
+            self._log_notes(self._clients.client().info())
         except StoreError as error:
-            self._say(logging.ERROR, str(error))
+            self._log_rarely(logging.ERROR, str(error))
         except ERRORS as error:
-            self._looked_at = False
-            raise self._wire.broken(error) from error
+            self._server_checked = False
+            raise self._runner.record_failure(error) from error
 
-    async def _alook_at_server(self) -> None:
+    async def _acheck_server(self) -> None:
         try:
             async with asyncio.timeout(self._timeout):
-                self._take_note(await (await self._clients.aclient()).info())
+                self._log_notes(await self._clients.acall(lambda client: client.info()))
         except StoreError as error:
-            self._say(logging.ERROR, str(error))
+            self._log_rarely(logging.ERROR, str(error))
         except ERRORS as error:
-            self._looked_at = False
-            raise self._wire.broken(error) from error
+            self._server_checked = False
+            raise self._runner.record_failure(error) from error
 
-    def _take_note(self, info: dict[str, Any]) -> None:
+    def _log_notes(self, info: dict[str, Any]) -> None:
         for of_node in [info] if "redis_version" in info else info.values():
             for note in check_server(of_node):
-                self._say(logging.WARNING, note)
+                self._log_rarely(logging.WARNING, note)
 
-    # What is told ----------------------------------------------------------------------------------------------------
+    # Events and the log ----------------------------------------------------------------------------------------------
 
-    def subscribe(self, listener: Callable[[Degraded | RecordedViolation], object]) -> Callable[[], None]:
-        """Call `listener` when the server goes away or comes back, and with violations that were recorded late.
-
-        The function returned ends that.
-        """
+    def subscribe(self, listener: Callable[[StoreEvent], object]) -> Callable[[], None]:
+        """See `ObservableStore.subscribe`."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
         return lambda: self._unsubscribe(listener)
@@ -460,44 +481,42 @@ class RedisStore(Closable):
         with self._lock:
             self._listeners = tuple([other for other in self._listeners if other is not listener])
 
-    def _tell(self, degraded: bool, reason: str) -> None:
+    def _on_breaker(self, degraded: bool, reason: str) -> None:
         if degraded:
             _log.error("the store is away, decisions are degraded: %s", reason)
         else:
             _log.warning("the store is back")
         emit(self._listeners, Degraded(degraded, reason))
 
-    def _stepped_back(self) -> None:
-        self._say(
+    def _on_step_back(self) -> None:
+        self._log_rarely(
             logging.WARNING,
             "the server's clock has stepped back by a second or more: what was counted starts again from the new time",
         )
 
-    def _say(self, level: int, text: str) -> None:
-        """Say something in the log, but not over and over."""
+    def _log_rarely(self, level: int, text: str) -> None:
+        """Log a text, but not again within a minute."""
         now = time.monotonic()
         with self._lock:
-            if self._said.get(text, 0.0) > now:
+            if self._logged.get(text, 0.0) > now:
                 return
-            if len(self._said) > 1000:
-                self._said.clear()
-            self._said[text] = now + _SAY_EVERY
+            if len(self._logged) > 1000:
+                self._logged.clear()
+            self._logged[text] = now + _LOG_EVERY
         _log.log(level, text)
 
     def _after_fork(self) -> None:
-        """In a process that was forked: begin anew with what can't be shared with the parent."""
+        """In a forked process: replace what can't be shared with the parent."""
         self._lock = threading.Lock()
-        for part in (self._clients, self._breaker, self._threads, self.traffic):
-            part.forked()
-        if self._sparing is not None:
-            self._sparing.forked()
+        for part in (self._clients, self._breaker, self._thread_batcher, self.traffic):
+            part.after_fork()
+        if self._caches is not None:
+            self._caches.after_fork()
         self._sender = None
-
-    # The end ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the connections of threads. Those of an event loop are closed with it, or by `aclose`."""
-        self._closing.set()
+        self._closed.set()
         sender = self._sender
         if sender is not None:
             sender.join()

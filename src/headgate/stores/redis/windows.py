@@ -24,18 +24,18 @@ class RedisWindows:
 
     async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
         try:
-            return await self._store.aask(_Hit(self._store.keys, key, window))
+            return await self._store.aexecute(_Hit(self._store.keys, key, window))
         except (StoreAway, ForeignData) as error:
             return self._without(error, Verb.CHECK, key, window)
 
     async def count(self, key: str, window: SlidingWindow) -> int:
         try:
-            return await self._store.aask(_Count(self._store.keys, key, window))
+            return await self._store.aexecute(_Count(self._store.keys, key, window))
         except (StoreAway, ForeignData) as error:
             return self._without(error, Verb.PEEK, key, window).used
 
     async def forget(self, key: str) -> bool:
-        return await self._store.aask(_Forget(self._store.keys, key))
+        return await self._store.aexecute(_Forget(self._store.keys, key))
 
     def _without(self, error: StoreAway | ForeignData, verb: Verb, key: str, window: SlidingWindow) -> WindowCount:
         decision: Decision = self._store.decide_without(error, verb, [Ask("", key, window, 1)])

@@ -1,7 +1,7 @@
--- Token buckets. The arithmetic is that of `TokenBucket` in limits.py, in whole numbers that doubles hold exactly.
+-- Token buckets. The arithmetic is that of `TokenBucket` in token_bucket.py, in whole numbers that doubles hold exactly.
 --
 -- Stored: a string of little-endian doubles, the level in units and its stamp in microseconds; then three more for each
--- lease: its number, its tokens, and the moment at which it ends. A full bucket is not stored.
+-- slice of tokens drawn ahead: its number, its tokens, and when it expires. A full bucket is not stored.
 
 -- level + count * size, without a product beyond 2^53 where the result isn't.
 local function added(level, count, size)
@@ -67,7 +67,7 @@ end
 local function load(limit, key)
   local stored = pcall('GET', key)
   if not stored then
-    return { key = key, level = limit.full, stamp = now, cap = limit.full, leases = false, known = false }
+    return { key = key, level = limit.full, stamp = now, cap = limit.full, drawn = false, known = false }
   end
   local size = type(stored) == 'string' and #stored or 0
   if size % 24 ~= 16 then
@@ -77,8 +77,8 @@ local function load(limit, key)
   if not are_whole(level, stamp) or level > limit.full then
     return nil
   end
-  local bucket = { key = key, level = level, stamp = stamp, cap = limit.full, leases = false, known = true }
-  if size > 16 and not leasing().load(bucket, limit, stored, earn) then
+  local bucket = { key = key, level = level, stamp = stamp, cap = limit.full, drawn = false, known = true }
+  if size > 16 and not draw_ahead().load(bucket, limit, stored, earn) then
     return nil
   end
   earn(bucket, limit, now)
@@ -90,10 +90,10 @@ local function save(bucket, limit)
   if level < limit.full then
     local stored, refill = packed('<dd', level, stamp), (limit.full - level) / limit.gain * limit.tick
     local expiry = stamp - now + refill -- to a microsecond or so, which `milliseconds` makes up for
-    if bucket.leases then
-      for _, lease in ipairs(bucket.leases) do
-        stored = stored .. packed('<ddd', lease.number, lease.tokens, lease.ends)
-        expiry = max(expiry, lease.ends - now + refill) -- at the worst nothing is refilled before it ends
+    if bucket.drawn then
+      for _, slice in ipairs(bucket.drawn) do
+        stored = stored .. packed('<ddd', slice.number, slice.tokens, slice.expires)
+        expiry = max(expiry, slice.expires - now + refill) -- at the worst nothing is refilled before it expires
       end
     end
     call('SET', bucket.key, stored, 'PX', milliseconds(expiry))
@@ -111,7 +111,7 @@ local function counts(bucket)
   return bucket.level < bucket.cap
 end
 
--- Fill it up: tokens that are out on lease stay out.
+-- Fill it up: tokens that were drawn ahead stay out.
 local function forget(bucket, limit)
   bucket.level, bucket.stamp = bucket.cap, now
   save(bucket, limit)

@@ -81,7 +81,7 @@ local function perform(request, numbers, states, offender)
     end
     say(counted and 1 or 0)
   elseif verb == 'l' then
-    local granted = leasing().draw(limits[1].kind, states[1], limits[1], unpacked('<dddddd', numbers))
+    local granted = draw_ahead().draw(limits[1].kind, states[1], limits[1], unpacked('<dddddd', numbers))
     say(granted and 1 or 0)
     limits[1].kind.tell(states[1])
     say(granted or 0)

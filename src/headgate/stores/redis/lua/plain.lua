@@ -1,4 +1,4 @@
--- Plain requests: a check of one token bucket, of which no tokens are out on lease, at a tick of a microsecond. Nearly all
+-- Plain requests: a check of one token bucket, of which no tokens were drawn ahead, at a tick of a microsecond. Nearly all
 -- requests are that. What follows is what bucket.lua does with them, without its tables and functions; whatever is out of
 -- the ordinary is left to it.
 

@@ -1,0 +1,56 @@
+-- Tokens that nodes have drawn ahead from a bucket. Until they expire they count against the capacity: the bucket refills
+-- up to its cap, which is so much lower. So its level and all drawn tokens together never exceed the capacity.
+
+local LONGEST = 60000000 -- microseconds; what expires later was written before the clock stepped back
+
+local function load(bucket, limit, stored, earn)
+  local drawn, kept = {}, {}
+  for at = 17, #stored, 24 do
+    local number, tokens, expires = unpacked('<ddd', stored, at)
+    if not (are_whole(number, tokens) and are_whole(expires, tokens) and tokens > 0) then
+      return false
+    end
+    drawn[#drawn + 1] = { number = number, tokens = tokens, expires = min(expires, now + LONGEST) }
+    bucket.cap = bucket.cap - tokens * limit.unit
+  end
+  table.sort(drawn, function(one, other) return one.expires < other.expires end)
+  for _, slice in ipairs(drawn) do
+    if slice.expires <= now then -- it comes back as refill, from then on
+      earn(bucket, limit, max(slice.expires, bucket.stamp))
+      bucket.cap = bucket.cap + slice.tokens * limit.unit
+    else
+      kept[#kept + 1] = slice
+    end
+  end
+  bucket.drawn = kept
+  return true
+end
+
+-- Take back the `old` slice of a node with what it hasn't used, then let it have `cost`, and on top of that up to `most`
+-- tokens as a `new` slice, but not more than half of what is left. Return the tokens of the new slice, or nil if `cost`
+-- doesn't pass.
+local function draw(kind, bucket, limit, cost, most, unused, old, new, span)
+  local kept = {}
+  for _, slice in ipairs(bucket.drawn or kept) do
+    if slice.number == old then
+      bucket.cap = bucket.cap + slice.tokens * limit.unit
+      kind.refund(bucket, limit, min(unused, slice.tokens))
+    else
+      kept[#kept + 1] = slice
+    end
+  end
+  bucket.drawn = kept
+  local granted
+  if kind.passes(bucket, limit, cost) then
+    kind.spend(bucket, limit, cost)
+    granted = max(min(most, floor(floor(bucket.level / limit.unit) / 2)), 0)
+    if granted > 0 then
+      kind.spend(bucket, limit, granted)
+      kept[#kept + 1] = { number = new, tokens = granted, expires = now + span }
+    end
+  end
+  kind.save(bucket, limit)
+  return granted
+end
+
+return { load = load, draw = draw }
