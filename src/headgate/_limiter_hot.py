@@ -26,7 +26,7 @@ class LimiterChecks:
         self._name: Final = name
         self._low: Final = low
         memory = in_process(store)
-        self._table: Final = None if memory is None else memory.buckets(name, limit)
+        self._table: Final = None if memory is None else memory.limit_table(name, limit)
         self._cache: Final = store.local_cache(name, limit) if isinstance(store, CachedStore) else None
 
     def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
@@ -36,7 +36,7 @@ class LimiterChecks:
         """
         table = self._table
         if table is not None and request_id is None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
-            return table.take(key, cost, self._low, None)
+            return table.check(key, cost, self._low, None)
         if self._cache is not None and request_id is None:
             served = self._cache.serve(key_of(key), cost_of(cost), self._low, None)
             if served is not None:

@@ -51,16 +51,16 @@ def one_shot_keys_come_and_go(limiter: Limiter, clock: ManualClock, count: int) 
     assert isinstance(store, MemoryStore)
     most = 0
     for i in range(count):
-        before = store.looked_at
+        before = store.swept
         limiter.check(f"agent-{i}")
-        most = max(most, store.looked_at - before)
+        most = max(most, store.swept - before)
     assert len(store) == count
     clock.advance(61)
     checks = 0
     while len(store) > 10:
-        before = store.looked_at
+        before = store.swept
         limiter.check(f"other-{checks % 10}")
-        most = max(most, store.looked_at - before)
+        most = max(most, store.swept - before)
         checks += 1
         assert checks < count
     assert most <= 3, "no check looks at more than a few entries"
@@ -73,7 +73,7 @@ def test_a13_a_million_one_shot_keys_go_away_by_themselves() -> None:
     one_shot_keys_come_and_go(limiter, clock, 1_000_000)
     for _ in range(100):
         limiter.check("other-0")  # the round goes on to its end
-    table = store.buckets("", limiter.limit)
+    table = store.limit_table("", limiter.limit)
     dicts = [*table.dicts, *([] if table.old is None else [table.old])]
     assert sum(map(sys.getsizeof, dicts)) < 50_000, "the tables of the dicts went with their entries"
 

@@ -61,7 +61,7 @@ def extreme_steps(chance: random.Random, limit: Limit, length: int) -> Iterator[
 
 def countable(memory: MemoryStore, limit: Limit, cost: int) -> bool:
     """Whether a window still counts a charge in whole. (A bucket's debt has an end that both know.)"""
-    state = memory.buckets("", limit).find("a")
+    state = memory.limit_table("", limit).find("a")
     used = state.used() if isinstance(state, WindowLog) else 0
     return not isinstance(limit, SlidingWindow) or used + cost <= LARGEST
 

@@ -56,7 +56,7 @@ class GateChecks:
             decision = EXEMPT
         else:
             if meter.buckets is not None and request_id is None:
-                decision = meter.buckets.take(name, number, plan.low, None if meter.shadow else plan.offenders)
+                decision = meter.buckets.check(name, number, plan.low, None if meter.shadow else plan.offenders)
             else:
                 ask = Ask(meter.name, check_agent(name), meter.limit, number)
                 offence = self._offence(plan, name, meter)

@@ -32,7 +32,7 @@ class Meter:
         self.identity: Final = (self.name, limit)
         self.shadow: Final = shadow
         memory = in_process(store)
-        self.buckets: Final = None if memory is None else memory.buckets(self.name, limit)
+        self.buckets: Final = None if memory is None else memory.limit_table(self.name, limit)
 
 
 class Lookup:
@@ -62,7 +62,7 @@ class Lookup:
         self.low: Final[i64] = 1000 - permille("warn_at", policy.warn_at)
         self.backoff: Final = policy.backoff
         memory = in_process(store)
-        self.offenders: Final = None if memory is None else memory.offenders(AGENTS, policy.backoff)
+        self.offenders: Final = None if memory is None else memory.violation_table(AGENTS, policy.backoff)
 
     def _default(self, lane: tuple[str, str]) -> str:
         turn = self.effective.turns.get(lane, 0)
@@ -73,7 +73,7 @@ class Lookup:
         shadow = policy.shadow or tier in policy.shadow_tiers or agent in policy.shadow_agents
         meter = Meter(store, channel, tier, kind, limit, shadow)
         if meter.buckets is not None:
-            meter.buckets.guard = check_agent
+            meter.buckets.validate = check_agent
         return meter
 
     def _own_meters(self, store: Store, agent: str) -> dict[str, dict[str, Meter]]:

@@ -231,7 +231,7 @@ class Lane:
         if isinstance(bucket, BucketState):  # left from an earlier time
             bucket.level, bucket.stamp = self._full - spent, at
         elif spent:
-            self._buckets.keep(agent, BucketState(self._full - spent, at))
+            self._buckets.add(agent, BucketState(self._full - spent, at))
         outcome = self._read(self._check(agent, self.channel, self.tier, cost=cost))
         bucket = self._buckets.find(agent)
         if isinstance(bucket, BucketState):

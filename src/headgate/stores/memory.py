@@ -1,15 +1,14 @@
 """The store in this process's memory.
 
 How it stays small. A full bucket is the same as none, so an entry that is full again is dropped. No thread does this
-and no check pays for a scan: now and then a check also looks at a few other entries. It takes them out of a dict that
-has been set aside (`Table.old`), drops those that are full and puts the others into a new dict, so that the table of
-a dict which was once large goes away with it. One round through all entries begins at most once a second, unless room
-is needed.
+and no check pays for a scan: now and then a check also sweeps a few other entries. It takes them out of a dict that has
+been set aside (`Table.old`), drops those that are full and puts the others into a new dict, so that the memory of a
+once large dict is freed with it. One round through all entries begins at most once a second, unless room is needed.
 
 How it stays exact. Uncompiled, or without a GIL, a lock guards every step. Compiled and under the GIL none is needed
-as long as nothing between reading and writing a state can let another thread run. Only Python code can, and Python
-code can only come in through an allocation that sets off the garbage collector. So wherever something is allocated,
-what was read before it is read again. A sliding window can't keep to this; a store that has one takes the lock.
+as long as nothing between reading and writing a state can let another thread run. Only Python code can, and it can only
+come in through an allocation that triggers the garbage collector. So whatever was read before an allocation is read
+again after it. A sliding window can't keep to this; a store that has one takes the lock.
 """
 
 import logging
@@ -32,17 +31,17 @@ from headgate.stores.windows import MemoryWindows
 
 _SHARDS: Final[i64] = 256
 _SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
-_LOOKED_AT: Final = 3  # entries that one check looks at besides its own, if it does
-_EVERY: Final[i64] = 64  # checks of known keys between two such looks, while none of them finds anything to drop
-_ROUND: Final[i64] = 1_000_000  # microseconds from the start of one round to that of the next
-_SPARED: Final[i64] = 10_000  # an entry used within the last so many microseconds is likely to be used again
-_CROWDED: Final[i64] = 1_000_000  # the wait that a new key is told when there is no room
+_SWEPT_AT_ONCE: Final = 3  # entries that one check sweeps, if it does
+_CHECKS_BETWEEN: Final[i64] = 64  # checks of known keys between two sweeps, while there is nothing to drop
+_ROUND_EVERY: Final[i64] = 1_000_000  # microseconds from the start of one round to that of the next
+_RECENT: Final[i64] = 10_000  # microseconds: an entry used within them is likely to be used again
+_NO_ROOM: Final[i64] = 1_000_000  # microseconds: the wait of a new key for which there is no room
 
 CHECK: Final = Verb.CHECK
 CHARGE: Final = Verb.CHARGE
 REFUND: Final = Verb.REFUND
 
-_opening: Final = threading.Lock()
+_tables_lock: Final = threading.Lock()
 _log = logging.getLogger("headgate")
 
 
@@ -68,7 +67,7 @@ class Table:
             found = self.old.get(key)
         return found
 
-    def keep(self, key: str, state: State) -> None:
+    def add(self, key: str, state: State) -> None:
         self.dicts[self.shard(key)][key] = state
         self.size += 1
         self.store.size += 1
@@ -111,8 +110,8 @@ class Table:
             self.dicts[self.next] = empty
             self.next += 1
 
-    def look_at_one(self, now: i64) -> i64:
-        """Go on with the round by one entry: 1 if it was dropped, 0 if not, -1 if the round is over."""
+    def sweep_one(self, now: i64) -> i64:
+        """Sweep the next entry of the round: 1 if it was dropped, 0 if not, -1 if the round is over."""
         if self.old is None:
             if self.next >= len(self.dicts):
                 self.next = 0
@@ -131,7 +130,7 @@ class Table:
             return 0
         if old is not self.old:  # cleared meanwhile
             return 0
-        if self.rule.idle(state, now - _SPARED):
+        if self.rule.idle(state, now - _RECENT):
             self.size -= 1
             self.store.size -= 1
             return 1
@@ -139,47 +138,47 @@ class Table:
         return 0
 
 
-class Buckets(Table):
+class LimitTable(Table):
     """The entries of one limiter's name and limit."""
 
     def __init__(self, store: "MemoryStore", limit: Limit) -> None:
         super().__init__(store, limit)
         self.limit: Final = limit
-        self.guard: Callable[[object], object] | None = None  # sees each key when it is new, and may refuse it
+        self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
 
-    def take(self, key: str, cost: i64, low: i64, offenders: "Offenders | None") -> Decision:
-        """Verb.CHECK on one key; a denial is recorded against it, if somebody keeps a record."""
+    def check(self, key: str, cost: i64, low: i64, violations: "ViolationTable | None") -> Decision:
+        """Verb.CHECK on one key; with a table of violations, a denial is recorded there."""
         lock = self.store.lock
         if lock is None:
-            return self._take(key, cost, low, offenders)
+            return self._check(key, cost, low, violations)
         with lock:
-            return self._take(key, cost, low, offenders)
+            return self._check(key, cost, low, violations)
 
-    def _take(self, key: str, cost: i64, low: i64, offenders: "Offenders | None") -> Decision:
+    def _check(self, key: str, cost: i64, low: i64, violations: "ViolationTable | None") -> Decision:
         store, limit = self.store, self.limit
         now = store.now()
-        if offenders is not None and offenders.holds(key, now):
-            return offenders.deny(self, key, cost, low, now)
+        if violations is not None and violations.blocks(key, now):
+            return violations.deny(self, key, cost, low, now)
         state = self.find(key)
         if state is None:
-            decision = self._take_new(key, cost, low, now)
+            decision = self._check_new(key, cost, low, now)
         else:
             wait = limit.wait(state, now, cost)
             if wait == 0:
                 limit.spend(state, now, cost)
                 cost = 0
             decision = limit.decide(state, now, cost, wait, low)
-            store.pause -= 1
-            if store.pause < 0:
-                store.look_around(now)
-        if offenders is not None and decision.outcome is DENY and not decision.degraded:
-            return decision.with_violation(offenders.record(key, now))
+            store.until_sweep -= 1
+            if store.until_sweep < 0:
+                store.sweep(now)
+        if violations is not None and decision.outcome is DENY and not decision.degraded:
+            return decision.with_violation(violations.record(key, now))
         return decision
 
-    def _take_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
+    def _check_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
         store, limit = self.store, self.limit
-        if self.guard is not None:
-            self.guard(key)
+        if self.validate is not None:
+            self.validate(key)
         if store.size >= store.max_keys:
             store.make_room(now)
         fresh = limit.fresh(now)
@@ -190,49 +189,49 @@ class Buckets(Table):
         wait = limit.wait(state, now, cost)
         if wait == 0:
             if not known and store.size >= store.max_keys:
-                return store.crowded(limit)
+                return store.deny_for_room(limit)
             limit.spend(state, now, cost)
             cost = 0
             if not known and not limit.idle(state, now):
-                self.keep(key, state)
+                self.add(key, state)
         decision = limit.decide(state, now, cost, wait, low)
         self.split()
-        store.look_around(now)
+        store.sweep(now)
         return decision
 
 
-class Offenders(Table):
-    """The violations that are recorded under one name and backoff."""
+class ViolationTable(Table):
+    """The violations recorded under one name and backoff."""
 
     def __init__(self, store: "MemoryStore", backoff: Backoff) -> None:
         super().__init__(store, backoff)
         self.backoff: Final = backoff
 
-    def holds(self, key: str, now: i64) -> bool:
-        """Whether somebody is denied because the advised wait isn't over."""
+    def blocks(self, key: str, now: i64) -> bool:
+        """Whether a key is denied because its advised wait isn't over."""
         if not self.backoff.enforce:
             return False
         state = self.find(key)
         return state is not None and self.backoff.left(state, now) > 0
 
     def record(self, key: str, now: i64) -> Violation:
-        """Count a violation. Where there is no room for somebody new, it is told as the first, and not kept."""
+        """Count a violation. One of a new key for which there is no room counts as the first, and is not kept."""
         state = self.find(key)
         if state is None:
             self.split()
-            self.store.look_around(now)
+            self.store.sweep(now)
             fresh = self.backoff.fresh(now)
             state = self.find(key)  # again: another thread may have been quicker
             if state is None:
                 state = fresh
                 if self.store.size < self.store.max_keys:
-                    self.keep(key, state)
+                    self.add(key, state)
         alert = self.backoff.record(state, now)
         count = self.backoff.count(state, now)
         return Violation(count, self.backoff.advised(count), alert)
 
-    def deny(self, table: Buckets, key: str, cost: i64, low: i64, now: i64) -> Decision:
-        """Deny one who came back before the advised wait was over."""
+    def deny(self, table: LimitTable, key: str, cost: i64, low: i64, now: i64) -> Decision:
+        """Deny a key that came back before its advised wait was over."""
         limit = table.limit
         state = table.find(key)
         if state is None:
@@ -244,10 +243,10 @@ class Offenders(Table):
 class MemoryStore:
     """Keeps what is counted in this process's memory. Its clock is the machine's monotonic one.
 
-    Memory follows the keys that are not full. `max_keys` bounds it: when so many keys are kept and none of the
-    entries looked at can be dropped, a key that isn't known yet is denied (and the decision is `degraded`), told to
-    come back in a second, and counted nowhere. Keys that are known are never dropped for it, so a blocked key stays
-    blocked. (`charge` on an unknown key is always kept: what has been spent is counted.)
+    Memory grows with the keys that are not full, up to `max_keys`. When so many keys are kept and none of the swept
+    entries can be dropped, a new key is denied (and the decision is `degraded`) with a wait of a second, and nothing is
+    counted. Known keys are never dropped to make room, so a blocked key stays blocked. (`charge` on an unknown key is
+    always kept: what has been spent is counted.)
 
     >>> from headgate import Limiter, MemoryStore, per_minute
     >>> store = MemoryStore(max_keys=2)
@@ -261,19 +260,19 @@ class MemoryStore:
     def __init__(self, *, clock: Clock | None = None, max_keys: SupportsIndex | None = None) -> None:
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
-        self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without the way there
+        self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
         self._tables: Final[dict[tuple[str, Rule], Table]] = {}
-        self._ring: Final[list[Table]] = []
+        self._order: Final[list[Table]] = []
         self._warned = False
         self.max_keys: Final[i64] = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
         self.lock: threading.RLock | None = None if _uninterruptible() else threading.RLock()
-        self._answering: Final = threading.Lock()
+        self._answers_lock: Final = threading.Lock()
         self._answers: Final[dict[tuple[str, str, str, str], tuple[int, Decision]]] = {}  # by request id, oldest first
         self.size: i64 = 0
-        self.pause: i64 = 0  # checks of known keys until the next look around
-        self.turn: i64 = 0  # the table that the round has come to; as many as there are: no round is under way
-        self.round_at: i64 = 0  # when the next round may begin
-        self.looked_at: i64 = 0  # how many entries have been looked at besides the ones asked for
+        self.until_sweep: i64 = 0  # checks of known keys until the next sweep
+        self.position: i64 = 0  # of the round, in the order of the tables; behind the last: no round is under way
+        self.next_round: i64 = 0  # when the next round may begin
+        self.swept: i64 = 0  # how many entries have been swept
 
     @property
     def clock(self) -> Clock:
@@ -286,31 +285,31 @@ class MemoryStore:
     def now(self) -> i64:
         return self._clock.now() if self._manual else self._read() // 1000
 
-    def buckets(self, name: str, limit: Limit) -> Buckets:
-        """The entries of a limiter's name and limit. They are made once: whoever asks often keeps them."""
+    def limit_table(self, name: str, limit: Limit) -> LimitTable:
+        """The entries of a limiter's name and limit. The table is made once; frequent callers keep it."""
         found = self._tables.get((name, limit))
         if found is None:
-            found = self._open(name, Buckets(self, limit))
-        assert isinstance(found, Buckets)
+            found = self._add_table(name, LimitTable(self, limit))
+        assert isinstance(found, LimitTable)
         return found
 
-    def offenders(self, name: str, backoff: Backoff) -> Offenders:
-        """The violations that are recorded under a name and backoff."""
+    def violation_table(self, name: str, backoff: Backoff) -> ViolationTable:
+        """The violations recorded under a name and backoff."""
         found = self._tables.get((name, backoff))
         if found is None:
-            found = self._open(name, Offenders(self, backoff))
-        assert isinstance(found, Offenders)
+            found = self._add_table(name, ViolationTable(self, backoff))
+        assert isinstance(found, ViolationTable)
         return found
 
-    def _open(self, name: str, table: Table) -> Table:
-        with _opening:
+    def _add_table(self, name: str, table: Table) -> Table:
+        with _tables_lock:
             found = self._tables.get((name, table.rule))
             if found is not None:
                 return found
             if self.lock is None and not table.rule.uninterrupted:
                 self.lock = threading.RLock()
-            self._ring.append(table)
-            self._tables[(name, table.rule)] = table  # last: who finds it there doesn't come by here
+            self._order.append(table)
+            self._tables[(name, table.rule)] = table  # last: from here on it is found without the lock
             return table
 
     def apply(
@@ -320,7 +319,7 @@ class MemoryStore:
         if not request_id:
             return self._apply_all(verb, asks, low, offence)
         identity = (verb.value, asks[0].name, asks[0].key, request_id)
-        with self._answering:
+        with self._answers_lock:
             now = self.now()
             for known, answer in list(islice(self._answers.items(), 2)):  # the oldest
                 if answer[0] <= now:
@@ -335,24 +334,24 @@ class MemoryStore:
             return decision
 
     def _apply_all(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
-        tables = [self.buckets(ask.name, ask.limit) for ask in asks]
-        offenders = None if offence is None else self.offenders(offence.name, offence.backoff)
+        tables = [self.limit_table(ask.name, ask.limit) for ask in asks]
+        violations = None if offence is None else self.violation_table(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
-        offender = "" if offence is None else offence.key
+        agent = "" if offence is None else offence.key
         if self.lock is None:
-            return self._apply(verb, asks, tables, low, offenders, offender)
+            return self._apply(verb, asks, tables, low, violations, agent)
         with self.lock:
-            return self._apply(verb, asks, tables, low, offenders, offender)
+            return self._apply(verb, asks, tables, low, violations, agent)
 
     def _apply(
         self,
         verb: Verb,
         asks: Sequence[Ask],
-        tables: list[Buckets],
+        tables: list[LimitTable],
         low: i64,
-        offenders: Offenders | None,
-        offender: str,
+        violations: ViolationTable | None,
+        agent: str,
     ) -> Decision:
         now = self.now()
         if self.size >= self.max_keys:
@@ -363,7 +362,7 @@ class MemoryStore:
         known = [False] * len(states)
         waits = [0] * len(states)
         # From here to the last write nothing is allocated that the garbage collector tracks.
-        passes = offenders is None or not offenders.holds(offender, now)
+        passes = violations is None or not violations.blocks(agent, now)
         new: i64 = 0
         for i in range(len(states)):
             found = tables[i].find(keys[i])
@@ -375,13 +374,13 @@ class MemoryStore:
             waits[i] = tables[i].limit.wait(states[i], now, costs[i])
             passes = passes and waits[i] == 0
         if verb is CHECK and passes and new and self.size + new > self.max_keys:
-            return self.crowded(tables[0].limit)
+            return self.deny_for_room(tables[0].limit)
         if verb is CHARGE or (verb is CHECK and passes):
             for i in range(len(states)):
                 limit = tables[i].limit
                 limit.spend(states[i], now, costs[i])
                 if not known[i] and not limit.idle(states[i], now):
-                    tables[i].keep(keys[i], states[i])
+                    tables[i].add(keys[i], states[i])
         elif verb is REFUND:
             for i in range(len(states)):
                 tables[i].limit.refund(states[i], costs[i])
@@ -393,10 +392,10 @@ class MemoryStore:
             elif verb is CHARGE or verb is REFUND:
                 cost, wait = 1, tables[i].limit.wait(states[i], now, 1)
             decisions.append(tables[i].limit.decide(states[i], now, cost, wait, low))
-        self.look_around(now)
+        self.sweep(now)
         decision = decisions[0] if len(decisions) == 1 else binding_of(decisions)
-        if offenders is not None and verb is CHECK and not passes:
-            decision = decision.with_violation(offenders.record(offender, now))
+        if violations is not None and verb is CHECK and not passes:
+            decision = decision.with_violation(violations.record(agent, now))
         return decision
 
     async def aapply(
@@ -406,11 +405,11 @@ class MemoryStore:
 
     def record_violation(self, offence: Offence) -> Violation:
         """See `Store.record_violation`."""
-        offenders = self.offenders(offence.name, offence.backoff)
+        violations = self.violation_table(offence.name, offence.backoff)
         if self.lock is None:
-            return offenders.record(offence.key, self.now())
+            return violations.record(offence.key, self.now())
         with self.lock:
-            return offenders.record(offence.key, self.now())
+            return violations.record(offence.key, self.now())
 
     async def arecord_violation(self, offence: Offence) -> Violation:
         return self.record_violation(offence)
@@ -418,7 +417,7 @@ class MemoryStore:
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
         backoff = offence.backoff
-        state = self.offenders(offence.name, backoff).find(offence.key)
+        state = self.violation_table(offence.name, backoff).find(offence.key)
         if state is None:
             return Standing(0, 0, 0)
         now = self.now()
@@ -462,7 +461,7 @@ class MemoryStore:
     def reset(self) -> dict[str, int]:
         """See `ResettableStore.reset`."""
         dropped: dict[str, int] = {}
-        with self._answering:
+        with self._answers_lock:
             self._answers.clear()
         for (name, rule), table in list(self._tables.items()):
             if isinstance(rule, Limit):
@@ -473,43 +472,43 @@ class MemoryStore:
     async def areset(self) -> dict[str, int]:
         return self.reset()
 
-    def look_around(self, now: i64) -> None:
-        """Go on with the round by a few entries, or begin one if it is time."""
+    def sweep(self, now: i64) -> None:
+        """Sweep the next few entries of the round, or begin one if it is time."""
         dropped = False
-        for _ in range(_LOOKED_AT):
-            if self.turn >= len(self._ring):
-                if now < self.round_at:
+        for _ in range(_SWEPT_AT_ONCE):
+            if self.position >= len(self._order):
+                if now < self.next_round:
                     break
                 self._begin_round(now)
-            dropped = self._look_at_one(now) or dropped
-        self.pause = 0 if dropped else _EVERY
+            dropped = self._sweep_one(now) or dropped
+        self.until_sweep = 0 if dropped else _CHECKS_BETWEEN
 
     def make_room(self, now: i64) -> None:
-        """Look at a few entries, whether or not it is time for a round, until one is dropped."""
-        for _ in range(2 * _LOOKED_AT):
-            if self.turn >= len(self._ring):
+        """Sweep a few entries, whether or not it is time for a round, until one is dropped."""
+        for _ in range(2 * _SWEPT_AT_ONCE):
+            if self.position >= len(self._order):
                 self._begin_round(now)
-            if self._look_at_one(now):
+            if self._sweep_one(now):
                 break
 
     def _begin_round(self, now: i64) -> None:
-        self.turn = 0
-        self.round_at = now + _ROUND
+        self.position = 0
+        self.next_round = now + _ROUND_EVERY
 
-    def _look_at_one(self, now: i64) -> bool:
-        result = self._ring[self.turn].look_at_one(now)
+    def _sweep_one(self, now: i64) -> bool:
+        result = self._order[self.position].sweep_one(now)
         if result < 0:
-            self.turn += 1
+            self.position += 1
         else:
-            self.looked_at += 1
+            self.swept += 1
         return result > 0
 
-    def crowded(self, limit: Limit) -> Decision:
+    def deny_for_room(self, limit: Limit) -> Decision:
         """The denial of a new key for which there is no room."""
         if not self._warned:
             self._warned = True
             _log.warning("MemoryStore: all %d keys are in use; new ones are denied until some are full", self.max_keys)
-        return Decision(DENY, limit, 0, _CROWDED, 0, -1, Details(_CROWDED, None, None, True))
+        return Decision(DENY, limit, 0, _NO_ROOM, 0, -1, Details(_NO_ROOM, None, None, True))
 
 
 def in_process(store: Store) -> MemoryStore | None:
