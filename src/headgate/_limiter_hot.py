@@ -27,7 +27,8 @@ class LimiterChecks:
         self._low: Final = low
         memory = in_process(store)
         self._table: Final = None if memory is None else memory.limit_table(name, limit)
-        self._cache: Final = store.local_cache(name, limit) if isinstance(store, CachedStore) else None
+        caching = memory is None and isinstance(store, CachedStore)
+        self._cache: Final = store.local_cache(name, limit) if caching else None
 
     def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
         """Let a request of this cost pass and count it, or deny it and count nothing.

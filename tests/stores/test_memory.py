@@ -26,8 +26,14 @@ def test_conformance(case: conformance.Case) -> None:
     case(lambda clock: MemoryStore(clock=clock))
 
 
-def test_run_calls_every_case() -> None:
-    conformance.run(lambda clock: MemoryStore(clock=clock))
+def test_run_calls_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(clock: ManualClock) -> MemoryStore:
+        return MemoryStore(clock=clock)
+
+    called: list[object] = []
+    monkeypatch.setattr(conformance, "CASES", (called.append, called.append))
+    conformance.run(make)
+    assert called == [make, make]
 
 
 def test_conformance_can_fail() -> None:

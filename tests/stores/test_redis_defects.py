@@ -63,17 +63,6 @@ def test_defect_1_a_fast_refill_is_no_free_pass(store: RedisStore, raw: Any) -> 
     assert 10 <= passed <= 10 + 100 * elapsed
 
 
-def test_defect_2_polling_loses_no_refill(server: Server) -> None:
-    clock = ManualClock(start=1000)
-    with RedisStore(server.url, timeout=PATIENCE, clock=clock) as store:
-        limiter = Limiter(per_minute(90, burst=2), store=store)
-        passed = sum([bool(limiter.check("key")) for _ in range(3)])
-        for _ in range(6000):
-            clock.advance(0.1)
-            passed += bool(limiter.check("key"))
-    assert passed == 902
-
-
 def test_defect_3_other_keys_never_unblock_a_key(server: Server) -> None:
     async def work() -> None:
         async with RedisStore(server.url, timeout=PATIENCE) as store:
@@ -112,16 +101,6 @@ def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[
             assert (bool(again), again.degraded) == (True, False)
 
 
-@pytest.mark.parametrize("limit", [per_minute(10), SlidingWindow(10, 60)], ids=str)
-def test_defect_6_a_cost_that_is_too_high_spends_nothing(still: RedisStore, limit: Limit) -> None:
-    limiter = Limiter(limit, store=still)
-    assert limiter.check("key", 11).retry_after is None
-    assert limiter.peek("key").remaining == 10
-    assert limiter.check("key", 9)
-    assert not limiter.check("key", 2)
-    assert limiter.peek("key").remaining == 1
-
-
 @pytest.mark.parametrize("sliding", ["", " sliding"], ids=["bucket", "window"])
 def test_defect_6_while_one_limit_denies_the_other_is_not_charged(server: Server, raw: Any, sliding: str) -> None:
     limit = parse(f"100/minute{sliding}; 2/hour{sliding}")
@@ -144,37 +123,6 @@ def test_defect_7_what_has_left_the_window_is_gone(store: RedisStore, raw: Any, 
     sizes = [raw.memory_usage(key, samples=0) for key in raw.scan_iter()]  # None of one that has just gone
     assert all([0 < size < 300 * 32 for size in sizes if size is not None])
     wait_for(lambda: raw.dbsize() == 0, "the window's keys go away")
-
-
-def test_defect_9_a_flushed_script_is_loaded_again(
-    store: RedisStore, raw: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    limiter = Limiter(per_day(100), store=store)
-    for left in (99, 98, 97):
-        decision = limiter.check("key")
-        assert (decision.remaining, decision.degraded) == (left, False)
-        raw.script_flush()
-
-    async def work() -> None:
-        for left in (96, 95):
-            assert (await limiter.acheck("key")).remaining == left
-            raw.script_flush()
-        decisions = await asyncio.gather(*[limiter.acheck("key") for _ in range(95)])
-        assert sorted([decision.remaining for decision in decisions]) == [*range(95)]
-        assert not any([decision.degraded for decision in decisions])
-
-    asyncio.run(work())
-    assert all([raw.pttl(key) > 0 for key in raw.scan_iter()])
-    assert caplog.records == []
-
-
-def test_defect_9_a_server_that_was_restarted_is_told_the_script_again() -> None:
-    with Server() as server, RedisStore(server.url, timeout=PATIENCE) as store:
-        limiter = Limiter(per_day(100), store=store)
-        limiter.check("key")
-        server.restart()
-        wait_for(lambda: not limiter.check("key").degraded, "the store is back")
-        assert limiter.check("key").remaining == 98
 
 
 @pytest.mark.parametrize(("on_failure", "passes"), [("open", True), ("closed", False), ("local", True)])
