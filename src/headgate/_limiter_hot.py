@@ -18,7 +18,7 @@ _LONGEST_ID: Final = 200
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LimiterChecks:
-    """A limit, and where it is counted."""
+    """A limit and the store that counts it."""
 
     def __init__(self, limit: Limit, store: Store, name: str, low: i64) -> None:
         self._limit: Final = limit
@@ -27,8 +27,9 @@ class LimiterChecks:
         self._low: Final = low
         memory = in_process(store)
         self._table: Final = None if memory is None else memory.limit_table(name, limit)
-        caching = memory is None and isinstance(store, CachedStore)
-        self._cache: Final = store.local_cache(name, limit) if caching else None
+        self._cache: Final = (
+            store.local_cache(name, limit) if memory is None and isinstance(store, CachedStore) else None
+        )
 
     def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
         """Let a request of this cost pass and count it, or deny it and count nothing.
@@ -55,7 +56,7 @@ def key_of(key: object) -> str:
     """A key: any string."""
     if not isinstance(key, str):
         refuse("key", "a string", key)
-    return str.__str__(key)  # of a subclass, the plain string: its own hash and equality don't count
+    return str.__str__(key)  # the plain string of a subclass, whose own hash and equality must not count
 
 
 def id_of(request_id: object) -> str:

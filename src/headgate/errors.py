@@ -9,14 +9,14 @@ class HeadgateError(Exception):
 
 
 class InvalidInput(HeadgateError, ValueError):
-    """Something handed in can't be used. The text says where, what was expected and what came.
+    """An argument can't be used. The text says where, what was expected, and what came.
 
-    Nothing has been counted by a call that raised it.
+    A call that raised it has counted nothing.
     """
 
 
 class RateLimited(HeadgateError):
-    """A request was denied. Raised only by the verbs that say so; everywhere else a denial is a `Decision`."""
+    """A request was denied. Only verbs that say so raise it; everywhere else a denial is a `Decision`."""
 
     def __init__(self, agent: str, limit: object, pace: str, retry_us: int | None) -> None:
         self.agent = agent
@@ -32,9 +32,9 @@ class StoreError(HeadgateError):
 
 
 class StoreAway(StoreError):
-    """The server behind a store couldn't be asked, or didn't answer in time.
+    """The server behind a store couldn't be reached, or didn't answer in time.
 
-    A check never raises it: it is decided without the server then.
+    A check never raises it: it is then decided without the server.
     """
 
 
@@ -47,7 +47,7 @@ class SessionClosed(HeadgateError):
 
 
 def refuse(where: str, expected: str, got: object) -> NoReturn:
-    """Raise `InvalidInput` with the one text that all refusals have."""
+    """Raise `InvalidInput` with the text that all refusals share."""
     try:
         shown = str(got) if isinstance(got, Fraction) else repr(got)
     except ValueError:  # more digits than Python converts

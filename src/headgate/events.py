@@ -1,7 +1,7 @@
-"""Events: what happened, for whoever wants to know. Metrics, alerts and the dashboard listen here.
+"""Events of a gate, for metrics, alerts, the dashboard and other listeners.
 
 A listener is a plain callable that gets one event. It is called in the thread or task that caused the event, right
-after the decision; one that raises is logged and harms nobody.
+after the decision. An exception of a listener is logged and affects nobody else.
 """
 
 import logging
@@ -16,7 +16,7 @@ _log = logging.getLogger("headgate")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One check. Where a limit is only watched, `decision.would_be` says what it would have been."""
+    """One check. In shadow mode, `decision.would_be` is the outcome that it would have had."""
 
     agent: str
     channel: str
@@ -40,14 +40,14 @@ class Violated:
     channel: str
     tier: str
     count: int
-    """How many in a row, this one included."""
+    """Violations in a row, this one included."""
     advised: float
-    """Seconds that the agent is told to wait."""
+    """Seconds that the agent is advised to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alerted:
-    """An agent has had so many violations within so many seconds. No other alert for it follows within them."""
+    """An agent had `violations` within `window` seconds. No other alert for it follows within the next `window`."""
 
     agent: str
     violations: int
@@ -56,7 +56,7 @@ class Alerted:
 
 @dataclass(frozen=True, slots=True)
 class AddressChecked:
-    """One check of an address, for somebody who isn't known yet."""
+    """One check of an address, for an anonymous caller."""
 
     address: str
     purpose: str
@@ -73,7 +73,7 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """What holds has changed. `what` says it in words, `by` whose doing it was."""
+    """The limits in force have changed: `what` describes the change, `by` names its author."""
 
     what: str
     by: str
@@ -84,9 +84,9 @@ Listener: TypeAlias = Callable[[Event], object]
 
 
 def emit(listeners: Iterable[Listener], event: Event) -> None:
-    """Tell every listener."""
+    """Call every listener."""
     for listener in listeners:
         try:
             listener(event)
-        except Exception:  # noqa: BLE001 - whatever it is, it is the listener's
+        except Exception:  # noqa: BLE001 - a listener's error must not reach the caller
             _log.exception("a listener failed on %r", event)

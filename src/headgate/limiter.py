@@ -16,10 +16,10 @@ from headgate.wait_queue import WaitQueues, aacquire, acquire
 class Limiter(LimiterChecks, Closable):
     """Says how much each key may do, and counts it.
 
-    `limit` is a limit, its text, or several of either, which then hold all at once. `store` is where it is counted: a
-    store, the URL of a Redis or Valkey server, or None for this process's memory. Limiters on one store that have the
-    same name and the same limit share what they count. With less than 1 - `warn_at` of the capacity left, a check that
-    passes is a warning; 1 for never.
+    `limit` is a limit, its text, or several of either, which then hold all at once. `store` is a store, the URL of a
+    Redis or Valkey server, or None for this process's memory. Limiters on one store with the same name and the same
+    limit share their counts. With less than 1 - `warn_at` of the capacity left, a check that passes is a warning; 1 for
+    never.
 
     >>> from headgate import Limiter, per_minute
     >>> limiter = Limiter(per_minute(60, burst=10))
@@ -48,22 +48,22 @@ class Limiter(LimiterChecks, Closable):
 
     @property
     def limit(self) -> Limit:
-        """What each key is held to."""
+        """The limit of each key."""
         return self._limit
 
     @property
     def store(self) -> Store:
-        """Where it is counted."""
+        """The store that counts."""
         return self._store
 
     @property
     def warn_at(self) -> float:
-        """The share of the capacity from which on a check that passes is a warning."""
+        """The used share of the capacity above which a check that passes is a warning."""
         return (1000 - self._low) / 1000
 
     @property
     def name(self) -> str:
-        """What tells its keys from those of other limiters on the store."""
+        """Keeps its keys apart from those of other limiters on the store."""
         return self._name
 
     async def acheck(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
@@ -93,7 +93,7 @@ class Limiter(LimiterChecks, Closable):
         return await self._aapply(Verb.CHARGE, key, cost, request_id)
 
     def refund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
-        """Give back what was counted but not used, up to the capacity (of a window, what was counted last)."""
+        """Give back what was counted but not used, up to the capacity (in a window, the newest first)."""
         decision = self._apply(Verb.REFUND, key, cost, request_id)
         self._queues.wake(key_of(key))
         return decision
@@ -117,10 +117,10 @@ class Limiter(LimiterChecks, Closable):
         return known
 
     def acquire(self, key: str, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
-        """Wait until a request of this cost passes: first come, first served among those who wait for the key here.
+        """Wait until a request of this cost passes: first come, first served among the waiters for the key here.
 
-        The answer is the decision that passed, or the denial when `timeout` seconds are over, or at once if no wait
-        would help. Who was denied has spent nothing.
+        Returns the decision that passed, or the denial when `timeout` seconds are over, or at once if no wait would
+        help. A denied request has spent nothing.
         """
         name, number = key_of(key), cost_of(cost)
         return acquire(self._queues, name, self._store.clock, timeout, lambda verb: self._apply(verb, name, number))
@@ -132,14 +132,14 @@ class Limiter(LimiterChecks, Closable):
         )
 
     def waiting(self, key: str) -> int:
-        """How many wait in `acquire` for a key here."""
+        """How many callers wait in `acquire` for a key here."""
         return self._queues.length(key_of(key))
 
     async def _aapply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
         return await self._store.aapply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
 
     def close(self) -> None:
-        """Close the store, if this limiter has opened it. A `with` block does so at its end."""
+        """Close the store, if this limiter has opened it, as a `with` block does at its end."""
         if self._opened:
             close_store(self._store)
 

@@ -157,7 +157,7 @@ def test_owed_violations_are_sent_by_themselves(server: Server) -> None:
             wait_for(lambda: fleet.plain.standing(offence).violations == 3, "the violations")
 
 
-def test_leases_ask_the_server_rarely(server: Server) -> None:
+def test_drawn_tokens_ask_the_server_rarely(server: Server) -> None:
     with Fleet(server, 1, draw_ahead=0.1) as fleet:
         limiter = Limiter(per_minute(600, burst=1000), store=fleet.stores[0])
         before = fleet.calls()
@@ -168,7 +168,7 @@ def test_leases_ask_the_server_rarely(server: Server) -> None:
         assert limiter.check("a", cost=1001).retry_after is None
 
 
-def test_leases_never_let_more_pass_than_the_limit(server: Server) -> None:
+def test_drawn_tokens_never_let_more_pass_than_the_limit(server: Server) -> None:
     """Whatever passes at any node would also have passed at one bucket: so in any interval no more than the limit."""
     chance = random.Random(5)
     for _ in range(8):
@@ -190,17 +190,17 @@ def test_leases_never_let_more_pass_than_the_limit(server: Server) -> None:
             assert admitted > limit.capacity
 
 
-def test_a_lease_counts_against_the_capacity_until_it_ends_and_comes_back_as_refill(server: Server) -> None:
+def test_drawn_tokens_count_against_the_capacity_until_they_expire_and_come_back_as_refill(server: Server) -> None:
     limit = TokenBucket(100, 1000, 1)
     with Fleet(server, 1, draw_ahead=0.2) as fleet:
-        leased, plain = (Limiter(limit, store=store) for store in (fleet.stores[0], fleet.plain))
-        assert all(leased.check("a") for _ in range(3))
+        drawing, plain = (Limiter(limit, store=store) for store in (fleet.stores[0], fleet.plain))
+        assert all(drawing.check("a") for _ in range(3))
         fleet.clock.advance(0.999_999)  # the bucket has been full for long, save what is out
         assert sum(bool(plain.check("a")) for _ in range(200)) == 80
-        assert sum(bool(leased.check("a")) for _ in range(200)) == 19
+        assert sum(bool(drawing.check("a")) for _ in range(200)) == 19
         fleet.stores[0].flush(everything=True)
         fleet.clock.advance(10)
-        assert all(leased.check("a") for _ in range(3))
+        assert all(drawing.check("a") for _ in range(3))
         fleet.clock.advance(1)
         assert plain.peek("a").remaining == 80
         fleet.clock.advance(0.005)
@@ -266,7 +266,7 @@ def test_how_much_less_a_fleet_may_admit(server: Server) -> None:
         assert 1000 - (nodes - 1) * (1000 * share + 3) <= passed < 1000
 
 
-def test_slow_keys_small_limits_windows_and_enforced_backoff_are_not_leased(server: Server) -> None:
+def test_slow_keys_small_limits_windows_and_enforced_backoff_draw_nothing_ahead(server: Server) -> None:
     with Fleet(server, 1, draw_ahead=0.1) as fleet:
         plain = fleet.plain
         cases = [(per_minute(60, burst=5), 0.01), (SlidingWindow(100, 60), 0.01), (per_minute(60, burst=100), 0.3)]
@@ -283,7 +283,7 @@ def test_slow_keys_small_limits_windows_and_enforced_backoff_are_not_leased(serv
             assert fleet.calls() - before >= 20
 
 
-def test_a_lease_that_is_granted_late_takes_back_nothing_that_is_in_hand(server: Server) -> None:
+def test_a_draw_that_is_granted_late_gives_back_nothing_that_is_in_hand(server: Server) -> None:
     """A call that timed out may be carried out all the same, after the one that was made instead of it."""
     limit = per_minute(60, burst=100)
     with Fleet(server, 1, draw_ahead=0.2) as fleet:

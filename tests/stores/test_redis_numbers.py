@@ -70,7 +70,7 @@ def walk(url: str, chance: random.Random, limit: Limit, length: int) -> None:
     """Go the same way with both stores."""
     clock = ManualClock(start=100_000)
     memory, begin = MemoryStore(clock=clock), clock.now()
-    end = LARGEST - (limit.counted()[1] if isinstance(limit, SlidingWindow) else 0)
+    end = LARGEST - (limit.integers()[1] if isinstance(limit, SlidingWindow) else 0)
     story = [f"{limit!r}"]
     with RedisStore(url, timeout=PATIENCE, prefix=next(_prefixes), clock=clock) as store:
         for wanted, span, cost in extreme_steps(chance, limit, length):

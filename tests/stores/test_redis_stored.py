@@ -48,7 +48,7 @@ def test_a_bucket_as_it_is_stored(still: RedisStore, raw: Any, clock: ManualCloc
 def test_a_bucket_whose_ticks_are_coarse_as_it_is_stored(still: RedisStore, raw: Any, clock: ManualClock) -> None:
     """The stamp stays at whole ticks."""
     limit = TokenBucket(10**9, 1, 9_000_000)
-    assert limit.counted() == (10**9, 9_000_000, 1, 1_000_000, 9 * 10**15)
+    assert limit.integers() == (10**9, 9_000_000, 1, 1_000_000, 9 * 10**15)
     limiter = Limiter(limit, store=still)
     limiter.check("a", 5)
     clock.advance(Fraction("2.5"))

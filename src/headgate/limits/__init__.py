@@ -1,1 +1,1 @@
-"""What is allowed: limits, the decisions they make, and the clocks they read. Nothing here knows a store."""
+"""Limits, their decisions, and clocks. Nothing here knows a store."""

@@ -10,30 +10,30 @@ from headgate.limits.numbers import LARGEST, Number, microseconds
 
 
 class Clock(Protocol):
-    """Whose time counts. A store has one."""
+    """A source of time. Every store has one."""
 
     def now(self) -> int:
         """Microseconds since some fixed moment."""
 
-    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
+    def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
         """Help a caller wait until `when`.
 
-        Return the seconds after which it should look again by itself, or None if `ring` will be called instead.
+        Return the seconds for which it should sleep, or None if `wake` will be called instead.
         """
 
 
 class MonotonicClock:
-    """The machine's monotonic clock: setting the time of day doesn't touch it."""
+    """The machine's monotonic clock, which setting the time of day doesn't affect."""
 
     def now(self) -> int:
         return time.monotonic_ns() // 1000
 
-    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
+    def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
         return max(when - self.now(), 0) / 1_000_000
 
 
 class ManualClock:
-    """A clock for tests: it stands still until it is told to go on.
+    """A clock for tests: it stands still until it is advanced.
 
     >>> from headgate import Limiter, MemoryStore, per_second
     >>> clock = ManualClock()
@@ -44,7 +44,7 @@ class ManualClock:
     >>> bool(limiter.check("a"))
     True
 
-    Whoever waits in `Limiter.acquire` wakes up when the clock passes the moment it waits for.
+    A caller that waits in `Limiter.acquire` wakes up when the clock passes the moment that it waits for.
     """
 
     def __init__(self, start: Number = 0) -> None:
@@ -61,14 +61,14 @@ class ManualClock:
         self._set(self._now + microseconds("ManualClock.advance seconds", seconds))
 
     def step_back(self, seconds: Number) -> None:
-        """Go back, as no clock should: to see that nothing is given or taken by it."""
+        """Go back, as no clock should, to test that nothing is given or taken by it."""
         self._set(self._now - microseconds("ManualClock.step_back seconds", seconds))
 
-    def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
+    def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
         with self._lock:
             if when <= self._now:
                 return 0.0
-            self._alarms.append((when, ring))
+            self._alarms.append((when, wake))
         return None
 
     def _set(self, now: int) -> None:
@@ -76,7 +76,7 @@ class ManualClock:
             refuse("ManualClock", f"a time from 0 to {LARGEST // 1_000_000} seconds", now / 1_000_000)
         with self._lock:
             self._now = now
-            due = [ring for when, ring in self._alarms if when <= now]
+            due = [wake for when, wake in self._alarms if when <= now]
             self._alarms = [alarm for alarm in self._alarms if alarm[0] > now]
-        for ring in due:
-            ring()
+        for wake in due:
+            wake()

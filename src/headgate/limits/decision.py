@@ -1,7 +1,7 @@
-"""What a limit, the state of one key, and a decision are to each other.
+"""Limits, states and decisions, and how they work together.
 
-A `Limit` knows how much is allowed, but no key and no clock. A `State` is what is counted for one key under one limit.
-A store finds the state, hands it to the limit together with the time, and gets a `Decision`:
+A `Limit` knows how much is allowed, but no key and no clock. A `State` holds the count of one key under one limit. A
+store finds the state, hands it to the limit together with the time, and gets a `Decision`:
 
     wait = limit.wait(state, now, cost)       # 0: passes; more: microseconds until it does; NEVER
     if wait == 0:
@@ -38,11 +38,11 @@ DENY: Final = Outcome.DENY
 
 
 State: TypeAlias = object
-"""What is counted for one key. Each kind of rule has its own, and only the rule looks inside."""
+"""The count of one key. Each kind of rule has its own kind of state, and only the rule looks inside."""
 
 
 class Rule:
-    """What a store keeps states for: a value, compared and hashed by what it says."""
+    """A limit or a backoff: a value, compared and hashed by its fields, for which a store keeps states."""
 
     __slots__ = ()
 
@@ -56,11 +56,11 @@ class Rule:
 
     @abstractmethod
     def fresh(self, now: i64) -> State:
-        """The state of a key for which nothing is counted."""
+        """The state of a key without a count."""
 
     @abstractmethod
     def idle(self, state: State, now: i64) -> bool:
-        """Whether the state is that of a key for which nothing is counted, so that dropping it changes no decision."""
+        """Whether the state is that of a key without a count, so that dropping it changes no decision."""
 
 
 class Limit(Rule):
@@ -83,7 +83,7 @@ class Limit(Rule):
 
     @abstractmethod
     def wait(self, state: State, now: i64, cost: i64) -> i64:
-        """Bring the state up to now and say when `cost` passes: 0 for now, or microseconds, or NEVER."""
+        """Bring the state up to now, and return the wait until `cost` passes: 0, or microseconds, or NEVER."""
 
     @abstractmethod
     def spend(self, state: State, now: i64, cost: i64) -> None:
@@ -95,7 +95,7 @@ class Limit(Rule):
 
     @abstractmethod
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> "Decision":
-        """Describe a state that is up to now, after `wait` was said of a request.
+        """The decision on a request for which `wait` returned this wait, from a state that is up to now.
 
         `cost` is what the request would still take from the state: 0 if it has been taken. With less than `low`
         thousandths of the capacity left after it, the outcome is a warning.
@@ -115,17 +115,17 @@ class Violation:
 
     @property
     def count(self) -> int:
-        """How many there have been in a row, this one included."""
+        """Violations in a row, this one included."""
         return self._count
 
     @property
     def advised(self) -> float:
-        """The seconds that the agent is told to wait for it."""
+        """The seconds that the agent is advised to wait."""
         return self._advised / 1_000_000
 
     @property
     def alert(self) -> bool:
-        """Whether it is the one that raises an alert."""
+        """Whether it raises an alert."""
         return self._alert
 
     def _fields(self) -> tuple[int, int, bool]:
@@ -182,12 +182,12 @@ class Decision:
 
     @property
     def limit(self) -> Limit:
-        """The limit that the other fields speak of: where several were asked, the one that bound."""
+        """The limit that the other fields describe: of several, the one that bound."""
         return self._limit
 
     @property
     def bound(self) -> int | None:
-        """Which of several limits decided, counted from 0; None where only one was asked.
+        """The index of the limit that decided, of several; None where there is only one.
 
         Of those that deny, the one with the longest wait; of those that warn, or of all, the one with the least left.
         """
@@ -200,7 +200,7 @@ class Decision:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the same request passes if nobody else asks: 0.0 if it passed, None if it never will."""
+        """Seconds until the same request passes if no other comes: 0.0 if it passed, None if it never will."""
         return None if self._retry == NEVER else self._retry / 1_000_000
 
     @property
@@ -216,17 +216,17 @@ class Decision:
 
     @property
     def violation(self) -> Violation | None:
-        """What a gate recorded for this denial."""
+        """The violation that a gate recorded for this denial."""
         return None if self._details is None else self._details.violation
 
     @property
     def would_be(self) -> Outcome | None:
-        """What the outcome would have been, where a limit is watched and not enforced."""
+        """In shadow mode, the outcome that an enforced limit would have had."""
         return None if self._details is None else self._details.would_be
 
     @property
     def degraded(self) -> bool:
-        """Whether something else than the limit decided: the store was away, or had no room for a new key."""
+        """Whether something other than the limit decided: the store was away, or had no room for a new key."""
         return False if self._details is None else self._details.degraded
 
     @property
@@ -243,7 +243,7 @@ class Decision:
         return self._outcome is not DENY
 
     def as_denied(self) -> "Decision":
-        """The same, denied: for one whom something other than the limit holds up."""
+        """The same, denied: for a request that something other than the limit holds up."""
         wait = self._retry if self._outcome is DENY else 1
         details = Details(wait, None, None, True) if self.degraded else None
         return Decision(DENY, self._limit, self._remaining, wait, self._reset, self._bound, details)
@@ -257,7 +257,7 @@ class Decision:
         )
 
     def as_shadow(self) -> "Decision":
-        """The same where it is only watched: it passes, and says what it would have been."""
+        """The same in shadow mode: it passes, and says what it would have been."""
         return Decision(
             ALLOW,
             self._limit,
@@ -269,7 +269,7 @@ class Decision:
         )
 
     def after(self, elapsed: i64) -> "Decision":
-        """The same denial so many microseconds later, by the limit alone."""
+        """The same denial `elapsed` microseconds later, by the limit alone."""
         own = self.own_wait()
         retry = own if own == NEVER else max(own - elapsed, 1)
         return Decision(DENY, self._limit, self._remaining, retry, max(self._reset - elapsed, 0), self._bound)
@@ -313,7 +313,7 @@ class Decision:
 
 @mypyc_attr(acyclic=True)
 class Details:
-    """What few decisions have to say besides, kept apart so that the others don't pay for it."""
+    """Fields that few decisions have, kept apart so that the others don't pay for them."""
 
     __slots__ = ("degraded", "own", "violation", "would_be")
 
@@ -337,7 +337,7 @@ class Details:
 
 
 def decide_one(limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64) -> Decision:
-    """The decision on a request under one limit that counts for itself."""
+    """The decision on a request under a single limit."""
     if wait != 0:
         outcome = DENY
     elif scarce:
@@ -348,7 +348,7 @@ def decide_one(limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64) -> 
 
 
 def binding_of(decisions: list[Decision]) -> Decision:
-    """The one of several that bound: it denies with the longest wait, or else warns, or else has the least left."""
+    """Of several decisions the one that bound: the denial with the longest wait, or a warning, or the least left."""
     bound: i64 = 0
     for i in range(1, len(decisions)):
         if _outranks(decisions[i], decisions[bound]):

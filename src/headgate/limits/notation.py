@@ -13,7 +13,7 @@ from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import per_period
 
 LimitLike: TypeAlias = Limit | str | Iterable[Limit | str]
-"""What stands for a limit wherever one is asked for: itself, its text, or several of either."""
+"""A limit as an argument: itself, its text, or several of either."""
 
 _SECONDS: Final = {
     name: Fraction(seconds)
@@ -39,11 +39,11 @@ _LIMIT: Final = re.compile(
 
 
 def parse(text: str) -> Limit:
-    """Read a limit, or several parted by ";", "," or "|": all of those then hold at once.
+    """Read a limit, or several separated by ";", "," or "|", which then hold all at once.
 
-    Without "burst" a bucket holds as much as comes in within its period. "sliding" makes a `SlidingWindow`. A period
-    is a unit (ms, second, minute, hour, day, week, month of 30 days, year of 365, or their usual short forms), or
-    some of them. So what `limits` and `throttled-py` read is read here too (docs/coming-from.md).
+    Without "burst" a bucket holds as much as comes in within its period. "sliding" makes a `SlidingWindow`. A period is
+    a number of units, or one: ms, second, minute, hour, day, week, month of 30 days, year of 365, or their usual short
+    forms. So the notation of `limits` and `throttled-py` is understood, too (docs/coming-from.md).
 
     >>> from headgate import AllOf, TokenBucket
     >>> parse("60/minute burst 10")

@@ -1,4 +1,4 @@
-"""Numbers as users give them: read exactly, or refused with a text that says what was expected and what came."""
+"""Numbers from users: read exactly, or refused with a text that says what was expected and what came."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -56,7 +56,7 @@ def permille(where: str, value: object) -> int:
 
 
 def _int(value: object) -> int | None:
-    """Anything that counts as an int (numpy's too), but no bool: True is a mistake, not a 1."""
+    """Any integer (numpy's too), but no bool: True is a mistake, not a 1."""
     if isinstance(value, bool):
         return None
     try:
@@ -88,7 +88,7 @@ def rate_text(count: Fraction, seconds: Fraction) -> str:
 
 
 def not_decimal(number: Fraction) -> int:
-    """What `number` has to be multiplied by to be a decimal fraction."""
+    """The smallest factor that makes `number` a decimal fraction."""
     rest = number.denominator
     for prime in (2, 5):
         while rest % prime == 0:

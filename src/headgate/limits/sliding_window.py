@@ -1,4 +1,4 @@
-"""The sliding window: an exact log of what was spent, and when."""
+"""The sliding window: an exact log of costs and their times."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -101,12 +101,12 @@ class SlidingWindow(Limit):
     def uninterrupted(self) -> bool:
         return False
 
-    def counted(self) -> tuple[int, int]:
-        """How it is counted: the limit, and the window in microseconds."""
+    def integers(self) -> tuple[int, int]:
+        """The limit, and the window in microseconds."""
         return self._limit, self._span
 
     def judge(self, used: i64, frees: i64, newest: i64, now: i64, cost: i64, low: i64) -> Decision:
-        """Describe a log that is kept elsewhere by what is used, the time until `cost` passes, and the newest."""
+        """The decision from a log kept elsewhere: its used cost, the wait until `cost` passes, its newest time."""
         wait: i64 = 0
         if cost > self._limit:
             wait = NEVER
@@ -127,7 +127,7 @@ class SlidingWindow(Limit):
         excess = state.used() + cost - self._limit
         if excess <= 0:
             return 0
-        last = bisect_left(state.sums, state.gone + excess, state.first)  # the last one that has to leave
+        last = bisect_left(state.sums, state.gone + excess, state.first)  # the last entry that has to leave
         return i64(state.times[last]) + self._span - now
 
     def spend(self, state: State, now: i64, cost: i64) -> None:

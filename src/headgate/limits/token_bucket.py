@@ -1,4 +1,4 @@
-"""Limits: how much is allowed, in exact integers.
+"""The token bucket, in exact integers.
 
 A token bucket of `refill` tokens per `per` seconds is counted in units, small enough that both what a tick of time
 gives (`gain`) and what a token costs (`unit`) are whole numbers. No rate is rounded and no fraction of a token is
@@ -19,7 +19,7 @@ from headgate.limits.numbers import LARGEST, Number, decimal_text, not_decimal, 
 
 _TICKS: Final = tuple(10**exponent for exponent in range(7))
 _DEBT: Final[i64] = 2**53 - 1  # units
-_LONGEST: Final[i64] = 2**53 - 1  # microseconds, 285 years: no clock runs that long, and no longer wait is told
+_LONGEST: Final[i64] = 2**53 - 1  # microseconds, 285 years: no clock runs that long, and no wait is longer
 
 
 @mypyc_attr(acyclic=True)
@@ -85,7 +85,7 @@ class TokenBucket(Limit):
 
     @property
     def refill(self) -> float:
-        """How many tokens come in within `per` seconds."""
+        """The tokens that come in within `per` seconds."""
         return float(self._refill)
 
     @property
@@ -98,8 +98,8 @@ class TokenBucket(Limit):
         """The grain of its time in seconds: credit comes in at whole ticks after the bucket was last full."""
         return self._tick / 1_000_000
 
-    def counted(self) -> tuple[int, int, int, int, int]:
-        """How it is counted: capacity, units of a token and of a tick's gain, microseconds of a tick, units in all."""
+    def integers(self) -> tuple[int, int, int, int, int]:
+        """Capacity, units of a token, units that a tick gives, microseconds of a tick, units when full."""
         return self._capacity, self._unit, self._gain, self._tick, self._full
 
     def fields(self) -> tuple[int, Fraction, Fraction]:
@@ -112,7 +112,7 @@ class TokenBucket(Limit):
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, BucketState)
         elapsed = now - state.stamp
-        if elapsed < 0:  # a clock that stepped back neither takes nor gives: what is counted keeps its stamp
+        if elapsed < 0:  # a clock that stepped back neither takes nor gives: the level keeps its stamp
             if state.level == self._full:
                 state.stamp = now
         elif 0 < elapsed <= self._most_elapsed:
@@ -231,7 +231,7 @@ def per_period(count: Number, seconds: Number, burst: SupportsIndex | None) -> T
 
 
 def _fit(capacity: int, rate: Fraction) -> tuple[int, int, int]:
-    """The finest tick at which a bucket can be counted exactly, the units of a token, and those that a tick gives.
+    """The finest tick at which a bucket can be counted exactly, the units of a token, and the units that a tick gives.
 
     `rate` is in tokens per microsecond. The tick is 0 where nothing fits.
     """

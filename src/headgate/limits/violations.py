@@ -1,4 +1,4 @@
-"""Violations: what repeated denials of one agent add up to.
+"""Violations: the consequences of repeated denials of one agent.
 
 | so far                            | a denial comes   | the count becomes | the advised wait               |
 |-----------------------------------|------------------|-------------------|--------------------------------|
@@ -6,8 +6,8 @@
 | n, the last less than `quiet` ago |                  | n + 1             | step n + 1, or the last step   |
 | n, the last `quiet` ago or longer |                  | 1                 | the first step                 |
 
-An agent is *rate limited* while it has violations and the quiet period has not passed. With `enforce`, whoever comes
-back before the advised wait is over is denied whatever its bucket says, and that is a violation too.
+An agent is *rate limited* while it has violations and the quiet period has not passed. With `enforce`, an agent that
+comes back before the advised wait is over is denied even if its bucket has tokens, and that is a violation too.
 
 An *alert* is raised by the violation that makes `alert_after` of them within a span of `alert_window`; then by none for
 `alert_window`.
@@ -66,12 +66,12 @@ class Backoff(Rule):
 
     @property
     def quiet(self) -> float:
-        """After so long without a violation the count starts again."""
+        """Seconds without a violation after which the count starts again."""
         return self._quiet / 1_000_000
 
     @property
     def enforce(self) -> bool:
-        """Whether the advised wait is a must."""
+        """Whether the advised wait is enforced."""
         return self._enforce
 
     @property
@@ -81,11 +81,11 @@ class Backoff(Rule):
 
     @property
     def alert_window(self) -> float:
-        """The span within which they do, and for which no other alert follows."""
+        """The span in seconds within which they do, and for which no other alert follows."""
         return self._window / 1_000_000
 
-    def counted(self) -> tuple[int, ...]:
-        """How it is counted, in microseconds: quiet period, window, violations to an alert, enforced or not, steps."""
+    def integers(self) -> tuple[int, ...]:
+        """Quiet period, alert window, violations to an alert, enforced or not, number of steps, steps. Microseconds."""
         return self._quiet, self._window, self._after, int(self._enforce), len(self._steps), *self._steps
 
     def fresh(self, now: i64) -> State:
@@ -146,7 +146,7 @@ class Backoff(Rule):
 
 
 class Standing:
-    """How an agent stands: its violations in a row, and the seconds until they are forgotten."""
+    """The standing of an agent: its violations in a row, and the seconds until they are forgotten."""
 
     __slots__ = ("_count", "_quiet_left", "_wait_left")
 
@@ -157,7 +157,7 @@ class Standing:
 
     @property
     def violations(self) -> int:
-        """How many there have been in a row; 0 once the quiet period has passed."""
+        """Violations in a row; 0 once the quiet period has passed."""
         return self._count
 
     @property

@@ -194,8 +194,8 @@ class Lane:
         self._unit, self._gain, self._full, self._safe = 1, 0, -1, -1  # nothing is sure to pass
         limit = meter.limit
         # A coarse tick makes credit late, and an enforced backoff denies whatever is in the bucket: the gate knows.
-        if isinstance(limit, TokenBucket) and limit.counted()[3] == 1 and not plan.backoff.enforce:
-            _, self._unit, self._gain, _, self._full = limit.counted()
+        if isinstance(limit, TokenBucket) and limit.integers()[3] == 1 and not plan.backoff.enforce:
+            _, self._unit, self._gain, _, self._full = limit.integers()
             low = 0 if meter.shadow else plan.low  # what is only watched passes without a warning
             self._safe = self._full - -(-self._full * low // 1000)
             self._buckets = meter.buckets

@@ -27,7 +27,7 @@ class MemoryWindows:
         self._entries = 0  # of all logs
 
     async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
-        most, span = window.counted()
+        most, span = window.integers()
         kept = _kept(key)
         with self._lock:
             now = self._now()
@@ -47,7 +47,7 @@ class MemoryWindows:
         with self._lock:
             now = self._now()
             found = self._find(_kept(key), now)
-            return 0 if found is None else found.log.used_after(now - window.counted()[1])
+            return 0 if found is None else found.log.used_after(now - window.integers()[1])
 
     async def forget(self, key: str) -> bool:
         kept = _kept(key)

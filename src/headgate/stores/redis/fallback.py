@@ -150,6 +150,6 @@ def _share(limit: Limit, nodes: int) -> Limit:
             span = min(ceil(per * nodes / refill * 1_000_000), LARGEST)
             return TokenBucket(1, 1, Fraction(span, 1_000_000))
     if isinstance(limit, SlidingWindow):
-        most, span = limit.counted()
+        most, span = limit.integers()
         return SlidingWindow(max(most // nodes, 1), Fraction(span, 1_000_000))
     return limit

@@ -54,10 +54,10 @@ class LimitCodec:
     def _add(self, name: str, part: Limit) -> bytes:
         """Add a part, and return its form for the script."""
         if isinstance(part, TokenBucket):
-            kind, spec = "b", b"b" + pack("<5d", *part.counted())
+            kind, spec = "b", b"b" + pack("<5d", *part.integers())
             self._kinds.append(_BUCKET)
         elif isinstance(part, SlidingWindow):
-            kind, spec = "w", b"w" + pack("<3d", *part.counted(), 0)
+            kind, spec = "w", b"w" + pack("<3d", *part.integers(), 0)
             self._kinds.append(_WINDOW)
         else:
             self._kinds.append(_FIXED)
@@ -109,7 +109,7 @@ class Keys:
                 self._specs.clear()
             found = verb + limits
             if backoff is not None:
-                numbers = backoff.counted()
+                numbers = backoff.integers()
                 found += b"o" + pack(f"<{len(numbers)}d", *numbers)
             if remembered:
                 found += b"i" + pack("<d", REMEMBERED)
@@ -271,7 +271,7 @@ class DrawRequest(Request[Decision]):
         limit = ask.limit
         assert isinstance(limit, TokenBucket)
         codec = keys.codec(ask.name, limit)
-        self.unit: Final[i64] = limit.counted()[1]
+        self.unit: Final[i64] = limit.integers()[1]
         self.limit: Final = limit
         self.granted: i64 = 0
         self.now: i64 = 0

@@ -46,7 +46,7 @@ class _Hit(Request[WindowCount]):
     """One request to be counted."""
 
     def __init__(self, keys: Keys, key: str, window: SlidingWindow) -> None:
-        super().__init__(keys.spec(b"c", _spec(*window.counted())), [keys.root(key) + _ENDING], b"1")
+        super().__init__(keys.spec(b"c", _spec(*window.integers())), [keys.root(key) + _ENDING], b"1")
 
     def read(self, row: list[int], at: int, now: int) -> int:
         allowed = row[at] == 1
@@ -58,7 +58,7 @@ class _Count(Request[int]):
     """A look at what is counted."""
 
     def __init__(self, keys: Keys, key: str, window: SlidingWindow) -> None:
-        super().__init__(keys.spec(b"p", _spec(*window.counted())), [keys.root(key) + _ENDING], b"1")
+        super().__init__(keys.spec(b"p", _spec(*window.integers())), [keys.root(key) + _ENDING], b"1")
 
     def read(self, row: list[int], at: int, now: int) -> int:
         self.answer = row[at + 1]
