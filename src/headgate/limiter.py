@@ -76,7 +76,7 @@ class Limiter(LimiterChecks, Closable):
         return await self._aapply(Verb.CHECK, key, cost, request_id)
 
     def peek(self, key: str, cost: SupportsIndex = 1) -> Decision:
-        """Say what a check of this cost would say, and count nothing. `remaining` is what is there now."""
+        """Decide as a check of this cost would, and count nothing. `remaining` is what is left now."""
         return self._apply(Verb.PEEK, key, cost)
 
     async def apeek(self, key: str, cost: SupportsIndex = 1) -> Decision:

@@ -7,7 +7,7 @@ Every store is a `Store`. What only some stores can do besides is a protocol of 
 |-------------------|--------------------------------------------------------------------------|
 | `ClosableStore`   | has connections or files to close                                        |
 | `ServerStore`     | counts in a server, which can be away                                    |
-| `ObservableStore` | tells listeners what happens apart from a check                          |
+| `ObservableStore` | has events of its own for listeners                                      |
 | `CachedStore`     | answers some checks from a cache in this process                         |
 | `SharedStore`     | keeps the changes to limits that several nodes share                     |
 | `HubStore`        | also keeps the agents and alerts that several hubs share                 |
@@ -33,16 +33,16 @@ REMEMBERED: Final = 60_000_000
 
 
 ON_FAILURE: Final = ("open", "closed", "local")
-"""How requests are judged while a store is away: all pass, none does, or this process counts by itself."""
+"""What decides while a store is away: all requests pass, none does, or this process counts by itself."""
 
 
 class Verb(Enum):
-    """What a store is asked to do with a cost."""
+    """An operation of a store on a cost."""
 
     CHECK = "check"
     """Take it, if every limit has it."""
     PEEK = "peek"
-    """Say what a check would say, and take nothing."""
+    """Decide as a check would, and take nothing."""
     CHARGE = "charge"
     """Take it, even if that leaves a debt."""
     REFUND = "refund"
@@ -50,17 +50,17 @@ class Verb(Enum):
 
 
 class Ask(NamedTuple):
-    """One key, under one limit, and what it costs."""
+    """One key under one limit, and the cost."""
 
     name: str
-    """The limiter's. Equal keys of limiters with different names, or with different limits, don't meet."""
+    """The limiter's name. Limiters with different names or different limits count equal keys apart."""
     key: str
     limit: Limit
     cost: int
 
 
 class Offence(NamedTuple):
-    """Against whom a denial is recorded, and what it adds up to."""
+    """The agent that a denial is recorded against, and the backoff that applies."""
 
     name: str
     key: str
@@ -68,7 +68,7 @@ class Offence(NamedTuple):
 
 
 class RecordedViolation(NamedTuple):
-    """Violations that a store has recorded on its own, some time after the denials."""
+    """Violations that a store has recorded some time after the denials."""
 
     offence: Offence
     violation: Violation
@@ -76,7 +76,7 @@ class RecordedViolation(NamedTuple):
 
 @runtime_checkable
 class Store(Protocol):
-    """Keeps what is counted. `headgate.stores.conformance` holds every store to what is said here.
+    """Keeps the counts of keys. `headgate.stores.conformance` tests what is specified here.
 
     Each verb has an async twin for event loops.
     """
@@ -88,17 +88,17 @@ class Store(Protocol):
     def apply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
     ) -> Decision:
-        """Carry out one verb on all of the asks in one atomic step, and describe what came of it.
+        """Carry out one verb on all of the asks in one atomic step, and return the decision.
 
         CHECK takes every cost if all of them pass, and otherwise none. CHARGE and REFUND answer as a PEEK for cost 1
         would right after them. `low` is the share of the capacity, in thousandths, below which a decision warns. Where
         there are several asks, the decision is that of the one that bound. Each key may be asked once.
 
-        With an `offence`, a CHECK that is denied is recorded as a violation in the same step; and where the backoff is
-        enforced, one whose advised wait isn't over is denied.
+        With an `offence`, a CHECK that is denied is recorded as a violation in the same step; and if the backoff is
+        enforced, a CHECK before the end of the advised wait is denied.
 
-        With a `request_id`, what was counted is counted once: the same verb on the same first key with the same id
-        gets the same answer again, for `REMEMBERED` microseconds. A denial counts nothing, and is judged anew.
+        With a `request_id`, a cost is counted once: the same verb on the same first key with the same id gets the same
+        decision again, for `REMEMBERED` microseconds. A denial counts nothing, and is decided anew.
         """
 
     async def aapply(
@@ -111,17 +111,17 @@ class Store(Protocol):
     async def arecord_violation(self, offence: Offence) -> Violation: ...
 
     def standing(self, offence: Offence) -> Standing:
-        """Say how somebody stands."""
+        """The standing of an agent."""
 
     async def astanding(self, offence: Offence) -> Standing: ...
 
     def forget(self, name: str, key: str, rule: Rule) -> bool:
-        """Drop what is counted for a key under a limit or a backoff, and say whether there was anything."""
+        """Drop the count of a key under a limit or a backoff, and return whether there was any."""
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool: ...
 
     def clear(self, name: str, rule: Rule) -> None:
-        """Drop what is counted for every key under a name and a limit or backoff."""
+        """Drop the counts of all keys under a name and a limit or backoff."""
 
     async def aclear(self, name: str, rule: Rule) -> None: ...
 
@@ -151,7 +151,7 @@ class ServerStore(ClosableStore, Protocol):
         """What was sent to the server."""
 
     def verify(self) -> None:
-        """Connect and see that the server can be used; raises a `StoreError` that says what is wrong."""
+        """Connect and verify that the server can be used; a `StoreError` says why not."""
 
     async def averify(self) -> None: ...
 
@@ -161,7 +161,7 @@ StoreEvent: TypeAlias = Degraded | RecordedViolation
 
 @runtime_checkable
 class ObservableStore(Store, Protocol):
-    """A store that tells listeners when its server goes away or comes back, and of violations recorded late."""
+    """A store that reports when its server goes away or comes back, and violations that were recorded late."""
 
     def subscribe(self, listener: Callable[[StoreEvent], object]) -> Callable[[], None]:
         """Call `listener` with every event, until the function that is returned is called."""
@@ -216,7 +216,7 @@ class ResettableStore(Store, Protocol):
     """A store that can drop everything at once."""
 
     def reset(self) -> Mapping[str, int]:
-        """Drop what is counted under every limit, and say how many keys there were under each name."""
+        """Drop everything, and return the number of keys that were counted under each limiter's name."""
 
     async def areset(self) -> Mapping[str, int]: ...
 

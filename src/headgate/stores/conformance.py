@@ -1,4 +1,4 @@
-"""What every store must do, as a suite that any store can be run through.
+"""The conformance suite of stores, for the stores here and for yours.
 
     import pytest
     from headgate.stores import conformance
@@ -7,8 +7,8 @@
     def test_my_store(case):
         case(lambda clock: MyStore(clock=clock))
 
-Each case is a function that gets a way to make an empty store whose time is the `ManualClock` it is handed, and
-raises `NotConforming` where the store is wrong. `run` calls them all. Some compare it with a slow model in exact
+Each case is called with a function that makes an empty store on the `ManualClock` it is given, and raises
+`NotConforming` where the store is wrong. `run` calls them all. Some compare the store with a slow model in exact
 fractions (`headgate.stores.reference`).
 """
 
@@ -34,11 +34,11 @@ Case: TypeAlias = Callable[[MakeStore], None]
 
 
 class NotConforming(AssertionError):
-    """A store did something else than it must."""
+    """A store doesn't do what it must."""
 
 
 class Bench:
-    """A store with its clock, and what the cases do with them."""
+    """A store with its clock, and shortcuts for the cases."""
 
     def __init__(self, make: MakeStore) -> None:
         self.clock = ManualClock(start=1000)
@@ -219,8 +219,8 @@ def a_denial_is_recorded_in_the_same_step(make: MakeStore) -> None:
     offence = Offence("agents", "a", Backoff())
     decisions = [bench.store.apply(Verb.CHECK, [Ask("", "a", limit, 1)], LOW, offence) for _ in range(8)]
     expect("outcomes", "".join([d.outcome.value[0] for d in decisions]), "aw" + "d" * 6)
-    told = [(d.violation.count, d.violation.advised, d.retry_after) for d in decisions if d.violation]
-    expect("what is told", told, [(1, 1, 30), (2, 2, 30), (3, 5, 30), (4, 10, 30), (5, 30, 30), (6, 30, 30)])
+    recorded = [(d.violation.count, d.violation.advised, d.retry_after) for d in decisions if d.violation]
+    expect("the violations", recorded, [(1, 1, 30), (2, 2, 30), (3, 5, 30), (4, 10, 30), (5, 30, 30), (6, 30, 30)])
     expect("the bucket's own wait", {d.bucket_retry_after for d in decisions[2:]}, {30.0})
     expect("a peek", bench.store.apply(Verb.PEEK, [Ask("", "a", limit, 1)], LOW, offence).violation, None)
     expect("recorded elsewhere", bench.store.record_violation(offence), Violation(7, 30_000_000, False))
@@ -236,7 +236,7 @@ def a_denial_is_recorded_in_the_same_step(make: MakeStore) -> None:
     expect("after it", bench.store.record_violation(offence).count, 1)
 
 
-def an_enforced_backoff_denies_whoever_comes_back_early(make: MakeStore) -> None:
+def an_enforced_backoff_denies_an_early_return(make: MakeStore) -> None:
     bench = Bench(make)
     offence = Offence("agents", "a", Backoff(steps=[10], enforce=True))
     bench.store.record_violation(offence)
@@ -244,10 +244,10 @@ def an_enforced_backoff_denies_whoever_comes_back_early(make: MakeStore) -> None
     for ask in ([asks[0]], asks):
         bench.clock.advance(9)
         early = bench.store.apply(Verb.CHECK, ask, LOW, offence)
-        expect("one who comes early", (bool(early), early.retry_after, early.bucket_retry_after), (False, 10.0, 0.0))
+        expect("an early return", (bool(early), early.retry_after, early.bucket_retry_after), (False, 10.0, 0.0))
     bench.clock.advance(10)
     decision = bench.store.apply(Verb.CHECK, asks, LOW, offence)
-    expect("one who waited", (bool(decision), decision.remaining), (True, 4))
+    expect("after the wait", (bool(decision), decision.remaining), (True, 4))
 
 
 def so_many_violations_within_a_span_raise_one_alert(make: MakeStore) -> None:
@@ -336,7 +336,7 @@ CASES: Final[tuple[Case, ...]] = (
     warnings_begin_below_a_fifth,
     threads_are_counted_exactly,
     a_denial_is_recorded_in_the_same_step,
-    an_enforced_backoff_denies_whoever_comes_back_early,
+    an_enforced_backoff_denies_an_early_return,
     so_many_violations_within_a_span_raise_one_alert,
     clearing_forgets_every_key_of_a_name_and_rule,
     the_async_twins_do_the_same,

@@ -241,7 +241,7 @@ class ViolationTable(Table):
 
 
 class MemoryStore:
-    """Keeps what is counted in this process's memory. Its clock is the machine's monotonic one.
+    """Counts in this process's memory. Its clock is the machine's monotonic one.
 
     Memory grows with the keys that are not full, up to `max_keys`. When so many keys are kept and none of the swept
     entries can be dropped, a new key is denied (and the decision is `degraded`) with a wait of a second, and nothing is

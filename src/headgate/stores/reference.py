@@ -1,4 +1,4 @@
-"""A slow model of limits in exact fractions, written from what a limit means and not from the way stores count."""
+"""A slow model of limits in exact fractions, written from their definition and not from the way stores count."""
 
 import random
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ LOW: Final = 200
 
 
 class Model(ABC):
-    """What a limit means, for one key. Times are whole microseconds; nothing else is rounded."""
+    """A limit by its definition, for one key. Times are whole microseconds; nothing else is rounded."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -44,7 +44,7 @@ class Model(ABC):
 
 
 class BucketModel(Model):
-    """Since the bucket was last full, so much was spent and so much time has passed: that is all there is to it."""
+    """A bucket by what was spent and how much time has passed since it was last full."""
 
     def __init__(self, capacity: int, refill: Fraction, per: Fraction) -> None:
         limit = TokenBucket(capacity, refill, per)

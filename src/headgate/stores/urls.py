@@ -85,7 +85,7 @@ def is_memory(given: object) -> bool:
 
 
 def verify_store(store: Store) -> None:
-    """See that the server of a store can be used, if it has one; a `StoreError` says what is wrong."""
+    """Verify that the server of a store can be used, if it has one; a `StoreError` says why not."""
     if isinstance(store, ServerStore):
         store.verify()
 

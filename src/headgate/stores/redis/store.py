@@ -62,7 +62,7 @@ _log = logging.getLogger("headgate")
 
 
 class RedisStore(Closable):
-    """Keeps what is counted in a Redis or Valkey server, so that many machines decide as one, on its clock.
+    """Counts in a Redis or Valkey server, so that many machines decide as one, on its clock.
 
     `where` is a URL (see `headgate.stores.redis.clients`), or a client of redis-py, or two of them, one for threads
     and one for asyncio. Every key that is stored begins with `prefix`.

@@ -55,7 +55,7 @@ class _Hit(Request[WindowCount]):
 
 
 class _Count(Request[int]):
-    """A look at what is counted."""
+    """A look at a key's count."""
 
     def __init__(self, keys: Keys, key: str, window: SlidingWindow) -> None:
         super().__init__(keys.spec(b"p", _spec(*window.integers())), [keys.root(key) + _ENDING], b"1")
@@ -77,5 +77,5 @@ class _Forget(Request[bool]):
 
 
 def _spec(most: int, span: int) -> bytes:
-    """How the script is told of a window whose wait is that for its oldest request."""
+    """The form for the script of a window whose wait is that for its oldest request."""
     return b"w" + pack("<3d", most, span, 1)

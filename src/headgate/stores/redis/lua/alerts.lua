@@ -1,10 +1,10 @@
--- Open alerts, of which each is changed and ended in one step, by one hub.
+-- Open alerts: each is changed and ended in one step, by one hub.
 --
 -- KEYS: the open alerts (a hash: the text of each, by agent); the text of the one in question as it ended (a string).
--- ARGV: "put" or "end"; the agent; what is known to stand there, or nothing; the text to put there, or to end it with;
--- how many may be open; milliseconds after which all is forgotten, if nothing changes.
--- The answer is a list: "done"; or "other" and what stands there, if that isn't what is known; "ended" and its text, if
--- there is an end of it and it would be put anew; "full".
+-- ARGV: "put" or "end"; the agent; the known text that is replaced, or nothing; the new text, or the text at the end; the
+-- largest number of open alerts; milliseconds without a change after which all is forgotten.
+-- The answer is a list: "done"; or "other" and the text that is there, if it isn't the known one; "ended" and its text, if
+-- the alert has ended and would be put anew; "full".
 
 local open, ended = KEYS[1], KEYS[2]
 local verb, agent, known, text, most, expiry = unpack(ARGV)

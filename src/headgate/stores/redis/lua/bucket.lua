@@ -102,7 +102,7 @@ local function save(bucket, limit)
   end
 end
 
-local function tell(bucket)
+local function report(bucket)
   answer[length + 1], answer[length + 2] = bucket.level, bucket.stamp
   length = length + 2
 end
@@ -122,6 +122,6 @@ return {
   read = function(capacity, unit, gain, tick, full)
     return { capacity = capacity, unit = unit, gain = gain, tick = tick, full = full }
   end,
-  load = load, passes = passes, spend = spend, refund = refund, save = save, tell = tell, counts = counts,
+  load = load, passes = passes, spend = spend, refund = refund, save = save, report = report, counts = counts,
   forget = forget,
 }

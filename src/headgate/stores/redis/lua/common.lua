@@ -1,15 +1,15 @@
--- What the other parts share. Together they are one script: this file first, plain.lua last, and decide.lua as a function
+-- Shared by the other parts. Together they are one script: this file first, plain.lua last, and decide.lua as a function
 -- between them that is called when a request isn't plain; the others are functions in that. Every function and table that
 -- the script makes costs time in every call, and nearly all calls are plain.
 --
 -- KEYS: the keys of every request, in their order.
--- ARGV: the time in microseconds, or "" for the server's; milliseconds by which every expiry is put off; then for each
--- request what it is (the same bytes for many requests), and its numbers.
+-- ARGV: the time in microseconds, or "" for the server's; milliseconds that are added to every expiry; then for each
+-- request its spec (the same bytes for many requests), and its numbers.
 -- The answer is a list of whole numbers: the time; whether the clock was seen to have stepped back; and for each
--- request a status (1 done or passed, 0 denied, -1 there is something under a key that isn't ours: nothing was done)
--- followed by what the verb says, except after -1.
+-- request a status (1 done or passed, 0 denied, -1 the value of a key isn't ours: nothing was done) followed by the
+-- numbers of the verb, except after -1.
 --
--- What a request is: a letter for the verb; for each limit a letter for its kind, followed by its numbers as
+-- A spec: a letter for the verb; for each limit a letter for its kind, followed by its numbers as
 -- little-endian doubles; 'o' and the numbers of a backoff, if violations are recorded; 'i' and the microseconds for
 -- which the request's id is remembered, if it has one.
 
@@ -33,7 +33,7 @@ end
 -- The answer grows at its end.
 local answer, length = { now, 0 }, 2
 
--- Whether two numbers can be what we have written.
+-- Whether two numbers can be ours.
 local function are_whole(one, other)
   return one == floor(one) and other == floor(other) and one <= LARGEST and one >= -LARGEST and other <= LARGEST
     and other >= 0

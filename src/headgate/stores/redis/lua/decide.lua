@@ -1,5 +1,4 @@
--- What is asked, one request after the other, all in one atomic step and at one moment. It is the part for everything that
--- isn't plain.
+-- Carries out requests that aren't plain, one after the other, all in one atomic step and at one moment.
 
 -- Unlimited, or blocked: there is nothing to store.
 local function fixed()
@@ -7,7 +6,7 @@ local function fixed()
   return {
     numbers = '<d', read = function(capacity) return { capacity = capacity, keyless = true } end,
     load = function() return {} end, passes = function(_, limit) return limit.capacity > 0 end,
-    spend = nothing, refund = nothing, save = nothing, tell = nothing, counts = nothing, forget = nothing,
+    spend = nothing, refund = nothing, save = nothing, report = nothing, counts = nothing, forget = nothing,
   }
 end
 
@@ -37,13 +36,13 @@ local function read(text)
   return request
 end
 
--- Check, peek, charge or refund: all limits together or none. Say whether anything was counted.
+-- Check, peek, charge or refund: all limits together or none. Return whether anything was counted.
 local function apply(verb, limits, backoff, costs, states, offender)
-  local passed = not offender or not offences.holds_up(offender, backoff)
+  local passed = not offender or not offences.blocks(offender, backoff)
   for i = 1, #limits do
     passed = passed and limits[i].kind.passes(states[i], limits[i], costs[i])
   end
-  say(passed and 1 or 0)
+  push(passed and 1 or 0)
   local spends, refunds = verb == 'g' or (verb == 'c' and passed), verb == 'r'
   for i = 1, #limits do
     local limit, state, cost = limits[i], states[i], costs[i]
@@ -56,10 +55,10 @@ local function apply(verb, limits, backoff, costs, states, offender)
     if spends or refunds or state.changed then
       kind.save(state, limit)
     end
-    kind.tell(state, limit, verb == 'c' and passed and 0 or (verb == 'g' or refunds) and 1 or cost)
+    kind.report(state, limit, verb == 'c' and passed and 0 or (verb == 'g' or refunds) and 1 or cost)
   end
   if offender then
-    offences.tell(offender, verb == 'c' and not passed and offences.record(offender, backoff, 1) or 0)
+    offences.report(offender, verb == 'c' and not passed and offences.record(offender, backoff, 1) or 0)
   end
   return spends or refunds
 end
@@ -68,25 +67,25 @@ local function perform(request, numbers, states, offender)
   local verb, limits, backoff = request.verb, request.limits, request.backoff
   if verb == 'o' then
     local alert = offences.record(offender, backoff, tonumber(numbers))
-    say(1)
-    offences.tell(offender, alert)
+    push(1)
+    offences.report(offender, alert)
   elseif verb == 's' then
-    say(1)
-    offences.tell(offender, 0)
+    push(1)
+    offences.report(offender, 0)
   elseif verb == 'f' then
     local counted = offender and offences.forget(offender, backoff)
     for i = 1, #limits do
       counted = limits[i].kind.counts(states[i], limits[i]) or counted
       limits[i].kind.forget(states[i], limits[i])
     end
-    say(counted and 1 or 0)
+    push(counted and 1 or 0)
   elseif verb == 'l' then
     local granted = draw_ahead().draw(limits[1].kind, states[1], limits[1], unpacked('<dddddd', numbers))
-    say(granted and 1 or 0)
-    limits[1].kind.tell(states[1])
-    say(granted or 0)
+    push(granted and 1 or 0)
+    limits[1].kind.report(states[1])
+    push(granted or 0)
     if offender then
-      offences.tell(offender, not granted and offences.record(offender, backoff, 1) or 0)
+      offences.report(offender, not granted and offences.record(offender, backoff, 1) or 0)
     end
   else
     local costs = { tonumber(numbers) }
@@ -97,8 +96,8 @@ local function perform(request, numbers, states, offender)
   end
 end
 
--- A request's id is stored with what it was, when it was carried out, and what was said then. Say that again, if it isn't
--- too long ago. Return nil if something else is stored.
+-- A request's id is stored with its spec, when it was carried out, and the answer. Give that answer again, if it isn't too
+-- old. Return nil if something else is stored.
 local function repeated(request, name)
   local stored, text = pcall('GET', name), request.text
   if not stored then
@@ -109,7 +108,7 @@ local function repeated(request, name)
     return false
   end
   for at = #text + 9, #stored, 8 do
-    say((unpacked('<d', stored, at)))
+    push((unpacked('<d', stored, at)))
   end
   return true
 end
@@ -129,14 +128,14 @@ local function carry_out(request, numbers, next_key)
     states[i] = limit.kind.load(limit, KEYS[next_key])
     next_key = limit.keyless and next_key or next_key + 1
     if not states[i] then
-      return say(-1)
+      return push(-1)
     end
   end
   if request.backoff then
     offender = offences.load(KEYS[next_key], request.backoff)
     next_key = next_key + 1
     if not offender then
-      return say(-1)
+      return push(-1)
     end
   end
   if not request.remembered then
@@ -145,13 +144,13 @@ local function carry_out(request, numbers, next_key)
   end
   local before = repeated(request, KEYS[next_key])
   if before == nil then
-    say(-1)
+    push(-1)
   elseif not before and perform(request, numbers, states, offender) then
     remember(request, KEYS[next_key], first)
   end
 end
 
--- Carry out a request, and say how many keys it has.
+-- Carry out a request, and return the number of its keys.
 return function(text, numbers, next_key)
   local request, before = known[text] or read(text), length
   local fine, problem = try(carry_out, request, numbers, next_key)
@@ -164,7 +163,7 @@ return function(text, numbers, next_key)
       answer[i] = nil
     end
     length = before -- something inside isn't ours: that is no reason to fail the others
-    say(-1)
+    push(-1)
   end
   return request.width
 end

@@ -1,8 +1,8 @@
--- What the parts of decide.lua share besides.
+-- Shared by the parts of decide.lua.
 
 local fmod = math.fmod
 
-local function say(number)
+local function push(number)
   length = length + 1
   answer[length] = number
 end

@@ -1,7 +1,7 @@
--- Violations: what repeated denials add up to. The rules are those of `Backoff` in violations.py.
+-- Violations: the consequences of repeated denials. The rules are those of `Backoff` in violations.py.
 --
--- Stored: a string of little-endian doubles: how many there were in a row, when an alert was last raised (0: never),
--- and when the newest were, oldest first.
+-- Stored: a string of little-endian doubles: the violations in a row, when an alert was last raised (0: never), and the
+-- times of the newest, oldest first.
 
 local function read(text, at)
   local quiet, window, after, enforce, count = unpacked('<ddddd', text, at)
@@ -56,13 +56,13 @@ local function count_of(offender, backoff, moment)
   return moment - offender.last < backoff.quiet and offender.count or 0
 end
 
--- Whether somebody came back before an enforced wait was over.
-local function holds_up(offender, backoff)
+-- Whether an agent came back before an enforced wait was over.
+local function blocks(offender, backoff)
   local count = count_of(offender, backoff, now)
   return backoff.enforce and count > 0 and offender.last + backoff.steps[min(count, #backoff.steps)] > now
 end
 
--- Count so many violations, and say whether one of them raises an alert.
+-- Count some violations, and return whether one of them raises an alert.
 local function record(offender, backoff, times)
   local alert, newest = 0, offender.newest
   local moment = offender.count > 0 and max(now, offender.last) or now
@@ -80,10 +80,10 @@ local function record(offender, backoff, times)
 end
 
 -- How many in a row, when the last was, and whether an alert is raised.
-local function tell(offender, alert)
-  say(offender.count)
-  say(offender.last)
-  say(alert)
+local function report(offender, alert)
+  push(offender.count)
+  push(offender.last)
+  push(alert)
 end
 
 local function forget(offender, backoff)
@@ -91,4 +91,4 @@ local function forget(offender, backoff)
   return offender.count > 0 and now - offender.last < max(backoff.quiet, backoff.window)
 end
 
-return { read = read, load = load, holds_up = holds_up, record = record, tell = tell, forget = forget }
+return { read = read, load = load, blocks = blocks, record = record, report = report, forget = forget }

@@ -1,4 +1,4 @@
--- Sliding windows: an exact log of what was spent, and when.
+-- Sliding windows: an exact log of costs and their times.
 --
 -- Stored: a list of whole numbers. First the longest window that was asked for in microseconds, and the sum of all
 -- costs that have left it; then for each moment at which something was spent the time, and the sum of all costs up to
@@ -40,7 +40,7 @@ local function left(log, span)
   return first_entry(1, log.count, function(entry) return time_of(log, entry) > now - span end) - 1
 end
 
--- What of the log is in the window that is asked for.
+-- Find the part of the log that is in the limit's window.
 local function look(log, limit)
   log.gone = left(log, limit.span)
   log.before = log.gone == 0 and log.base or log.gone == log.count and log.total or sum_of(log, log.gone)
@@ -135,7 +135,7 @@ local function spend(log, limit, cost)
   look(log, limit)
 end
 
--- What was spent last is given back first.
+-- The newest are given back first.
 local function refund(log, limit, cost)
   local target = log.total - min(cost, log.used)
   if log.used == 0 then
@@ -161,9 +161,9 @@ local function save(log)
   end
 end
 
--- What is used, how long until enough has left for `cost` (or the first, if that is asked for), and the newest; 0 where
--- there is no such moment.
-local function tell(log, limit, cost)
+-- The used cost, the wait until enough has left for `cost` (or until the first has left, if that is asked for), and the
+-- newest time; 0 where there is none.
+local function report(log, limit, cost)
   local frees, excess = 0, log.used - (limit.capacity - cost) -- so, since their sum may pass 2^53
   if excess > 0 and cost <= limit.capacity then
     local target, entry = log.before + excess, log.gone + 1
@@ -172,15 +172,15 @@ local function tell(log, limit, cost)
     end
     frees = time_of(log, entry) - now + limit.span -- not the moment, which may pass 2^53
   end
-  say(log.used)
-  say(frees)
-  say(log.used > 0 and log.newest or 0)
+  push(log.used)
+  push(frees)
+  push(log.used > 0 and log.newest or 0)
 end
 
 return {
   numbers = '<ddd',
   read = function(capacity, span, first) return { capacity = capacity, span = span, first = first == 1 } end,
-  load = load, passes = passes, spend = spend, refund = refund, save = save, tell = tell,
+  load = load, passes = passes, spend = spend, refund = refund, save = save, report = report,
   counts = function(log) return log.used > 0 end,
   forget = function(log) call('DEL', log.key) end,
 }
