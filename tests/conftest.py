@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
 from tests.support.valkey import PATIENCE, Server
-from tests.support.wrapped_store import Elsewhere
+from tests.support.wrapped_store import WrappedStore
 
 # Decisions are exact whatever the speed of the machine: no deadline for an example.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,7 +50,7 @@ def redis_server() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=["memory", "elsewhere", "redis"])
+@pytest.fixture(params=["memory", "wrapped", "redis"])
 def store(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A store on a clock that stands still."""
     clock = ManualClock(start=1000)
@@ -59,7 +59,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Any]:
         with Unshared(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
             yield store
     else:
-        yield MemoryStore(clock=clock) if request.param == "memory" else Elsewhere(clock=clock)
+        yield MemoryStore(clock=clock) if request.param == "memory" else WrappedStore(clock=clock)
 
 
 @pytest.fixture

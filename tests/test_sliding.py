@@ -18,7 +18,7 @@ from headgate import InvalidInput, ManualClock, MemoryStore, RedisStore, StoreAw
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from headgate.stores import windows
 from tests.support.valkey import PATIENCE, Server, wait_for
-from tests.support.wrapped_store import Elsewhere
+from tests.support.wrapped_store import WrappedStore
 
 _numbers = count()
 
@@ -415,7 +415,7 @@ def test_memory_that_is_full_denies_who_is_new_and_keeps_what_is_counted(monkeyp
 
 def test_a_store_that_counts_no_windows_is_refused() -> None:
     with pytest.raises(InvalidInput, match="RateLimiter: expected a URL, or a store that counts windows, such as Mem"):
-        RateLimiter(Elsewhere(ManualClock()))
+        RateLimiter(WrappedStore(ManualClock()))
 
 
 def test_redis_py_is_not_needed_in_memory() -> None:

@@ -13,7 +13,7 @@ from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scop
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.valkey import PATIENCE
 from tests.support.websocket_apps import Echo, Sender, denied
-from tests.support.wrapped_store import Elsewhere
+from tests.support.wrapped_store import WrappedStore
 
 pytestmark = pytest.mark.once
 
@@ -59,7 +59,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("store", [MemoryStore, Elsewhere])
+@pytest.mark.parametrize("store", [MemoryStore, WrappedStore])
 @pytest.mark.parametrize("patience", range(7))
 def test_who_gives_up_on_receive_finds_the_message_at_the_next(store: Any, patience: int) -> None:
     """At whichever turn of the loop that is: nothing is lost, and nothing is counted twice."""
@@ -91,7 +91,7 @@ def test_who_gives_up_on_receive_finds_the_message_at_the_next(store: Any, patie
 
 @pytest.mark.parametrize("patience", range(5))
 def test_an_application_that_is_cancelled_leaves_nothing_behind(patience: int) -> None:
-    limiter = Limiter("unlimited", store=Elsewhere(clock=ManualClock()))
+    limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
     limits = WebSocketLimits(received="1/minute", received_bytes="1/minute")
 
     async def main() -> None:
@@ -111,7 +111,7 @@ def test_an_application_that_is_cancelled_leaves_nothing_behind(patience: int) -
 
 @pytest.mark.parametrize("patience", range(5))
 def test_an_application_that_leaves_while_a_message_is_judged_leaves_nothing_behind(patience: int) -> None:
-    limiter = Limiter("unlimited", store=Elsewhere(clock=ManualClock()))
+    limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

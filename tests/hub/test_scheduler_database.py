@@ -18,7 +18,7 @@ from headgate.limits.violations import Standing
 from headgate.stores.base import Offence
 from tests.support.scheduler import TURNS, Floor, changes, open_floor, refused, run, some, watch
 from tests.support.valkey import PATIENCE
-from tests.support.wrapped_store import Elsewhere
+from tests.support.wrapped_store import WrappedStore
 
 
 def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_what_could_not_be_forgotten_is_forgotten_with_the_next() -> None:
 
 
 def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> None:
-    class Failing(Elsewhere):
+    class Failing(WrappedStore):
         failing = True
 
         async def astanding(self, offence: Offence) -> Standing:

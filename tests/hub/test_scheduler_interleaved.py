@@ -16,7 +16,7 @@ from headgate.hub.storage.database import Ledger
 from headgate.hub.tasks.task import STATES, Task
 from tests.support.scheduler import TURNS, Floor, run, some, watch, wrong
 from tests.support.valkey import PATIENCE
-from tests.support.wrapped_store import Elsewhere
+from tests.support.wrapped_store import WrappedStore
 
 # Interleavings: something happens after any number of turns of the loop ----------------------------------------------
 
@@ -196,7 +196,7 @@ class Walk:
     async def life(self) -> AsyncIterator[Floor]:
         self.here: set[str] = set()
         with closing(sqlite3.connect(self.path, timeout=PATIENCE)) as reader:
-            gate = Gate(Policy(), store=Elsewhere(clock=self.clock))
+            gate = Gate(Policy(), store=WrappedStore(clock=self.clock))
             with closing(Ledger(self.path)) as ledger, closing(gate):
                 await ledger.run(watch)
                 self.floor = Floor(ledger, gate, self.clock)

@@ -19,7 +19,7 @@ from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.fallback import CircuitBreaker
 from tests.support.ports import nobody
-from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, OwnTime
+from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 LIMIT = per_day(200)  # a token in seven minutes: none while a test runs
@@ -39,7 +39,7 @@ def test_a_server_that_never_was_there(url: str, policy: str, kind: str) -> None
         async def ask() -> list[Decision]:
             return [await limiter.acheck("a") for _ in range(3)]
 
-        with OwnTime() as took:
+        with ProcessTime() as took:
             decisions = asyncio.run(ask()) if kind == "tasks" else [limiter.check("a") for _ in range(3)]
         assert took.seconds < SLACK
         assert all(decision.degraded for decision in decisions)
@@ -120,7 +120,7 @@ def test_few_wait_for_a_server_that_is_held_up(kind: str, breaker_clock: ManualC
                 breaker_clock.advance(0.001)
                 assert await calls_for(20) == 1
 
-        with OwnTime() as took:
+        with ProcessTime() as took:
             asyncio.run(run())
         assert took.seconds < 3 * TIMEOUT + SLACK
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from headgate import Decision, Limiter, TokenBucket
 from headgate.events import Degraded
 from headgate.stores.redis import RedisStore
-from tests.support.redis_store import BACK, SLACK, OwnTime
+from tests.support.redis_store import BACK, SLACK, ProcessTime
 from tests.support.valkey import PATIENCE, wait_for
 
 CAPACITY = 200
@@ -37,7 +37,7 @@ HOT, SPENT = "hot", "spent"
 class Moment(NamedTuple):
     real: float
     own: float
-    """By `OwnTime`."""
+    """By `ProcessTime`."""
 
 
 class Call(NamedTuple):
@@ -56,7 +56,7 @@ class Load:
         self.clean = Moment(math.inf, math.inf)
         """When full service was seen again."""
         self._limiter = limiter
-        self._watch = OwnTime()
+        self._watch = ProcessTime()
         self._passed: dict[str, list[Call]] = {HOT: [], SPENT: []}
         self._ration = math.inf
         self._stopped = threading.Event()

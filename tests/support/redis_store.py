@@ -11,14 +11,14 @@ from headgate.stores.redis import RedisStore
 TIMEOUT = 0.25
 """The store's own timeout, for tests in which a server gives no answer."""
 SLACK = 1.5
-"""Seconds by `OwnTime` that one check may take beyond what it waits for."""
+"""Seconds by `ProcessTime` that one check may take beyond what it waits for."""
 BACK = 1.5
-"""Seconds by `OwnTime` from the end of a fault until nothing is degraded any more."""
+"""Seconds by `ProcessTime` from the end of a fault until nothing is degraded any more."""
 POLICIES = ["open", "closed", "local"]
 
 
-class OwnTime:
-    """Seconds in which this process had its turn: while the machine stands still, or others have it, none pass.
+class ProcessTime:
+    """Seconds in which this process was running: none pass while the machine stands still or runs others.
 
     A thread counts them in small steps. A step counts for twice its length at the most, however long it took.
     """

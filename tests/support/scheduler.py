@@ -14,7 +14,7 @@ from headgate.hub.errors import Refused
 from headgate.hub.storage.database import Ledger, LedgerError
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
-from tests.support.wrapped_store import Elsewhere
+from tests.support.wrapped_store import WrappedStore
 
 MICROSECOND = 0.000001
 TURNS = [*range(16), 30]
@@ -88,7 +88,7 @@ async def open_floor(
     path: Path | None = None, *, clock: ManualClock | None = None, elsewhere: bool = False, **options: Any
 ) -> AsyncIterator[Floor]:
     clock = clock or ManualClock(start=1000)
-    gate = Gate(Policy(), store=Elsewhere(clock=clock) if elsewhere else MemoryStore(clock=clock))
+    gate = Gate(Policy(), store=WrappedStore(clock=clock) if elsewhere else MemoryStore(clock=clock))
     with closing(Ledger(path)) as ledger, closing(gate):
         floor = Floor(ledger, gate, clock, **options)
         await floor.scheduler.start()

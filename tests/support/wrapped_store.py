@@ -10,8 +10,8 @@ from headgate.limits.violations import Standing
 from headgate.stores.base import Ask, Offence, Verb
 
 
-class Elsewhere:
-    """Answers what a memory store answers, the async twins after a turn of the loop."""
+class WrappedStore:
+    """Forwards every call to a memory store, the async ones after a turn of the loop."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._memory = MemoryStore(clock=clock)
