@@ -22,7 +22,7 @@ from starlette.routing import Route
 from headgate import Decision, Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, Policy, RedisStore
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.guard import Guard
-from headgate.http import headers as rate_headers
+from headgate.http import ProblemDetails
 from tests.support.asgi_server import serving
 from tests.support.greeting_app import client_of, counted, either, header, hello, left, served
 from tests.support.ports import nobody
@@ -220,8 +220,8 @@ def test_of_several_limits_all_are_told_and_the_one_that_counts_at_the_moment() 
 
 
 def test_a_denial_can_have_another_body() -> None:
-    def body(request: Any, denial: rate_headers.Denial) -> tuple[str, str]:
-        return f"{request.path}: wait {denial.retry_after_ms} ms, ä", "text/plain; charset=utf-8"
+    def body(request: Any, problem: ProblemDetails) -> tuple[str, str]:
+        return f"{request.path}: wait {problem.retry_after_ms} ms, ä", "text/plain; charset=utf-8"
 
     with served(RateLimitMiddleware(hello, "blocked", body=body)) as client:
         denied = client.get("/x")

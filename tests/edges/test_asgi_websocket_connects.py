@@ -8,7 +8,7 @@ from websockets.exceptions import ConnectionClosed
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from headgate.http import headers as rate_headers
+from headgate.http import PROBLEM_JSON, read_denial
 from tests.support.asgi_server import serving
 from tests.support.valkey import PATIENCE, wait_for
 from tests.support.websocket_apps import Echo, asked, denied, named, opened, refused
@@ -94,9 +94,9 @@ def test_a_connect_is_counted_like_a_request_and_told_where_it_stands(clock: Man
         response = refused(server)
         assert response.status_code == 429
         assert response.headers["Retry-After"] == "30"
-        assert response.headers["Content-Type"] == rate_headers.PROBLEM
+        assert response.headers["Content-Type"] == PROBLEM_JSON
         assert response.headers["RateLimit"] == '"default";r=0;t=30'
-        denial = rate_headers.read_denial(response.body)
+        denial = read_denial(response.body)
         assert denial is not None
         assert (denial.retry_after_ms, denial.tier) == (30_000, "default")
         assert echo.began == 2
@@ -122,7 +122,7 @@ def test_routes_tell_connects_from_requests(free: Limiter) -> None:
     with serving(app) as server:
         with opened(server, path="/chat"), opened(server, path="/feed"):
             pass
-        assert rate_headers.read_denial(refused(server, path="/chat").body).tier == "WEBSOCKET /chat"  # type: ignore[union-attr]
+        assert read_denial(refused(server, path="/chat").body).tier == "WEBSOCKET /chat"  # type: ignore[union-attr]
 
 
 def failing(before: bool) -> App:

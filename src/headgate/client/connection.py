@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from headgate.client.inbox import Bell, Inbox
 from headgate.client.outbox import LONGEST, Denial, Item, Lane, Outbox, QueueFull, Refused, Unsent
 from headgate.errors import HeadgateError, refuse
+from headgate.http import parse_retry_after
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import microseconds, whole
 
@@ -300,9 +301,9 @@ class Caller(Generic[T]):
             raise Refused(
                 f"status_{answer.status_code}", f"{self.url}: expected a hub's socket there; is that its address?"
             ) from refusal
-        seconds = answer.headers.get("Retry-After", "")
-        if re.fullmatch(r"\d{1,6}", seconds, re.ASCII):
-            self._return_after = told(int(seconds) * 1000)
+        seconds = parse_retry_after(answer.headers.get("Retry-After", ""))
+        if seconds is not None:
+            self._return_after = told(seconds * 1000)
         return f"HTTP status {answer.status_code}"
 
     def _ended(self, closed: ConnectionClosed) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias
 
-from headgate.client.pacing import Pace, Sent
+from headgate.client.pacing import Pace, SentRequest
 from headgate.errors import HeadgateError, refuse
-from headgate.http.headers import read
+from headgate.http import read_headers
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.decision import ALLOW, DENY, NEVER, Decision
 from headgate.limits.fixed import UNLIMITED
@@ -62,7 +62,7 @@ class _Turn:
         self._course = course
         self.origin = origin
         self.pace = pace
-        self.sent: Sent | None = None
+        self.sent: SentRequest | None = None
         self.left = course.most_wait
         """Microseconds that it may still wait, not counted while others are before it in line."""
         self.retry_after = 0.0
@@ -177,17 +177,17 @@ class _Course:
     def _make_room(self) -> None:
         if len(self._paces) >= _MOST_ORIGINS:
             now = self.clock.now()
-            self._paces = {origin: pace for origin, pace in self._paces.items() if not pace.at_rest(now)}
+            self._paces = {origin: pace for origin, pace in self._paces.items() if not pace.idle(now)}
             if len(self._paces) >= _MOST_ORIGINS:
                 del self._paces[next(iter(self._paces))]
 
     def _learn(self, turn: _Turn, response: httpx.Response) -> bool:
         """Take in what a response says, and whether the request was denied by it."""
-        told = read(response.headers)
+        headers = read_headers(response.headers)
         with self.lock:
             assert turn.sent is not None
             stretch = self._jitter * self._random()
-            denied = turn.pace.answer(turn.sent, self.clock.now(), response.status_code, told, stretch)
+            denied = turn.pace.answer(turn.sent, self.clock.now(), response.status_code, headers, stretch)
             turn.sent = None
         self.lines.ring(turn.origin)
         return denied

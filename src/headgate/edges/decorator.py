@@ -7,7 +7,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, Type
 
 from headgate.edges.counters import bounded
 from headgate.errors import RateLimited, refuse
-from headgate.http.headers import NO_WAIT_HELPS, Denial, Headers
+from headgate.http.problem import Headers, quota_exceeded, round_wait
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
 from headgate.limits.notation import LimitLike, limit_of
@@ -101,11 +101,9 @@ def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
 
     It is what a handler of errors returns in Flask: `app.register_error_handler(RateLimited, too_many_requests)`.
     """
-    wait = NO_WAIT_HELPS if error.retry_after_ms is None else max(-(-error.retry_after_ms // 1000), 1)
-    name = str(error.limit)
-    detail = f"too many requests; try again in {wait} s"
-    denial = Denial(429, "quota-exceeded", detail, wait * 1000, name, (name,))
-    return denial.encode(), denial.status, denial.headers
+    name, wait = str(error.limit), error.retry_after_ms
+    problem = quota_exceeded(round_wait(None if wait is None else wait * 1000), name, name)
+    return problem.encode(), problem.status, problem.headers
 
 
 def _pass(key: str, decision: Decision) -> None:

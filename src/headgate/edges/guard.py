@@ -13,7 +13,7 @@ from headgate.edges.requests import Proxies, Request, Response
 from headgate.errors import HeadgateError, InvalidInput, refuse
 from headgate.gate import Gate
 from headgate.gate.policy import TIERS, check_agent
-from headgate.http import headers as rate_headers
+from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.fixed import UNLIMITED
@@ -47,11 +47,11 @@ class Options(TypedDict, total=False):
     counted when it comes, so that no more can be under way than would pass, and given back if it turns out not to."""
     settle: Callable[[Request, Response], int | Awaitable[int]]
     """What a request has cost, once its response is sent; `cost` was held until then."""
-    headers: rate_headers.Dialect
+    headers: Dialect
     """How responses tell where the caller stands: "ratelimit" (the default), "x-ratelimit", "both" or "none"."""
     proxies: Iterable[str]
     """The proxies whose X-Forwarded-For is believed: addresses, networks, or "unix". None, unless told."""
-    body: Callable[[Request, rate_headers.Denial], tuple[str, str]]
+    body: Callable[[Request, ProblemDetails], tuple[str, str]]
     """Another body for denials, and its content type."""
 
 
@@ -96,9 +96,9 @@ class Guard:
         skip: Iterable[str] = (),
         counts: Counts = "all",
         settle: Callable[[Request, Response], int | Awaitable[int]] | None = None,
-        headers: rate_headers.Dialect = "ratelimit",
+        headers: Dialect = "ratelimit",
         proxies: Iterable[str] = (),
-        body: Callable[[Request, rate_headers.Denial], tuple[str, str]] | None = None,
+        body: Callable[[Request, ProblemDetails], tuple[str, str]] | None = None,
     ) -> None:
         self._where: Final = where
         for name, given in (("key", key), ("exempt", exempt), ("settle", settle), ("body", body)):
@@ -116,7 +116,7 @@ class Guard:
         self._skip: Final = Paths(f"{where} skip", dict.fromkeys([skip] if isinstance(skip, str) else skip, True))
         self._skips: Final = bool(skip)
         self.proxies: Final = Proxies(proxies)
-        self._writer: Final = rate_headers.Writer(headers)
+        self._writer: Final = HeaderWriter(headers)
         self._silent: Final = headers == "none"
         self.settles: Final = settle is not None or self._counts is not None
         """Whether anything can be left to do once a response is known, save for a crash."""
@@ -161,8 +161,8 @@ class Guard:
         self._known, self._unknown = self._pair(limiter, limiter.name or "default", wait)
         more = (self._key, self._exempt, self._ask_cost, self._counts, self._settle, routes, self._skips, self.proxies)
         if self._cost and isinstance(limiter.store, MemoryStore) and not any(more):
-            lines = self._writer.lines(limiter.limit, limiter.name or "default")
-            self.quick = Quick(limiter.check, limiter.refund, self._cost, lines.headers)
+            headers = self._writer.for_limit(limiter.limit, limiter.name or "default")
+            self.quick = Quick(limiter.check, limiter.refund, self._cost, headers.write)
         if routes:
             self._routes = Paths(
                 f"{self._where} routes",
@@ -249,19 +249,19 @@ class Guard:
         if self._silent or decision.outcome is Outcome.EXEMPT:
             return []
         counter, tier = passage.counter, passage.tier
-        return self._writer.lines(counter.limit(passage.key, tier), counter.label(tier)).headers(decision)
+        return self._writer.for_limit(counter.limit(passage.key, tier), counter.label(tier)).write(decision)
 
     def refusal(self, passage: Passage) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """The response to a request that was denied: status, headers, body."""
-        denial = rate_headers.denial(passage.decision, passage.counter.label(passage.tier))
-        headers = [(name.encode(), value.encode()) for name, value in denial.headers]
-        body = denial.encode()
+        problem = describe_denial(passage.decision, passage.counter.label(passage.tier))
+        headers = [(name.encode(), value.encode()) for name, value in problem.headers]
+        body = problem.encode()
         if self._body is not None:
-            text, media = self._body(passage.request, denial)
+            text, media = self._body(passage.request, problem)
             body = text.encode()
             headers = [(b"content-type", media.encode()), *headers[1:]]
         headers += [(b"content-length", str(len(body)).encode()), *self.headers(passage)]
-        return denial.status, headers, body
+        return problem.status, headers, body
 
     # A response is known ---------------------------------------------------------------------------------------------
 

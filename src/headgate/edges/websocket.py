@@ -12,7 +12,7 @@ from headgate.edges.flood import FLOOD, pause
 from headgate.edges.guard import Flow, Guard, Passage, arun
 from headgate.edges.requests import AsgiRequest, Response, texts
 from headgate.errors import refuse
-from headgate.http import headers as rate_headers
+from headgate.http import wait_ms
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.notation import LimitLike, limit_of
@@ -269,9 +269,7 @@ class _Connection:
     async def _deny(self, meter: _Meter, decision: Decision) -> "Message | None":
         if self._edge.limits.on_denied == "close":
             return await self._close(TRY_LATER, _reason(decision))
-        await self._tell(
-            {"type": "rate_limited", "tier": meter.label, "retry_after_ms": rate_headers.wait_ms(decision)}
-        )
+        await self._tell({"type": "rate_limited", "tier": meter.label, "retry_after_ms": wait_ms(decision)})
         self._denials += 1
         if self._denials >= FLOOD:
             flooding = self._edge.flooding
@@ -392,4 +390,4 @@ def _size(message: "Message") -> int:
 
 
 def _reason(decision: Decision) -> str:
-    return f"rate limited; retry in {rate_headers.wait_ms(decision)} ms"
+    return f"rate limited; retry in {wait_ms(decision)} ms"
