@@ -284,4 +284,4 @@ def _explained(error: Exception) -> str:
 
 def _asked(later: str) -> float:
     """The seconds that Retry-After asks for, which may be anything: within bounds, 0 if it makes no sense."""
-    return float(min(parse_retry_after(later) or 0, _ASKED))
+    return float(min(parse_retry_after(later, time.time()) or 0, _ASKED))
