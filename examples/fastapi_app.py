@@ -12,13 +12,13 @@ from fastapi import Depends, FastAPI, HTTPException
 from headgate import Decision
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.fastapi import RateLimit
-from headgate.edges.requests import Request
+from headgate.edges.requests import HttpRequest
 
 app = FastAPI()
 app.add_middleware(RateLimitMiddleware, limiter="100/minute", skip=["/health"])  # each client address
 
 
-def api_key(request: Request) -> str | None:
+def api_key(request: HttpRequest) -> str | None:
     return request.headers.get("x-api-key")  # without one, it is the address that counts
 
 

@@ -9,12 +9,12 @@ from litestar import Litestar, get
 from litestar.middleware import DefineMiddleware
 
 from headgate.edges.asgi import RateLimitMiddleware
-from headgate.edges.requests import Request
+from headgate.edges.requests import HttpRequest
 
 KEYS = {"a key of ours", "another"}
 
 
-def cost(request: Request) -> int:
+def cost(request: HttpRequest) -> int:
     return 1 if request.headers.get("x-api-key") in KEYS else 2
 
 

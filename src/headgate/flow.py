@@ -22,8 +22,13 @@ Result = TypeVar("Result")
 Flow: TypeAlias = Generator[Step, Any, Result]
 
 
-def drive(flow: Flow[Step, Result], perform: Callable[[Step], object]) -> Result:
-    """Carry out a flow. `perform` carries out a step; an error of its is raised in the flow, at that step."""
+def _is_result(step: Any) -> Any:
+    """The performer of flows whose steps are results already, or awaitables of them."""
+    return step
+
+
+def drive(flow: Flow[Step, Result], perform: Callable[[Step], object] = _is_result) -> Result:
+    """Carry out a flow. `perform` carries out a step, by default a result already; its error is raised in the flow."""
     try:
         step = next(flow)
         while True:
@@ -40,7 +45,7 @@ def drive(flow: Flow[Step, Result], perform: Callable[[Step], object]) -> Result
         flow.close()
 
 
-async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any]) -> Result:
+async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any] = _is_result) -> Result:
     """`drive` in an event loop: `perform` returns the result of a step, or an awaitable of it."""
     try:
         step = next(flow)

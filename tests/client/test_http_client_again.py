@@ -105,7 +105,7 @@ def test_a_wait_that_is_too_long_is_not_waited_for() -> None:
     clock = Simulated()
     with served(Script((429, later(3600))), clock) as server, obeying(clock) as client:
         assert client.get(str(server)).status_code == 429
-        text = r"has to be left alone for 36\d\d\.\d s, and a request waits at most 300 s; try again then, or give"
+        text = r"allows nothing for 36\d\d\.\d s, and a request waits at most 300 s; try again then, or give"
         with pytest.raises(TooLong, match=text) as no:
             client.get(str(server))
         assert no.value.retry_after is not None

@@ -422,7 +422,7 @@ def test_a_tier_that_there_is_not_is_refused(caplog: pytest.LogCaptureFixture) -
 
 
 def test_those_who_are_not_known_are_warned_from_where_the_others_are() -> None:
-    guard = Guard("test", limiter="60/minute", key=lambda request: None, wait=True)
+    guard = Guard("test", {"key": lambda request: None}, limiter="60/minute", awaits=True)
     known, unknown = guard.counters("received", Limiter("10/minute", warn_at=0.3))
     decisions = [counter.check("a", "normal", 4) for counter in (known, unknown)]
     assert [decision.outcome for decision in decisions if isinstance(decision, Decision)] == [Outcome.WARN] * 2
