@@ -335,6 +335,12 @@ def test_what_it_does_not_know_it_passes_on() -> None:
 # Mistakes ------------------------------------------------------------------------------------------------------------
 
 
+UNKNOWN_OPTION = (
+    "RateLimitMiddleware: expected options among key, cost, tier, exempt, routes, skip, counts, settle, headers, "
+    "proxies, body, got"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -370,6 +376,12 @@ def test_what_it_does_not_know_it_passes_on() -> None:
             "headers: expected one of ratelimit, x-ratelimit, both, none, got",
         ),
         ({"limiter": "1/minute", "proxies": ["?"]}, "proxies: expected addresses or networks such as '10.0.0.0/8'"),
+        (
+            {"limiter": "1/minute", "key_func": len},
+            f"{UNKNOWN_OPTION} 'key_func'; slowapi's key_func is key here, a function of the request",
+        ),
+        ({"limiter": "1/minute", "wait": True}, f"{UNKNOWN_OPTION} 'wait'; see headgate.edges.guard.Options"),
+        ({"limiter": "1/minute", "proxy": ["::1"]}, f"{UNKNOWN_OPTION} 'proxy'; did you mean proxies?"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: Any, text: str) -> None:

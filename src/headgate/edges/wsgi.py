@@ -43,11 +43,11 @@ class RateLimitMiddleware:
         gate: Gate | None = None,
         **options: Unpack[Options],
     ) -> None:
+        self._app: Final = app
+        self._guard: Final = Guard("RateLimitMiddleware", options, limiter=limiter, gate=gate, awaits=False)
         for name, given in options.items():
             if iscoroutinefunction(given):
                 refuse(f"RateLimitMiddleware {name}", "a plain function, since WSGI has no event loop", given)
-        self._app: Final = app
-        self._guard: Final = Guard("RateLimitMiddleware", options, limiter=limiter, gate=gate, awaits=False)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         guard = self._guard
