@@ -7,7 +7,7 @@ import pytest
 
 from headgate import HeadgateError, InvalidInput, Policy
 from headgate.client import HubClient, QueueFull, Refused, Unsent, Warned
-from headgate.client.hub import Tier
+from headgate.client.hub import TierLimit
 from tests.support.hub import running
 from tests.support.hub_clients import Denials, comes_back_when_it_is_told, hub_client, in_time, run, stays, until
 
@@ -59,13 +59,13 @@ def test_what_a_question_is_made_of_is_checked() -> None:
     async def main() -> None:
         client = HubClient("http://hub.example", "alice", "secret")
         assert client.url == "ws://hub.example/ws"
-        with pytest.raises(HeadgateError, match="expected a client that is open; use it by `async with`"):
+        with pytest.raises(HeadgateError, match="expected an open client; use it with `async with`"):
             await client.ask("ping")
         with pytest.raises(InvalidInput, match="kind: expected the type of a frame, such as ping; the client ident"):
             await client.ask("identify", agent_id="alice", token="secret")
-        with pytest.raises(InvalidInput, match=r"message: its fields: expected what JSON has \(Object of type bytes"):
+        with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Object of type bytes"):
             await client.ask("message", to="bob", body=b"")
-        with pytest.raises(InvalidInput, match=r"message: its fields: expected what JSON has \(Out of range float"):
+        with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Out of range float"):
             await client.ask("message", to="bob", body=float("nan"))
         with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 70"):
             await client.ask("message", to="bob", body="x" * 70_000)
@@ -231,14 +231,14 @@ def test_d5_what_waits_is_bounded_and_what_was_cancelled_is_not_sent() -> None:
 
 
 def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
-    lane = Tier(1)
-    lane.scarce(0, 0, SECOND, 0)
-    assert lane.opens() == SECOND
-    lane.sent(3600 * SECOND)  # long after it could have been
-    lane.under_way -= 1
-    lane.denied(3600 * SECOND, 5 * SECOND, 0)
-    lane.scarce(3605 * SECOND, 0, SECOND, 0)
-    assert lane.opens() == 3606 * SECOND
+    limit = TierLimit(1)
+    limit.warn(0, 0, SECOND, 0)
+    assert limit.next_send() == SECOND
+    limit.sent(3600 * SECOND)  # long after it could have been
+    limit.in_flight -= 1
+    limit.denied(3600 * SECOND, 5 * SECOND, 0)
+    limit.warn(3605 * SECOND, 0, SECOND, 0)
+    assert limit.next_send() == 3606 * SECOND
 
 
 # Connections that drop ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headgate.client import Denial, QueueFull, Refused, Unsent
-from headgate.client.outbox import Paced
+from headgate.client.outbox import PacedLimit
 from tests.support.hub import running
 from tests.support.hub_clients import Denials, in_time, relay_client, run, stays, until
 from tests.support.relay_clients import take
@@ -129,23 +129,23 @@ def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_s
         run(main())
 
 
-def test_d5_a_lane_learns_the_pace_and_that_it_has_changed() -> None:
+def test_d5_a_limit_learns_the_pace_and_that_it_has_changed() -> None:
     """By a bucket of one token each 3 seconds, which becomes one of 1 second after a while."""
-    lane, now, every, denied = Paced(1), 0, 3 * SECOND, Counter[int]()
+    limit, now, every, denied = PacedLimit(1), 0, 3 * SECOND, Counter[int]()
     ready = 0  # when the bucket has its next token
     for number in range(1000):
         every = 3 * SECOND if number < 300 else SECOND
         while True:
-            opens = lane.opens()
+            opens = limit.next_send()
             assert opens is not None
             now = max(now, opens)
-            lane.sent(now)
-            lane.under_way -= 1
+            limit.sent(now)
+            limit.in_flight -= 1
             if now >= ready:
                 break
             denied[number // 300] += 1
-            lane.denied(now, ready - now, 0)
-        lane.passed(warned=False)
+            limit.denied(now, ready - now, 0)
+        limit.passed(warned=False)
         ready += every
     assert denied[0] <= 8
     assert sum(denied.values()) <= 25
@@ -154,31 +154,31 @@ def test_d5_a_lane_learns_the_pace_and_that_it_has_changed() -> None:
 
 
 def test_a_pace_is_not_told_from_a_time_in_which_nothing_was_to_be_sent() -> None:
-    lane = Paced(1)
-    lane.denied(10 * SECOND, SECOND, 0)
+    limit = PacedLimit(1)
+    limit.denied(10 * SECOND, SECOND, 0)
     for now in (11 * SECOND, 3600 * SECOND):
-        lane.sent(now)
-        lane.under_way -= 1
-        lane.passed(warned=False)
-    lane.denied(3600 * SECOND, SECOND, 0)
-    assert lane.opens() == 3601 * SECOND
-    lane.sent(3601 * SECOND)
-    lane.under_way -= 1
-    lane.passed(warned=False)
-    assert lane.opens() == 3601 * SECOND
+        limit.sent(now)
+        limit.in_flight -= 1
+        limit.passed(warned=False)
+    limit.denied(3600 * SECOND, SECOND, 0)
+    assert limit.next_send() == 3601 * SECOND
+    limit.sent(3601 * SECOND)
+    limit.in_flight -= 1
+    limit.passed(warned=False)
+    assert limit.next_send() == 3601 * SECOND
 
 
 def test_what_is_denied_at_a_pace_that_is_a_little_too_fast_waits_no_longer_than_it_is_told() -> None:
-    lane = Paced(1)
-    lane.denied(0, SECOND, 0)
-    lane.sent(SECOND)
-    lane.under_way -= 1
-    lane.passed(warned=False)
-    lane.denied(SECOND, SECOND, 0)
-    lane.sent(2 * SECOND)
-    lane.under_way -= 1
-    lane.denied(2 * SECOND, 1000, 10)
-    assert lane.opens() == 2 * SECOND + 1010
+    limit = PacedLimit(1)
+    limit.denied(0, SECOND, 0)
+    limit.sent(SECOND)
+    limit.in_flight -= 1
+    limit.passed(warned=False)
+    limit.denied(SECOND, SECOND, 0)
+    limit.sent(2 * SECOND)
+    limit.in_flight -= 1
+    limit.denied(2 * SECOND, 1000, 10)
+    assert limit.next_send() == 2 * SECOND + 1010
 
 
 def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -205,7 +205,7 @@ def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn() -> Non
             sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(8)]
             await until(lambda: alice.held, "the denial")
             assert alice.waiting == 3
-            with pytest.raises(QueueFull, match="as much waits to be sent as may"):
+            with pytest.raises(QueueFull, match="the queue is full"):
                 await alice.send("bob", b"no room", wait=False)
             await in_time(hub.clock, alice, asyncio.gather(*sends))
             await in_time(hub.clock, alice, alice.send("bob", b"room", wait=False))

@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from headgate import HeadgateError, InvalidInput, ManualClock
-from headgate.client import Message, Refused, RelayClient
+from headgate.client import Refused, RelayClient, RelayMessage
 from headgate.hub.sockets.socket import Socket
 from tests.support.hub import Running, running
 from tests.support.hub_clients import comes_back_when_it_is_told, relay_client, run, stays, until
@@ -45,7 +45,7 @@ def test_what_the_hub_refuses_is_raised_with_its_code() -> None:
             hub.clock.advance(1)
             await after
             (message,) = await take(bob, 1)
-            assert message == Message(after.result(), "alice", b"after", "text/plain", "b-1")
+            assert message == RelayMessage(after.result(), "alice", b"after", "text/plain", "b-1")
 
     with running(max_frame=2000) as hub:
         run(main())
@@ -113,7 +113,7 @@ def test_what_is_sent_is_checked() -> None:
     async def main() -> None:
         client = RelayClient("https://hub.example/below/", "alice", "t")
         assert client.url == "wss://hub.example/below/relay"
-        with pytest.raises(HeadgateError, match="expected a client that is open; use it by `async with`"):
+        with pytest.raises(HeadgateError, match="expected an open client; use it with `async with`"):
             await client.send("bob", b"")
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"to": "bob", "body": "text"}, "body: expected bytes; encode text"),
@@ -232,9 +232,9 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
             found = await take(bob, 10)
             os.kill(hub.pid, signal.SIGSTOP)
             sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(10, 30)]
-            await until(lambda: len(alice._outbox.under_way) == 4, "as many as may be in flight")
+            await until(lambda: len(alice._outbox.in_flight) == 4, "as many as may be in flight")
             assert await stays(lambda: not any(send.done() for send in sends))  # handed over, and not answered
-            assert len(alice._outbox.under_way) == 4
+            assert len(alice._outbox.in_flight) == 4
             sends.pop(1).cancel()  # which is not sent again then
             await asyncio.to_thread(hub.kill)
             await until(lambda: not alice.connected and not bob.connected, "that they notice")
