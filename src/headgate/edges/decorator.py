@@ -108,7 +108,7 @@ def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
 
 def _require(key: str, decision: Decision) -> None:
     if not decision:
-        raise RateLimited(key, decision.limit, str(decision.limit), decision.retry_us)
+        raise RateLimited(key, decision.limit, str(decision.limit), decision.retry_ms)
 
 
 def _is_async(function: object) -> bool:
