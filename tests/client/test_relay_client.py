@@ -1,4 +1,4 @@
-"""The client of the relay, against real hubs on a clock that stands still: the limit, and what waits."""
+"""The client of the relay, against real hubs on a clock that stands still: the limit; and the queue of both clients."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.outbox import PacedLimit
 from tests.support.hub import running
-from tests.support.hub_clients import Denials, in_time, relay_client, run, stays, until
+from tests.support.hub_clients import Denials, Kind, both_clients, in_time, relay_client, run, stays, until
 from tests.support.relay_clients import take
 
 pytestmark = pytest.mark.once
@@ -198,55 +198,62 @@ def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> N
 # The queue ------------------------------------------------------------------------------------------------------------
 
 
-def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn() -> None:
+@both_clients
+def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice", most=3) as alice, relay_client(hub, "bob") as bob:
-            await alice.send("bob", b"first")
-            sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(8)]
-            await until(lambda: alice.held, "the denial")
+        async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
+            await kind.send(alice, "bob", "first")
+            sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(8)]
+            await until(lambda: alice.held, "the wait")
             assert alice.waiting == 3
             with pytest.raises(QueueFull, match="the queue is full"):
-                await alice.send("bob", b"no room", wait=False)
+                await kind.send(alice, "bob", "no room", wait=False)
             await in_time(hub.clock, alice, asyncio.gather(*sends))
-            await in_time(hub.clock, alice, alice.send("bob", b"room", wait=False))
-            bodies = [one.body for one in await take(bob, 10)]
-            assert bodies == [b"first", *(b"%d" % number for number in range(8)), b"room"]
+            await in_time(hub.clock, alice, kind.send(alice, "bob", "room", wait=False))
+            assert await kind.take(bob, 10) == ["first", *map(str, range(8)), "room"]
 
-    with running(relay_rate_burst="1") as hub:
+    with kind.limited() as hub:
         run(main())
 
 
-def test_d5_what_was_cancelled_is_not_sent_later() -> None:
+@both_clients
+def test_d5_what_was_cancelled_is_not_sent_later(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice", most=3) as alice, relay_client(hub, "bob") as bob:
-            await alice.send("bob", b"first")
-            names = (b"denied", b"waits", b"stays", b"no room", b"comes")
-            denied, waits, stays, no_room, comes = [asyncio.create_task(alice.send("bob", name)) for name in names]
-            await until(lambda: alice.held, "the denial")
+        async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
+            await kind.send(alice, "bob", "first")
+            names = ("denied", "waits", "stays", "no room", "comes")
+            denied, waits, stays, no_room, comes = [asyncio.create_task(kind.send(alice, "bob", one)) for one in names]
+            await until(lambda: alice.held, "the wait")
             for task in (denied, waits, no_room):
                 task.cancel()
             await until(lambda: alice.waiting == 2, "that there is room")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
-                    await alice.send("bob", b"too late")
+                    await kind.send(alice, "bob", "too late")
             await in_time(hub.clock, alice, asyncio.gather(stays, comes))
-            await in_time(hub.clock, alice, alice.send("bob", b"last"))
-            assert [one.body for one in await take(bob, 4)] == [b"first", b"stays", b"comes", b"last"]
+            await in_time(hub.clock, alice, kind.send(alice, "bob", "last"))
+            assert await kind.take(bob, 4) == ["first", "stays", "comes", "last"]
+            unsent = asyncio.create_task(kind.send(alice, "bob", "unsent"))
+            await until(lambda: alice.held, "the wait")
+            assert await alice.close(within=0) == 1
+            with pytest.raises(Unsent):
+                await unsent
 
-    with running(relay_rate_burst="1") as hub:
+    with kind.limited() as hub:
         run(main())
 
 
-def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent() -> None:
+@both_clients
+def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "bob") as bob:
-            async with relay_client(hub, "alice", most=4) as alice:
-                await alice.send("bob", b"0")
-                sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(1, 9)]
-                await until(lambda: alice.held, "the denial")
-                closing = asyncio.create_task(alice.close(within=2.5))
+        async with kind.connect(hub, "bob") as bob:
+            async with kind.connect(hub, "alice", most=4) as alice:
+                await kind.send(alice, "bob", "0")
+                sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(1, 9)]
+                await until(lambda: alice.held, "the wait")
+                closing = asyncio.create_task(alice.close(within=2.5 * kind.interval))
                 await asyncio.sleep(0)
-                end = hub.clock.now() + 5 * SECOND // 2
+                end = hub.clock.now() + round(2.5 * kind.interval * SECOND)
 
                 def moved() -> bool:
                     if alice.held:
@@ -255,18 +262,18 @@ def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent() -> None:
 
                 await until(moved, "the end")
                 assert await closing == 6  # of which two had waited for room
-                assert [await send for send in sends[:2]]
+                await asyncio.gather(*sends[:2])
                 for send in sends[2:]:
                     with pytest.raises(Unsent, match="the client was closed; this was not sent") as info:
                         await send
                     assert not info.value.maybe
                 with pytest.raises(Unsent, match="the client is closed; make another"):
-                    await alice.send("bob", b"")
+                    await kind.send(alice, "bob", "")
                 assert [one async for one in alice] == []
                 assert await alice.close() == 0
-            assert [one.body for one in await take(bob, 3)] == [b"0", b"1", b"2"]
+            assert await kind.take(bob, 3) == ["0", "1", "2"]
 
-    with running(relay_rate_burst="1") as hub:
+    with kind.limited() as hub:
         run(main())
 
 
