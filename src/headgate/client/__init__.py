@@ -1,4 +1,4 @@
-"""Callers that obey: transports for httpx, and clients of a hub and of its relay."""
+"""Clients that obey rate limits: transports for httpx, and clients of a hub and of its relay."""
 
 from typing import TYPE_CHECKING
 

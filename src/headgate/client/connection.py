@@ -1,4 +1,4 @@
-"""A client that reconnects: it sends again what was not answered, and never faster than the hub allows.
+"""A client that reconnects: it repeats unanswered frames, and never sends faster than the hub allows.
 
 `RelayClient` and `HubClient` are built on it. Each has its own handshake, frames and limits.
 """
@@ -43,7 +43,7 @@ _RESTARTING, _TOO_LARGE = 1012, 1009
 
 
 class TryLater(Exception):
-    """There is no connection for now. `wait` is what the hub asked for, in microseconds."""
+    """There is no connection for now. `wait` is the hub's, in microseconds."""
 
     def __init__(self, why: str, wait: int | None = None) -> None:
         self.wait: Final = wait

@@ -92,7 +92,7 @@ class _QueuedRequest:
         return self.ask(verb)
 
     def too_long(self) -> bool:
-        """Whether the wait for another attempt would exceed what is left."""
+        """Whether another attempt would have to wait too long."""
         with self._flows.lock:
             now = self._flows.clock.now()
             return self.pace.hopeless(now, now + self.left)

@@ -208,7 +208,7 @@ class _PolicyState:
         jitter: float,
         log: Iterable[SentRequest],
     ) -> None:
-        """Learn from a response. `log` is what was sent lately, the latest first."""
+        """Learn from a response. `log` holds recent requests, the latest first."""
         for estimate in self._estimates:  # the response to a request includes it
             estimate.unseen = [one for one in estimate.unseen if one is not sent]
         self._estimates = [estimate for estimate in self._estimates if not estimate.sent.certainly_before(sent)]

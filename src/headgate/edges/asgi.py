@@ -106,7 +106,7 @@ class RateLimitMiddleware:
 
 
 class _WatchedReceive:
-    """Passes on what a client sends, and notes a disconnect: frameworks raise for that, but no handler has failed."""
+    """A `receive` that notes a disconnect: frameworks raise for that, but no handler has failed."""
 
     __slots__ = ("_receive", "disconnected")
 

@@ -16,7 +16,7 @@ from headgate.stores.memory import MemoryStore
 Decided: TypeAlias = Decision | Awaitable[Decision]
 
 _LONGEST_KEY: Final = 256
-_NO_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - what a gate counts for peers without an address
+_NO_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the address that a gate counts for peers without one
 
 
 class RequestCounter(Protocol):

@@ -48,7 +48,7 @@ _STORES: Final = (
 _KEY: Final = re.compile(r".*/([0-9]+)/([0-9]+)/([^/]+)", re.DOTALL)  # as RateLimitItem.key_for ends it
 
 _TURNS: Final = (1, 2, 3)
-_MARKED: Final = 6  # what a marker's window holds: the cost of a turn is 3 + the turn, so that there is no second one
+_MARKED: Final = 6  # the capacity of a marker's window: a turn costs 3 + its number, so that two don't fit
 _TRIES: Final = 10  # where others may come between two steps
 _RESETTING: Final = 10.0  # seconds after which a server that is reset is away
 _FIXED, _MOVING, _SLIDING = "fixed", "moving", "sliding"
@@ -85,7 +85,7 @@ class _ForgetStep(NamedTuple):
 
 
 _Flow: TypeAlias = Flow[_ApplyStep | _ForgetStep, Result]
-"""Yields what to ask the store, and is sent its answers."""
+"""Yields steps for the store, and is sent their results."""
 
 
 class _StorageFlows:
@@ -213,7 +213,7 @@ class _StorageFlows:
         return max(before + cost, amount + 1)
 
     def _free(self, key: str, rules: _Rules) -> _Flow[tuple[int, int]]:
-        """The turn whose counter is empty; or, after some who were late have counted in each, the emptiest."""
+        """A turn whose counter is empty; or the emptiest, if late callers have counted in each."""
         counts = []
         for turn in _TURNS:
             counts.append(((yield from self._counted(key, rules, turn)), turn))

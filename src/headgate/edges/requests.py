@@ -49,7 +49,7 @@ class HttpRequest:
 
     @property
     def address(self) -> str:
-        """The client's address: the other end of the connection, or what a trusted proxy says it is."""
+        """The client's address: the other end of the connection, or the address that a trusted proxy names."""
         if self._address is None:
             peer = self.peer()
             self._address = self._proxies.client(peer, self.forwarded()) if self._proxies else peer or UNKNOWN

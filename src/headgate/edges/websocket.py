@@ -65,7 +65,7 @@ class WebSocketLimits:
 Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
 """The counters by key and by address."""
 Reaction: TypeAlias = Callable[[], Coroutine[Any, Any, "Message | None"]]
-"""Tells the client what came of its message, and returns what the application receives; None if it was denied."""
+"""Answers the client, and returns the message for the application; None if it was denied."""
 
 
 class WebSocketMiddleware:

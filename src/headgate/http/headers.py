@@ -1,4 +1,4 @@
-"""Rate limit headers: their dialects, and what a response says in them.
+"""Rate limit headers: their dialects, and how a response is read.
 
 Two dialects are known. "ratelimit" is draft-ietf-httpapi-ratelimit-headers-11, in structured fields (RFC 9651):
 
