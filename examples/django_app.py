@@ -1,8 +1,8 @@
-"""Django: a limit for everybody, and a tighter one for logins that fail. (Of a project, it is the file wsgi.py.)
+"""Django: a general limit, and a tighter one for failed logins. (In a project, this is the file wsgi.py.)
 
     gunicorn --chdir examples --threads 4 django_app
 
-Then try more often than it allows: curl -i -X POST localhost:8000/login
+Then exceed the limit: curl -i -X POST localhost:8000/login
 """
 
 from secrets import token_urlsafe
@@ -29,6 +29,6 @@ def login(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("", home), path("login", login)]
 
 application = get_wsgi_application()
-# Each client address: 100 requests a minute, and 3 logins that fail. Those that succeed are given back.
+# Each client address: 100 requests a minute, and 3 failed logins. Successful ones are refunded.
 application = RateLimitMiddleware(application, "100/minute")
 application = RateLimitMiddleware(application, "unlimited", routes={"POST /login": "3/minute"}, counts="failures")

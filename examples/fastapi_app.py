@@ -1,8 +1,8 @@
-"""FastAPI: a limit for everybody, a tighter one where passwords are tried, and one that each API key has.
+"""FastAPI: a general limit, a tighter one for logins, and one per API key.
 
     uvicorn --app-dir examples fastapi_app:app
 
-Then try more often than it allows: curl -i -X POST "localhost:8000/login?name=bob"
+Then exceed the limit: curl -i -X POST "localhost:8000/login?name=bob"
 """
 
 from typing import Annotated
@@ -12,14 +12,14 @@ from fastapi import Depends, FastAPI, HTTPException
 from headgate import Decision
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.fastapi import RateLimit
-from headgate.edges.requests import Request
+from headgate.edges.requests import HttpRequest
 
 app = FastAPI()
 app.add_middleware(RateLimitMiddleware, limiter="100/minute", skip=["/health"])  # each client address
 
 
-def api_key(request: Request) -> str | None:
-    return request.headers.get("x-api-key")  # without one, it is the address that counts
+def api_key(request: HttpRequest) -> str | None:
+    return request.headers.get("x-api-key")  # without one, the address counts
 
 
 @app.post("/login", dependencies=[Depends(RateLimit("3/minute", name="login"))])
@@ -30,9 +30,9 @@ async def login(name: str, password: str = "") -> str:
 
 
 @app.get("/search")
-async def search(words: str, standing: Annotated[Decision, Depends(RateLimit("10/minute", key=api_key))]) -> list[str]:
+async def search(words: str, decision: Annotated[Decision, Depends(RateLimit("10/minute", key=api_key))]) -> list[str]:
     found = sorted(words.split())
-    return found if standing.remaining > 5 else found[:1]  # who has little left gets the short answer
+    return found if decision.remaining > 5 else found[:1]  # a short answer if little is left
 
 
 @app.get("/health")

@@ -1,8 +1,8 @@
-"""Flask: a limit for everybody, and a tighter one for each who sends messages.
+"""Flask: a general limit, and a tighter one per sender of messages.
 
     flask --app examples/flask_app.py run
 
-Then send more than it allows: curl -i -X POST localhost:5000/messages/bob
+Then exceed the limit: curl -i -X POST localhost:5000/messages/bob
 """
 
 from flask import Flask

@@ -1,20 +1,20 @@
-"""Litestar: a limit for everybody, a tighter one for what is expensive, and more for those who have a key.
+"""Litestar: a general limit, a tighter one for an expensive report, and lower costs with an API key.
 
     uvicorn --app-dir examples litestar_app:app
 
-Then ask more often than it allows: curl -i localhost:8000/report
+Then exceed the limit: curl -i localhost:8000/report
 """
 
 from litestar import Litestar, get
 from litestar.middleware import DefineMiddleware
 
 from headgate.edges.asgi import RateLimitMiddleware
-from headgate.edges.requests import Request
+from headgate.edges.requests import HttpRequest
 
 KEYS = {"a key of ours", "another"}
 
 
-def cost(request: Request) -> int:
+def cost(request: HttpRequest) -> int:
     return 1 if request.headers.get("x-api-key") in KEYS else 2
 
 

@@ -1,8 +1,8 @@
-"""Starlette: WebSockets whose clients may connect ten times a minute, and send three messages at once.
+"""Starlette: WebSockets with a limit of ten connects a minute, and of three messages at once.
 
     uvicorn --app-dir examples starlette_websocket:app
 
-Then send more than it allows: python -m websockets ws://localhost:8000/echo
+Then exceed the limit: python -m websockets ws://localhost:8000/echo
 """
 
 from starlette.applications import Starlette
@@ -16,7 +16,7 @@ from headgate.edges.websocket import WebSocketLimits
 
 async def echo(socket: WebSocket) -> None:
     await socket.accept()
-    async for text in socket.iter_text():  # what is denied never comes here: its sender is told when to try again
+    async for text in socket.iter_text():  # denied messages never get here: the client is told when to retry
         await socket.send_text(text)
 
 

@@ -17,7 +17,7 @@ from headgate.edges.decorator import rate_limited
 from headgate.edges.guard import Options
 from headgate.edges.websocket import WebSocketLimits
 from headgate.events import Event
-from headgate.http.headers import Dialect
+from headgate.http import Dialect
 from headgate.hub.api.routing import Route, Who
 from headgate.hub.app import ROUTES
 from headgate.hub.settings import HubSettings, flag, variable

@@ -18,10 +18,10 @@ class InvalidInput(HeadgateError, ValueError):
 class RateLimited(HeadgateError):
     """A request was denied. Only verbs that say so raise it; everywhere else a denial is a `Decision`."""
 
-    def __init__(self, agent: str, limit: object, pace: str, retry_us: int | None) -> None:
+    def __init__(self, agent: str, limit: object, pace: str, retry_ms: int | None) -> None:
         self.agent = agent
         self.limit = limit
-        self.retry_after_ms = None if retry_us is None else -(-retry_us // 1000)
+        self.retry_after_ms = retry_ms
         """Milliseconds until a retry can pass, rounded up, never 0; None if no wait would help."""
         wait = "no wait would help" if self.retry_after_ms is None else f"retry after {self.retry_after_ms}ms"
         super().__init__(f"rate limited: agent {agent!r} at {pace}, {wait}")

@@ -22,13 +22,16 @@ Result = TypeVar("Result")
 Flow: TypeAlias = Generator[Step, Any, Result]
 
 
-def drive(flow: Flow[Step, Result], perform: Callable[[Step], object]) -> Result:
-    """Carry out a flow. `perform` carries out a step; an error of its is raised in the flow, at that step."""
+def drive(flow: Flow[Step, Result], perform: Callable[[Step], object] | None = None) -> Result:
+    """Carry out a flow. `perform` carries out a step; without it, each step is its own result already.
+
+    An error in a step is raised in the flow, at that step: so the flow is always run to its end.
+    """
     try:
         step = next(flow)
         while True:
             try:
-                done = perform(step)
+                done = step if perform is None else perform(step)
             except BaseException as error:  # noqa: BLE001 - the flow decides what to do about it
                 step = flow.throw(error)
             else:
@@ -36,17 +39,15 @@ def drive(flow: Flow[Step, Result], perform: Callable[[Step], object]) -> Result
     except StopIteration as end:
         result: Result = end.value
         return result
-    finally:
-        flow.close()
 
 
-async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any]) -> Result:
-    """`drive` in an event loop: `perform` returns the result of a step, or an awaitable of it."""
+async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any] | None = None) -> Result:
+    """`drive` in an event loop: the result of a step may be an awaitable."""
     try:
         step = next(flow)
         while True:
             try:
-                done = perform(step)
+                done = step if perform is None else perform(step)
                 if hasattr(done, "__await__"):
                     done = await done
             except BaseException as error:  # noqa: BLE001 - the flow decides what to do about it
@@ -56,5 +57,3 @@ async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any]) -> Re
     except StopIteration as end:
         result: Result = end.value
         return result
-    finally:
-        flow.close()

@@ -9,4 +9,4 @@ from tests.support.valkey import PATIENCE
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine isn't a hub that doesn't answer: by a clock that stands still, the pause after that has no end."""
-    monkeypatch.setattr(connection, "_GREETING", PATIENCE)
+    monkeypatch.setattr(connection, "_HANDSHAKE", PATIENCE)

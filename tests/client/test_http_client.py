@@ -18,23 +18,23 @@ from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
 from tests.support.asgi_server import serving
 from tests.support.obeying_transports import (
-    AsyncSending,
+    AsyncCountingTransport,
     Receive,
     Script,
     Send,
     Server,
-    Simulated,
+    SimulatedClock,
     answer,
-    apatient,
     auntil,
+    fixed_window_app,
+    headgate_app,
     hello,
-    later,
     obeying,
-    ours,
-    patient,
+    patient_async_client,
+    patient_client,
+    retry_after,
     run,
     served,
-    windowed,
 )
 from tests.support.valkey import wait_for
 
@@ -49,8 +49,8 @@ def within_five_percent(server: Server, requests: int, ideal: float) -> None:
 
 
 def test_500_requests_all_succeed_none_is_denied_and_no_time_is_lost() -> None:
-    clock = Simulated()
-    with served(ours("60/minute", clock), clock) as server, obeying(clock) as client:
+    clock = SimulatedClock()
+    with served(headgate_app("60/minute", clock), clock) as server, obeying(clock) as client:
         for _ in range(500):
             assert client.get(str(server)).status_code == 200
     within_five_percent(server, 500, 440)
@@ -59,24 +59,24 @@ def test_500_requests_all_succeed_none_is_denied_and_no_time_is_lost() -> None:
 @pytest.mark.parametrize(
     ("app_on", "each", "ideal"),
     [
-        (lambda clock: ours("60/minute", clock), 10, 440),
-        (lambda clock: ours("60/minute burst 10", clock), 4, 190),
-        (lambda clock: windowed(60, 60, clock), 4, 180),
+        (lambda clock: headgate_app("60/minute", clock), 10, 440),
+        (lambda clock: headgate_app("60/minute burst 10", clock), 4, 190),
+        (lambda clock: fixed_window_app(60, 60, clock), 4, 180),
     ],
     ids=["60/minute", "60/minute burst 10", "a window of 60"],
 )
 def test_requests_of_50_tasks_at_once(
     app_on: Callable[[ManualClock], Callable[..., Awaitable[None]]], each: int, ideal: float
 ) -> None:
-    clock = Simulated()
+    clock = SimulatedClock()
 
     async def some(client: httpx.AsyncClient) -> None:
         for _ in range(each):
             assert (await client.get(str(server))).status_code == 200
 
     async def main() -> None:
-        transport = AsyncObeyingTransport(AsyncSending(clock), clock=clock, random=random.Random(7).random)
-        async with apatient(transport) as client:
+        transport = AsyncObeyingTransport(AsyncCountingTransport(clock), clock=clock, random=random.Random(7).random)
+        async with patient_async_client(transport) as client:
             await asyncio.gather(*(some(client) for _ in range(50)))
 
     with served(app_on(clock), clock) as server:
@@ -85,8 +85,8 @@ def test_requests_of_50_tasks_at_once(
 
 
 def test_requests_of_20_threads_at_once() -> None:
-    clock = Simulated()
-    with served(ours("60/minute burst 10", clock), clock) as server, obeying(clock) as client:
+    clock = SimulatedClock()
+    with served(headgate_app("60/minute burst 10", clock), clock) as server, obeying(clock) as client:
         with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(lambda _: client.get(str(server)).status_code, range(200)))
         assert answers == [200] * 200
@@ -94,11 +94,11 @@ def test_requests_of_20_threads_at_once() -> None:
 
 
 def test_a_hundred_clients_that_are_denied_at_the_same_moment_come_back_at_different_ones() -> None:
-    script = Script(*[(429, later(60)), (200, {})] * 100)
+    script = Script(*[(429, retry_after(60)), (200, {})] * 100)
     waits: list[float] = []
     with served(script, ManualClock()) as server:
         for _ in range(100):
-            clock = Simulated()  # each stands at 0 when its client is denied
+            clock = SimulatedClock()  # each stands at 0 when its client is denied
             with obeying(clock, random=None, on_wait=lambda notice: waits.append(notice.seconds)) as client:
                 assert client.get(str(server)).status_code == 200
     assert len(waits) == 100
@@ -117,7 +117,7 @@ def test_first_come_first_served_never_early_and_told_of_it() -> None:
 
     async def main() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, on_wait=notices.append)
-        async with apatient(transport) as client:
+        async with patient_async_client(transport) as client:
             await client.get(f"{server}/first")
             tasks = []
             for number in range(5):
@@ -139,7 +139,7 @@ def test_first_come_first_served_never_early_and_told_of_it() -> None:
                     break
             await asyncio.gather(*tasks)
 
-    with served(ours("30/minute burst 1", clock), clock) as server:
+    with served(headgate_app("30/minute burst 1", clock), clock) as server:
         run(main())
     assert server.paths == ["/first", "/0", "/1", "/2", "/4"]
     assert server.moments == [0, 2, 4, 6, 8]
@@ -152,7 +152,7 @@ def test_a_full_line_is_not_joined() -> None:
 
     async def main() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, most_waiting=2, on_wait=notices.append)
-        async with apatient(transport) as client:
+        async with patient_async_client(transport) as client:
             await client.get(str(server))
             waiting = [asyncio.create_task(client.get(str(server))) for _ in range(2)]
             await auntil(lambda: bool(notices))
@@ -164,7 +164,7 @@ def test_a_full_line_is_not_joined() -> None:
             clock.advance(60)
             assert (await client.get(str(server))).status_code == 200, "they have left the line"
 
-    with served(ours("1/minute", clock), clock) as server:
+    with served(headgate_app("1/minute", clock), clock) as server:
         run(main())
 
 
@@ -173,7 +173,7 @@ def test_who_is_cancelled_between_two_tries_is_gone() -> None:
     notices: list[WaitNotice] = []
 
     async def main() -> None:
-        async with apatient(AsyncObeyingTransport(clock=clock, on_wait=notices.append)) as client:
+        async with patient_async_client(AsyncObeyingTransport(clock=clock, on_wait=notices.append)) as client:
             task = asyncio.create_task(client.get(str(server)))
             await auntil(lambda: bool(notices))
             task.cancel()
@@ -182,15 +182,15 @@ def test_who_is_cancelled_between_two_tries_is_gone() -> None:
             clock.advance(100)
             assert (await client.get(str(server))).text == "answer 2"
 
-    with served(Script((429, later(60))), clock) as server:
+    with served(Script((429, retry_after(60))), clock) as server:
         run(main())
 
 
 def test_what_one_server_says_holds_for_no_other() -> None:
-    clock = Simulated()
+    clock = SimulatedClock()
     with (
-        served(ours("1/minute", clock), clock) as one,
-        served(ours("1/minute", clock), clock) as other,
+        served(headgate_app("1/minute", clock), clock) as one,
+        served(headgate_app("1/minute", clock), clock) as other,
         obeying(clock) as client,
     ):
         for server in (one, other):
@@ -204,13 +204,13 @@ def test_of_many_servers_those_are_forgotten_that_nobody_waits_for(monkeypatch: 
     monkeypatch.setattr(http, "_MOST_ORIGINS", 2)
     clock = ManualClock()
     with ExitStack() as stack:
-        apps = [hello, ours("1/minute", clock), hello, hello]
+        apps = [hello, headgate_app("1/minute", clock), hello, hello]
         servers = [stack.enter_context(served(app, clock)) for app in apps]
         transport = ObeyingTransport(clock=clock, most_wait=1)
-        client = stack.enter_context(patient(transport))
+        client = stack.enter_context(patient_client(transport))
         for server in servers:
             assert client.get(str(server)).status_code == 200
-            assert len(transport._course._paces) <= 2
+            assert len(transport._flows._paces) <= 2
         with pytest.raises(TooLong):
             client.get(str(servers[1]))
 
@@ -231,7 +231,7 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
     async def main() -> None:
         waits: list[float] = []
         transport = AsyncObeyingTransport(clock=clock, jitter=0, on_wait=lambda notice: waits.append(notice.seconds))
-        async with apatient(transport) as client:
+        async with patient_async_client(transport) as client:
             await client.get(f"http://{server}")
             slow = asyncio.create_task(client.get(f"http://{server}/slow"))
             await auntil(lambda: arrived.acquire(blocking=False))
@@ -249,10 +249,10 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
 
 
 def test_several_policies_are_all_obeyed() -> None:
-    clock = Simulated()
+    clock = SimulatedClock()
     limit = "5/second; 20/minute"
     assert len(parse(limit).parts) == 2
-    with served(ours(limit, clock), clock) as server, obeying(clock) as client:
+    with served(headgate_app(limit, clock), clock) as server, obeying(clock) as client:
         for _ in range(60):
             client.get(str(server))
     assert server.answered == [200] * 60
@@ -268,7 +268,7 @@ def test_of_a_new_server_one_answer_is_awaited_before_more_is_sent() -> None:
         await answer(send, 200)
 
     async def main() -> None:
-        async with apatient(AsyncObeyingTransport(clock=ManualClock())) as client:
+        async with patient_async_client(AsyncObeyingTransport(clock=ManualClock())) as client:
             tasks = [asyncio.create_task(client.get(f"http://{server}")) for _ in range(20)]
             await auntil(lambda: arrived.acquire(blocking=False))
             assert not arrived.acquire(blocking=False)
@@ -293,7 +293,7 @@ def test_a_body_is_streamed_as_it_comes() -> None:
 
     with (
         serving(app) as server,
-        patient(ObeyingTransport()) as client,
+        patient_client(ObeyingTransport()) as client,
         client.stream("GET", f"http://{server}") as response,
     ):
         parts = response.iter_raw()

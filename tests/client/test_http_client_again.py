@@ -15,12 +15,12 @@ from tests.support.obeying_transports import (
     Receive,
     Script,
     Send,
-    Simulated,
+    SimulatedClock,
     answer,
-    apatient,
     auntil,
-    later,
     obeying,
+    patient_async_client,
+    retry_after,
     run,
     served,
 )
@@ -32,20 +32,20 @@ pytestmark = pytest.mark.once
 @pytest.mark.parametrize(
     ("request_of", "first", "tries"),
     [
-        ({"method": "GET"}, (429, later(3)), 2),
-        ({"method": "POST", "json": {"a": 1}}, (429, later(3)), 2),
+        ({"method": "GET"}, (429, retry_after(3)), 2),
+        ({"method": "POST", "json": {"a": 1}}, (429, retry_after(3)), 2),
         ({"method": "POST", "content": b"text"}, (429, {}), 2),
-        ({"method": "POST", "content": iter([b"te", b"xt"])}, (429, later(3)), 1),
-        ({"method": "GET"}, (503, later(3)), 2),
-        ({"method": "PUT", "content": b"text"}, (503, later(3)), 2),
-        ({"method": "POST", "content": b"text"}, (503, later(3)), 1),
-        ({"method": "POST", "content": b"text", "headers": {"Idempotency-Key": "7"}}, (503, later(3)), 2),
+        ({"method": "POST", "content": iter([b"te", b"xt"])}, (429, retry_after(3)), 1),
+        ({"method": "GET"}, (503, retry_after(3)), 2),
+        ({"method": "PUT", "content": b"text"}, (503, retry_after(3)), 2),
+        ({"method": "POST", "content": b"text"}, (503, retry_after(3)), 1),
+        ({"method": "POST", "content": b"text", "headers": {"Idempotency-Key": "7"}}, (503, retry_after(3)), 2),
         ({"method": "GET"}, (503, {}), 1),
-        ({"method": "GET"}, (500, later(3)), 1),
+        ({"method": "GET"}, (500, retry_after(3)), 1),
     ],
 )
 def test_what_does_nothing_twice_is_sent_again(request_of: Any, first: tuple[int, Headers], tries: int) -> None:
-    clock, script = Simulated(), Script(first)
+    clock, script = SimulatedClock(), Script(first)
     with served(script, clock) as server, obeying(clock) as client:
         response = client.request(url=str(server), **request_of)
         assert server.answered == [first[0], 200][:tries]
@@ -57,7 +57,7 @@ def test_what_does_nothing_twice_is_sent_again(request_of: Any, first: tuple[int
 
 
 def test_after_a_connection_error_nothing_is_sent_again() -> None:
-    clock = Simulated()
+    clock = SimulatedClock()
     with nobody() as port, obeying(clock) as client, pytest.raises(httpx.ConnectError):
         client.post(f"http://127.0.0.1:{port}", json={})
     assert clock.now() == 0
@@ -80,7 +80,7 @@ def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_go
         transport = AsyncObeyingTransport(clock=ManualClock(), on_wait=notices.append)
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, apatient(transport) as client:
+        async with server, patient_async_client(transport) as client:
             both = client.post(url, json={}), client.get(url)
             broken, answered = await asyncio.gather(*both, return_exceptions=True)
             assert isinstance(broken, httpx.RemoteProtocolError)
@@ -92,20 +92,20 @@ def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_go
 
 
 def test_after_so_many_tries_the_denial_is_returned_as_it_is() -> None:
-    clock = Simulated()
-    with served(Script(*[(429, later(1))] * 9), clock) as server, obeying(clock, retries=2) as client:
+    clock = SimulatedClock()
+    with served(Script(*[(429, retry_after(1))] * 9), clock) as server, obeying(clock, retries=2) as client:
         response = client.get(str(server))
         assert (response.status_code, response.text) == (429, "answer 3")
         assert len(server.peers) == 1, "one connection served all tries"
-    with served(Script(*[(429, later(1))] * 9), clock) as server, obeying(clock, retries=0) as client:
+    with served(Script(*[(429, retry_after(1))] * 9), clock) as server, obeying(clock, retries=0) as client:
         assert client.get(str(server)).text == "answer 1"
 
 
 def test_a_wait_that_is_too_long_is_not_waited_for() -> None:
-    clock = Simulated()
-    with served(Script((429, later(3600))), clock) as server, obeying(clock) as client:
+    clock = SimulatedClock()
+    with served(Script((429, retry_after(3600))), clock) as server, obeying(clock) as client:
         assert client.get(str(server)).status_code == 429
-        text = r"has to be left alone for 36\d\d\.\d s, and a request waits at most 300 s; try again then, or give"
+        text = r"allows nothing for 36\d\d\.\d s, and a request waits at most 300 s; try again then, or give"
         with pytest.raises(TooLong, match=text) as no:
             client.get(str(server))
         assert no.value.retry_after is not None
@@ -117,8 +117,8 @@ def test_a_wait_that_is_too_long_is_not_waited_for() -> None:
 
 
 def test_all_waits_of_a_request_together_are_at_most_so_long() -> None:
-    clock = Simulated()
-    with served(Script(*[(429, later(40))] * 9), clock) as server, obeying(clock, most_wait=100) as client:
+    clock = SimulatedClock()
+    with served(Script(*[(429, retry_after(40))] * 9), clock) as server, obeying(clock, most_wait=100) as client:
         assert client.get(str(server)).text == "answer 3"
     assert 80 <= server.moments[-1] <= 100
 
@@ -129,7 +129,7 @@ def test_who_may_wait_no_longer_doesnt_join_the_line_again() -> None:
 
     async def main() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, most_wait=100, on_wait=notices.append)
-        async with apatient(transport) as client:
+        async with patient_async_client(transport) as client:
             first = asyncio.create_task(client.get(str(server)))
             await auntil(lambda: len(notices) == 1)
             second = asyncio.create_task(client.get(str(server)))
@@ -140,7 +140,7 @@ def test_who_may_wait_no_longer_doesnt_join_the_line_again() -> None:
             clock.advance(60)
             assert (await second).text == "answer 3"
 
-    with served(Script((429, later(60)), (429, later(60))), clock) as server:
+    with served(Script((429, retry_after(60)), (429, retry_after(60))), clock) as server:
         run(main())
 
 
@@ -150,15 +150,15 @@ def test_a_denial_that_is_given_back_after_all_still_has_its_body() -> None:
     async def app(scope: dict[str, Any], _receive: Receive, send: Send) -> None:
         if scope["path"] == "/long":
             await heard.wait()
-            await answer(send, 429, later(1000), b"long")
+            await answer(send, 429, retry_after(1000), b"long")
         elif scope["path"] == "/short":
-            await answer(send, 429, later(10), b"short")
+            await answer(send, 429, retry_after(10), b"short")
         else:
             await answer(send, 200)
 
     async def main() -> list[str]:
         transport = AsyncObeyingTransport(clock=ManualClock(), on_wait=lambda _: server.call(heard.set))
-        async with apatient(transport) as client:
+        async with patient_async_client(transport) as client:
             await client.get(f"http://{server}")
             both = (client.get(f"http://{server}/{path}") for path in ("short", "long"))
             return [response.text for response in await asyncio.gather(*both)]
@@ -184,7 +184,7 @@ def test_bad_headers_hold_nobody_up_for_long() -> None:
 
     with serving(app) as server:
         for value in BAD:
-            clock = Simulated()
+            clock = SimulatedClock()
             with obeying(clock, retries=1) as client:
                 for path in ("pass", "deny", "pass"):
                     with suppress(TooLong):  # at once, where the wait would be longer

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from headgate import HeadgateError, InvalidInput, Policy
-from headgate.client import HubClient, QueueFull, Refused, Unsent, Warned
-from headgate.client.hub import Tier
+from headgate import InvalidInput, Policy
+from headgate.client import HubClient, Refused, Warned
+from headgate.client.hub import TierLimit
 from tests.support.hub import running
-from tests.support.hub_clients import Denials, comes_back_when_it_is_told, hub_client, in_time, run, stays, until
+from tests.support.hub_clients import Denials, hub_client, in_time, run, stays, until
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -58,22 +58,13 @@ def test_a_question_is_answered_and_a_refusal_raised() -> None:
 def test_what_a_question_is_made_of_is_checked() -> None:
     async def main() -> None:
         client = HubClient("http://hub.example", "alice", "secret")
-        assert client.url == "ws://hub.example/ws"
-        with pytest.raises(HeadgateError, match="expected a client that is open; use it by `async with`"):
-            await client.ask("ping")
         with pytest.raises(InvalidInput, match="kind: expected the type of a frame, such as ping; the client ident"):
             await client.ask("identify", agent_id="alice", token="secret")
-        with pytest.raises(InvalidInput, match=r"message: its fields: expected what JSON has \(Object of type bytes"):
+        with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Object of type bytes"):
             await client.ask("message", to="bob", body=b"")
-        with pytest.raises(InvalidInput, match=r"message: its fields: expected what JSON has \(Out of range float"):
+        with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Out of range float"):
             await client.ask("message", to="bob", body=float("nan"))
-        with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 70"):
-            await client.ask("message", to="bob", body="x" * 70_000)
 
-    with pytest.raises(InvalidInput, match="agent: expected 1 to 128 printable characters"):
-        HubClient("http://hub.example", "a\n", "t")
-    with pytest.raises(HeadgateError, match="token: expected the one that the agent got"):
-        HubClient("http://hub.example", "a", "")
     run(main())
 
 
@@ -206,39 +197,15 @@ def test_d5_each_session_is_held_back_for_itself() -> None:
         run(main())
 
 
-def test_d5_what_waits_is_bounded_and_what_was_cancelled_is_not_sent() -> None:
-    async def main() -> None:
-        async with hub_client(hub, "bob") as bob:
-            async with hub_client(hub, "alice", most=2) as alice:
-                hub.hub.gate.set_override("alice", "normal", "1/minute", channel="ws")
-                await alice.ask("message", to="bob", body=0)
-                names = ("gone", "stays", "waits")
-                tasks = [asyncio.create_task(alice.ask("message", to="bob", body=name)) for name in names]
-                await until(lambda: alice.held, "the holding back")
-                assert alice.waiting == 2
-                with pytest.raises(QueueFull):
-                    await alice.ask("ping", wait=False)
-                tasks[0].cancel()
-                hub.clock.advance(alice.held)
-                await tasks[1]
-                assert await alice.close(within=0) == 1
-                with pytest.raises(Unsent):
-                    await tasks[2]
-            assert bodies(await take(bob, 2)) == [0, "stays"]
-
-    with running() as hub:
-        run(main())
-
-
 def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
-    lane = Tier(1)
-    lane.scarce(0, 0, SECOND, 0)
-    assert lane.opens() == SECOND
-    lane.sent(3600 * SECOND)  # long after it could have been
-    lane.under_way -= 1
-    lane.denied(3600 * SECOND, 5 * SECOND, 0)
-    lane.scarce(3605 * SECOND, 0, SECOND, 0)
-    assert lane.opens() == 3606 * SECOND
+    limit = TierLimit(1)
+    limit.warn(0, 0, SECOND, 0)
+    assert limit.next_send() == SECOND
+    limit.sent(3600 * SECOND)  # long after it could have been
+    limit.in_flight -= 1
+    limit.denied(3600 * SECOND, 5 * SECOND, 0)
+    limit.warn(3605 * SECOND, 0, SECOND, 0)
+    assert limit.next_send() == 3606 * SECOND
 
 
 # Connections that drop ------------------------------------------------------------------------------------------------
@@ -262,34 +229,6 @@ def test_d5_a_new_connection_is_subscribed_again_and_gets_what_was_not_answered(
             for name in ("one", "two", "general"):
                 await bob.ask("channel_publish", channel=name, body=name)
             assert bodies(await take(alice, 2)) == ["one", "general"]
-
-    with running() as hub:
-        run(main())
-
-
-def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with hub_client(hub, "alice") as alice:
-            await comes_back_when_it_is_told(hub, alice, caplog)
-
-    with running() as hub:
-        run(main())
-
-
-def test_b2_a_token_that_is_wrong_or_revoked_raises_and_is_not_tried_for_ever() -> None:
-    async def main() -> None:
-        with pytest.raises(Refused, match=r"^unauthorized: 'alice' at ws://.*/ws: there is no such agent"):
-            async with hub_client(hub, "alice", "hg_wrong"):
-                pass
-        async with hub_client(hub, "alice") as alice:
-            event = asyncio.create_task(anext(alice))
-            hub.run(hub.hub.registry.revoke("alice"))
-            await until(lambda: not alice.connected, "the end")
-            hub.clock.advance(0.2)
-            with pytest.raises(Refused, match="unauthorized"):
-                await event
-            with pytest.raises(Refused, match="unauthorized"):
-                await alice.ask("ping")
 
     with running() as hub:
         run(main())

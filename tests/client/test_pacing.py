@@ -2,22 +2,24 @@
 
 import pytest
 
-from headgate.client.pacing import LONGEST, SECOND, Pace, Sent
-from headgate.http.headers import Left, Quota, Told
+from headgate.client.pacing import LONGEST, SECOND, Pace, SentRequest
+from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
 
 pytestmark = pytest.mark.once
 
-SILENT = Told()
+SILENT = RateLimitHeaders()
 
 
-def bucket(left: int, quota: int = 10, window: int = 10) -> Told:
+def bucket(left: int, quota: int = 10, window: int = 10) -> RateLimitHeaders:
     """What a bucket of ours says: what is left, and after how long all is back, or the next one passes."""
     lacking = quota - left if left else 1
-    return Told((Quota("default", quota, window),), (Left("default", left, -(-lacking * window // quota)),))
+    return RateLimitHeaders(
+        (QuotaPolicy("default", quota, window),), (ServiceLimit("default", left, -(-lacking * window // quota)),)
+    )
 
 
-def window(left: int, reset: int, quota: int = 10, length: int | None = 10) -> Told:
-    return Told((Quota("theirs", quota, length),), (Left("theirs", left, reset),))
+def window(left: int, reset: int, quota: int = 10, length: int | None = 10) -> RateLimitHeaders:
+    return RateLimitHeaders((QuotaPolicy("theirs", quota, length),), (ServiceLimit("theirs", left, reset),))
 
 
 def wait(pace: Pace, now: float = 0) -> float:
@@ -25,19 +27,21 @@ def wait(pace: Pace, now: float = 0) -> float:
     return max(pace.earliest(round(now * SECOND))[0] / SECOND - now, 0)
 
 
-def send(pace: Pace, now: float = 0) -> Sent:
+def send(pace: Pace, now: float = 0) -> SentRequest:
     assert wait(pace, now) == 0
     return pace.send(round(now * SECOND))
 
 
-def answer(pace: Pace, sent: Sent, told: Told, now: float = 0, status: int = 200, stretch: float = 0.0) -> bool:
-    return pace.answer(sent, round(now * SECOND), status, told, stretch)
+def answer(
+    pace: Pace, sent: SentRequest, headers: RateLimitHeaders, now: float = 0, status: int = 200, jitter: float = 0.0
+) -> bool:
+    return pace.answer(sent, round(now * SECOND), status, headers, jitter)
 
 
-def known(told: Told, now: float = 0) -> Pace:
+def known(headers: RateLimitHeaders, now: float = 0) -> Pace:
     """A pace after one answer."""
     pace = Pace()
-    answer(pace, send(pace, now), told, now)
+    answer(pace, send(pace, now), headers, now)
     return pace
 
 
@@ -66,7 +70,7 @@ def test_a_server_that_denies_without_figures_is_approached_again_by_few() -> No
     pace = known(SILENT)
     denied = [send(pace) for _ in range(3)]
     for sent in denied:
-        assert answer(pace, sent, Told(retry_after=7), status=429)
+        assert answer(pace, sent, RateLimitHeaders(retry_after=7), status=429)
     assert pace.earliest(0) == (7 * SECOND, "the server asked to wait")
     one = send(pace, 7)
     assert wait(pace, 7) == 1
@@ -91,7 +95,7 @@ def test_where_no_time_is_named_the_wait_doubles() -> None:
         now += waits[-1]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
     answer(pace, send(pace, now), SILENT, now)
-    answer(pace, send(pace, now), Told(retry_after=0), now, 429)
+    answer(pace, send(pace, now), RateLimitHeaders(retry_after=0), now, 429)
     assert wait(pace, now) == 1, "it begins again after one that passed"
 
 
@@ -99,40 +103,42 @@ def test_where_no_time_is_named_the_wait_doubles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "seconds"),
+    ("status", "headers", "seconds"),
     [
-        (429, Told(retry_after=5), 5),
-        (429, Told((), (Left("a", 0, 3),), 5), 5),
-        (429, Told((), (Left("a", 0, 9),), 5), 9),
-        (429, Told((), (Left("a", 0, 3), Left("b", 7, 3600)), 3), 3),
-        (429, Told((), (Left("a", 4, 3),)), 3),
-        (503, Told(retry_after=5), 5),
+        (429, RateLimitHeaders(retry_after=5), 5),
+        (429, RateLimitHeaders((), (ServiceLimit("a", 0, 3),), 5), 5),
+        (429, RateLimitHeaders((), (ServiceLimit("a", 0, 9),), 5), 9),
+        (429, RateLimitHeaders((), (ServiceLimit("a", 0, 3), ServiceLimit("b", 7, 3600)), 3), 3),
+        (429, RateLimitHeaders((), (ServiceLimit("a", 4, 3),)), 3),
+        (503, RateLimitHeaders(retry_after=5), 5),
         (503, SILENT, 0),
-        (200, Told(retry_after=5), 0),
-        (500, Told(retry_after=5), 0),
+        (200, RateLimitHeaders(retry_after=5), 0),
+        (500, RateLimitHeaders(retry_after=5), 0),
     ],
 )
-def test_the_wait_that_was_asked_for(status: int, told: Told, seconds: int) -> None:
+def test_the_wait_that_was_asked_for(status: int, headers: RateLimitHeaders, seconds: int) -> None:
     pace = Pace()
-    assert answer(pace, send(pace), told, status=status) == bool(seconds)
+    assert answer(pace, send(pace), headers, status=status) == bool(seconds)
     assert wait(pace) == seconds
 
 
 def test_a_wait_is_lengthened_and_never_shortened() -> None:
     pace = Pace()
-    answer(pace, send(pace), Told(retry_after=100), status=429, stretch=0.03)
+    answer(pace, send(pace), RateLimitHeaders(retry_after=100), status=429, jitter=0.03)
     assert wait(pace) == 103
-    answer(pace, pace.send(0), Told(retry_after=1), status=429)
+    answer(pace, pace.send(0), RateLimitHeaders(retry_after=1), status=429)
     assert wait(pace) == 103
     pace = Pace()
-    answer(pace, send(pace), window(0, 100), stretch=0.03)
+    answer(pace, send(pace), window(0, 100), jitter=0.03)
     assert wait(pace) == 103
 
 
-@pytest.mark.parametrize("told", [Told(retry_after=10**14), window(0, 10**14), window(0, 10**14, 10**14, 10**14)])
-def test_no_wait_is_believed_for_longer_than_a_day(told: Told) -> None:
+@pytest.mark.parametrize(
+    "headers", [RateLimitHeaders(retry_after=10**14), window(0, 10**14), window(0, 10**14, 10**14, 10**14)]
+)
+def test_no_wait_is_believed_for_longer_than_a_day(headers: RateLimitHeaders) -> None:
     pace = Pace()
-    answer(pace, send(pace), told, status=429)
+    answer(pace, send(pace), headers, status=429)
     assert wait(pace) == LONGEST / SECOND
 
 
@@ -168,7 +174,7 @@ def test_what_failed_may_have_been_counted_and_what_was_denied_was_not() -> None
     pace = known(window(1, 10))
     sent = send(pace)
     assert wait(pace) > 10
-    answer(pace, sent, Told((Quota("other", 10, 1),), (Left("other", 0, 1),), 1), status=429)
+    answer(pace, sent, RateLimitHeaders((QuotaPolicy("other", 10, 1),), (ServiceLimit("other", 0, 1),), 1), status=429)
     assert wait(pace, 1) == 0, "the one is left"
 
 
@@ -275,7 +281,7 @@ def test_slow_answers_slow_nothing_down() -> None:
     pace = known(bucket(9))
     for left in (8, 7, 6, 5, 4, 3, 2, 1, 0):
         answer(pace, send(pace), bucket(left))
-    under_way: list[Sent] = []
+    under_way: list[SentRequest] = []
     for now in range(1, 60):
         under_way.append(send(pace, now))
         if len(under_way) > 10:
@@ -284,32 +290,32 @@ def test_slow_answers_slow_nothing_down() -> None:
 
 
 def test_several_policies_all_hold_though_an_answer_speaks_of_one() -> None:
-    policies = (Quota("fast", 5, 1), Quota("slow", 10, 100))
-    pace = known(Told(policies, (Left("slow", 9, 10),)))
+    policies = (QuotaPolicy("fast", 5, 1), QuotaPolicy("slow", 10, 100))
+    pace = known(RateLimitHeaders(policies, (ServiceLimit("slow", 9, 10),)))
     for _ in range(2):
         for left in (4, 3, 2, 1):
-            answer(pace, send(pace), Told(policies, (Left("fast", left, 1),)))
+            answer(pace, send(pace), RateLimitHeaders(policies, (ServiceLimit("fast", left, 1),)))
     send(pace)
     assert pace.earliest(0)[1] == "nothing is left under 'slow'"
 
 
 def test_policies_are_told_apart_by_their_partition() -> None:
-    pace = known(Told((), (Left("a", 0, 5, b"one"), Left("a", 3, 5, b"two"))))
+    pace = known(RateLimitHeaders((), (ServiceLimit("a", 0, 5, b"one"), ServiceLimit("a", 3, 5, b"two"))))
     assert wait(pace) == 5
-    answer(pace, pace.send(0), Told((), (Left("a", 2, 5, b"two"),)))
+    answer(pace, pace.send(0), RateLimitHeaders((), (ServiceLimit("a", 2, 5, b"two"),)))
     assert wait(pace) == 5
 
 
 def test_of_another_unit_than_requests_only_its_end_is_known() -> None:
-    policy = (Quota("bytes", 1000, 60, "content-bytes"),)
-    pace = known(Told(policy, (Left("bytes", 3, 60),)))
+    policy = (QuotaPolicy("bytes", 1000, 60, "content-bytes"),)
+    pace = known(RateLimitHeaders(policy, (ServiceLimit("bytes", 3, 60),)))
     sent = [send(pace) for _ in range(10)]
-    answer(pace, sent[-1], Told(policy, (Left("bytes", 0, 60),)))
+    answer(pace, sent[-1], RateLimitHeaders(policy, (ServiceLimit("bytes", 0, 60),)))
     assert wait(pace) >= 60
 
 
 def test_where_only_the_remainder_is_told_a_minute_is_assumed() -> None:
-    pace = known(Told((), (Left("", 1),)))
+    pace = known(RateLimitHeaders((), (ServiceLimit("", 1),)))
     send(pace)
     assert pace.earliest(0)[1] == "nothing is left"
     assert 60 <= wait(pace) <= 120
@@ -318,7 +324,7 @@ def test_where_only_the_remainder_is_told_a_minute_is_assumed() -> None:
 def test_memory_is_bounded() -> None:
     pace = Pace()
     for number in range(100):
-        answer(pace, send(pace), Told((), (Left(str(number), 1000, 5),)))
+        answer(pace, send(pace), RateLimitHeaders((), (ServiceLimit(str(number), 1000, 5),)))
     assert len(pace._policies) == 32
     pace = known(SILENT)
     stuck = send(pace)
@@ -329,14 +335,14 @@ def test_memory_is_bounded() -> None:
     assert wait(pace, 2) == 0, "what it says is too old"
 
 
-def test_at_rest_is_what_has_nothing_to_wait_for() -> None:
+def test_a_pace_is_idle_when_there_is_nothing_to_wait_for() -> None:
     pace = Pace()
-    assert pace.at_rest(0)
+    assert pace.idle(0)
     sent = send(pace)
-    assert not pace.at_rest(0)
+    assert not pace.idle(0)
     answer(pace, sent, bucket(0))
-    assert not pace.at_rest(0)
-    assert pace.at_rest(SECOND)
+    assert not pace.idle(0)
+    assert pace.idle(SECOND)
 
 
 def test_nothing_is_hopeless_while_an_answer_may_change_it() -> None:
@@ -349,5 +355,5 @@ def test_nothing_is_hopeless_while_an_answer_may_change_it() -> None:
     assert not pace.hopeless(0, 100 * SECOND)
     pace = known(SILENT)
     sent, _ = send(pace), send(pace)
-    answer(pace, sent, Told(retry_after=100), status=429)
+    answer(pace, sent, RateLimitHeaders(retry_after=100), status=429)
     assert pace.hopeless(0, 50 * SECOND)

@@ -1,4 +1,4 @@
-"""The client of the relay, against real hubs on a clock that stands still: the limit, and what waits."""
+"""The client of the relay, against real hubs on a clock that stands still: the limit; and the queue of both clients."""
 
 import asyncio
 from collections import Counter
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from headgate.client import Denial, QueueFull, Refused, Unsent
-from headgate.client.outbox import Paced
+from headgate.client.outbox import PacedLimit
 from tests.support.hub import running
-from tests.support.hub_clients import Denials, in_time, relay_client, run, stays, until
+from tests.support.hub_clients import Denials, Kind, both_clients, in_time, relay_client, run, stays, until
 from tests.support.relay_clients import take
 
 pytestmark = pytest.mark.once
@@ -129,23 +129,23 @@ def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_s
         run(main())
 
 
-def test_d5_a_lane_learns_the_pace_and_that_it_has_changed() -> None:
+def test_d5_a_limit_learns_the_pace_and_that_it_has_changed() -> None:
     """By a bucket of one token each 3 seconds, which becomes one of 1 second after a while."""
-    lane, now, every, denied = Paced(1), 0, 3 * SECOND, Counter[int]()
+    limit, now, every, denied = PacedLimit(1), 0, 3 * SECOND, Counter[int]()
     ready = 0  # when the bucket has its next token
     for number in range(1000):
         every = 3 * SECOND if number < 300 else SECOND
         while True:
-            opens = lane.opens()
+            opens = limit.next_send()
             assert opens is not None
             now = max(now, opens)
-            lane.sent(now)
-            lane.under_way -= 1
+            limit.sent(now)
+            limit.in_flight -= 1
             if now >= ready:
                 break
             denied[number // 300] += 1
-            lane.denied(now, ready - now, 0)
-        lane.passed(warned=False)
+            limit.denied(now, ready - now, 0)
+        limit.passed(warned=False)
         ready += every
     assert denied[0] <= 8
     assert sum(denied.values()) <= 25
@@ -154,31 +154,31 @@ def test_d5_a_lane_learns_the_pace_and_that_it_has_changed() -> None:
 
 
 def test_a_pace_is_not_told_from_a_time_in_which_nothing_was_to_be_sent() -> None:
-    lane = Paced(1)
-    lane.denied(10 * SECOND, SECOND, 0)
+    limit = PacedLimit(1)
+    limit.denied(10 * SECOND, SECOND, 0)
     for now in (11 * SECOND, 3600 * SECOND):
-        lane.sent(now)
-        lane.under_way -= 1
-        lane.passed(warned=False)
-    lane.denied(3600 * SECOND, SECOND, 0)
-    assert lane.opens() == 3601 * SECOND
-    lane.sent(3601 * SECOND)
-    lane.under_way -= 1
-    lane.passed(warned=False)
-    assert lane.opens() == 3601 * SECOND
+        limit.sent(now)
+        limit.in_flight -= 1
+        limit.passed(warned=False)
+    limit.denied(3600 * SECOND, SECOND, 0)
+    assert limit.next_send() == 3601 * SECOND
+    limit.sent(3601 * SECOND)
+    limit.in_flight -= 1
+    limit.passed(warned=False)
+    assert limit.next_send() == 3601 * SECOND
 
 
 def test_what_is_denied_at_a_pace_that_is_a_little_too_fast_waits_no_longer_than_it_is_told() -> None:
-    lane = Paced(1)
-    lane.denied(0, SECOND, 0)
-    lane.sent(SECOND)
-    lane.under_way -= 1
-    lane.passed(warned=False)
-    lane.denied(SECOND, SECOND, 0)
-    lane.sent(2 * SECOND)
-    lane.under_way -= 1
-    lane.denied(2 * SECOND, 1000, 10)
-    assert lane.opens() == 2 * SECOND + 1010
+    limit = PacedLimit(1)
+    limit.denied(0, SECOND, 0)
+    limit.sent(SECOND)
+    limit.in_flight -= 1
+    limit.passed(warned=False)
+    limit.denied(SECOND, SECOND, 0)
+    limit.sent(2 * SECOND)
+    limit.in_flight -= 1
+    limit.denied(2 * SECOND, 1000, 10)
+    assert limit.next_send() == 2 * SECOND + 1010
 
 
 def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,55 +198,62 @@ def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> N
 # The queue ------------------------------------------------------------------------------------------------------------
 
 
-def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn() -> None:
+@both_clients
+def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice", most=3) as alice, relay_client(hub, "bob") as bob:
-            await alice.send("bob", b"first")
-            sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(8)]
-            await until(lambda: alice.held, "the denial")
+        async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
+            await kind.send(alice, "bob", "first")
+            sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(8)]
+            await until(lambda: alice.held, "the wait")
             assert alice.waiting == 3
-            with pytest.raises(QueueFull, match="as much waits to be sent as may"):
-                await alice.send("bob", b"no room", wait=False)
+            with pytest.raises(QueueFull, match="the queue is full"):
+                await kind.send(alice, "bob", "no room", wait=False)
             await in_time(hub.clock, alice, asyncio.gather(*sends))
-            await in_time(hub.clock, alice, alice.send("bob", b"room", wait=False))
-            bodies = [one.body for one in await take(bob, 10)]
-            assert bodies == [b"first", *(b"%d" % number for number in range(8)), b"room"]
+            await in_time(hub.clock, alice, kind.send(alice, "bob", "room", wait=False))
+            assert await kind.take(bob, 10) == ["first", *map(str, range(8)), "room"]
 
-    with running(relay_rate_burst="1") as hub:
+    with kind.limited() as hub:
         run(main())
 
 
-def test_d5_what_was_cancelled_is_not_sent_later() -> None:
+@both_clients
+def test_d5_what_was_cancelled_is_not_sent_later(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice", most=3) as alice, relay_client(hub, "bob") as bob:
-            await alice.send("bob", b"first")
-            names = (b"denied", b"waits", b"stays", b"no room", b"comes")
-            denied, waits, stays, no_room, comes = [asyncio.create_task(alice.send("bob", name)) for name in names]
-            await until(lambda: alice.held, "the denial")
+        async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
+            await kind.send(alice, "bob", "first")
+            names = ("denied", "waits", "stays", "no room", "comes")
+            denied, waits, stays, no_room, comes = [asyncio.create_task(kind.send(alice, "bob", one)) for one in names]
+            await until(lambda: alice.held, "the wait")
             for task in (denied, waits, no_room):
                 task.cancel()
             await until(lambda: alice.waiting == 2, "that there is room")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
-                    await alice.send("bob", b"too late")
+                    await kind.send(alice, "bob", "too late")
             await in_time(hub.clock, alice, asyncio.gather(stays, comes))
-            await in_time(hub.clock, alice, alice.send("bob", b"last"))
-            assert [one.body for one in await take(bob, 4)] == [b"first", b"stays", b"comes", b"last"]
+            await in_time(hub.clock, alice, kind.send(alice, "bob", "last"))
+            assert await kind.take(bob, 4) == ["first", "stays", "comes", "last"]
+            unsent = asyncio.create_task(kind.send(alice, "bob", "unsent"))
+            await until(lambda: alice.held, "the wait")
+            assert await alice.close(within=0) == 1
+            with pytest.raises(Unsent):
+                await unsent
 
-    with running(relay_rate_burst="1") as hub:
+    with kind.limited() as hub:
         run(main())
 
 
-def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent() -> None:
+@both_clients
+def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "bob") as bob:
-            async with relay_client(hub, "alice", most=4) as alice:
-                await alice.send("bob", b"0")
-                sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(1, 9)]
-                await until(lambda: alice.held, "the denial")
-                closing = asyncio.create_task(alice.close(within=2.5))
+        async with kind.connect(hub, "bob") as bob:
+            async with kind.connect(hub, "alice", most=4) as alice:
+                await kind.send(alice, "bob", "0")
+                sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(1, 9)]
+                await until(lambda: alice.held, "the wait")
+                closing = asyncio.create_task(alice.close(within=2.5 * kind.interval))
                 await asyncio.sleep(0)
-                end = hub.clock.now() + 5 * SECOND // 2
+                end = hub.clock.now() + round(2.5 * kind.interval * SECOND)
 
                 def moved() -> bool:
                     if alice.held:
@@ -255,18 +262,18 @@ def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent() -> None:
 
                 await until(moved, "the end")
                 assert await closing == 6  # of which two had waited for room
-                assert [await send for send in sends[:2]]
+                await asyncio.gather(*sends[:2])
                 for send in sends[2:]:
                     with pytest.raises(Unsent, match="the client was closed; this was not sent") as info:
                         await send
                     assert not info.value.maybe
                 with pytest.raises(Unsent, match="the client is closed; make another"):
-                    await alice.send("bob", b"")
+                    await kind.send(alice, "bob", "")
                 assert [one async for one in alice] == []
                 assert await alice.close() == 0
-            assert [one.body for one in await take(bob, 3)] == [b"0", b"1", b"2"]
+            assert await kind.take(bob, 3) == ["0", "1", "2"]
 
-    with running(relay_rate_burst="1") as hub:
+    with kind.limited() as hub:
         run(main())
 
 

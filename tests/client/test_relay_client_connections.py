@@ -1,4 +1,4 @@
-"""The connections of the relay's client: those that a hub refuses, and those that drop."""
+"""The connections of both clients: those that a hub refuses, and those that drop."""
 
 import asyncio
 import os
@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,10 +14,10 @@ import pytest
 import trustme
 
 from headgate import HeadgateError, InvalidInput, ManualClock
-from headgate.client import Message, Refused, RelayClient
+from headgate.client import Refused, RelayClient, RelayMessage
 from headgate.hub.sockets.socket import Socket
 from tests.support.hub import Running, running
-from tests.support.hub_clients import comes_back_when_it_is_told, relay_client, run, stays, until
+from tests.support.hub_clients import Kind, both_clients, comes_back_when_it_is_told, relay_client, run, stays, until
 from tests.support.hub_process import Program
 from tests.support.ports import nobody
 from tests.support.relay_clients import take
@@ -45,29 +44,31 @@ def test_what_the_hub_refuses_is_raised_with_its_code() -> None:
             hub.clock.advance(1)
             await after
             (message,) = await take(bob, 1)
-            assert message == Message(after.result(), "alice", b"after", "text/plain", "b-1")
+            assert message == RelayMessage(after.result(), "alice", b"after", "text/plain", "b-1")
 
     with running(max_frame=2000) as hub:
         run(main())
 
 
-def test_a_wrong_token_raises_and_is_not_tried_again() -> None:
+@both_clients
+def test_b2_a_wrong_token_raises_and_is_not_tried_again(kind: Kind) -> None:
     async def main() -> None:
         hub.register("alice")
-        with pytest.raises(Refused, match=r"unauthorized: 'alice' at ws://.*/relay: the token doesn't belong"):
-            async with relay_client(hub, "alice", "hg_wrong"):
+        with pytest.raises(Refused, match=rf"^unauthorized: 'alice' at ws://.*{kind.path}: {kind.wrong_token}"):
+            async with kind.connect(hub, "alice", "hg_wrong"):
                 pass
 
     with running() as hub:
         run(main())
 
 
-def test_a_token_that_is_revoked_raises_whatever_waits() -> None:
+@both_clients
+def test_b2_a_token_that_is_revoked_raises_whatever_waits(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice") as alice:
-            with pytest.raises(Refused, match="unreachable"):
-                await alice.send("bob", b"")
-            send = asyncio.create_task(alice.send("bob", b""))
+        async with kind.connect(hub, "alice") as alice:
+            await kind.send(alice, "alice", "first")
+            await kind.take(alice, 1)
+            send = asyncio.create_task(kind.send(alice, "alice", "second"))
             message = asyncio.create_task(anext(alice))
             await until(lambda: alice.held, "the denial")
             hub.run(hub.hub.registry.revoke("alice"))
@@ -77,44 +78,62 @@ def test_a_token_that_is_revoked_raises_whatever_waits() -> None:
                 with pytest.raises(Refused, match="unauthorized"):
                     await task
             with pytest.raises(Refused, match="unauthorized"):
-                await alice.send("bob", b"")
+                await kind.send(alice, "alice", "third")
             assert await stays(lambda: not alice.connected)
 
-    with running(relay_rate_burst="1") as hub:
+    with kind.limited() as hub:
         run(main())
 
 
+NEW: dict[str, Any] = {"url": "http://hub", "name": "a", "token": "t"}
+
+
+@both_clients
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("changes", "text"),
     [
-        (lambda: RelayClient("hub.example", "a", "t"), "url: expected the address of a hub such as http://127.0.0.1"),
-        (lambda: RelayClient("ftp://hub", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient("http://hub:99999", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient("http://me:secret@hub", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient("http://hub/?a=1", "a", "t"), "url: expected the address of a hub"),
-        (lambda: RelayClient(None, "a", "t"), "url: expected the address of a hub"),  # type: ignore[arg-type]
-        (lambda: RelayClient("http://hub", "", "t"), "agent: expected 1 to 128 printable characters"),
-        (lambda: RelayClient("http://hub", "a", ""), "token: expected the one that the agent got when it was regist"),
-        (lambda: RelayClient("http://hub", "a", "t" * 257), "token: expected the one"),
-        (lambda: RelayClient("http://hub", "a", None), "token: expected the one"),  # type: ignore[arg-type]
-        (lambda: RelayClient("http://hub", "a", "t", most=0), "most: expected a whole number from 1"),
-        (lambda: RelayClient("http://hub", "a", "t", in_flight=0), "in_flight: expected a whole number from 1"),
-        (lambda: RelayClient("http://hub", "a", "t", buffer=0), "buffer: expected a whole number from 1"),
-        (lambda: RelayClient("http://hub", "a", "t", largest=-1), "largest: expected a whole number from 1"),
+        ({"url": "hub.example"}, "url: expected the address of a hub such as http://127.0.0.1"),
+        ({"url": "ftp://hub"}, "url: expected the address of a hub"),
+        ({"url": "http://hub:99999"}, "url: expected the address of a hub"),
+        ({"url": "http://me:secret@hub"}, "url: expected the address of a hub"),
+        ({"url": "http://hub/?a=1"}, "url: expected the address of a hub"),
+        ({"url": None}, "url: expected the address of a hub"),
+        ({"name": ""}, "agent: expected 1 to 128 printable characters"),
+        ({"name": "a\n"}, "agent: expected 1 to 128 printable characters"),
+        ({"token": ""}, "token: expected the one that the agent got when it was regist"),
+        ({"token": "t" * 257}, "token: expected the one"),
+        ({"token": None}, "token: expected the one"),
+        ({"most": 0}, "most: expected a whole number from 1"),
+        ({"in_flight": 0}, "in_flight: expected a whole number from 1"),
+        ({"buffer": 0}, "buffer: expected a whole number from 1"),
+        ({"largest": -1}, "largest: expected a whole number from 1"),
     ],
 )
-def test_what_a_client_is_made_of_is_checked(make: Callable[[], RelayClient], text: str) -> None:
+def test_what_a_client_is_made_of_is_checked(kind: Kind, changes: dict[str, Any], text: str) -> None:
+    options = {**NEW, **changes}
+    url, name, token = (options.pop(part) for part in ("url", "name", "token"))
     with pytest.raises(HeadgateError, match=text) as info:
-        make()
+        kind.client(url, name, token, **options)
     assert "ttt" not in str(info.value)
+
+
+@both_clients
+def test_a_client_has_to_be_open_and_what_is_sent_not_too_large(kind: Kind) -> None:
+    async def main() -> None:
+        client = kind.client("https://hub.example/below/", "alice", "t")
+        assert client.url == f"wss://hub.example/below{kind.path}"
+        assert kind.client("http://hub.example", "alice", "t").url == f"ws://hub.example{kind.path}"
+        with pytest.raises(HeadgateError, match="expected an open client; use it with `async with`"):
+            await kind.send(client, "bob", "")
+        with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 65"):
+            await kind.send(client, "bob", "x" * 65_530)
+
+    run(main())
 
 
 def test_what_is_sent_is_checked() -> None:
     async def main() -> None:
-        client = RelayClient("https://hub.example/below/", "alice", "t")
-        assert client.url == "wss://hub.example/below/relay"
-        with pytest.raises(HeadgateError, match="expected a client that is open; use it by `async with`"):
-            await client.send("bob", b"")
+        client = RelayClient("https://hub.example", "alice", "t")
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"to": "bob", "body": "text"}, "body: expected bytes; encode text"),
             ({"to": "", "body": b""}, "agent: expected 1 to 128 printable characters"),
@@ -124,8 +143,6 @@ def test_what_is_sent_is_checked() -> None:
         for given, text in wrong:
             with pytest.raises(InvalidInput, match=text):
                 await client.send(**given)
-        with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 65"):
-            await client.send("bob", b"x" * 65_530)
 
     run(main())
 
@@ -145,20 +162,22 @@ def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
     assert "pip install 'headgate[client]'" in found.stderr
 
 
-def test_an_address_where_no_relay_is_raises() -> None:
+@both_clients
+def test_an_address_where_no_hub_is_raises(kind: Kind) -> None:
     async def main() -> None:
         with pytest.raises(Refused, match=r"status_404: .*expected a hub's socket there; is that its address\?"):
-            async with RelayClient(f"http://{hub}/elsewhere", "alice", "token"):
+            async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
                 pass
 
     with running() as hub:
         run(main())
 
 
-def test_a_hub_that_says_to_go_elsewhere_is_not_followed() -> None:
+@both_clients
+def test_a_hub_that_says_to_go_elsewhere_is_not_followed(kind: Kind) -> None:
     async def main() -> None:
         token = hub.register("alice")
-        here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}/relay\r\nContent-Length: 0\r\n\r\n"
+        here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}{kind.path}\r\nContent-Length: 0\r\n\r\n"
 
         async def send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
@@ -168,27 +187,28 @@ def test_a_hub_that_says_to_go_elsewhere_is_not_followed() -> None:
         async with await asyncio.start_server(send_away, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(Refused, match="status_302"):
-                async with RelayClient(f"http://127.0.0.1:{port}", "alice", token):
+                async with kind.client(f"http://127.0.0.1:{port}", "alice", token):
                     pass
 
     with running() as hub:
         run(main())
 
 
-def test_tls_is_spoken_with_those_who_can_be_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@both_clients
+def test_tls_is_spoken_with_trusted_hubs(kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     authority.cert_pem.write_to_path(str(trusted))
 
     async def main() -> None:
-        client = RelayClient(f"https://{hub}", "alice", token)
+        client = kind.client(f"https://{hub}", "alice", token)
         async with client:
             assert client.connected
 
     with running(tls_certificate=certificate) as hub:
         token = hub.register("alice")
-        with pytest.raises(Refused, match=r"certificate: wss://.*/relay: it isn't trusted: "):
+        with pytest.raises(Refused, match=rf"certificate: wss://.*{kind.path}: it isn't trusted: "):
             run(main())
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
         run(main())
@@ -232,9 +252,9 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
             found = await take(bob, 10)
             os.kill(hub.pid, signal.SIGSTOP)
             sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(10, 30)]
-            await until(lambda: len(alice._outbox.under_way) == 4, "as many as may be in flight")
+            await until(lambda: len(alice._outbox.in_flight) == 4, "as many as may be in flight")
             assert await stays(lambda: not any(send.done() for send in sends))  # handed over, and not answered
-            assert len(alice._outbox.under_way) == 4
+            assert len(alice._outbox.in_flight) == 4
             sends.pop(1).cancel()  # which is not sent again then
             await asyncio.to_thread(hub.kill)
             await until(lambda: not alice.connected and not bob.connected, "that they notice")
@@ -263,19 +283,23 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
                 hub.kill()
 
 
-def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(caplog: pytest.LogCaptureFixture) -> None:
+@both_clients
+def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice") as alice:
+        async with kind.connect(hub, "alice") as alice:
             await comes_back_when_it_is_told(hub, alice, caplog)
 
     with running() as hub:
         run(main())
 
 
-def test_a_connection_that_is_refused_for_now_is_tried_again_after_the_wait(caplog: pytest.LogCaptureFixture) -> None:
+@both_clients
+def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         token = hub.register("alice")
-        async with relay_client(hub, "alice", token) as alice:
+        async with kind.connect(hub, "alice", token) as alice:
             socket = await only_socket(hub)
             for _ in range(100):
                 if not hub.run(hub.hub.gate.acheck_address("127.0.0.1")):
@@ -294,7 +318,8 @@ def test_a_connection_that_is_refused_for_now_is_tried_again_after_the_wait(capl
         run(main())
 
 
-def test_a_hub_that_is_away_at_first_is_waited_for_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+@both_clients
+def test_a_hub_that_is_away_at_first_is_tried_less_and_less_often(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     def pauses() -> list[float]:
         return [float(text) for text in re.findall(r"trying again in ([\d.]+) s", caplog.text)]
 
@@ -302,9 +327,9 @@ def test_a_hub_that_is_away_at_first_is_waited_for_less_and_less_often(caplog: p
         clock = ManualClock()
         url = f"http://127.0.0.1:{port}"
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01), RelayClient(url, "alice", "token", clock=clock):
+            async with asyncio.timeout(0.01), kind.client(url, "alice", "token", clock=clock):
                 pass
-        client = RelayClient(url, "alice", "token", clock=clock)
+        client = kind.client(url, "alice", "token", clock=clock)
         entering = asyncio.create_task(client.__aenter__())
         caplog.clear()
         for number in range(1, 12):
@@ -321,12 +346,13 @@ def test_a_hub_that_is_away_at_first_is_waited_for_less_and_less_often(caplog: p
         run(main())
 
 
-def test_a_connection_that_was_good_for_something_is_made_again_soon() -> None:
+@both_clients
+def test_a_connection_that_was_good_for_something_is_made_again_soon(kind: Kind) -> None:
     async def main() -> None:
-        async with relay_client(hub, "alice") as alice:
+        async with kind.connect(hub, "alice") as alice:
             for _ in range(8):
-                with pytest.raises(Refused, match="unreachable"):
-                    await alice.send("nobody", b"")
+                with pytest.raises(Refused, match=kind.undeliverable):
+                    await kind.send(alice, "nobody", "")
                 socket = await only_socket(hub)
                 hub.run(socket.close(1001, ""))
                 await until(lambda: not alice.connected, "the end")
@@ -337,8 +363,9 @@ def test_a_connection_that_was_good_for_something_is_made_again_soon() -> None:
         run(main())
 
 
-def test_connections_are_tried_less_and_less_often() -> None:
-    client = RelayClient("http://hub.example", "alice", "token", random=Random(1))
+@both_clients
+def test_connections_are_tried_less_and_less_often(kind: Kind) -> None:
+    client = kind.client("http://hub.example", "alice", "token", random=Random(1))
     pauses = [client._pause(failures) / SECOND for failures in range(1, 1000)]
     assert 0.1 <= pauses[0] <= 0.2
     assert all(15 <= pause <= 30 for pause in pauses[10:])

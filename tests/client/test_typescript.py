@@ -1,8 +1,8 @@
-"""The relay's client in TypeScript: its own tests, run by Node against real hubs, which they ask for here.
+"""The relay's client in TypeScript: its own tests, run by Node against real hubs, which are provided here.
 
-`npm test` gets the address of a small HTTP server in HEADGATE_TESTS. What its tests can't do in Node they ask that for,
-in JSON: a hub whose clock stands still and is moved by them, the real program to freeze, kill and start again, and an
-agent that receives in Python.
+`npm test` gets the address of a small HTTP server in HEADGATE_TESTS. Its tests ask that server, in JSON, for what Node
+can't do: a hub whose clock they advance, the real program to freeze, kill and start again, and an agent that receives
+in Python.
 """
 
 import json
@@ -61,33 +61,33 @@ def receiving(url: str, name: str, token: str) -> Iterator[list[str]]:
     thread.join(PATIENCE)
 
 
-class Desk:
-    """What the tests in Node can ask for: each public method is one request, and what it returns the answer."""
+class HubServices:
+    """What the tests in Node can ask for: each public method is a request, its result the answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._still: list[Running] = []
+        self._manual_hubs: list[Running] = []
         self._programs: list[tuple[Program, dict[str, str | None]]] = []
         self._received: list[list[str]] = []
         self._stack = ExitStack()
 
-    def still(self, **settings: Any) -> dict[str, Any]:
-        """A hub on a clock that stands still."""
-        self._still.append(self._stack.enter_context(running(**settings)))
-        return {"hub": len(self._still) - 1, "url": f"ws://{self._still[-1]}/relay"}
+    def manual(self, **settings: Any) -> dict[str, Any]:
+        """A hub on a clock that is advanced by hand."""
+        self._manual_hubs.append(self._stack.enter_context(running(**settings)))
+        return {"hub": len(self._manual_hubs) - 1, "url": f"ws://{self._manual_hubs[-1]}/relay"}
 
     def register(self, hub: int, agent: str) -> str:
-        return self._still[hub].register(agent)
+        return self._manual_hubs[hub].register(agent)
 
     def advance(self, hub: int, ms: int) -> None:
-        self._still[hub].clock.advance(ms / 1000)
+        self._manual_hubs[hub].clock.advance(ms / 1000)
 
     def counted(self, hub: int) -> dict[str, int]:
-        relay = self._still[hub].hub.relay
+        relay = self._manual_hubs[hub].hub.relay
         return {"passed": relay.passed, "denied": relay.denied, "connections": relay.connections}
 
     def revoke(self, hub: int, agent: str) -> None:
-        self._still[hub].run(self._still[hub].hub.registry.revoke(agent))
+        self._manual_hubs[hub].run(self._manual_hubs[hub].hub.registry.revoke(agent))
 
     def program(self, rate: str, burst: str, agents: list[str]) -> dict[str, Any]:
         """The real program, on the real clock, and tokens of agents."""
@@ -130,15 +130,15 @@ class Desk:
         self._stack.close()
 
 
-class Window(BaseHTTPRequestHandler):
-    """Where requests for a desk come in: one at a time, since they come from one test after the other."""
+class ServiceHandler(BaseHTTPRequestHandler):
+    """Handles the requests, one at a time, since they come from one test after the other."""
 
-    desk: Desk
+    services: HubServices
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            status, answer = 200, getattr(self.desk, request.pop("do"))(**request)
+            status, answer = 200, getattr(self.services, request.pop("do"))(**request)
         except Exception as error:  # noqa: BLE001 - the test in Node shows it
             status, answer = 500, repr(error)
         body = json.dumps(answer).encode()
@@ -165,14 +165,14 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @contextmanager
-def desk(folder: Path) -> Iterator[str]:
-    """The address of a desk, until the block ends."""
-    desk = Desk(folder)
+def serving_hubs(folder: Path) -> Iterator[str]:
+    """The address of the services, until the block ends."""
+    services = HubServices(folder)
     try:
-        with serving(type("WindowOfADesk", (Window,), {"desk": desk})) as address:
+        with serving(type("Handler", (ServiceHandler,), {"services": services})) as address:
             yield address
     finally:
-        desk.close()
+        services.close()
 
 
 def npm(*arguments: str, **variables: str) -> str:
@@ -207,7 +207,7 @@ def built() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("built")
 def test_d5_typescript_the_client_passes_its_tests_against_real_hubs(tmp_path: Path) -> None:
-    with desk(tmp_path) as address:
+    with serving_hubs(tmp_path) as address:
         said = npm("test", HEADGATE_TESTS=address)
     counted = dict(re.findall(r"^\S+ (tests|pass|skipped) (\d+)$", said, re.MULTILINE))
     assert int(counted["tests"]) == int(counted["pass"]) >= LEAST, said

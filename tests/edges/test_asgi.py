@@ -22,9 +22,9 @@ from starlette.routing import Route
 from headgate import Decision, Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, Policy, RedisStore
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.guard import Guard
-from headgate.http import headers as rate_headers
+from headgate.http import ProblemDetails
 from tests.support.asgi_server import serving
-from tests.support.greeting_app import client_of, counted, either, header, hello, left, served
+from tests.support.greeting_app import client_of, header, hello, maybe_async, memory_limiter, remaining, served
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.once
 
 def test_b3_without_more_each_address_is_counted_and_denials_say_how_long_to_wait() -> None:
     clock = ManualClock()
-    with served(RateLimitMiddleware(hello, counted("2/minute", clock))) as client:
+    with served(RateLimitMiddleware(hello, memory_limiter("2/minute", clock))) as client:
         answers = [client.get("/") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert [answer.headers.get("Retry-After") for answer in answers] == [None, None, "30"]
@@ -65,24 +65,24 @@ def test_b3_an_address_of_ipv6_is_counted_by_its_64() -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 here; test_proxies.py does it without a server")
-    limiter = counted("1/minute")
+    limiter = memory_limiter("1/minute")
     with (
         serving(RateLimitMiddleware(hello, limiter), host="::1") as server,
         httpx.Client(base_url=f"http://[::1]:{server.port}", timeout=PATIENCE) as client,
     ):
         assert [client.get("/").status_code, client.get("/").status_code] == [200, 429]
-    assert left(limiter, "::/64") == 0
+    assert remaining(limiter, "::/64") == 0
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_key_cost_and_exemption_are_asked_for_by_functions(asynchronous: bool) -> None:
-    limiter = counted("10/minute")
+    limiter = memory_limiter("10/minute")
     app = RateLimitMiddleware(
         hello,
         limiter,
-        key=either(asynchronous, header("x-key")),
-        cost=either(asynchronous, lambda request: int(request.headers.get("x-cost", 1))),
-        exempt=either(asynchronous, lambda request: request.headers.get("x-key") == "admin"),
+        key=maybe_async(asynchronous, header("x-key")),
+        cost=maybe_async(asynchronous, lambda request: int(request.headers.get("x-cost", 1))),
+        exempt=maybe_async(asynchronous, lambda request: request.headers.get("x-key") == "admin"),
     )
     with served(app) as client:
 
@@ -92,7 +92,7 @@ def test_key_cost_and_exemption_are_asked_for_by_functions(asynchronous: bool) -
         assert [status("a", 7), status("a", 4), status("a", 3)] == [200, 429, 200]
         assert [status("a", 0), status("b", 10)] == [200, 200]
         assert [status("admin", 100), status("c", 11)] == [200, 429]
-    assert [left(limiter, key) for key in ("a", "b", "admin", "c", "127.0.0.1")] == [0, 0, 10, 10, 10]
+    assert [remaining(limiter, key) for key in ("a", "b", "admin", "c", "127.0.0.1")] == [0, 0, 10, 10, 10]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -103,8 +103,8 @@ def test_b3_a_gate_counts_agents_by_tier_and_who_is_not_known_by_address(asynchr
     app = RateLimitMiddleware(
         hello,
         gate=gate,
-        key=either(asynchronous, header("x-agent")),
-        tier=either(asynchronous, lambda request: request.headers.get("x-tier", "normal")),
+        key=maybe_async(asynchronous, header("x-agent")),
+        tier=maybe_async(asynchronous, lambda request: request.headers.get("x-tier", "normal")),
     )
     with served(app) as client:
 
@@ -131,24 +131,26 @@ def test_b3_a_gate_counts_agents_by_tier_and_who_is_not_known_by_address(asynchr
 
 
 def test_b3_an_address_never_meets_a_key_of_the_same_name() -> None:
-    with served(RateLimitMiddleware(hello, counted("1/minute"), key=header("x-key"))) as client:
+    with served(RateLimitMiddleware(hello, memory_limiter("1/minute"), key=header("x-key"))) as client:
         asked = [{"X-Key": "127.0.0.1"}, {}, {"X-Key": "127.0.0.1"}, {"X-Key": ""}]
         assert [client.get("/", headers=headers).status_code for headers in asked] == [200, 200, 429, 429]
 
 
 def test_keys_may_be_of_any_length_and_script() -> None:
     keys = ["ä" * 50, "x" * 5000, "x" * 5001]
-    app = RateLimitMiddleware(hello, counted("1/minute"), key=lambda request: keys[int(request.headers["x-key"])])
+    app = RateLimitMiddleware(
+        hello, memory_limiter("1/minute"), key=lambda request: keys[int(request.headers["x-key"])]
+    )
     with served(app) as client:
         statuses = [client.get("/", headers={"X-Key": number}).status_code for number in "012012"]
     assert statuses == [200] * 3 + [429] * 3
 
 
 def test_routes_have_limits_of_their_own_and_some_requests_are_skipped() -> None:
-    shared = counted("1/minute", name="shared")
+    shared = memory_limiter("1/minute", name="shared")
     app = RateLimitMiddleware(
         hello,
-        counted("3/minute"),
+        memory_limiter("3/minute"),
         routes={"POST /login": "1/minute", "/a/{id}": shared, "/b/*": shared, "/open/gate": "unlimited"},
         skip=["/health", "GET /open/*"],
     )
@@ -192,7 +194,7 @@ def limit_headers(answer: httpx.Response) -> dict[str, str]:
 )
 @pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}])
 def test_responses_tell_where_the_caller_stands(dialect: Any, expected: dict[str, str], more: Any) -> None:
-    with served(RateLimitMiddleware(hello, counted("2/minute"), headers=dialect, **more)) as client:
+    with served(RateLimitMiddleware(hello, memory_limiter("2/minute"), headers=dialect, **more)) as client:
         assert limit_headers(client.get("/")) == expected
         assert "retry-after" not in client.get("/404").headers
         denied = limit_headers(client.get("/"))
@@ -203,7 +205,7 @@ def test_responses_tell_where_the_caller_stands(dialect: Any, expected: dict[str
 
 def test_of_several_limits_all_are_told_and_the_one_that_counts_at_the_moment() -> None:
     clock = ManualClock()
-    app = RateLimitMiddleware(hello, counted(["2/second", "3/minute"], clock), headers="both")
+    app = RateLimitMiddleware(hello, memory_limiter(["2/second", "3/minute"], clock), headers="both")
     with served(app) as client:
         first = client.get("/")
         assert first.headers["RateLimit-Policy"] == '"2/second";q=2;w=1, "3/minute";q=3;w=60'
@@ -220,8 +222,8 @@ def test_of_several_limits_all_are_told_and_the_one_that_counts_at_the_moment() 
 
 
 def test_a_denial_can_have_another_body() -> None:
-    def body(request: Any, denial: rate_headers.Denial) -> tuple[str, str]:
-        return f"{request.path}: wait {denial.retry_after_ms} ms, ä", "text/plain; charset=utf-8"
+    def body(request: Any, problem: ProblemDetails) -> tuple[str, str]:
+        return f"{request.path}: wait {problem.retry_after_ms} ms, ä", "text/plain; charset=utf-8"
 
     with served(RateLimitMiddleware(hello, "blocked", body=body)) as client:
         denied = client.get("/x")
@@ -287,7 +289,7 @@ def django_app(**options: Any) -> Any:
 
 @pytest.mark.parametrize("framework", [starlette_app, fastapi_app, litestar_app, django_app])
 def test_it_stands_before_the_frameworks_applications(framework: Callable[..., Any]) -> None:
-    with served(framework(limiter=counted("2/minute"))) as client:
+    with served(framework(limiter=memory_limiter("2/minute"))) as client:
         answers = [client.get("/") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert ["hello" in answer.text for answer in answers] == [True, True, False]
@@ -335,6 +337,12 @@ def test_what_it_does_not_know_it_passes_on() -> None:
 # Mistakes ------------------------------------------------------------------------------------------------------------
 
 
+UNKNOWN_OPTION = (
+    "RateLimitMiddleware: expected options among key, cost, tier, exempt, routes, skip, counts, settle, headers, "
+    "proxies, body, got"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -370,6 +378,12 @@ def test_what_it_does_not_know_it_passes_on() -> None:
             "headers: expected one of ratelimit, x-ratelimit, both, none, got",
         ),
         ({"limiter": "1/minute", "proxies": ["?"]}, "proxies: expected addresses or networks such as '10.0.0.0/8'"),
+        (
+            {"limiter": "1/minute", "key_func": len},
+            f"{UNKNOWN_OPTION} 'key_func'; slowapi's key_func is key here, a function of the request",
+        ),
+        ({"limiter": "1/minute", "wait": True}, f"{UNKNOWN_OPTION} 'wait'; see headgate.edges.guard.Options"),
+        ({"limiter": "1/minute", "proxy": ["::1"]}, f"{UNKNOWN_OPTION} 'proxy'; did you mean proxies?"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: Any, text: str) -> None:
@@ -398,8 +412,8 @@ def failing(_: Any) -> Any:
 def test_a_function_that_fails_is_the_applications_failure_and_nothing_is_counted(
     options: dict[str, Any], text: str, asynchronous: bool
 ) -> None:
-    limiter = counted("5/minute")
-    more: dict[str, Any] = {name: either(asynchronous, function) for name, function in options.items()}
+    limiter = memory_limiter("5/minute")
+    more: dict[str, Any] = {name: maybe_async(asynchronous, function) for name, function in options.items()}
     app = RateLimitMiddleware(hello, limiter, **more)
 
     async def main() -> None:
@@ -409,7 +423,7 @@ def test_a_function_that_fails_is_the_applications_failure_and_nothing_is_counte
     with pytest.raises((ZeroDivisionError, InvalidInput)) as error:
         asyncio.run(main())
     assert str(error.value).startswith(text)
-    assert left(limiter) == 5
+    assert remaining(limiter) == 5
 
 
 def test_a_tier_that_there_is_not_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -422,7 +436,7 @@ def test_a_tier_that_there_is_not_is_refused(caplog: pytest.LogCaptureFixture) -
 
 
 def test_those_who_are_not_known_are_warned_from_where_the_others_are() -> None:
-    guard = Guard("test", limiter="60/minute", key=lambda request: None, wait=True)
+    guard = Guard("test", {"key": lambda request: None}, limiter="60/minute", awaits=True)
     known, unknown = guard.counters("received", Limiter("10/minute", warn_at=0.3))
     decisions = [counter.check("a", "normal", 4) for counter in (known, unknown)]
     assert [decision.outcome for decision in decisions if isinstance(decision, Decision)] == [Outcome.WARN] * 2

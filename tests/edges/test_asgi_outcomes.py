@@ -20,7 +20,7 @@ from starlette.routing import Route
 from headgate import Gate, Limiter, ManualClock, Policy, RedisStore
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
 from tests.support.asgi_server import serving
-from tests.support.greeting_app import client_of, counted, either, hello, left, served
+from tests.support.greeting_app import client_of, hello, maybe_async, memory_limiter, remaining, served
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -32,19 +32,19 @@ pytestmark = pytest.mark.once
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_what_a_request_costs_can_be_known_after_its_response(asynchronous: bool) -> None:
     clock = ManualClock()
-    limiter = counted("100/minute", clock)
+    limiter = memory_limiter("100/minute", clock)
     seen = []
 
     def settle(request: Any, response: Any) -> int:
         seen.append((request.path, response.status))
         return int(response.headers.get("x-cost", 0))
 
-    app = RateLimitMiddleware(hello, limiter, cost=10, settle=either(asynchronous, settle))
+    app = RateLimitMiddleware(hello, limiter, cost=10, settle=maybe_async(asynchronous, settle))
     with served(app) as client:
 
         def spend(cost: int, leaves: int, path: str = "/") -> int:
             status = client.get(path, headers={"X-Cost": str(cost)}).status_code
-            wait_for(lambda: left(limiter) == leaves, "the request to be settled")  # after its response was sent
+            wait_for(lambda: remaining(limiter) == leaves, "the request to be settled")  # after its response was sent
             return status
 
         assert spend(30, 70) == 200
@@ -63,16 +63,16 @@ def test_what_a_request_costs_can_be_known_after_its_response(asynchronous: bool
     ("counts", "expected"), [("all", 5), ("failures", 7), ("successes", 8), (lambda status: status == 404, 9)]
 )
 def test_only_some_responses_may_count(counts: Any, expected: int) -> None:
-    limiter = counted("10/minute")
+    limiter = memory_limiter("10/minute")
     statuses = [200, 399, 400, 404, 500]
     with served(RateLimitMiddleware(hello, limiter, counts=counts)) as client:
         assert [client.get(f"/{status}").status_code for status in statuses] == statuses
-        wait_for(lambda: left(limiter) == expected, "what is left")
+        wait_for(lambda: remaining(limiter) == expected, "the remaining quota")
 
 
 def test_where_only_failures_count_no_more_are_under_way_than_would_pass() -> None:
     """However many come at once: each may turn out to fail."""
-    limiter = counted("5/minute")
+    limiter = memory_limiter("5/minute")
     entered, go_on = [], threading.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +94,7 @@ def test_where_only_failures_count_no_more_are_under_way_than_would_pass() -> No
         statuses = asyncio.run(many(f"http://{server}"))
     assert statuses.count(429) == 35
     assert len(entered) == 5
-    assert left(limiter) == 5 - statuses.count(401)
+    assert remaining(limiter) == 5 - statuses.count(401)
 
 
 def crashing(when: str) -> App:
@@ -112,7 +112,7 @@ def crashing(when: str) -> App:
 def test_a_request_whose_handler_fails_is_given_back_and_the_failure_goes_on(
     when: str, more: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limiter = counted("3/minute", name="" if "key" not in more else "names")
+    limiter = memory_limiter("3/minute", name="" if "key" not in more else "names")
     of_address = Limiter(limiter.limit, store=limiter.store, name="names by address") if "key" in more else limiter
     with served(RateLimitMiddleware(crashing(when), limiter, cost=2, **more)) as client:
         for _ in range(3):
@@ -122,11 +122,11 @@ def test_a_request_whose_handler_fails_is_given_back_and_the_failure_goes_on(
                 with pytest.raises(httpx.RemoteProtocolError):
                     client.get("/")
         wait_for(lambda: caplog.text.count("\nZeroDivisionError") == 3, "the server's log")
-    assert left(of_address) == 3
+    assert remaining(of_address) == 3
 
 
 def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    limiter = counted("5/minute")
+    limiter = memory_limiter("5/minute")
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await hello(scope, receive, send)
@@ -135,7 +135,7 @@ def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest
     with served(RateLimitMiddleware(app, limiter, settle=lambda request, response: 2)) as client:
         assert client.get("/").status_code == 200
         wait_for(lambda: "ZeroDivisionError" in caplog.text, "the server's log")
-    assert left(limiter) == 3
+    assert remaining(limiter) == 3
 
 
 @pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}, {"settle": lambda request, response: 0}])
@@ -144,7 +144,7 @@ def test_a_request_whose_client_goes_away_is_not_given_back(
     what: str, more: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else who goes away in time would never be denied."""
-    limiter = counted("3/minute")
+    limiter = memory_limiter("3/minute")
     entered, ended = threading.Event(), threading.Event()
 
     async def endpoint(request: Request) -> Response:
@@ -169,7 +169,7 @@ def test_a_request_whose_client_goes_away_is_not_given_back(
             assert entered.wait(PATIENCE)
         assert ended.wait(PATIENCE)
         wait_for(lambda: "ClientDisconnect" in caplog.text, "the server's log")
-    assert left(limiter, "a" if "key" in more else "127.0.0.1") == 2
+    assert remaining(limiter, "a" if "key" in more else "127.0.0.1") == 2
 
 
 # Bodies and connections ----------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_request_whose_client_goes_away_is_not_given_back(
 
 @pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}, {"settle": lambda request, response: 3}])
 def test_responses_are_streamed_and_background_tasks_run(more: Any) -> None:
-    limiter = counted("10/minute")
+    limiter = memory_limiter("10/minute")
     heard, done = threading.Event(), threading.Event()
 
     async def endpoint(request: Request) -> Response:
@@ -199,7 +199,7 @@ def test_responses_are_streamed_and_background_tasks_run(more: Any) -> None:
             heard.set()
             assert b"".join(parts) == b"last"
         assert done.wait(PATIENCE)
-    assert left(limiter, "a" if "key" in more else "127.0.0.1") == (7 if "settle" in more else 9)
+    assert remaining(limiter, "a" if "key" in more else "127.0.0.1") == (7 if "settle" in more else 9)
 
 
 def test_request_bodies_are_streamed() -> None:
@@ -233,7 +233,7 @@ def test_denials_leave_a_connection_as_it_was() -> None:
     clock = ManualClock()
     kept = httpx.Limits(keepalive_expiry=None)
     with (
-        serving(RateLimitMiddleware(app, counted("2/minute", clock)), timeout_keep_alive=PATIENCE) as server,
+        serving(RateLimitMiddleware(app, memory_limiter("2/minute", clock)), timeout_keep_alive=PATIENCE) as server,
         client_of(server, limits=kept) as client,
     ):
         for _ in range(3):
@@ -247,7 +247,7 @@ def test_denials_leave_a_connection_as_it_was() -> None:
 
 def test_requests_sent_in_one_go_are_answered_in_order() -> None:
     with (
-        serving(RateLimitMiddleware(hello, counted("2/minute"))) as server,
+        serving(RateLimitMiddleware(hello, memory_limiter("2/minute"))) as server,
         socket.create_connection(("127.0.0.1", server.port)) as client,
     ):
         client.sendall(
@@ -258,7 +258,7 @@ def test_requests_sent_in_one_go_are_answered_in_order() -> None:
 
 
 def test_200_clients_at_once_are_counted_exactly() -> None:
-    limiter = counted("100/minute")
+    limiter = memory_limiter("100/minute")
     with serving(RateLimitMiddleware(hello, limiter), backlog=300) as server:
         statuses = asyncio.run(all_at_once(f"http://{server}", 200))
     assert (statuses.count(200), statuses.count(429)) == (100, 100)

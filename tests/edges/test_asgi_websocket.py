@@ -16,7 +16,18 @@ from headgate.edges.flood import FLOOD
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.asgi_server import serving
 from tests.support.valkey import PATIENCE, Server, wait_for
-from tests.support.websocket_apps import Echo, Sender, asked, closed, denied, heard, named, opened, refused, warned
+from tests.support.websocket_apps import (
+    Echo,
+    Sender,
+    close_frame,
+    connected,
+    denial_frame,
+    denied_response,
+    exchange,
+    named,
+    receive,
+    warning_frame,
+)
 
 pytestmark = pytest.mark.once
 
@@ -39,58 +50,58 @@ def test_b1_a_denied_message_is_answered_and_the_connection_stays_open(
 ) -> None:
     echo = Echo()
     app = RateLimitMiddleware(echo, free, websocket=WebSocketLimits(received="2/minute", warn=False))
-    with serving(app, ws=ws) as server, opened(server) as client:
-        assert [asked(client, text) for text in "ab"] == ["a", "b"]
-        assert asked(client, "c") == denied("received", 30_000)
+    with serving(app, ws=ws) as server, connected(server) as client:
+        assert [exchange(client, text) for text in "ab"] == ["a", "b"]
+        assert exchange(client, "c") == denial_frame("received", 30_000)
         clock.advance(29.5)
-        assert asked(client, "d") == denied("received", 1_000)
+        assert exchange(client, "d") == denial_frame("received", 1_000)
         clock.advance(0.5)
-        assert asked(client, "e") == "e"
-    assert echo.heard == ["a", "b", "e"]
+        assert exchange(client, "e") == "e"
+    assert echo.received == ["a", "b", "e"]
 
 
 def test_b1_who_has_little_left_is_told_before_its_message_is_handled_once_until_it_has_more(
     clock: ManualClock, free: Limiter
 ) -> None:
     app = RateLimitMiddleware(Echo(), free, websocket=WebSocketLimits(received="4/minute burst 10"))
-    with serving(app) as server, opened(server) as client:
-        assert [asked(client, "x") for _ in range(8)] == ["x"] * 8
-        assert (asked(client, "y"), heard(client)) == (warned("received", 1, 10), "y")
-        assert asked(client, "z") == "z"
-        assert asked(client, "z") == denied("received", 15_000)
+    with serving(app) as server, connected(server) as client:
+        assert [exchange(client, "x") for _ in range(8)] == ["x"] * 8
+        assert (exchange(client, "y"), receive(client)) == (warning_frame("received", 1, 10), "y")
+        assert exchange(client, "z") == "z"
+        assert exchange(client, "z") == denial_frame("received", 15_000)
         clock.advance(15)
-        assert asked(client, "z") == "z"
+        assert exchange(client, "z") == "z"
         clock.advance(60)
-        assert [asked(client, "x") for _ in range(2)] == ["x"] * 2
-        assert (asked(client, "y"), heard(client)) == (warned("received", 1, 10), "y")
+        assert [exchange(client, "x") for _ in range(2)] == ["x"] * 2
+        assert (exchange(client, "y"), receive(client)) == (warning_frame("received", 1, 10), "y")
 
 
 def test_nobody_is_warned_who_does_not_ask_for_it(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, websocket=WebSocketLimits(received="2/minute", warn=False))
-    with serving(app) as server, opened(server) as client:
-        assert [asked(client, text) for text in "ab"] == ["a", "b"]
+    with serving(app) as server, connected(server) as client:
+        assert [exchange(client, text) for text in "ab"] == ["a", "b"]
 
 
 def test_a_denied_message_can_close_the_connection_with_a_hint(free: Limiter) -> None:
     echo = Echo()
     limits = WebSocketLimits(received="1/minute", on_denied="close", warn=False)
-    with serving(RateLimitMiddleware(echo, free, websocket=limits)) as server, opened(server) as client:
-        assert asked(client, "a") == "a"
+    with serving(RateLimitMiddleware(echo, free, websocket=limits)) as server, connected(server) as client:
+        assert exchange(client, "a") == "a"
         client.send("b")
-        assert closed(client) == (1013, "rate limited; retry in 60000 ms")
+        assert close_frame(client) == (1013, "rate limited; retry in 60000 ms")
         wait_for(lambda: echo.ended, "the application's end")
-    assert echo.heard == ["a"]
+    assert echo.received == ["a"]
     assert echo.ended == [{"type": "websocket.disconnect", "code": 1013, "reason": "rate limited; retry in 60000 ms"}]
 
 
 def test_bytes_are_counted_as_they_are_in_utf_8(free: Limiter) -> None:
     limits = WebSocketLimits(received_bytes="10/minute", warn=False)
-    with serving(RateLimitMiddleware(Echo(), free, websocket=limits)) as server, opened(server) as client:
-        assert asked(client, "äöü") == "äöü"
-        assert asked(client, b"") == b""
-        assert asked(client, b"\x00\xff\x00") == b"\x00\xff\x00"
-        assert asked(client, "ab") == denied("received_bytes", 6_000)
-        assert asked(client, "a") == "a"
+    with serving(RateLimitMiddleware(Echo(), free, websocket=limits)) as server, connected(server) as client:
+        assert exchange(client, "äöü") == "äöü"
+        assert exchange(client, b"") == b""
+        assert exchange(client, b"\x00\xff\x00") == b"\x00\xff\x00"
+        assert exchange(client, "ab") == denial_frame("received_bytes", 6_000)
+        assert exchange(client, "a") == "a"
 
 
 def test_a_message_is_counted_by_all_limits_or_by_none(clock: ManualClock, free: Limiter) -> None:
@@ -98,13 +109,13 @@ def test_a_message_is_counted_by_all_limits_or_by_none(clock: ManualClock, free:
     app = RateLimitMiddleware(
         echo, free, websocket=WebSocketLimits(received="3/minute", received_bytes="10/minute", warn=False)
     )
-    with serving(app) as server, opened(server) as client:
-        assert asked(client, "eight ch") == "eight ch"
-        assert [asked(client, "four") for _ in range(4)] == [denied("received_bytes", 12_000)] * 4
-        assert [asked(client, "a") for _ in range(2)] == ["a", "a"]
-        assert asked(client, "b") == denied("received", 20_000)
+    with serving(app) as server, connected(server) as client:
+        assert exchange(client, "eight ch") == "eight ch"
+        assert [exchange(client, "four") for _ in range(4)] == [denial_frame("received_bytes", 12_000)] * 4
+        assert [exchange(client, "a") for _ in range(2)] == ["a", "a"]
+        assert exchange(client, "b") == denial_frame("received", 20_000)
         clock.advance(20)  # 3 1/3 bytes more: the denied message was not counted by them
-        assert asked(client, "abc") == "abc"
+        assert exchange(client, "abc") == "abc"
 
 
 @pytest.mark.parametrize("on_denied", ["frame", "close"])
@@ -114,48 +125,48 @@ def test_a_message_that_can_never_pass_closes_the_connection_and_costs_nothing(o
         echo, free, websocket=WebSocketLimits(received="1/minute", received_bytes="10/minute", on_denied=on_denied)
     )
     with serving(app) as server:
-        with opened(server) as client:
+        with connected(server) as client:
             client.send("eleven char")
-            assert closed(client) == (1009, "message too big: at most 10 bytes can pass")
-        with opened(server) as client:
-            frames = [asked(client, "ten chars."), heard(client), heard(client)]
-            assert frames == [warned("received", 0, 1), warned("received_bytes", 0, 10), "ten chars."]
+            assert close_frame(client) == (1009, "message too big: at most 10 bytes can pass")
+        with connected(server) as client:
+            frames = [exchange(client, "ten chars."), receive(client), receive(client)]
+            assert frames == [warning_frame("received", 0, 1), warning_frame("received_bytes", 0, 10), "ten chars."]
 
 
 def test_what_is_blocked_is_denied_like_any_other(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, websocket=WebSocketLimits(received_bytes="blocked"))
-    with serving(app) as server, opened(server) as client:
-        assert asked(client, "a") == denied("received_bytes", 60_000)
+    with serving(app) as server, connected(server) as client:
+        assert exchange(client, "a") == denial_frame("received_bytes", 60_000)
 
 
 def test_several_limits_hold_at_once(clock: ManualClock, free: Limiter) -> None:
     limits = WebSocketLimits(received=["1/second", "3/minute"], warn=False)
-    with serving(RateLimitMiddleware(Echo(), free, websocket=limits)) as server, opened(server) as client:
-        assert asked(client, "a") == "a"
-        assert asked(client, "b") == denied("received", 1_000)
+    with serving(RateLimitMiddleware(Echo(), free, websocket=limits)) as server, connected(server) as client:
+        assert exchange(client, "a") == "a"
+        assert exchange(client, "b") == denial_frame("received", 1_000)
         for _ in range(2):
             clock.advance(1)
-            assert asked(client, "b") == "b"
+            assert exchange(client, "b") == "b"
         clock.advance(1)
-        assert asked(client, "c") == denied("received", 17_000)
+        assert exchange(client, "c") == denial_frame("received", 17_000)
 
 
 def test_a_flood_is_answered_and_others_are_served_meanwhile(clock: ManualClock, free: Limiter) -> None:
     echo = Echo()
     app = RateLimitMiddleware(echo, free, key=named, websocket=WebSocketLimits(received="5/minute", warn=False))
-    with serving(app) as server, opened(server, "flooder") as flooder, opened(server, "other") as other:
+    with serving(app) as server, connected(server, "flooder") as flooder, connected(server, "other") as other:
         for number in range(400):
             flooder.send(f"flood {number}")
-        assert [asked(other, text) for text in "abcde"] == list("abcde")
-        assert [heard(flooder) for _ in range(5)] == [f"flood {number}" for number in range(5)]
-        assert [heard(flooder) for _ in range(395)] == [denied("received", 12_000)] * 395
+        assert [exchange(other, text) for text in "abcde"] == list("abcde")
+        assert [receive(flooder) for _ in range(5)] == [f"flood {number}" for number in range(5)]
+        assert [receive(flooder) for _ in range(395)] == [denial_frame("received", 12_000)] * 395
         assert server.call(len, app._websockets.flooding) == 1
         clock.advance(12)
-        assert asked(flooder, "at last") == "at last"
+        assert exchange(flooder, "at last") == "at last"
         assert server.call(len, app._websockets.flooding) == 0
-        assert [asked(flooder, "x") for _ in range(FLOOD - 1)] == [denied("received", 12_000)] * (FLOOD - 1)
+        assert [exchange(flooder, "x") for _ in range(FLOOD - 1)] == [denial_frame("received", 12_000)] * (FLOOD - 1)
         assert server.call(len, app._websockets.flooding) == 0
-        assert asked(flooder, "x") == denied("received", 12_000)
+        assert exchange(flooder, "x") == denial_frame("received", 12_000)
     wait_for(lambda: len(echo.ended) == 2, "both ends")
     assert len(app._websockets.flooding) == 0
 
@@ -167,14 +178,14 @@ def test_what_the_application_sends_waits_for_its_turn_and_a_close_does_not(cloc
     sender = Sender("a", "b", "c")
     sent = Limiter("2/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent))
-    with serving(app) as server, opened(server) as client:
-        assert [heard(client), heard(client)] == ["a", "b"]
+    with serving(app) as server, connected(server) as client:
+        assert [receive(client), receive(client)] == ["a", "b"]
         wait_for(lambda: sent.waiting("127.0.0.1"), "the third to wait")
         assert sender.sent == ["a", "b"]
         assert sent.peek("127.0.0.1").retry_after == 30
         clock.advance(30)
-        assert heard(client) == "c"
-        assert closed(client) == (4000, "")
+        assert receive(client) == "c"
+        assert close_frame(client) == (4000, "")
     wait_for(lambda: sender.ended, "the application's end")
 
 
@@ -182,17 +193,17 @@ def test_a_message_larger_than_can_pass_leaves_a_debt(clock: ManualClock, free: 
     sender = Sender("1234", b"x" * 25, "", "y")
     sent = Limiter("10/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent_bytes=sent))
-    with serving(app) as server, opened(server) as client:
-        assert heard(client) == "1234"
+    with serving(app) as server, connected(server) as client:
+        assert receive(client) == "1234"
         wait_for(lambda: sent.waiting("127.0.0.1"), "the large one to wait")
         assert sent.peek("127.0.0.1", 10).retry_after == 24
         clock.advance(24)
-        assert heard(client) == b"x" * 25
-        assert heard(client) == ""
+        assert receive(client) == b"x" * 25
+        assert receive(client) == ""
         wait_for(lambda: sent.waiting("127.0.0.1"), "the last one to wait")
         assert sent.peek("127.0.0.1").retry_after == 96
         clock.advance(96)
-        assert heard(client) == "y"
+        assert receive(client) == "y"
 
 
 def test_who_waits_to_send_to_a_client_that_leaves_waits_no_longer_and_has_spent_nothing(
@@ -203,8 +214,8 @@ def test_who_waits_to_send_to_a_client_that_leaves_waits_no_longer_and_has_spent
     sent_bytes = Limiter("1/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent, sent_bytes=sent_bytes))
     with serving(app) as server:
-        with opened(server) as client:
-            assert heard(client) == "a"
+        with connected(server) as client:
+            assert receive(client) == "a"
             wait_for(lambda: sent_bytes.waiting("127.0.0.1"), "the second to wait")
             assert sent.peek("127.0.0.1").remaining == 3
         wait_for(lambda: sender.ended, "the application's end")
@@ -258,15 +269,15 @@ def litestar_app(limiter: Limiter) -> Any:
 def test_it_stands_before_the_frameworks_websockets(framework: Callable[[Limiter], Any], clock: ManualClock) -> None:
     app = framework(Limiter("2/minute", store=MemoryStore(clock=clock)))
     with serving(app) as server:
-        with opened(server) as client:
-            assert [asked(client, text) for text in "ab"] == ["a", "b"]
-            assert asked(client, "c") == denied("received", 30_000)
-        with opened(server) as client:
-            assert asked(client, "c") == denied("received", 30_000)
+        with connected(server) as client:
+            assert [exchange(client, text) for text in "ab"] == ["a", "b"]
+            assert exchange(client, "c") == denial_frame("received", 30_000)
+        with connected(server) as client:
+            assert exchange(client, "c") == denial_frame("received", 30_000)
             clock.advance(29)
-            assert refused(server).status_code == 429
+            assert denied_response(server).status_code == 429
             clock.advance(1)
-            assert asked(client, "c") == "c"
+            assert exchange(client, "c") == "c"
 
 
 def test_nodes_that_share_a_server_share_what_is_counted(redis_server: Server, clock: ManualClock) -> None:
@@ -276,15 +287,15 @@ def test_nodes_that_share_a_server_share_what_is_counted(redis_server: Server, c
         with (
             serving(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as one,
             serving(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as two,
-            opened(one) as here,
-            opened(two) as there,
+            connected(one) as here,
+            connected(two) as there,
         ):
-            assert [asked(here, "ab"), asked(there, "cd")] == ["ab", "cd"]
-            assert [asked(here, "abc"), asked(there, "abc")] == [denied("received_bytes", 10_000)] * 2
-            assert [asked(here, "a"), asked(there, "b")] == ["a", "b"]
-            assert [asked(here, ""), asked(there, "")] == [denied("received", 15_000)] * 2
-            with opened(one):
-                assert refused(two).status_code == 429
+            assert [exchange(here, "ab"), exchange(there, "cd")] == ["ab", "cd"]
+            assert [exchange(here, "abc"), exchange(there, "abc")] == [denial_frame("received_bytes", 10_000)] * 2
+            assert [exchange(here, "a"), exchange(there, "b")] == ["a", "b"]
+            assert [exchange(here, ""), exchange(there, "")] == [denial_frame("received", 15_000)] * 2
+            with connected(one):
+                assert denied_response(two).status_code == 429
             one.run(store.aclose())
             two.run(store.aclose())
 

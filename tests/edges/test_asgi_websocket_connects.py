@@ -8,10 +8,10 @@ from websockets.exceptions import ConnectionClosed
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from headgate.http import headers as rate_headers
+from headgate.http import PROBLEM_JSON, read_denial
 from tests.support.asgi_server import serving
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.websocket_apps import Echo, asked, denied, named, opened, refused
+from tests.support.websocket_apps import Echo, connected, denial_frame, denied_response, exchange, named
 
 pytestmark = pytest.mark.once
 
@@ -45,22 +45,27 @@ def test_the_key_is_asked_for_once_and_shared_by_all_connections_of_it(asynchron
     )
     with (
         serving(app) as server,
-        opened(server, "a", "/chat") as one,
-        opened(server, "a", "/chat") as two,
-        opened(server, "b", "/chat") as other,
+        connected(server, "a", "/chat") as one,
+        connected(server, "a", "/chat") as two,
+        connected(server, "b", "/chat") as other,
     ):
-        assert [asked(one, "x"), asked(two, "x")] == ["x", "x"]
-        assert [asked(one, "x"), asked(two, "x")] == [denied("received", 30_000)] * 2
-        assert [asked(other, "x"), asked(other, "x")] == ["x", "x"]
+        assert [exchange(one, "x"), exchange(two, "x")] == ["x", "x"]
+        assert [exchange(one, "x"), exchange(two, "x")] == [denial_frame("received", 30_000)] * 2
+        assert [exchange(other, "x"), exchange(other, "x")] == ["x", "x"]
         assert times == 3
 
 
 def test_who_is_not_known_counts_by_address_and_meets_no_name(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, key=named, websocket=WebSocketLimits(received="1/minute", warn=False))
-    with serving(app) as server, opened(server) as one, opened(server) as two, opened(server, "127.0.0.1") as other:
-        assert asked(one, "x") == "x"
-        assert asked(two, "x") == denied("received", 60_000)
-        assert asked(other, "x") == "x"
+    with (
+        serving(app) as server,
+        connected(server) as one,
+        connected(server) as two,
+        connected(server, "127.0.0.1") as other,
+    ):
+        assert exchange(one, "x") == "x"
+        assert exchange(two, "x") == denial_frame("received", 60_000)
+        assert exchange(other, "x") == "x"
 
 
 def test_who_is_exempt_or_skipped_is_not_counted(free: Limiter) -> None:
@@ -73,9 +78,9 @@ def test_who_is_exempt_or_skipped_is_not_counted(free: Limiter) -> None:
     )
     with serving(app) as server:
         for name, path in (("admin", "/closed"), ("", "/open")):
-            with opened(server, name, path) as client:
-                assert [asked(client, "x") for _ in range(3)] == ["x"] * 3
-        assert refused(server, "", "/closed").status_code == 429
+            with connected(server, name, path) as client:
+                assert [exchange(client, "x") for _ in range(3)] == ["x"] * 3
+        assert denied_response(server, "", "/closed").status_code == 429
 
 
 # Connects ------------------------------------------------------------------------------------------------------------
@@ -84,25 +89,25 @@ def test_who_is_exempt_or_skipped_is_not_counted(free: Limiter) -> None:
 def test_a_connect_is_counted_like_a_request_and_told_where_it_stands(clock: ManualClock) -> None:
     echo = Echo()
     with serving(RateLimitMiddleware(echo, Limiter("2/minute", store=MemoryStore(clock=clock)))) as server:
-        with opened(server) as client:
+        with connected(server) as client:
             assert client.response is not None
             assert client.response.headers["RateLimit"] == '"default";r=1;t=30'
             assert client.response.headers["RateLimit-Policy"] == '"default";q=2;w=60'
-            assert asked(client, "x") == "x"
-        with opened(server):
+            assert exchange(client, "x") == "x"
+        with connected(server):
             pass
-        response = refused(server)
+        response = denied_response(server)
         assert response.status_code == 429
         assert response.headers["Retry-After"] == "30"
-        assert response.headers["Content-Type"] == rate_headers.PROBLEM
+        assert response.headers["Content-Type"] == PROBLEM_JSON
         assert response.headers["RateLimit"] == '"default";r=0;t=30'
-        denial = rate_headers.read_denial(response.body)
+        denial = read_denial(response.body)
         assert denial is not None
         assert (denial.retry_after_ms, denial.tier) == (30_000, "default")
         assert echo.began == 2
         clock.advance(30)
-        with opened(server) as client:
-            assert asked(client, "x") == "x"
+        with connected(server) as client:
+            assert exchange(client, "x") == "x"
 
 
 def test_where_the_server_can_not_answer_a_connect_it_is_closed() -> None:
@@ -113,16 +118,16 @@ def test_where_the_server_can_not_answer_a_connect_it_is_closed() -> None:
         await app({key: value for key, value in scope.items() if key != "extensions"}, receive, send)
 
     with serving(without_extensions) as server:
-        assert refused(server).status_code == 403
+        assert denied_response(server).status_code == 403
     assert echo.began == 0
 
 
 def test_routes_tell_connects_from_requests(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, routes={"WEBSOCKET /chat": "1/minute", "GET /feed": "blocked"})
     with serving(app) as server:
-        with opened(server, path="/chat"), opened(server, path="/feed"):
+        with connected(server, path="/chat"), connected(server, path="/feed"):
             pass
-        assert rate_headers.read_denial(refused(server, path="/chat").body).tier == "WEBSOCKET /chat"  # type: ignore[union-attr]
+        assert read_denial(denied_response(server, path="/chat").body).tier == "WEBSOCKET /chat"  # type: ignore[union-attr]
 
 
 def failing(before: bool) -> App:
@@ -145,9 +150,9 @@ def test_a_connect_is_given_back_if_the_application_fails_before_it_has_answered
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
     with serving(RateLimitMiddleware(failing(before), limiter)) as server:
         if before:
-            assert refused(server).status_code == 500
+            assert denied_response(server).status_code == 500
         else:
-            with opened(server) as client:
+            with connected(server) as client:
                 client.send("x")
                 with pytest.raises(ConnectionClosed):
                     client.recv(timeout=PATIENCE)
@@ -175,10 +180,10 @@ async def choosy(scope: Scope, receive: Receive, send: Send) -> None:
 def test_connects_can_be_counted_by_what_came_of_them(counts: Any, left: int) -> None:
     limiter = Limiter("10/minute", store=MemoryStore(clock=ManualClock()))
     with serving(RateLimitMiddleware(choosy, limiter, counts=counts)) as server:
-        with opened(server, path="/accepted"):
+        with connected(server, path="/accepted"):
             pass
-        assert refused(server, path="/refused").status_code == 403
-        response = refused(server, path="/answered")
+        assert denied_response(server, path="/refused").status_code == 403
+        response = denied_response(server, path="/answered")
         assert (response.status_code, bytes(response.body)) == (401, b"who are you?")
         assert response.headers["RateLimit"]
     assert limiter.peek("127.0.0.1").remaining == left
@@ -193,10 +198,10 @@ def test_what_a_connect_has_cost_can_be_told_once_it_is_answered() -> None:
         return int(response.headers.get("x-cost", 0))
 
     with serving(RateLimitMiddleware(choosy, limiter, settle=settle)) as server:
-        with opened(server, path="/accepted"):
+        with connected(server, path="/accepted"):
             wait_for(lambda: limiter.peek("127.0.0.1").remaining == 7, "the connect to be settled")
-        refused(server, path="/refused")
-        refused(server, path="/answered")
+        denied_response(server, path="/refused")
+        denied_response(server, path="/answered")
     assert seen == [("WEBSOCKET", 101, "3"), ("WEBSOCKET", 403, None), ("WEBSOCKET", 401, "2")]
     assert limiter.peek("127.0.0.1").remaining == 5
 
@@ -209,45 +214,45 @@ def test_b1_b4_a_gate_counts_messages_on_its_channel_ws_and_changes_hold_at_once
     app = RateLimitMiddleware(
         Echo(), gate=gate, key=named, tier="heavy", websocket=WebSocketLimits(received="gate", warn=False)
     )
-    with serving(app) as server, opened(server, "a") as client:
-        assert [asked(client, "x") for _ in range(3)] == ["x", "x", denied("heavy", 30_000)]
+    with serving(app) as server, connected(server, "a") as client:
+        assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("heavy", 30_000)]
         assert gate.peek("a", "http", "heavy").remaining == 1
         assert gate.peek("a", "ws", "heavy").remaining == 0
         assert gate.is_rate_limited("a")
         gate.set_override("a", "heavy", "3/minute", "ws")
-        assert [asked(client, "x") for _ in range(4)] == ["x", "x", "x", denied("heavy", 20_000)]
+        assert [exchange(client, "x") for _ in range(4)] == ["x", "x", "x", denial_frame("heavy", 20_000)]
         gate.add_exemption("a")
-        assert [asked(client, "x") for _ in range(5)] == ["x"] * 5
-        with opened(server, "b") as other:
-            assert asked(other, "x") == "x"
+        assert [exchange(client, "x") for _ in range(5)] == ["x"] * 5
+        with connected(server, "b") as other:
+            assert exchange(other, "x") == "x"
 
 
 def test_b2_who_is_not_known_to_a_gate_counts_by_address() -> None:
     gate = Gate(Policy(addresses={"limit": "3/minute"}), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, websocket=limits)
-    with serving(app) as server, opened(server) as client, opened(server, "a") as other:
-        assert [asked(client, "x") for _ in range(3)] == ["x", "x", denied("address", 20_000)]
-        assert refused(server).status_code == 429
-        assert asked(other, "x") == "x"
+    with serving(app) as server, connected(server) as client, connected(server, "a") as other:
+        assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("address", 20_000)]
+        assert denied_response(server).status_code == 429
+        assert exchange(other, "x") == "x"
 
 
 def test_limits_beside_a_gate_are_not_for_agents_that_are_exempt() -> None:
     gate = Gate(Policy(exempt=["boss"]), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="9/minute", received_bytes="1/minute", sent="2/minute", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, websocket=limits)
-    with serving(app) as server, opened(server, "boss") as boss, opened(server, "a") as other:
-        assert [asked(boss, "long") for _ in range(10)] == ["long"] * 10
-        assert [asked(other, "x"), asked(other, "x")] == ["x", denied("received_bytes", 60_000)]
+    with serving(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
+        assert [exchange(boss, "long") for _ in range(10)] == ["long"] * 10
+        assert [exchange(other, "x"), exchange(other, "x")] == ["x", denial_frame("received_bytes", 60_000)]
 
 
 def test_b1_what_a_gate_has_passed_and_another_limit_denies_is_given_back() -> None:
     gate = Gate(Policy(exempt=["boss"]), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", received_bytes="1/minute", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, tier="heavy", websocket=limits)
-    with serving(app) as server, opened(server, "boss") as boss, opened(server, "a") as other:
-        assert [asked(other, "x"), asked(other, "x")] == ["x", denied("received_bytes", 60_000)]
+    with serving(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
+        assert [exchange(other, "x"), exchange(other, "x")] == ["x", denial_frame("received_bytes", 60_000)]
         assert gate.peek("a", "ws", "heavy").remaining == 9
-        assert [asked(boss, "x") for _ in range(11)] == ["x"] * 11
+        assert [exchange(boss, "x") for _ in range(11)] == ["x"] * 11
         gate.remove_exemption("boss")
-        assert [asked(boss, "x") for _ in range(11)] == ["x"] * 10 + [denied("heavy", 6_000)]
+        assert [exchange(boss, "x") for _ in range(11)] == ["x"] * 10 + [denial_frame("heavy", 6_000)]

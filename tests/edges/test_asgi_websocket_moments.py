@@ -12,7 +12,7 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.valkey import PATIENCE
-from tests.support.websocket_apps import Echo, Sender, denied
+from tests.support.websocket_apps import Echo, Sender, denial_frame
 from tests.support.wrapped_store import WrappedStore
 
 pytestmark = pytest.mark.once
@@ -222,7 +222,7 @@ def test_b3_beside_a_gate_too_addresses_of_ipv6_count_by_their_64() -> None:
         return answer
 
     assert asyncio.run(frame("2001:db8::1")) == 7
-    assert asyncio.run(frame("2001:db8::2")) == denied("received", 60_000)
+    assert asyncio.run(frame("2001:db8::2")) == denial_frame("received", 60_000)
     assert asyncio.run(frame("2001:db8:0:1::2")) == 7
 
 

@@ -317,7 +317,7 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
         (LIMIT | {"cost": slowly}, plain, r"cost: expected a whole number of at least 1, got <function slowly"),
         (LIMIT | {"wait": -1}, plain, r"rate_limited wait: expected a number of seconds, 0 or more, got -1"),
         (LIMIT | {"wait": "5"}, plain, r"rate_limited wait: expected a number of seconds, 0 or more, got '5'"),
-        (LIMIT, makes_parts, r"rate_limited: expected a function that returns: a call of a generator function does"),
+        (LIMIT, makes_parts, r"rate_limited: expected a function that returns: calling a generator function does"),
         (LIMIT, makes_parts_slowly, r"expected a function that returns"),
         (LIMIT, functools.partial(makes_parts, "bob"), r"expected a function that returns"),
         (LIMIT, staticmethod(plain), r"expected a function: put it below @staticmethod"),

@@ -3,12 +3,12 @@
 import pytest
 
 from headgate import InvalidInput
-from headgate.edges.paths import Paths
+from headgate.edges.paths import PathPatterns
 
 
 def find(method: str, path: str, *patterns: str) -> str | None:
     """The pattern that counts for a request."""
-    return Paths("routes", {pattern: pattern for pattern in patterns}).find(method, path)
+    return PathPatterns("routes", {pattern: pattern for pattern in patterns}).find(method, path)
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_of_several_patterns_that_fit_the_first_counts(patterns: tuple[str, ...]
 def test_a_pattern_that_would_never_fit_is_refused(pattern: str) -> None:
     expected = r"routes: expected a path such as '/login', 'POST /login', '/files/\*' or '/items/{id}', got "
     with pytest.raises(InvalidInput, match=expected):
-        Paths("routes", {pattern: 1})
+        PathPatterns("routes", {pattern: 1})

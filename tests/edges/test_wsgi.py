@@ -274,6 +274,10 @@ def test_what_would_have_to_be_awaited_is_refused() -> None:
     async def key(request: object) -> str:
         return "ann"
 
+    with pytest.raises(
+        InvalidInput, match=r"RateLimitMiddleware: expected options .*'key_func'; slowapi's key_func is"
+    ):
+        RateLimitMiddleware(hello, "5/minute", key_func=key)  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="RateLimitMiddleware key: expected a plain function, since WSGI has no"):
         RateLimitMiddleware(hello, "5/minute", key=key)
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from headgate import Policy
-from headgate.http.headers import PROBLEM, Denial, read_denial
+from headgate.http import PROBLEM_JSON, ProblemDetails, read_denial
 from headgate.hub.protocols import PatientProtocol
 from tests.support.agent_connections import (
     BEHIND_A_PROXY,
@@ -90,8 +90,8 @@ def test_b2_a_flood_of_connections_is_limited_by_address() -> None:
                 pass
         answer = refusal(hub)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
-        assert answer.headers["content-type"] == PROBLEM
-        assert read_denial(answer.content) == Denial(
+        assert answer.headers["content-type"] == PROBLEM_JSON
+        assert read_denial(answer.content) == ProblemDetails(
             429, "quota-exceeded", "too many requests; try again in 30 s", 30_000, "heavy", ("heavy",)
         )
         assert refusal(hub, "/relay").status_code == 429, "whichever socket it is"

@@ -8,7 +8,7 @@ import httpx
 
 from headgate import Policy
 from headgate.gate.policy import TIERS
-from headgate.http.headers import Left, Quota, read
+from headgate.http import QuotaPolicy, ServiceLimit, read_headers
 from tests.support.agent_connections import BEHIND_A_PROXY, left, metrics, use_up
 from tests.support.hub import ADMIN, VIEWER, running
 from tests.support.valkey import PATIENCE
@@ -90,12 +90,12 @@ def test_b3_retry_after_is_rounded_up_to_whole_seconds_and_never_below_one() -> 
 def test_agents_are_told_how_they_stand() -> None:
     policy = Policy(limits={"light": "5/minute", "normal": "2/minute; 60/hour"}, exempt=["vip"])
     with running(policy) as hub, hub.http(hub.register("planner")) as http:
-        told = [read(http.get("/api/mailbox").headers) for _ in range(6)]
-        assert [of.policies for of in told] == [(Quota("light", 5, 60),)] * 6
-        assert [of.left[0] for of in told[:2]] == [Left("light", 4, 12), Left("light", 3, 24)]
-        assert [of.left[0].reset for of in told[4:]] == [12, 12]
+        told = [read_headers(http.get("/api/mailbox").headers) for _ in range(6)]
+        assert [of.policies for of in told] == [(QuotaPolicy("light", 5, 60),)] * 6
+        assert [of.limits[0] for of in told[:2]] == [ServiceLimit("light", 4, 12), ServiceLimit("light", 3, 24)]
+        assert [of.limits[0].reset for of in told[4:]] == [12, 12]
         assert [of.retry_after for of in told] == [None] * 5 + [12]
-        assert read(http.get("/api/channels/general").headers).left == (Left("2/minute", 1, 30),)
+        assert read_headers(http.get("/api/channels/general").headers).limits == (ServiceLimit("2/minute", 1, 30),)
         assert "ratelimit" not in http.get("/api/nothing", headers={"Authorization": "Bearer wrong"}).headers
         assert "ratelimit" not in http.post("/api/onboard/register", json={"agent_id": "other"}).headers
         with hub.http(hub.register("vip")) as vip, hub.http() as admin:

@@ -15,15 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Limiter, ManualClock, MemoryStore, SlidingWindow, TokenBucket, per_minute
-from headgate.client.pacing import LONGEST, PROMPT, SECOND, Pace, Sent
-from headgate.http.headers import Left, Quota, Told, read, told, write
+from headgate.client.pacing import LONGEST, PROMPT, SECOND, Pace, SentRequest
+from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit, read_headers
+from tests.support.rate_limit_headers import format_headers, headers_of
 
 pytestmark = pytest.mark.once
 
 MOST = min(settings().max_examples, 500)
 """Examples: each is a whole course of requests."""
 
-Server = Callable[[int], Told]
+Server = Callable[[int], RateLimitHeaders]
 """Judges a request at a moment, in microseconds: what its headers say, with Retry-After if it was denied."""
 
 
@@ -48,19 +49,19 @@ def serve(kind: Kind) -> Server:
     return partial(judge_as_we_do, Limiter(kind, store=MemoryStore(clock=clock)), clock)
 
 
-def judge_as_we_do(limiter: Limiter, clock: ManualClock, now: int) -> Told:
+def judge_as_we_do(limiter: Limiter, clock: ManualClock, now: int) -> RateLimitHeaders:
     clock.advance(Fraction(now - clock.now(), SECOND))
-    return told(limiter.check("a"), limiter.limit)
+    return headers_of(limiter.check("a"), limiter.limit)
 
 
-def judge_by_window(kind: Window, counted: Counter[int], now: int) -> Told:
+def judge_by_window(kind: Window, counted: Counter[int], now: int) -> RateLimitHeaders:
     number, into = divmod(now - kind.begins, kind.seconds * SECOND)
     wait = -(-(kind.seconds * SECOND - into) // SECOND)
-    policy = Quota("theirs", kind.quota, kind.seconds) if kind.draft else Quota("", kind.quota)
+    policy = QuotaPolicy("theirs", kind.quota, kind.seconds) if kind.draft else QuotaPolicy("", kind.quota)
     if counted[number] == kind.quota:
-        return Told((policy,), (Left(policy.name, 0, wait),), wait)
+        return RateLimitHeaders((policy,), (ServiceLimit(policy.name, 0, wait),), wait)
     counted[number] += 1
-    return Told((policy,), (Left(policy.name, kind.quota - counted[number], wait),))
+    return RateLimitHeaders((policy,), (ServiceLimit(policy.name, kind.quota - counted[number], wait),))
 
 
 @dataclass
@@ -141,18 +142,18 @@ class Client:
             self._at(now + self._network.way(), partial(self._arrive, self._pace.send(now)))
         return None
 
-    def _arrive(self, sent: Sent, now: int) -> None:
-        said = read(dict(write(self._server(now), "both")))
+    def _arrive(self, sent: SentRequest, now: int) -> None:
+        said = read_headers(dict(format_headers(self._server(now), "both")))
         takes = self._network.answer() if said.retry_after is None else 0
         what = self._lose if self._network.chance.random() < self._network.lost else self._hear
         self._at(now + takes + self._network.way(), partial(what, sent, said))
 
-    def _lose(self, sent: Sent, _: Told, now: int) -> None:
+    def _lose(self, sent: SentRequest, _: RateLimitHeaders, now: int) -> None:
         self._under_way -= 1
         self._pace.fail(sent, now)
         self.passed.append(sent.at)
 
-    def _hear(self, sent: Sent, said: Told, now: int) -> None:
+    def _hear(self, sent: SentRequest, said: RateLimitHeaders, now: int) -> None:
         self._under_way -= 1
         status = 200 if said.retry_after is None else 429
         self._pace.answer(sent, now, status, said, self._jitter * self._network.chance.random())
@@ -250,7 +251,7 @@ def test_whoever_else_spends_and_whatever_is_lost_no_wait_is_cut_short_and_all_g
     server = serve(kind)
     spent = iter(range(others))
 
-    def shared(now: int) -> Told:
+    def shared(now: int) -> RateLimitHeaders:
         for _ in zip(range(3), spent, strict=False):  # others were quicker
             server(now)
         return server(now)
@@ -263,13 +264,13 @@ def test_whoever_else_spends_and_whatever_is_lost_no_wait_is_cut_short_and_all_g
 
 figures = st.one_of(st.integers(0, 100), st.sampled_from([0, 1, 10**9, 999_999_999_999_999]))
 names = st.sampled_from(["a", "b", ""])
-quotas = st.builds(Quota, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes"]))
+quotas = st.builds(QuotaPolicy, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes"]))
 anything = st.builds(
-    Told,
+    RateLimitHeaders,
     st.lists(
-        st.builds(Quota, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes"])), max_size=3
+        st.builds(QuotaPolicy, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes"])), max_size=3
     ).map(tuple),
-    st.lists(st.builds(Left, names, figures, st.none() | figures), max_size=3).map(tuple),
+    st.lists(st.builds(ServiceLimit, names, figures, st.none() | figures), max_size=3).map(tuple),
     st.none() | figures,
 )
 
@@ -279,14 +280,16 @@ answers = st.tuples(anything, st.sampled_from([200, 429, 503]), st.integers(0, 1
 
 @settings(max_examples=MOST)
 @given(st.lists(answers, min_size=1, max_size=6), st.data())
-def test_whatever_a_server_says_the_wait_has_an_end(course: list[tuple[Told, int, int]], data: st.DataObject) -> None:
+def test_whatever_a_server_says_the_wait_has_an_end(
+    course: list[tuple[RateLimitHeaders, int, int]], data: st.DataObject
+) -> None:
     pace, now = Pace(), 0
-    waiting: list[Sent] = []
+    waiting: list[SentRequest] = []
     for said, status, passes in course:
         waiting += [pace.send(now) for _ in range(data.draw(st.integers(1, 3)))]
         now += passes
         sent = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
-        pace.answer(sent, now, status, said, stretch=0.03)
+        pace.answer(sent, now, status, said, jitter=0.03)
     began = now
     for _ in range(5):
         when, _ = pace.earliest(now)

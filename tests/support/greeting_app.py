@@ -1,4 +1,4 @@
-"""An application that says hello behind the ASGI middleware, served for tests, and its clients."""
+"""An ASGI application that says hello, served for tests, and its clients."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
-def counted(limit: Any, clock: ManualClock | None = None, **options: Any) -> Limiter:
+def memory_limiter(limit: Any, clock: ManualClock | None = None, **options: Any) -> Limiter:
     return Limiter(limit, store=MemoryStore(clock=clock or ManualClock()), **options)
 
 
@@ -38,12 +38,12 @@ def served(app: App) -> Iterator[httpx.Client]:
         yield client
 
 
-def left(limiter: Limiter, key: str = "127.0.0.1") -> int:
+def remaining(limiter: Limiter, key: str = "127.0.0.1") -> int:
     return limiter.peek(key).remaining
 
 
-def either(asynchronous: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as it is, or as an async one."""
+def maybe_async(asynchronous: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function, or its async version."""
     if not asynchronous:
         return function
 

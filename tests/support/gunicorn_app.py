@@ -1,4 +1,4 @@
-"""What gunicorn serves in processes of its own: 60 requests in all, save for those to /free and /process."""
+"""An application for gunicorn: 60 requests in all, except for /free and /process."""
 
 import os
 from collections.abc import Iterable

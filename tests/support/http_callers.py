@@ -1,17 +1,17 @@
-"""Many clients of a server at once, each over a connection of its own."""
+"""Many concurrent clients of a server, each with its own connection."""
 
 import asyncio
 import socket
 
 
 def listens(port: int) -> bool:
-    """Whether somebody listens on a port."""
+    """Whether a port is open."""
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def statuses(port: int, count: int) -> list[int]:
-    """The statuses that as many clients get, in order of their numbers."""
+    """The statuses that `count` clients get, sorted."""
     return sorted(asyncio.run(_many(port, count)))
 
 

@@ -4,14 +4,15 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
 
-from headgate import ManualClock
+from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient
-from tests.support.hub import Running
+from tests.support.hub import Running, running
 from tests.support.valkey import PATIENCE
 
 T = TypeVar("T")
@@ -37,6 +38,63 @@ def hub_client(hub: Running, name: str, token: str | None = None, **options: Any
     """An agent at `/ws`, registered if it has no token."""
     token = hub.register(name) if token is None else token
     return HubClient(f"http://{hub}", name, token, **{"clock": hub.clock, "random": Random(name), **options})
+
+
+class RelayKind:
+    """The relay's client, as tests use it that are the same for both."""
+
+    client = RelayClient
+    connect = staticmethod(relay_client)
+    path = "/relay"
+    interval = 1.0
+    """Seconds between two messages at `limited` hubs."""
+    wrong_token = "the token doesn't belong"
+    undeliverable = "unreachable"
+    """The code that answers a message to nobody."""
+
+    @staticmethod
+    def limited() -> AbstractContextManager[Running]:
+        """A hub that lets one message pass at a time."""
+        return running(relay_rate_burst="1")
+
+    @staticmethod
+    async def send(client: Any, to: str, body: str, *, wait: bool = True) -> None:
+        await client.send(to, body.encode(), wait=wait)
+
+    @staticmethod
+    async def take(client: Any, number: int) -> list[str]:
+        return [(await anext(client)).body.decode() for _ in range(number)]
+
+
+class HubKind:
+    """The client of `/ws`, as tests use it that are the same for both."""
+
+    client = HubClient
+    connect = staticmethod(hub_client)
+    path = "/ws"
+    interval = 60.0
+    wrong_token = "there is no such agent"
+    undeliverable = "unknown_agent"
+
+    @staticmethod
+    def limited() -> AbstractContextManager[Running]:
+        return running(Policy(limits={"normal": "1/minute"}))
+
+    @staticmethod
+    async def send(client: Any, to: str, body: str, *, wait: bool = True) -> None:
+        await client.ask("message", to=to, body=body, wait=wait)
+
+    @staticmethod
+    async def take(client: Any, number: int) -> list[str]:
+        found: list[str] = []
+        while len(found) < number:
+            frame = await anext(client)
+            found += [frame["body"]] if frame["type"] == "message" else []
+        return found
+
+
+Kind = type[RelayKind] | type[HubKind]
+both_clients = pytest.mark.parametrize("kind", [RelayKind, HubKind], ids=["relay", "hub"])
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""Transports that obey, for tests: a clock that goes on by itself, servers with limits, and clients of them."""
+"""For tests of obeying transports: a clock that advances by itself, servers with limits, and their clients."""
 
 import asyncio
 import random
@@ -26,56 +26,56 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-class Simulated(ManualClock):
-    """Where somebody waits for a moment and nothing is under way, it is that moment at once."""
+class SimulatedClock(ManualClock):
+    """A clock that advances at once to the moment that is waited for, while no request is in flight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.under_way = 0
+        self.in_flight = 0
         self.lock = threading.Lock()
 
     def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
         with self.lock:
-            if self.under_way:
+            if self.in_flight:
                 return 0.001
             self.advance(Fraction(max(when - self.now(), 0), 1_000_000))
         return 0.0
 
-    def sends(self, change: int) -> None:
+    def count(self, change: int) -> None:
         with self.lock:
-            self.under_way += change
+            self.in_flight += change
 
 
-class Sending(httpx.HTTPTransport):
-    """Tells the clock what is under way."""
+class CountingTransport(httpx.HTTPTransport):
+    """Tells the clock how many requests are in flight."""
 
-    def __init__(self, clock: Simulated) -> None:
+    def __init__(self, clock: SimulatedClock) -> None:
         super().__init__(**OPTIONS)
         self._clock = clock
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self._clock.sends(1)
+        self._clock.count(1)
         try:
             return super().handle_request(request)
         finally:
-            self._clock.sends(-1)
+            self._clock.count(-1)
 
 
-class AsyncSending(httpx.AsyncHTTPTransport):
-    def __init__(self, clock: Simulated) -> None:
+class AsyncCountingTransport(httpx.AsyncHTTPTransport):
+    def __init__(self, clock: SimulatedClock) -> None:
         super().__init__(**OPTIONS)
         self._clock = clock
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self._clock.sends(1)
+        self._clock.count(1)
         try:
             return await super().handle_async_request(request)
         finally:
-            self._clock.sends(-1)
+            self._clock.count(-1)
 
 
 class Server:
-    """What an application has answered, and when. As text it is its URL."""
+    """Records what an application answers, and when. As text it is its URL."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], clock: ManualClock) -> None:
         self._app, self._clock = app, clock
@@ -105,34 +105,34 @@ async def hello(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
 
 
 async def answer(send: Send, status: int, headers: Headers | None = None, body: bytes = b"hello") -> None:
-    told = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    told.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": told})
+    encoded = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    encoded.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})
 
 
-def ours(limit: str, clock: ManualClock) -> Callable[..., Awaitable[None]]:
+def headgate_app(limit: str, clock: ManualClock) -> Callable[..., Awaitable[None]]:
     limiter = Limiter(limit, store=MemoryStore(clock=clock))
     return RateLimitMiddleware(hello, limiter=limiter)
 
 
-def windowed(quota: int, seconds: int, clock: ManualClock) -> Callable[..., Awaitable[None]]:
-    """A server that isn't ours, in the older headers: so many in each window, all of which come back at once."""
+def fixed_window_app(quota: int, seconds: int, clock: ManualClock) -> Callable[..., Awaitable[None]]:
+    """Another server, with the older headers: a quota in each window, all of which comes back at once."""
     counted: dict[int, int] = {}
 
     async def app(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
         window, into = divmod(clock.now(), seconds * 1_000_000)
         reset = str(-(-(seconds * 1_000_000 - into) // 1_000_000))
         counted[window] = used = counted.get(window, 0) + 1
-        told = {"x-ratelimit-limit": str(quota), "x-ratelimit-remaining": str(max(quota - used, 0))}
-        told["x-ratelimit-reset"] = reset
-        await (answer(send, 429, {**told, "retry-after": reset}) if used > quota else answer(send, 200, told))
+        headers = {"x-ratelimit-limit": str(quota), "x-ratelimit-remaining": str(max(quota - used, 0))}
+        headers["x-ratelimit-reset"] = reset
+        await (answer(send, 429, {**headers, "retry-after": reset}) if used > quota else answer(send, 200, headers))
 
     return app
 
 
 class Script:
-    """Answers what it is told to, one after the other, and with 200 from then on; keeps what it was sent."""
+    """Gives prepared answers one after the other, then 200; keeps the bodies of requests."""
 
     def __init__(self, *answers: tuple[int, Headers]) -> None:
         self._answers = iter(answers)
@@ -157,22 +157,22 @@ def served(app: Callable[..., Awaitable[None]], clock: ManualClock) -> Iterator[
 
 
 @contextmanager
-def obeying(clock: Simulated, **options: Any) -> Iterator[httpx.Client]:
+def obeying(clock: SimulatedClock, **options: Any) -> Iterator[httpx.Client]:
     chosen = {"random": random.Random(7).random, **options}
-    with patient(ObeyingTransport(Sending(clock), clock=clock, **chosen)) as client:
+    with patient_client(ObeyingTransport(CountingTransport(clock), clock=clock, **chosen)) as client:
         yield client
 
 
-def patient(transport: httpx.BaseTransport) -> httpx.Client:
+def patient_client(transport: httpx.BaseTransport) -> httpx.Client:
     return httpx.Client(transport=transport, timeout=PATIENCE)
 
 
-def apatient(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
+def patient_async_client(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, timeout=PATIENCE)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop, and fail rather than wait for ever."""
+    """Run it in a loop, with a timeout."""
 
     async def bounded() -> T:
         async with asyncio.timeout(5 * PATIENCE):
@@ -181,7 +181,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
-def later(seconds: int) -> Headers:
+def retry_after(seconds: int) -> Headers:
     return {"retry-after": str(seconds)}
 
 

@@ -1,4 +1,4 @@
-"""Applications that talk over WebSockets, for tests, their clients, and what the middleware says in between."""
+"""WebSocket applications for tests, their clients, and the frames of the middleware."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ class Echo:
     """Sends back what it receives, and remembers it."""
 
     def __init__(self) -> None:
-        self.heard: list[str | bytes] = []
+        self.received: list[str | bytes] = []
         self.ended: list[Message] = []
         self.began = 0
 
@@ -28,13 +28,13 @@ class Echo:
         assert (await receive())["type"] == "websocket.connect"
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
-            self.heard.append(message["text"] if message.get("text") is not None else message["bytes"])
+            self.received.append(message["text"] if message.get("text") is not None else message["bytes"])
             await send({**message, "type": "websocket.send"})
         self.ended.append(message)
 
 
 class Sender:
-    """Sends what it is told to, and watches for the client to leave."""
+    """Sends the given messages, and watches for a disconnect."""
 
     def __init__(self, *messages: Any) -> None:
         self.messages = messages
@@ -62,22 +62,22 @@ class Sender:
             self.failures.append(failure)
 
 
-def denied(tier: str, wait: int) -> dict[str, object]:
+def denial_frame(tier: str, wait: int) -> dict[str, object]:
     return {"type": "rate_limited", "tier": tier, "retry_after_ms": wait}
 
 
-def warned(tier: str, remaining: int, capacity: int) -> dict[str, object]:
+def warning_frame(tier: str, remaining: int, capacity: int) -> dict[str, object]:
     return {"type": "rate_limit_warning", "tier": tier, "remaining": remaining, "capacity": capacity}
 
 
 def named(request: Any) -> str | None:
-    """Who connects, by a header."""
+    """The name of the client, from a header."""
     name: str | None = request.headers.get("x-name")
     return name
 
 
 @contextmanager
-def opened(server: Serving, name: str = "", path: str = "/") -> Iterator[ClientConnection]:
+def connected(server: Serving, name: str = "", path: str = "/") -> Iterator[ClientConnection]:
     headers = {"X-Name": name} if name else None
     with connect(
         f"ws://{server}{path}", additional_headers=headers, compression=None, open_timeout=PATIENCE, ping_interval=None
@@ -85,27 +85,27 @@ def opened(server: Serving, name: str = "", path: str = "/") -> Iterator[ClientC
         yield client
 
 
-def asked(client: ClientConnection, message: str | bytes) -> Any:
-    """What comes back for a message: itself, or a frame of the middleware."""
+def exchange(client: ClientConnection, message: str | bytes) -> Any:
+    """Send a message and receive the answer: the echo, or a frame of the middleware."""
     client.send(message)
-    return heard(client)
+    return receive(client)
 
 
-def heard(client: ClientConnection) -> Any:
+def receive(client: ClientConnection) -> Any:
     got = client.recv(timeout=PATIENCE)
     return json.loads(got) if isinstance(got, str) and got.startswith("{") else got
 
 
-def closed(client: ClientConnection) -> tuple[int, str]:
-    """How the server has closed the connection."""
+def close_frame(client: ClientConnection) -> tuple[int, str]:
+    """Code and reason of the server's close."""
     with pytest.raises(ConnectionClosed) as error:
         client.recv(timeout=PATIENCE)
     assert error.value.rcvd is not None
     return error.value.rcvd.code, error.value.rcvd.reason
 
 
-def refused(server: Serving, name: str = "", path: str = "/") -> Any:
+def denied_response(server: Serving, name: str = "", path: str = "/") -> Any:
     """The response to a connect that is refused."""
-    with pytest.raises(InvalidStatus) as error, opened(server, name, path):
+    with pytest.raises(InvalidStatus) as error, connected(server, name, path):
         pass
     return error.value.response

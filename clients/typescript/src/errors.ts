@@ -12,7 +12,7 @@ export type RelayErrorCode =
   | "closed"
   | (string & {});
 
-/** An envelope was not passed on, or a client was turned away. */
+/** An envelope was not passed on, or a client was refused. */
 export class RelayError extends Error {
   override readonly name = "RelayError";
 

@@ -1,4 +1,4 @@
-/** Messages that wait to be read, so many at most. All who iterate share them: each message is read once. */
+/** A bounded queue of messages. All iterators share it: each message is read once. */
 export class Inbox<T> {
   readonly #messages: T[] = [];
   readonly #readers: Reader<T>[] = [];
@@ -9,7 +9,7 @@ export class Inbox<T> {
     this.#room = room;
   }
 
-  /** Takes a message, unless there is no room: then false. */
+  /** Adds a message; false if there is no room. */
   push(message: T): boolean {
     const reader = this.#readers.shift();
     if (reader !== undefined) {
@@ -23,7 +23,7 @@ export class Inbox<T> {
     return true;
   }
 
-  /** Nothing more will come. What is here can still be read; then readers get the error, or the end. */
+  /** Nothing more will come. Readers get the remaining messages, then the error or the end. */
   end(error: Error | undefined): void {
     this.#end ??= { error };
     for (const reader of this.#readers.splice(0)) {

@@ -1,5 +1,5 @@
 import type { Message } from "./client.js";
-import { ownSocketClass, real, type RelaySocketClass, type Surroundings } from "./surroundings.js";
+import { builtInSocketClass, type RelaySocketClass, type Runtime, systemRuntime } from "./runtime.js";
 
 /** An envelope that the hub has denied. It is sent again by itself. */
 export interface RateLimited {
@@ -22,41 +22,41 @@ export interface Disconnected {
 
 /** How a client is made. */
 export interface RelayOptions {
-  /** Who this is: an agent's id. */
+  /** The agent's id. */
   readonly address: string;
   /** The token that the agent got when it was registered. */
   readonly token: string;
-  /** The class of WebSockets: that of the package `ws` where the runtime has none of its own. */
+  /** The class of WebSockets: that of the package `ws` where the runtime has none built in. */
   readonly WebSocket?: RelaySocketClass;
-  /** Envelopes that are taken before `send` waits for room; 256. */
+  /** Envelopes in the outbox before `send` waits for room; 256. */
   readonly most?: number;
-  /** Envelopes that are sent before the first of them is answered; 1, which keeps the order even if one is denied. */
+  /** Envelopes in flight at a time; 1, which keeps the order even if one is denied. */
   readonly inFlight?: number;
   /**
-   * Bytes of the largest body; 65536. What is larger is refused here, since a hub ends the connection over a message
-   * that is much larger than it takes. Raise it with the hub's `max_frame`.
+   * Bytes of the largest body; 65536. A larger one is refused here, since a hub closes the connection on a message that
+   * is much too large. Raise it with the hub's `max_frame`.
    */
   readonly largest?: number;
-  /** Messages that wait for whoever iterates; 256. What comes then is dropped and reported. */
+  /** Messages that wait to be iterated over; 256. Further ones are dropped and reported. */
   readonly inbox?: number;
-  /** The share that chance adds to each wait, at most; 0.1. */
+  /** The largest share of a wait that is added to it at random; 0.1. */
   readonly jitter?: number;
   /** How long the hub may take to answer before the connection counts as lost; 30000. */
   readonly answerWithinMs?: number;
-  /** Takes messages as they come, in place of iteration. */
+  /** Called with each message, instead of iteration. */
   readonly onMessage?: (message: Message) => void;
-  /** Is told of each denial. */
+  /** Called with each denial. */
   readonly onRateLimited?: (denial: RateLimited) => void;
-  /** Is told of each connection that was lost or could not be made, while another is going to be tried. */
+  /** Called with each connection that was lost or failed, before the next attempt. */
   readonly onDisconnected?: (loss: Disconnected) => void;
-  /** Is told of each message that came while the inbox was full. */
+  /** Called with each message that came while the inbox was full. */
   readonly onDropped?: (message: Message) => void;
-  /** Time and chance, for tests. */
-  readonly surroundings?: Surroundings;
+  /** Clock, timers and random numbers, for tests. */
+  readonly runtime?: Runtime;
 }
 
-/** Options that were looked at, with what was left out filled in. */
-export interface Settings extends Surroundings {
+/** Validated options, with defaults filled in. */
+export interface Settings extends Runtime {
   readonly url: string;
   readonly address: string;
   readonly token: string;
@@ -73,14 +73,14 @@ export interface Settings extends Surroundings {
   readonly onDropped: ((message: Message) => void) | undefined;
 }
 
-/** Reads options, or throws a `TypeError` that says which of them can't be used. */
+/** Validates options, or throws a `TypeError` that names the wrong one. */
 export function checked(url: string, options: RelayOptions): Settings {
-  const surroundings = options.surroundings ?? real;
+  const runtime = options.runtime ?? systemRuntime;
   return {
     url: address(url),
     address: text("address", options.address, "the agent's id"),
     token: text("token", options.token, "what the agent got when it was registered"),
-    WebSocket: options.WebSocket ?? ownSocketClass(),
+    WebSocket: options.WebSocket ?? builtInSocketClass(),
     most: number("most", options.most ?? 256, { whole: true, from: 1 }),
     inFlight: number("inFlight", options.inFlight ?? 1, { whole: true, from: 1 }),
     largest: number("largest", options.largest ?? 65_536, { whole: true, from: 1 }),
@@ -91,9 +91,9 @@ export function checked(url: string, options: RelayOptions): Settings {
     onRateLimited: options.onRateLimited,
     onDisconnected: options.onDisconnected,
     onDropped: options.onDropped,
-    now: () => surroundings.now(),
-    after: (milliseconds, call) => surroundings.after(milliseconds, call),
-    random: () => surroundings.random(),
+    now: () => runtime.now(),
+    after: (milliseconds, call) => runtime.after(milliseconds, call),
+    random: () => runtime.random(),
   };
 }
 

@@ -1,20 +1,20 @@
-/** One envelope on its way, until the hub has answered it. */
-export interface Parcel {
-  /** Its place in the order of all. */
+/** An envelope that the hub has not answered yet. */
+export interface PendingEnvelope {
+  /** Its position in the order of all. */
   readonly number: number;
   readonly id: string;
   readonly to: string;
   readonly body: Uint8Array;
   readonly contentType: string;
-  /** Written when there is room for it. */
-  write(): Uint8Array<ArrayBuffer>;
+  /** Encodes it, when there is room for it. */
+  encode(): Uint8Array<ArrayBuffer>;
   frame?: Uint8Array<ArrayBuffer>;
-  /** When it was sent last. */
+  /** When it was last sent. */
   sent?: number;
   /** How often it was sent over a connection that ended before it was answered. */
   losses: number;
-  /** Whether nobody waits for it any more: then it is not sent again. */
-  givenUp: boolean;
+  /** Whether its call was aborted: then it is not sent again. */
+  withdrawn: boolean;
   resolve(): void;
   reject(error: unknown): void;
 }
@@ -25,25 +25,25 @@ export interface Parcel {
  */
 export class Outbox {
   readonly #most: number;
-  readonly #flying = new Map<string, Parcel>();
-  readonly #queue: Parcel[] = [];
-  readonly #waiting: Parcel[] = [];
+  readonly #inFlight = new Map<string, PendingEnvelope>();
+  readonly #queue: PendingEnvelope[] = [];
+  readonly #waiting: PendingEnvelope[] = [];
 
   constructor(most: number) {
     this.#most = most;
   }
 
-  /** How many were sent and not yet answered. */
+  /** Envelopes that were sent and not yet answered. */
   get inFlight(): number {
-    return this.#flying.size;
+    return this.#inFlight.size;
   }
 
-  /** How many were taken and not yet answered, those in flight among them. */
+  /** Envelopes that were taken and not yet answered, including those in flight. */
   get taken(): number {
-    return this.#flying.size + this.#queue.length;
+    return this.#inFlight.size + this.#queue.length;
   }
 
-  /** How many wait for room. */
+  /** Envelopes that wait for room. */
   get waiting(): number {
     return this.#waiting.length;
   }
@@ -52,85 +52,85 @@ export class Outbox {
     return this.taken === 0; // while any wait for room, there is no room
   }
 
-  /** Whether there is one to be sent. */
+  /** Whether there is one to send. */
   get ready(): boolean {
     return this.#queue.length > 0;
   }
 
-  add(parcel: Parcel): void {
-    this.#waiting.push(parcel);
+  add(pending: PendingEnvelope): void {
+    this.#waiting.push(pending);
     this.#fill();
   }
 
-  /** The next one, which is in flight from now on, as bytes. */
+  /** The frame of the next envelope, which is in flight from now on. */
   take(now: number): Uint8Array<ArrayBuffer> {
-    const parcel = this.#queue.shift();
-    if (parcel?.frame === undefined) {
+    const pending = this.#queue.shift();
+    if (pending?.frame === undefined) {
       throw new RangeError("nothing is ready");
     }
-    parcel.sent = now;
-    this.#flying.set(parcel.id, parcel);
-    return parcel.frame;
+    pending.sent = now;
+    this.#inFlight.set(pending.id, pending);
+    return pending.frame;
   }
 
-  /** The one in flight of this id; where the hub could read no id, the oldest, since it answers in order. */
-  inFlightAs(id: string): Parcel | undefined {
-    return this.#flying.get(id || (this.#flying.keys().next().value ?? ""));
+  /** The envelope in flight with this id. Without an id, the oldest, since the hub answers in order. */
+  find(id: string): PendingEnvelope | undefined {
+    return this.#inFlight.get(id || (this.#inFlight.keys().next().value ?? ""));
   }
 
   /** The largest in flight. */
-  largest(): Parcel | undefined {
-    const size = (parcel: Parcel): number => parcel.frame?.length ?? 0;
-    return [...this.#flying.values()].sort((one, other) => size(other) - size(one))[0];
+  largest(): PendingEnvelope | undefined {
+    const size = (pending: PendingEnvelope): number => pending.frame?.length ?? 0;
+    return [...this.#inFlight.values()].sort((one, other) => size(other) - size(one))[0];
   }
 
-  /** One in flight has had its last answer. */
-  done(parcel: Parcel): void {
-    this.#flying.delete(parcel.id);
+  /** An envelope in flight was answered. */
+  answered(pending: PendingEnvelope): void {
+    this.#inFlight.delete(pending.id);
     this.#fill();
   }
 
-  /** Have one in flight sent again, at its place in the order. */
-  again(parcel: Parcel): void {
-    this.#flying.delete(parcel.id);
-    if (!parcel.givenUp) {
-      const later = this.#queue.findIndex((other) => other.number > parcel.number);
-      this.#queue.splice(later < 0 ? this.#queue.length : later, 0, parcel);
+  /** Queues an envelope in flight again, at its position. */
+  requeue(pending: PendingEnvelope): void {
+    this.#inFlight.delete(pending.id);
+    if (!pending.withdrawn) {
+      const later = this.#queue.findIndex((other) => other.number > pending.number);
+      this.#queue.splice(later < 0 ? this.#queue.length : later, 0, pending);
     }
     this.#fill();
   }
 
-  /** The connection is gone: have everything in flight sent again. */
-  recall(): void {
-    for (const parcel of [...this.#flying.values()].reverse()) {
-      parcel.losses += 1;
-      this.again(parcel);
+  /** The connection is lost: queues everything in flight again. */
+  lost(): void {
+    for (const pending of [...this.#inFlight.values()].reverse()) {
+      pending.losses += 1;
+      this.requeue(pending);
     }
   }
 
-  /** Nobody waits for this one any more. */
-  giveUp(parcel: Parcel): void {
-    parcel.givenUp = true;
-    for (const line of [this.#queue, this.#waiting]) {
-      const place = line.indexOf(parcel);
-      if (place >= 0) {
-        line.splice(place, 1);
+  /** The call of an envelope was aborted. */
+  withdraw(pending: PendingEnvelope): void {
+    pending.withdrawn = true;
+    for (const queue of [this.#queue, this.#waiting]) {
+      const position = queue.indexOf(pending);
+      if (position >= 0) {
+        queue.splice(position, 1);
       }
     }
     this.#fill();
   }
 
-  /** Take out everything, in order. */
-  clear(): Parcel[] {
-    this.recall();
+  /** Takes out everything, in order. */
+  clear(): PendingEnvelope[] {
+    this.lost();
     return [...this.#queue.splice(0), ...this.#waiting.splice(0)];
   }
 
   #fill(): void {
     while (this.#waiting.length > 0 && this.taken < this.#most) {
-      const parcel = this.#waiting.shift() as Parcel;
-      parcel.frame = parcel.write();
-      this.#queue.push(parcel);
+      const pending = this.#waiting.shift() as PendingEnvelope;
+      pending.frame = pending.encode();
+      this.#queue.push(pending);
     }
   }
 }

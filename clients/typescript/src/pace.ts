@@ -1,13 +1,13 @@
-/** So many envelopes pass at the learned pace before it is tried again whether there is room for more. */
+/** Envelopes that pass at the learned pace before it is probed whether more would pass. */
 const TRUSTED = 50;
 
 /**
- * When the next envelope may be sent: never before the hub said, and then as fast as the hub lets through.
+ * When the next envelope may be sent: never earlier than the hub said, and then as fast as the hub allows.
  *
- * A denial says when the next envelope can pass. Two of them, with so many envelopes between that did pass, say how far
- * apart envelopes may be sent: from then on they are sent that far apart, instead of each being denied once. What can't
- * be seen from here, a limit that was raised or an allowance that has filled up, is found out by trying: after 50
- * envelopes, and after a pause in which there was nothing to send, they go as they come until one is denied again.
+ * A denial says when the next envelope can pass. Two denials, and the number of envelopes that passed in between, reveal
+ * the interval: from then on envelopes are sent at that interval, instead of each being denied once. A raised limit or a
+ * full bucket can't be seen from here; it is probed: after 50 envelopes, and after a pause in which there was nothing to
+ * send, envelopes go out freely until one is denied again.
  *
  * All times are milliseconds of one clock that only goes forward.
  */
@@ -15,23 +15,23 @@ export class Pace {
   #free = true;
   #until = -Infinity;
   #interval: number | undefined;
-  // What the next interval is measured by: the moment that the last denial named, and what has happened since.
+  // The measurement of the next interval: the moment that the last denial named, and what has happened since.
   #since: number | undefined;
   #wait = 0;
   #passed = 0;
   #idle = 0;
 
-  /** Whether nothing is known that speaks against several envelopes at once. */
+  /** Whether several envelopes may be in flight. */
   get free(): boolean {
     return this.#free;
   }
 
-  /** How long to wait before anything is sent. */
+  /** How long to wait before the next envelope. */
   wait(now: number): number {
     return Math.max(0, this.#until - now);
   }
 
-  /** An envelope that was sent at this moment was let through. */
+  /** An envelope that was sent at this moment has passed. */
   passed(sent: number): void {
     this.#passed += 1;
     if (this.#passed >= TRUSTED) {
@@ -42,8 +42,8 @@ export class Pace {
     }
   }
 
-  /** An envelope was denied, for `wait` milliseconds from now on; `extra` are added to them. */
-  denied(now: number, wait: number, extra: number): void {
+  /** An envelope was denied, for `wait` milliseconds from now; `jitter` is added. */
+  denied(now: number, wait: number, jitter: number): void {
     const next = now + wait;
     if (this.#since !== undefined && this.#passed > 0) {
       this.#interval = Math.max(0, next - this.#since) / this.#passed;
@@ -53,7 +53,7 @@ export class Pace {
     this.#passed = 0;
     this.#idle = 0;
     this.#free = false;
-    this.#until = Math.max(this.#until, next + extra);
+    this.#until = Math.max(this.#until, next + jitter);
   }
 
   /** There was nothing to send between two moments. */
@@ -64,7 +64,7 @@ export class Pace {
     }
   }
 
-  /** What was measured so far can't be continued: the hub may have let through more in the meantime. */
+  /** Ends the measurement: the hub may have more quota by now. */
   interrupted(): void {
     this.#since = undefined;
     this.#free = true;

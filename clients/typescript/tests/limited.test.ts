@@ -3,12 +3,12 @@ import { afterEach, test } from "node:test";
 
 import type { RateLimited } from "@headgate/relay";
 
-import { at, client, closeAll, numbers, play, pythonReceiver, read, until } from "./desk.js";
-import { Program, real, Recorder, StillHub, StillTime } from "./desk.js";
+import { at, client, closeAll, numbers, play, pythonReceiver, read, until } from "./support.js";
+import { Program, withHub, Recorder, ManualHub, ManualTime } from "./support.js";
 
 afterEach(closeAll);
 
-test("d5: 40 envelopes at 20 a second all arrive once and in order, in Python and in TypeScript", real, async () => {
+test("d5: 40 envelopes at 20 a second all arrive once and in order, in Python and in TypeScript", withHub, async () => {
   const hub = await Program.open("20", "1", ["writer", "reader"]);
   const recorder = new Recorder();
   const denials: RateLimited[] = [];
@@ -36,16 +36,16 @@ test("d5: 40 envelopes at 20 a second all arrive once and in order, in Python an
   }
 });
 
-test("d5: 300 envelopes at 1 a second all arrive once and in order, few denied, no time lost", real, async () => {
-  const hub = await StillHub.open();
-  const time = new StillTime(Math.random);
+test("d5: 300 envelopes at 1 a second all arrive once and in order, few denied, no time lost", withHub, async () => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime(Math.random);
   const recorder = new Recorder(time);
   let denials = 0;
   const reader = client(hub.url, "reader", await hub.register("reader"), { inbox: 300 });
   await reader.ready;
   const writer = client(hub.url, "writer", await hub.register("writer"), {
     WebSocket: recorder.WebSocket,
-    surroundings: time,
+    runtime: time,
     onRateLimited: () => (denials += 1),
   });
   await writer.ready;
@@ -61,14 +61,14 @@ test("d5: 300 envelopes at 1 a second all arrive once and in order, few denied, 
   assert.ok(time.now() >= 290_000 && time.now() < 290_000 * 1.005, `${time.now()} ms`);
 });
 
-test("d5: a denial is reported, and all is held back until its wait is over, the denied one first", real, async () => {
-  const hub = await StillHub.open();
-  const time = new StillTime();
+test("d5: a denial is reported, and all is held back until its wait is over, the denied one first", withHub, async () => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime();
   const recorder = new Recorder(time);
   const denials: RateLimited[] = [];
   const self = client(hub.url, "self", await hub.register("self"), {
     WebSocket: recorder.WebSocket,
-    surroundings: time,
+    runtime: time,
     onRateLimited: (denial) => denials.push(denial),
   });
   const sends = numbers(11).map((body) => self.send("self", body));
@@ -90,13 +90,13 @@ test("d5: a denial is reported, and all is held back until its wait is over, the
   assert.deepEqual(await read(self, 12), [...numbers(11), "later"]);
 });
 
-test("d5: chance only adds to a wait", real, async () => {
-  const hub = await StillHub.open({ relay_rate_burst: "1" });
+test("d5: chance only adds to a wait", withHub, async () => {
+  const hub = await ManualHub.open({ relay_rate_burst: "1" });
   const waits = [[0, 0.1, 1000], [0.999, 0.1, 1100], [0.5, 0.1, 1050], [0.999, 0, 1000]] as const;
   for (const [chance, jitter, wait] of waits) {
     const name = `agent ${chance} ${jitter}`;
-    const time = new StillTime(() => chance);
-    const self = client(hub.url, name, await hub.register(name), { surroundings: time, jitter });
+    const time = new ManualTime(() => chance);
+    const self = client(hub.url, name, await hub.register(name), { runtime: time, jitter });
     await self.send(name, "one");
     const two = self.send(name, "two");
     await until(() => self.inFlight === 0);
@@ -107,13 +107,13 @@ test("d5: chance only adds to a wait", real, async () => {
   }
 });
 
-test("d5: twenty that are denied at the same moment do not come back at the same moment", real, async () => {
-  const hub = await StillHub.open({ relay_rate_burst: "1" });
+test("d5: twenty that are denied at the same moment do not come back at the same moment", withHub, async () => {
+  const hub = await ManualHub.open({ relay_rate_burst: "1" });
   const moments: number[] = [];
   for (const number of numbers(20)) {
     const name = `agent ${number}`;
-    const time = new StillTime(Math.random);
-    const self = client(hub.url, name, await hub.register(name), { surroundings: time });
+    const time = new ManualTime(Math.random);
+    const self = client(hub.url, name, await hub.register(name), { runtime: time });
     await self.send(name, "one");
     self.send(name, "two").catch(() => undefined);
     await until(() => self.inFlight === 0);
@@ -123,14 +123,14 @@ test("d5: twenty that are denied at the same moment do not come back at the same
   assert.ok(moments.every((moment) => moment >= 1000 && moment <= 1100), moments.join());
 });
 
-test("d5: with several in flight nothing is lost or doubled, and there are never more", real, async () => {
-  const hub = await StillHub.open({ relay_rate_limit: "10" });
-  const time = new StillTime(Math.random);
+test("d5: with several in flight nothing is lost or doubled, and there are never more", withHub, async () => {
+  const hub = await ManualHub.open({ relay_rate_limit: "10" });
+  const time = new ManualTime(Math.random);
   let most = 0;
   const recorder = new Recorder(time);
   const self = client(hub.url, "self", await hub.register("self"), {
     WebSocket: recorder.WebSocket,
-    surroundings: time,
+    runtime: time,
     inFlight: 8,
     onMessage: ({ body }) => {
       most = Math.max(most, self.inFlight);
@@ -152,17 +152,17 @@ test("d5: with several in flight nothing is lost or doubled, and there are never
   assert.ok((await hub.counted()).denied <= 30);
 });
 
-test("d5: a timer that fires too early makes nobody send early", real, async () => {
-  class Hasty extends StillTime {
+test("d5: a timer that fires too early makes nobody send early", withHub, async () => {
+  class Hasty extends ManualTime {
     override after(milliseconds: number, call: () => void): () => void {
       return super.after(milliseconds / 2, call);
     }
   }
-  const hub = await StillHub.open();
+  const hub = await ManualHub.open();
   const time = new Hasty();
   const recorder = new Recorder(time);
   const { WebSocket } = recorder;
-  const self = client(hub.url, "self", await hub.register("self"), { WebSocket, surroundings: time });
+  const self = client(hub.url, "self", await hub.register("self"), { WebSocket, runtime: time });
   await self.ready;
   const sends = numbers(15).map((body) => self.send("self", body));
   await play(hub, time, self, () => self.queued === 0);
@@ -171,17 +171,17 @@ test("d5: a timer that fires too early makes nobody send early", real, async () 
   assert.equal(time.now(), 5000);
 });
 
-test("without a limit nothing is held back", real, async () => {
-  const hub = await StillHub.open({ relay_rate_limit: "off" });
-  const self = client(hub.url, "self", await hub.register("self"), { inFlight: 4, surroundings: new StillTime() });
+test("without a limit nothing is held back", withHub, async () => {
+  const hub = await ManualHub.open({ relay_rate_limit: "off" });
+  const self = client(hub.url, "self", await hub.register("self"), { inFlight: 4, runtime: new ManualTime() });
   await Promise.all(numbers(200).map((body) => self.send("self", body)));
   assert.deepEqual(await read(self, 200), numbers(200));
 });
 
-test("after a pause, in which its allowance has filled up, a client sends at once again", real, async () => {
-  const hub = await StillHub.open();
-  const time = new StillTime();
-  const self = client(hub.url, "self", await hub.register("self"), { surroundings: time });
+test("after a pause, in which its allowance has filled up, a client sends at once again", withHub, async () => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime();
+  const self = client(hub.url, "self", await hub.register("self"), { runtime: time });
   for (const pause of [0, 100_000, 5_000]) {
     await hub.advance(pause);
     time.advance(pause);
@@ -195,12 +195,12 @@ test("after a pause, in which its allowance has filled up, a client sends at onc
   }
 });
 
-test("a wait outlives the connection", real, async () => {
-  const hub = await StillHub.open();
-  const time = new StillTime();
+test("a wait outlives the connection", withHub, async () => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime();
   const recorder = new Recorder(time);
   const { WebSocket } = recorder;
-  const self = client(hub.url, "self", await hub.register("self"), { WebSocket, surroundings: time });
+  const self = client(hub.url, "self", await hub.register("self"), { WebSocket, runtime: time });
   const sends = Promise.all(numbers(11).map((body) => self.send("self", body)));
   await until(() => recorder.bodies.length === 11 && self.inFlight === 0);
   recorder.socket.terminate();

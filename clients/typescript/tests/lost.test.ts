@@ -4,14 +4,14 @@ import { afterEach, test } from "node:test";
 import { type Disconnected, type RateLimited, RelayError } from "@headgate/relay";
 
 import { MessageType } from "../dist/gen/headgate/v1/envelope_pb.js";
-import { at, client, closeAll, numbers, read, rejection, until } from "./desk.js";
-import { Program, real, Recorder, StillHub, StillTime } from "./desk.js";
+import { at, client, closeAll, numbers, read, rejection, until } from "./support.js";
+import { Program, withHub, Recorder, ManualHub, ManualTime } from "./support.js";
 import { ack, closeServers, SmallServer, welcome } from "./server.js";
 
 afterEach(closeAll);
 afterEach(closeServers);
 
-test("d5: a hub that is killed and started again gets what it had not answered: nothing is lost", real, async () => {
+test("d5: a hub that is killed and started again gets what it had not answered: nothing is lost", withHub, async () => {
   const hub = await Program.open("20", "10", ["self"]);
   const losses: Disconnected[] = [];
   const self = client(hub.url, "self", hub.token(0), { onDisconnected: (loss) => losses.push(loss) });
@@ -29,13 +29,13 @@ test("d5: a hub that is killed and started again gets what it had not answered: 
   assert.deepEqual(await read(self, 10), numbers(10, 13));
 });
 
-test("d5: a hub that restarts says when to come back, and no client comes before", real, async () => {
+test("d5: a hub that restarts says when to come back, and no client comes before", withHub, async () => {
   const hub = await Program.open("20", "10", ["self"]);
   const losses: Disconnected[] = [];
-  const time = new StillTime(() => 0.5);
+  const time = new ManualTime(() => 0.5);
   const recorder = new Recorder();
   const { WebSocket } = recorder;
-  const options = { WebSocket, surroundings: time, onDisconnected: (loss: Disconnected) => losses.push(loss) };
+  const options = { WebSocket, runtime: time, onDisconnected: (loss: Disconnected) => losses.push(loss) };
   const self = client(hub.url, "self", hub.token(0), options);
   await self.send("self", "1");
   await hub.do("stop");
@@ -55,8 +55,8 @@ test("d5: a hub that restarts says when to come back, and no client comes before
   assert.deepEqual(await read(self, 2), ["1", "2"]);
 });
 
-test("a wrong token is refused, and not tried again", real, async () => {
-  const hub = await StillHub.open();
+test("a wrong token is refused, and not tried again", withHub, async () => {
+  const hub = await ManualHub.open();
   await hub.register("self");
   const recorder = new Recorder();
   const losses: Disconnected[] = [];
@@ -75,11 +75,11 @@ test("a wrong token is refused, and not tried again", real, async () => {
   assert.deepEqual([recorder.sockets.length, losses, await self.close()], [1, [], []]);
 });
 
-test("a token that is revoked ends everything, once the hub has said so", real, async () => {
-  const hub = await StillHub.open();
-  const time = new StillTime();
+test("a token that is revoked ends everything, once the hub has said so", withHub, async () => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime();
   const losses: Disconnected[] = [];
-  const options = { surroundings: time, onDisconnected: (loss: Disconnected) => losses.push(loss) };
+  const options = { runtime: time, onDisconnected: (loss: Disconnected) => losses.push(loss) };
   const self = client(hub.url, "self", await hub.register("self"), options);
   await self.ready;
   await hub.revoke("self");
@@ -97,8 +97,8 @@ test("each pause before another connection is twice as long, up to half a minute
   await server.close(); // nobody listens there now
   for (const [chance, share] of [[0, 1], [0.999, 0.5005]] as const) {
     const pauses: number[] = [];
-    const time = new StillTime(() => chance);
-    client(url, "self", "token", { surroundings: time, onDisconnected: ({ retryInMs }) => pauses.push(retryInMs) });
+    const time = new ManualTime(() => chance);
+    client(url, "self", "token", { runtime: time, onDisconnected: ({ retryInMs }) => pauses.push(retryInMs) });
     for (const number of numbers(9)) {
       await until(() => pauses.length === Number(number));
       time.advance(time.next);
@@ -110,13 +110,13 @@ test("each pause before another connection is twice as long, up to half a minute
 
 test("a connection that has held for a while makes the next pause short again", async () => {
   const pauses: number[] = [];
-  const time = new StillTime();
+  const time = new ManualTime();
   const server = await SmallServer.open((caller, envelope) => caller.answer(envelope, welcome));
   const recorder = new Recorder(time);
   const { WebSocket } = recorder;
   const self = client(server.url, "self", "token", {
     WebSocket,
-    surroundings: time,
+    runtime: time,
     onDisconnected: ({ retryInMs }) => pauses.push(retryInMs),
   });
   await self.ready;
@@ -140,9 +140,9 @@ test("a hub that falls silent is left, and what it had not answered is sent agai
     }
   });
   const losses: Disconnected[] = [];
-  const time = new StillTime();
+  const time = new ManualTime();
   const self = client(server.url, "self", "token", {
-    surroundings: time,
+    runtime: time,
     answerWithinMs: 3000,
     onDisconnected: (loss) => losses.push(loss),
   });
@@ -163,8 +163,8 @@ test("a hub that falls silent is left, and what it had not answered is sent agai
 test("a hub that does not welcome anybody is left", async () => {
   const server = await SmallServer.open(() => undefined);
   const losses: Disconnected[] = [];
-  const time = new StillTime();
-  client(server.url, "self", "token", { surroundings: time, onDisconnected: (loss) => losses.push(loss) });
+  const time = new ManualTime();
+  client(server.url, "self", "token", { runtime: time, onDisconnected: (loss) => losses.push(loss) });
   await until(() => server.heard.length === 1);
   time.advance(30_000);
   await until(() => losses.length === 1);
@@ -184,8 +184,8 @@ test("what is no envelope ends the connection, and not the client", async () => 
     }
   });
   const losses: Disconnected[] = [];
-  const time = new StillTime();
-  const options = { surroundings: time, onDisconnected: (loss: Disconnected) => losses.push(loss) };
+  const time = new ManualTime();
+  const options = { runtime: time, onDisconnected: (loss: Disconnected) => losses.push(loss) };
   const sent = client(server.url, "self", "token", options).send("other", "1");
   for (const count of [1, 2]) {
     await until(() => losses.length === count);
@@ -210,9 +210,9 @@ test("a hub that can not tell now, or denies a connection, is asked again later"
   });
   const losses: Disconnected[] = [];
   const denials: RateLimited[] = [];
-  const time = new StillTime(() => 0.5);
+  const time = new ManualTime(() => 0.5);
   const self = client(server.url, "self", "token", {
-    surroundings: time,
+    runtime: time,
     onDisconnected: (loss) => losses.push(loss),
     onRateLimited: (denial) => denials.push(denial),
   });
@@ -236,8 +236,8 @@ test("what was given up is not sent again on the next connection", async () => {
   });
   const recorder = new Recorder();
   const { WebSocket } = recorder;
-  const time = new StillTime();
-  const self = client(server.url, "self", "token", { WebSocket, surroundings: time, inFlight: 3 });
+  const time = new ManualTime();
+  const self = client(server.url, "self", "token", { WebSocket, runtime: time, inFlight: 3 });
   await self.ready;
   const abort = new AbortController();
   const [one, two, three] = numbers(3).map((body) => {

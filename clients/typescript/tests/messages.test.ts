@@ -5,14 +5,14 @@ import { type Message, RelayClient, RelayError, type RelayOptions } from "@headg
 import { WebSocket } from "ws";
 
 import { MessageType } from "../dist/gen/headgate/v1/envelope_pb.js";
-import { at, client, closeAll, numbers, read, real, rejection, StillHub, StillTime, text, until } from "./desk.js";
+import { at, client, closeAll, numbers, read, withHub, rejection, ManualHub, ManualTime, text, until } from "./support.js";
 import { ack, closeServers, SmallServer, welcome } from "./server.js";
 
 afterEach(closeAll);
 afterEach(closeServers);
 
-test("a message has its sender, its body, what that is, and what it answers", real, async () => {
-  const hub = await StillHub.open();
+test("a message has its sender, its body, what that is, and what it answers", withHub, async () => {
+  const hub = await ManualHub.open();
   const ada = client(hub.url, "ada", await hub.register("ada"));
   const bob = client(hub.url, "bob", await hub.register("bob"));
   await bob.ready;
@@ -28,8 +28,8 @@ test("a message has its sender, its body, what that is, and what it answers", re
   assert.deepEqual([value.from, text(value.body), value.inReplyTo], ["bob", "thanks", id]);
 });
 
-test("text and bytes say what they are", real, async () => {
-  const hub = await StillHub.open();
+test("text and bytes say what they are", withHub, async () => {
+  const hub = await ManualHub.open();
   const found: Message[] = [];
   const self = client(hub.url, "self", await hub.register("self"), { onMessage: (message) => found.push(message) });
   await self.send("self", "grüße");
@@ -42,8 +42,8 @@ test("text and bytes say what they are", real, async () => {
   assert.throws(() => self[Symbol.asyncIterator](), /expected no onMessage/);
 });
 
-test("an inbox that nobody reads is bounded: what comes then is dropped and reported", real, async () => {
-  const hub = await StillHub.open();
+test("an inbox that nobody reads is bounded: what comes then is dropped and reported", withHub, async () => {
+  const hub = await ManualHub.open();
   const dropped: string[] = [];
   const onDropped = ({ body }: Message): number => dropped.push(text(body));
   const self = client(hub.url, "self", await hub.register("self"), { inbox: 2, onDropped });
@@ -56,8 +56,8 @@ test("an inbox that nobody reads is bounded: what comes then is dropped and repo
   assert.deepEqual(await next, ["6"]);
 });
 
-test("what is not passed on is rejected with the hub's word for it, and the next passes", real, async () => {
-  const hub = await StillHub.open();
+test("what is not passed on is rejected with the hub's word for it, and the next passes", withHub, async () => {
+  const hub = await ManualHub.open();
   const self = client(hub.url, "self", await hub.register("self"));
   const code = async (to: string, size: number): Promise<string> => {
     const error = await rejection(self.send(to, new Uint8Array(size)));
@@ -72,8 +72,8 @@ test("what is not passed on is rejected with the hub's word for it, and the next
   assert.deepEqual(await read(self, 1), ["1"]);
 });
 
-test("what is so large that the hub ends the connection is rejected, and the rest goes on", real, async () => {
-  const hub = await StillHub.open();
+test("what is so large that the hub ends the connection is rejected, and the rest goes on", withHub, async () => {
+  const hub = await ManualHub.open();
   const self = client(hub.url, "self", await hub.register("self"), { inFlight: 3, largest: 400_000 });
   await self.ready;
   const [one, large, two] = ["1", new Uint8Array(300_000), "2"].map((body) => self.send("self", body));
@@ -93,9 +93,9 @@ test("what is large and costs three connections is rejected, whatever ended them
       caller.answer(envelope, ack);
     }
   });
-  const time = new StillTime();
+  const time = new ManualTime();
   let losses = 0;
-  const options = { surroundings: time, largest: 200_000, onDisconnected: () => (losses += 1) };
+  const options = { runtime: time, largest: 200_000, onDisconnected: () => (losses += 1) };
   const self = client(server.url, "self", "token", options);
   const large = rejection(self.send("other", new Uint8Array(150_000)));
   const small = self.send("other", "1");
@@ -145,8 +145,8 @@ test("a runtime without WebSockets of its own says what to do", () => {
   }
 });
 
-test("a runtime's own WebSocket is taken where there is one", real, async () => {
-  const hub = await StillHub.open();
+test("a runtime's own WebSocket is taken where there is one", withHub, async () => {
+  const hub = await ManualHub.open();
   const token = await hub.register("self");
   const own = Object.getOwnPropertyDescriptor(globalThis, "WebSocket");
   Object.defineProperty(globalThis, "WebSocket", { value: WebSocket, configurable: true });

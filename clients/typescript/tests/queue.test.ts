@@ -3,15 +3,15 @@ import { afterEach, test } from "node:test";
 
 import { RelayError } from "@headgate/relay";
 
-import { client, closeAll, numbers, play, read, rejection, text, until } from "./desk.js";
-import { Program, real, Recorder, StillHub, StillTime } from "./desk.js";
+import { client, closeAll, numbers, play, read, rejection, text, until } from "./support.js";
+import { Program, withHub, Recorder, ManualHub, ManualTime } from "./support.js";
 
 afterEach(closeAll);
 
-test("d5: the queue is bounded: what is more waits for room, and all arrive in order", real, async () => {
-  const hub = await StillHub.open({ relay_rate_burst: "1" });
-  const time = new StillTime();
-  const self = client(hub.url, "self", await hub.register("self"), { surroundings: time, most: 4 });
+test("d5: the queue is bounded: what is more waits for room, and all arrive in order", withHub, async () => {
+  const hub = await ManualHub.open({ relay_rate_burst: "1" });
+  const time = new ManualTime();
+  const self = client(hub.url, "self", await hub.register("self"), { runtime: time, most: 4 });
   await self.ready;
   const sends = numbers(12).map((body) => self.send("self", body));
   assert.deepEqual([self.queued, self.waiting], [4, 8]);
@@ -23,12 +23,12 @@ test("d5: the queue is bounded: what is more waits for room, and all arrive in o
   assert.deepEqual(await read(self, 12), numbers(12));
 });
 
-test("d5: what is given up before it was sent, or after it was denied, never arrives", real, async () => {
-  const hub = await StillHub.open({ relay_rate_burst: "1" });
-  const time = new StillTime();
+test("d5: what is given up before it was sent, or after it was denied, never arrives", withHub, async () => {
+  const hub = await ManualHub.open({ relay_rate_burst: "1" });
+  const time = new ManualTime();
   const recorder = new Recorder(time);
   const { WebSocket } = recorder;
-  const self = client(hub.url, "self", await hub.register("self"), { WebSocket, surroundings: time, most: 4 });
+  const self = client(hub.url, "self", await hub.register("self"), { WebSocket, runtime: time, most: 4 });
   await self.ready;
   const aborts = new Map(numbers(8).map((body) => [body, new AbortController()]));
   const sends = [...aborts].map(([body, { signal }]) => self.send("self", body, { signal }).catch(() => body));
@@ -45,8 +45,8 @@ test("d5: what is given up before it was sent, or after it was denied, never arr
   assert.deepEqual(recorder.bodies.filter((body) => given.includes(body)), ["2"]);
 });
 
-test("a signal rejects with its reason, at once where it was given too late", real, async () => {
-  const hub = await StillHub.open();
+test("a signal rejects with its reason, at once where it was given too late", withHub, async () => {
+  const hub = await ManualHub.open();
   const self = client(hub.url, "self", await hub.register("self"));
   const reason = new Error("changed my mind");
   assert.equal(await rejection(self.send("self", "1", { signal: AbortSignal.abort(reason) })), reason);
@@ -58,12 +58,12 @@ test("a signal rejects with its reason, at once where it was given too late", re
   assert.deepEqual(await read(self, 1), ["3"]);
 });
 
-test("d5: close waits for what is queued, and takes nothing more", real, async () => {
-  const hub = await StillHub.open();
-  const time = new StillTime();
+test("d5: close waits for what is queued, and takes nothing more", withHub, async () => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime();
   const reader = client(hub.url, "reader", await hub.register("reader"));
   await reader.ready;
-  const self = client(hub.url, "self", await hub.register("self"), { surroundings: time, most: 5 });
+  const self = client(hub.url, "self", await hub.register("self"), { runtime: time, most: 5 });
   await self.ready;
   const sends = numbers(12).map((body) => self.send("reader", body));
   const closed = self.close({ withinMs: 60_000 });
@@ -79,10 +79,10 @@ test("d5: close waits for what is queued, and takes nothing more", real, async (
   await until(async () => (await hub.counted()).connections === 1);
 });
 
-test("d5: close does not wait for ever, and says what was not sent", real, async () => {
-  const hub = await StillHub.open();
-  const time = new StillTime();
-  const self = client(hub.url, "self", await hub.register("self"), { surroundings: time, most: 2 });
+test("d5: close does not wait for ever, and says what was not sent", withHub, async () => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime();
+  const self = client(hub.url, "self", await hub.register("self"), { runtime: time, most: 2 });
   await self.ready;
   const sends = numbers(13).map((body) => self.send("self", body, { contentType: "x/y" }).catch((error) => error));
   await until(() => self.queued + self.waiting === 3 && self.inFlight === 0);
@@ -99,7 +99,7 @@ test("d5: close does not wait for ever, and says what was not sent", real, async
   assert.equal(time.next, Infinity);
 });
 
-test("close says what the hub may have got without having answered", real, async () => {
+test("close says what the hub may have got without having answered", withHub, async () => {
   const hub = await Program.open("20", "10", ["self"]);
   const self = client(hub.url, "self", hub.token(0));
   await self.ready;
@@ -112,9 +112,9 @@ test("close says what the hub may have got without having answered", real, async
 });
 
 test("a client that never had a connection can be closed", async () => {
-  const time = new StillTime();
+  const time = new ManualTime();
   let failures = 0;
-  const options = { surroundings: time, onDisconnected: () => (failures += 1) };
+  const options = { runtime: time, onDisconnected: () => (failures += 1) };
   const self = client("ws://127.0.0.1:1/relay", "self", "token", options);
   const sent = rejection(self.send("other", "1"));
   await until(() => failures === 1);
@@ -124,8 +124,8 @@ test("a client that never had a connection can be closed", async () => {
   assert.equal(time.next, Infinity);
 });
 
-test("a client that is just connecting can be closed", real, async () => {
-  const hub = await StillHub.open();
+test("a client that is just connecting can be closed", withHub, async () => {
+  const hub = await ManualHub.open();
   const self = client(hub.url, "self", await hub.register("self"));
   assert.deepEqual(await self.close(), []);
   assert.equal(((await rejection(self.ready)) as RelayError).code, "closed");

@@ -140,13 +140,12 @@ def _of_limiter(options: argparse.Namespace, store: Store) -> tuple[dict[str, An
 
 def described(decision: Decision) -> dict[str, Any]:
     """A decision as the hub's route /api/admin/check tells it, too."""
-    wait = decision.retry_us
     return {
         "outcome": decision.outcome.value,
         "remaining": decision.remaining,
         "capacity": decision.limit.capacity,
         "limit": str(decision.limit),
-        "retry_after_ms": None if wait is None else -(-wait // 1000),
+        "retry_after_ms": decision.retry_ms,
         "exempt": decision.outcome is Outcome.EXEMPT,
         "violations": 0 if decision.violation is None else decision.violation.count,
         "would_be": None if decision.would_be is None else decision.would_be.value,

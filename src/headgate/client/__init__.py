@@ -1,4 +1,4 @@
-"""Callers that obey: transports for httpx, and clients of a hub and of its relay."""
+"""Clients that obey rate limits: transports for httpx, and clients of a hub and of its relay."""
 
 from typing import TYPE_CHECKING
 
@@ -6,17 +6,17 @@ if TYPE_CHECKING:
     from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
     from headgate.client.hub import HubClient, Warned
     from headgate.client.outbox import Denial, QueueFull, Refused, Unsent
-    from headgate.client.relay import Message, RelayClient
+    from headgate.client.relay import RelayClient, RelayMessage
 
 __all__ = [
     "AsyncObeyingTransport",
     "Denial",
     "HubClient",
-    "Message",
     "ObeyingTransport",
     "QueueFull",
     "Refused",
     "RelayClient",
+    "RelayMessage",
     "TooLong",
     "Unsent",
     "WaitNotice",
@@ -27,11 +27,11 @@ _PLACES = {
     "AsyncObeyingTransport": "http",
     "Denial": "outbox",
     "HubClient": "hub",
-    "Message": "relay",
     "ObeyingTransport": "http",
     "QueueFull": "outbox",
     "Refused": "outbox",
     "RelayClient": "relay",
+    "RelayMessage": "relay",
     "TooLong": "http",
     "Unsent": "outbox",
     "WaitNotice": "http",
@@ -40,7 +40,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _PLACES:  # when it is asked for: each needs a package of its own
+    if name in _PLACES:  # on demand: each needs another package
         from importlib import import_module
 
         return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -1,6 +1,6 @@
-"""One connection that is kept: made again when it drops, with all that was not answered, and never faster than allowed.
+"""A client that reconnects: it repeats unanswered frames, and never sends faster than the hub allows.
 
-`RelayClient` and `HubClient` are this, with an introduction, an ear and lanes of their own.
+`RelayClient` and `HubClient` are built on it. Each has its own handshake, frames and limits.
 """
 
 import asyncio
@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from headgate.client.inbox import Bell, Inbox
-from headgate.client.outbox import LONGEST, Denial, Item, Lane, Outbox, QueueFull, Refused, Unsent
+from headgate.client.inbox import Inbox, Wakeup
+from headgate.client.outbox import LONGEST, Denial, Outbox, PendingFrame, QueueFull, Refused, SendLimit, Unsent
 from headgate.errors import HeadgateError, refuse
+from headgate.http import parse_retry_after
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import microseconds, whole
 
@@ -33,33 +34,34 @@ Socket: TypeAlias = ClientConnection
 
 _log: Final = logging.getLogger("headgate.client")
 _SECOND: Final = 1_000_000
-_FIRST_PAUSE, _LONGEST_PAUSE = _SECOND // 5, 30 * _SECOND  # before it connects again
-_JITTER: Final = 0.1  # of a wait, at most, is added to it
+_FIRST_PAUSE, _LONGEST_PAUSE = _SECOND // 5, 30 * _SECOND  # before reconnecting
+_JITTER: Final = 0.1  # the largest share of a wait that is added to it
 _MOST_JITTER: Final = 10 * _SECOND
-_GREETING: Final = 10.0  # seconds for the hub to answer the introduction
-_LARGEST: Final = 16 * 1024 * 1024  # bytes of what the hub may say at once: a long history
+_HANDSHAKE: Final = 10.0  # seconds for the hub to answer the handshake
+_LARGEST: Final = 16 * 1024 * 1024  # bytes in a frame of the hub: a long history
 _RESTARTING, _TOO_LARGE = 1012, 1009
 
 
-class Later(Exception):
-    """The connection can't be had now. `wait` is what the hub said, in microseconds."""
+class TryLater(Exception):
+    """There is no connection for now. `wait` is the hub's, in microseconds."""
 
     def __init__(self, why: str, wait: int | None = None) -> None:
         self.wait: Final = wait
         super().__init__(why)
 
 
-class _Dial(connect):
-    """Follows nobody elsewhere: the token would go along."""
+class _ConnectWithoutRedirects(connect):
+    """Follows no redirect: the token would go along."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
 
 
-class Caller(Generic[T]):
-    """Sends what it is given as fast as the hub lets it, in order, over one connection at a time.
+class ReconnectingClient(Generic[T]):
+    """Sends frames in order, as fast as the hub allows, over one connection at a time.
 
-    Whatever the hub hasn't answered when a connection drops is sent again over the next one. `T` is what comes in.
+    Frames that the hub hasn't answered when a connection drops are sent again over the next one. `T` is the type of
+    incoming messages.
     """
 
     path: ClassVar[str]
@@ -77,65 +79,65 @@ class Caller(Generic[T]):
     ) -> None:
         self.url: Final = _url(url) + self.path
         self.connected = False
-        """Whether the hub knows this client now."""
+        """Whether the client is connected and identified."""
         self._on_rate_limited: Final = on_rate_limited
         self._room: Final = asyncio.Semaphore(whole("most", most))
         self._largest: Final = whole("largest", largest)
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
-        self._random: Final = Random() if random is None else random  # noqa: S311 - to spread, not to hide
-        self._bell: Final = Bell(self._clock)
-        self._outbox: Final = Outbox(self._lane)
-        self._inbox: Final[Inbox[T]] = Inbox(whole("buffer", buffer), self._bell)
+        self._random: Final = Random() if random is None else random  # noqa: S311 - for jitter, not for secrets
+        self._wakeup: Final = Wakeup(self._clock)
+        self._outbox: Final = Outbox(self._limit_of)
+        self._inbox: Final[Inbox[T]] = Inbox(whole("buffer", buffer), self._wakeup)
         self._task: asyncio.Task[None] | None = None
-        self._asking = 0  # calls that wait for room, or for their answer
-        self._closing = self._closed = False  # it takes nothing more; nothing is sent any more
-        self._stood = False  # whether the connection was good for anything
+        self._pending_calls = 0  # that wait for room, or for their answer
+        self._closing = self._closed = False  # takes nothing more; sends nothing more
+        self._worked = False  # whether the connection was of any use
         self._failure: Exception | None = None
-        self._return_after: int | None = None  # as the hub has said
+        self._return_after: int | None = None  # as the hub asked
 
     # What differs ----------------------------------------------------------------------------------------------------
 
-    async def _introduce(self, socket: Socket) -> None:
-        """Say who it is, and return when the hub knows; else `Refused`, or `Later`."""
+    async def _identify(self, socket: Socket) -> None:
+        """Do the handshake; raises `Refused` or `TryLater`."""
         raise NotImplementedError
 
-    def _hear(self, frame: bytes | str) -> T | None:
-        """Take what the hub says, and return it if it is for the application."""
+    def _handle(self, frame: bytes | str) -> T | None:
+        """Handle a frame of the hub, and return it if it is for the application."""
         raise NotImplementedError
 
-    def _lane(self, item: Item) -> Lane:
-        """The lane that something is sent over."""
+    def _limit_of(self, item: PendingFrame) -> SendLimit:
+        """The limit that a frame counts under."""
         raise NotImplementedError
 
-    def _parted(self) -> None:
-        """The connection is gone, and what was under way is in the line again."""
+    def _disconnected(self) -> None:
+        """The connection is lost, and frames in flight are queued again."""
 
-    # For everybody ---------------------------------------------------------------------------------------------------
+    # The public interface --------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """How much the hub hasn't answered yet, sent or not."""
+        """Frames that the hub hasn't answered yet, sent or not."""
         return len(self._outbox)
 
     @property
     def dropped(self) -> int:
-        """Messages that came and were not kept, since the application didn't take them."""
+        """Messages that were dropped because the application didn't take them."""
         return self._inbox.dropped
 
     @property
     def held(self) -> float:
-        """Seconds for which all that is yet to be sent is held back; 0.0 when nothing is."""
+        """Seconds until the next queued frame may be sent; 0.0 if none is held back."""
         now = self._clock.now()
         _, when = self._outbox.next(now)
         return 0.0 if when is None else (when - now) / _SECOND
 
     async def __aenter__(self) -> Self:
-        """Connect. While there is no hub it is tried again and again: `asyncio.timeout` ends that."""
+        """Connect. While the hub can't be reached, it keeps trying; limit that with `asyncio.timeout`."""
         self._task = asyncio.create_task(self._run())
         try:
             while not self.connected:
                 self._check_open()
-                await self._bell.wait()
+                await self._wakeup.wait()
         except BaseException:
             await self.close(0)
             raise
@@ -145,23 +147,23 @@ class Caller(Generic[T]):
         await (self.close() if kind is None else self.close(0))
 
     async def close(self, within: float = 10.0) -> int:
-        """Wait until all is sent and answered, but only so many seconds, and close the connection.
+        """Wait until everything is answered, for at most `within` seconds, and close the connection.
 
-        Returns how much was not answered; whoever waits for one of these gets `Unsent`. From now on nothing more is
-        taken. It may be called again.
+        Returns how many calls were not answered; these raise `Unsent`. Further calls are refused. It may be called
+        again.
         """
         end = self._clock.now() + microseconds("within", within)
         self._closing = True
-        while self._asking and self._failure is None and self._clock.now() < end:
-            await self._bell.wait(end)
-        left, self._closed = self._asking, True
-        for item, under_way in self._outbox.clear():
-            how = "sent, but not answered" if under_way else "not sent"
-            _fail(item, Unsent(f"{self.url}: the client was closed; this was {how}", maybe=under_way))
+        while self._pending_calls and self._failure is None and self._clock.now() < end:
+            await self._wakeup.wait(end)
+        left, self._closed = self._pending_calls, True
+        for item, in_flight in self._outbox.clear():
+            how = "sent, but not answered" if in_flight else "not sent"
+            _fail(item, Unsent(f"{self.url}: the client was closed; this was {how}", maybe=in_flight))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._bell.ring()
+        self._wakeup.set()
         return left
 
     def __aiter__(self) -> Self:
@@ -175,28 +177,28 @@ class Caller(Generic[T]):
             raise self._failure
         raise StopAsyncIteration
 
-    async def _ask(self, item: Item, wait: bool) -> Any:
-        """Have something sent, and return the answer. If the caller is cancelled it is not sent, or not again."""
+    async def _ask(self, item: PendingFrame, wait: bool) -> Any:
+        """Send a frame, and return the answer. If the call is cancelled, the frame is not sent, or not again."""
         if len(item.frame) > self._largest:
             raise Refused("too_large", f"expected at most {self._largest} bytes, got {len(item.frame)}")
         self._check_open()
         if not wait and self._room.locked():
-            raise QueueFull(f"{self.url}: as much waits to be sent as may; try again later, or wait for room")
-        self._asking += 1
+            raise QueueFull(f"{self.url}: the queue is full; try again later, or wait for room")
+        self._pending_calls += 1
         try:
             async with self._room:
                 return await self._wait_for_answer(item)
         finally:
-            self._asking -= 1
-            self._bell.ring()
+            self._pending_calls -= 1
+            self._wakeup.set()
 
-    async def _wait_for_answer(self, item: Item) -> Any:
+    async def _wait_for_answer(self, item: PendingFrame) -> Any:
         if self._failure is not None:
             raise self._failure
         if self._closed:
             raise Unsent(f"{self.url}: the client was closed; this was not sent")
         self._outbox.add(item)
-        self._bell.ring()
+        self._wakeup.set()
         try:
             return await item.answer
         except asyncio.CancelledError:
@@ -209,22 +211,22 @@ class Caller(Generic[T]):
         if self._closing:
             raise Unsent(f"{self.url}: the client is closed; make another")
         if self._task is None:
-            raise HeadgateError(f"{self.url}: expected a client that is open; use it by `async with`")
+            raise HeadgateError(f"{self.url}: expected an open client; use it with `async with`")
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def _answered(self, item: Item, answer: object) -> None:
+    def _answered(self, item: PendingFrame, answer: object) -> None:
         self._outbox.passed(item)
         if isinstance(answer, Exception):
             _fail(item, answer)
         elif not item.answer.done():
             item.answer.set_result(answer)
-        self._bell.ring()
+        self._wakeup.set()
 
-    def _denied(self, item: Item, retry_after_ms: int, reason: str, tier: str = "") -> None:
-        wait = told(retry_after_ms)
+    def _denied(self, item: PendingFrame, retry_after_ms: int, reason: str, tier: str = "") -> None:
+        wait = wait_us(retry_after_ms)
         self._outbox.denied(item, self._clock.now(), wait, self._extra(wait))
-        self._bell.ring()
+        self._wakeup.set()
         self._report(Denial(item.id, wait / _SECOND, reason, tier), self._on_rate_limited)
 
     def _report(self, what: object, to: Callable[[Any], object] | None) -> None:
@@ -232,58 +234,58 @@ class Caller(Generic[T]):
         if to is not None:
             try:
                 to(what)
-            except Exception:  # noqa: BLE001 - the application's own, which must not end the connection
-                _log.exception("%s: what was to be told of %s has failed", self.url, what)
+            except Exception:  # noqa: BLE001 - the application's error must not end the connection
+                _log.exception("%s: the callback for %s has failed", self.url, what)
 
     def _extra(self, wait: int) -> int:
-        """What is added to a wait, so that not all come back at the same moment."""
+        """The jitter of a wait, so that not all clients come back at the same moment."""
         return int(self._random.random() * min(wait * _JITTER, _MOST_JITTER))
 
     # The connection --------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Connect again and again, until the hub refuses for good."""
+        """Reconnect until the hub refuses for good."""
         failures = 0
         try:
             while True:
-                self._stood = False
+                self._worked = False
                 self._return_after = None
                 why = await self._connection()
-                failures = 1 if self._stood else failures + 1
+                failures = 1 if self._worked else failures + 1
                 pause = self._pause(failures)
                 _log.warning("%s: no connection: %r; trying again in %.1f s", self.url, why, pause / _SECOND)
                 when = self._clock.now() + pause
                 while self._clock.now() < when:
-                    await self._bell.wait(when)
-        except Exception as failure:  # noqa: BLE001 - whoever waits is told
+                    await self._wakeup.wait(when)
+        except Exception as failure:  # noqa: BLE001 - raised in the pending calls
             self._failure = failure
             for item, _ in self._outbox.clear():
                 _fail(item, failure)
-            self._bell.ring()
+            self._wakeup.set()
 
     async def _connection(self) -> str:
-        """Make one connection and use it to its end; why it has ended."""
+        """Open one connection and use it to its end. Returns the reason of the end."""
         options: dict[str, Any] = {"proxy": None} if _is_loopback(self.url) else {}
         try:
-            async with _Dial(
-                self.url, compression=None, max_size=_LARGEST, close_timeout=2, open_timeout=_GREETING, **options
+            async with _ConnectWithoutRedirects(
+                self.url, compression=None, max_size=_LARGEST, close_timeout=2, open_timeout=_HANDSHAKE, **options
             ) as socket:
-                async with asyncio.timeout(_GREETING):
-                    await self._introduce(socket)
+                async with asyncio.timeout(_HANDSHAKE):
+                    await self._identify(socket)
                 self.connected = True
-                self._bell.ring()
+                self._wakeup.set()
                 began = self._clock.now()
                 try:
-                    await self._converse(socket)
+                    await self._exchange(socket)
                 finally:
-                    self._stood = self._stood or self._clock.now() - began > _LONGEST_PAUSE
-        except Later as later:
+                    self._worked = self._worked or self._clock.now() - began > _LONGEST_PAUSE
+        except TryLater as later:
             self._return_after = later.wait
             return str(later)
         except InvalidStatus as refusal:
-            return self._turned_away(refusal)
+            return self._explain_status(refusal)
         except ConnectionClosed as closed:
-            return self._ended(closed)
+            return self._explain_close(closed)
         except ssl.SSLCertVerificationError as error:
             raise Refused("certificate", f"{self.url}: it isn't trusted: {error.verify_message}") from error
         except (OSError, EOFError, WebSocketException) as error:
@@ -291,45 +293,45 @@ class Caller(Generic[T]):
         finally:
             self.connected = False
             self._outbox.lost()
-            self._parted()
+            self._disconnected()
         return "it was closed"
 
-    def _turned_away(self, refusal: InvalidStatus) -> str:
+    def _explain_status(self, refusal: InvalidStatus) -> str:
         answer = refusal.response
         if answer.status_code not in (408, 429) and answer.status_code < 500:
             raise Refused(
                 f"status_{answer.status_code}", f"{self.url}: expected a hub's socket there; is that its address?"
             ) from refusal
-        seconds = answer.headers.get("Retry-After", "")
-        if re.fullmatch(r"\d{1,6}", seconds, re.ASCII):
-            self._return_after = told(int(seconds) * 1000)
+        seconds = parse_retry_after(answer.headers.get("Retry-After", ""))
+        if seconds is not None:
+            self._return_after = wait_us(seconds * 1000)
         return f"HTTP status {answer.status_code}"
 
-    def _ended(self, closed: ConnectionClosed) -> str:
+    def _explain_close(self, closed: ConnectionClosed) -> str:
         if closed.rcvd is None:
             return "it was cut off"
         code, reason = closed.rcvd.code, closed.rcvd.reason
         if code == _TOO_LARGE:
             self._give_up_largest(reason)
         if code == _RESTARTING and (found := re.search(r"retry in (\d{1,9}) ms", reason, re.ASCII)):
-            self._return_after = told(int(found[1]))
+            self._return_after = wait_us(int(found[1]))
         return f"closed with {code} {reason!r}"
 
     def _give_up_largest(self, reason: str) -> None:
-        """The hub hangs up on what is far too large: it would do so again and again."""
-        item = max(self._outbox.under_way.values(), key=lambda one: len(one.frame), default=None)
+        """Fail the largest frame: the hub closes the connection on one that is far too large."""
+        item = max(self._outbox.in_flight.values(), key=lambda one: len(one.frame), default=None)
         if item is not None:
-            self._answered(item, Refused("too_large", reason or "the hub hung up because of it"))
+            self._answered(item, Refused("too_large", reason or "the hub closed the connection because of it"))
 
     def _pause(self, failures: int) -> int:
-        """Microseconds until it is tried again: as the hub said, or longer from time to time."""
+        """Microseconds until the next attempt: as the hub asked, or longer with each failure."""
         if self._return_after is not None:
             return self._return_after + self._extra(self._return_after)
         longest = min(_FIRST_PAUSE << min(failures - 1, 20), _LONGEST_PAUSE)
         return int(longest * (0.5 + self._random.random() / 2))
 
-    async def _converse(self, socket: Socket) -> None:
-        """Read and write, until one of them can't any more."""
+    async def _exchange(self, socket: Socket) -> None:
+        """Read and write until either fails."""
         tasks = [asyncio.create_task(self._write(socket)), asyncio.create_task(self._read(socket))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -346,42 +348,42 @@ class Caller(Generic[T]):
             now = self._clock.now()
             item, when = self._outbox.next(now)
             if item is None:
-                await self._bell.wait(when)
+                await self._wakeup.wait(when)
             else:
                 self._outbox.sent(item, now)
-                self._bell.ring()  # a reader that waits for room reads on now
+                self._wakeup.set()  # a reader that waits for room goes on
                 await socket.send(item.frame)
 
     async def _read(self, socket: Socket) -> NoReturn:
         while True:
-            message = self._hear(await socket.recv())
-            self._stood = True
+            message = self._handle(await socket.recv())
+            self._worked = True
             if message is not None:
-                # The answer to what is under way comes the same way, and the application may be waiting for it.
-                await self._inbox.wait_for_room(lambda: self._outbox.under_way)
+                # Answers to frames in flight come the same way, and the application may wait for one.
+                await self._inbox.wait_for_room(lambda: self._outbox.in_flight)
                 if self._inbox.put(message) == 1:
-                    _log.warning("%s: the application doesn't take its messages: the oldest are dropped", self.url)
+                    _log.warning("%s: the application doesn't take its messages; the oldest are dropped", self.url)
 
 
 def checked_token(token: object) -> str:
-    """A token as hubs give them."""
+    """A valid token."""
     if not isinstance(token, str) or not 1 <= len(token) <= 256 or not token.isprintable():
         raise HeadgateError("token: expected the one that the agent got when it was registered, 1 to 256 characters")
     return token
 
 
-def _fail(item: Item, error: Exception) -> None:
+def _fail(item: PendingFrame, error: Exception) -> None:
     if not item.answer.done():
         item.answer.set_exception(error)
 
 
-def told(milliseconds: int) -> int:
-    """A wait that the hub has told, in microseconds."""
+def wait_us(milliseconds: int) -> int:
+    """A wait that the hub asked for, in microseconds, within bounds."""
     return min(max(milliseconds, 1) * 1000, LONGEST)
 
 
 def _url(given: object) -> str:
-    """Where a hub's sockets are, from its address, which may stand below a path."""
+    """The base URL of a hub's WebSockets, from its address, which may have a path."""
     expected = "the address of a hub such as http://127.0.0.1:8080, or wss://hub.example"
     if not isinstance(given, str):
         refuse("url", expected, given)

@@ -1,19 +1,19 @@
-"""Transports for httpx that obey: they read what a server says of its limits, wait, and send again what was denied.
+"""Transports for httpx that obey: they read a server's rate limit headers, wait, and retry denied requests.
 
-What is known of a server and when the next request may be sent is worked out in `headgate.client.pacing`; the queue
-of waiters is that of `headgate.wait_queue`. The flow of a request is written once, as a generator that says what to do
-next; the two transports differ only in how they do it.
+`headgate.client.pacing` works out when the next request may be sent; requests wait in a `headgate.wait_queue`. The flow
+of a request is written once, as a generator; the two transports differ only in how they carry it out.
 """
 
 import random as _random
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias
 
-from headgate.client.pacing import Pace, Sent
+from headgate.client.pacing import Pace, SentRequest
 from headgate.errors import HeadgateError, refuse
-from headgate.http.headers import read
+from headgate.flow import Flow, adrive, drive
+from headgate.http import read_headers
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.decision import ALLOW, DENY, NEVER, Decision
 from headgate.limits.fixed import UNLIMITED
@@ -34,20 +34,19 @@ _MOST_ORIGINS: Final = 1000
 
 
 class WaitNotice(NamedTuple):
-    """Why a request waits before it is sent: `on_wait` is called with it."""
+    """A request has to wait before it is sent: the argument of `on_wait`."""
 
     seconds: float
-    """How long, by what is known now; it may be less when others are answered, or more when they are denied."""
+    """The expected wait; it shrinks or grows with the answers to other requests."""
     origin: str
-    """Whose limit it is: "https://api.example.com:443"."""
+    """The server: "https://api.example.com:443"."""
     why: str
 
 
 class TooLong(HeadgateError, httpx.TransportError):
-    """A request was not sent: the wait for it would be longer than `most_wait`, or too many wait already.
+    """A request was not sent: its wait would be longer than `most_wait`, or too many requests wait already.
 
-    To httpx it is an error of the transport. `retry_after` says in how many seconds it may be tried again, where that
-    is known.
+    To httpx it is a transport error. `retry_after` is in seconds; None if it isn't known.
     """
 
     def __init__(self, text: str, retry_after: float | None = None) -> None:
@@ -55,24 +54,24 @@ class TooLong(HeadgateError, httpx.TransportError):
         self.retry_after = retry_after
 
 
-class _Turn:
-    """A request that wants to be sent: when it is first in line, it asks whether it may."""
+class _QueuedRequest:
+    """A request in the queue: when it is first, it asks whether it may be sent."""
 
-    def __init__(self, course: "_Course", origin: str, pace: Pace) -> None:
-        self._course = course
+    def __init__(self, flows: "_RequestFlows", origin: str, pace: Pace) -> None:
+        self._flows = flows
         self.origin = origin
         self.pace = pace
-        self.sent: Sent | None = None
-        self.left = course.most_wait
-        """Microseconds that it may still wait, not counted while others are before it in line."""
+        self.sent: SentRequest | None = None
+        self.left = flows.most_wait
+        """Microseconds that it may still wait, not counting the time behind others in the queue."""
         self.retry_after = 0.0
         self._first_since: int | None = None
         self._noticed = 0
 
     def ask(self, _verb: Verb) -> Decision:
-        course = self._course
-        with course.lock:
-            now = course.clock.now()
+        flows = self._flows
+        with flows.lock:
+            now = flows.clock.now()
             if self._first_since is None:
                 self._first_since = now
             end = self._first_since + self.left
@@ -84,27 +83,28 @@ class _Turn:
             self.retry_after = (when - now) / 1_000_000
             if now >= end or self.pace.hopeless(now, end):
                 return Decision(DENY, UNLIMITED, 0, NEVER, 0, -1)
-        if when > self._noticed and course.on_wait is not None:
+        if when > self._noticed and flows.on_wait is not None:
             self._noticed = when
-            course.on_wait(WaitNotice(self.retry_after, self.origin, why))
+            flows.on_wait(WaitNotice(self.retry_after, self.origin, why))
         return Decision(DENY, UNLIMITED, 0, min(when, end) - now, 0, -1)
 
     async def aask(self, verb: Verb) -> Decision:
         return self.ask(verb)
 
     def too_long(self) -> bool:
-        """Whether the wait for another try would be longer than it may be."""
-        with self._course.lock:
-            now = self._course.clock.now()
+        """Whether another attempt would have to wait too long."""
+        with self._flows.lock:
+            now = self._flows.clock.now()
             return self.pace.hopeless(now, now + self.left)
 
 
-Flow: TypeAlias = Generator[_Turn | httpx.Request | httpx.Response, Decision | httpx.Response | bytes, httpx.Response]
-"""Yields a turn to wait for, a request to send, or a response whose body is to be read and closed."""
+Step: TypeAlias = _QueuedRequest | httpx.Request | httpx.Response
+RequestFlow: TypeAlias = Flow[Step, httpx.Response]
+"""Yields a queued request to wait for, a request to send, or a response whose body is to be read and closed."""
 
 
-class _Course:
-    """What the two transports share: what is known of servers, who waits for them, and the course of a request."""
+class _RequestFlows:
+    """What the two transports share: the pace of each server, the queues, and the flow of a request."""
 
     def __init__(
         self,
@@ -128,40 +128,40 @@ class _Course:
             refuse("on_wait", "a function that takes a WaitNotice", on_wait)
         self.on_wait = on_wait
         self.lock = threading.Lock()
-        self.lines = WaitQueues()
+        self.queues = WaitQueues()
         self._paces: dict[str, Pace] = {}
 
-    def flow(self, request: httpx.Request) -> Flow:
-        turn = self._turn(request.url)
+    def send(self, request: httpx.Request) -> RequestFlow:
+        queued = self._queue(request.url)
         response: httpx.Response | None = None
         for tries_left in range(self._retries, -1, -1):
             try:
-                decision = yield turn
+                decision = yield queued
                 if not decision:
                     break
                 answer = yield request
             except BaseException:
-                self._fail(turn)
+                self._fail(queued)
                 raise
             assert isinstance(answer, httpx.Response)
             response = answer
-            denied = self._learn(turn, response)
-            if not denied or not tries_left or not _may_repeat(request, response) or turn.too_long():
+            denied = self._learn(queued, response)
+            if not denied or not tries_left or not _may_repeat(request, response) or queued.too_long():
                 return response
             body = yield response
             assert isinstance(body, bytes)
-            response.stream = httpx.ByteStream(body)  # should it be the last one after all
+            response.stream = httpx.ByteStream(body)  # in case it is returned after all
         if response is not None:
             return response
         raise TooLong(
-            f"not sent: {turn.origin} has to be left alone for {turn.retry_after:.1f} s, and a request waits at most"
+            f"not sent: {queued.origin} allows nothing for {queued.retry_after:.1f} s, and a request waits at most"
             f" {self.most_wait / 1_000_000:g} s; try again then, or give the transport a longer most_wait",
-            turn.retry_after,
+            queued.retry_after,
         )
 
-    def _turn(self, url: httpx.URL) -> _Turn:
+    def _queue(self, url: httpx.URL) -> _QueuedRequest:
         origin = f"{url.scheme}://{url.host}:{url.port or _PORTS.get(url.scheme, 0)}"
-        waiting = self.lines.length(origin)
+        waiting = self.queues.length(origin)
         if waiting >= self._most_waiting:
             raise TooLong(
                 f"not sent: {waiting} requests wait for {origin} already; send fewer at once, or give the transport a"
@@ -172,64 +172,63 @@ class _Course:
             if pace is None:
                 self._make_room()
                 pace = self._paces[origin] = Pace()
-        return _Turn(self, origin, pace)
+        return _QueuedRequest(self, origin, pace)
 
     def _make_room(self) -> None:
         if len(self._paces) >= _MOST_ORIGINS:
             now = self.clock.now()
-            self._paces = {origin: pace for origin, pace in self._paces.items() if not pace.at_rest(now)}
+            self._paces = {origin: pace for origin, pace in self._paces.items() if not pace.idle(now)}
             if len(self._paces) >= _MOST_ORIGINS:
                 del self._paces[next(iter(self._paces))]
 
-    def _learn(self, turn: _Turn, response: httpx.Response) -> bool:
-        """Take in what a response says, and whether the request was denied by it."""
-        told = read(response.headers)
+    def _learn(self, queued: _QueuedRequest, response: httpx.Response) -> bool:
+        """Learn from a response. True if the request was denied."""
+        headers = read_headers(response.headers)
         with self.lock:
-            assert turn.sent is not None
-            stretch = self._jitter * self._random()
-            denied = turn.pace.answer(turn.sent, self.clock.now(), response.status_code, told, stretch)
-            turn.sent = None
-        self.lines.wake(turn.origin)
+            assert queued.sent is not None
+            jitter = self._jitter * self._random()
+            denied = queued.pace.answer(queued.sent, self.clock.now(), response.status_code, headers, jitter)
+            queued.sent = None
+        self.queues.wake(queued.origin)
         return denied
 
-    def _fail(self, turn: _Turn) -> None:
-        """Note that a request, if it was sent, gets no answer."""
-        if turn.sent is not None:
+    def _fail(self, queued: _QueuedRequest) -> None:
+        """Note that a request, if it was sent, stays unanswered."""
+        if queued.sent is not None:
             with self.lock:
-                turn.pace.fail(turn.sent, self.clock.now())
-            self.lines.wake(turn.origin)
+                queued.pace.fail(queued.sent, self.clock.now())
+            self.queues.wake(queued.origin)
 
 
 def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
-    """Whether a denied request can be sent again without doing anything twice."""
+    """Whether a denied request can be repeated without doing anything twice."""
     if not isinstance(request.stream, httpx.ByteStream):
-        return False  # what was read from a generator or a file is gone
+        return False  # a generator or file has been consumed
     return response.status_code == 429 or request.method in _REPEATABLE or "idempotency-key" in request.headers
 
 
 class ObeyingTransport(httpx.BaseTransport):
-    """A transport for `httpx.Client` that keeps to the limits of the servers it talks to.
+    """A transport for `httpx.Client` that keeps to the rate limits of servers.
 
     >>> import httpx
     >>> from headgate.client import ObeyingTransport
     >>> client = httpx.Client(transport=ObeyingTransport())
     >>> client.close()
 
-    It reads Retry-After and the RateLimit headers of every response. A request that is known to be denied is not
-    sent: it waits, first come, first served, and those that are under way count against what is left. What was denied
-    all the same (429, or 503 with Retry-After) is sent again when its time has come, up to `retries` times, if that
-    does nothing twice: after 429 whatever can be sent again, after 503 what is idempotent by its method or has an
-    Idempotency-Key. Errors of the connection are raised as they are. `transport` is the one that sends,
-    `httpx.HTTPTransport()` unless given.
+    It reads Retry-After and the RateLimit headers of every response. A request that would be denied is not sent: it
+    waits, first come, first served; requests in flight count against the remaining quota. A request that is denied all
+    the same (429, or 503 with Retry-After) is retried when its wait is over, up to `retries` times, if that does
+    nothing twice: after 429 any request whose body can be sent again, after 503 only one that is idempotent by its
+    method or has an Idempotency-Key. Connection errors are raised as they are. `transport` does the sending, by default
+    `httpx.HTTPTransport()`.
 
-    `most_wait` is the most seconds that a request waits, all its tries together, not counting the time in line behind
-    others. If it would be longer, the denial is returned as any response is, or `TooLong` raised where nothing was
-    sent; so it is, too, where `most_waiting` requests wait for the server already. `jitter` is the largest share by
-    which a wait is lengthened at random; none is ever shortened. `on_wait` is called with a `WaitNotice` when a request
-    has to wait. httpx's timeouts don't count the wait.
+    `most_wait` is the longest wait of a request in seconds, all attempts together, not counting the time behind others
+    in the queue. If the wait would be longer, the denial is returned like any response, or `TooLong` is raised if
+    nothing was sent; `TooLong` is also raised if `most_waiting` requests wait for the server already. `jitter` is the
+    largest share by which a wait is lengthened at random; none is shortened. `on_wait` is called with a `WaitNotice`
+    when a request has to wait. httpx's timeouts don't include the wait.
 
-    All threads of a process can use one at the same time. `clock` and `random` (a function like `random.random`) are
-    for tests.
+    It may be used by all threads of a process. `clock` and `random` (a function like `random.random`) are for tests.
     """
 
     def __init__(
@@ -244,27 +243,15 @@ class ObeyingTransport(httpx.BaseTransport):
         random: Callable[[], float] | None = None,
         on_wait: Callable[[WaitNotice], object] | None = None,
     ) -> None:
-        self._course = _Course(most_wait, retries, most_waiting, jitter, clock, random, on_wait)
+        self._flows = _RequestFlows(most_wait, retries, most_waiting, jitter, clock, random, on_wait)
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        flow = self._course.flow(request)
-        try:
-            step = next(flow)
-            while True:
-                try:
-                    done = self._do(step)
-                except BaseException as failure:  # noqa: BLE001 - raised in the flow
-                    step = flow.throw(failure)
-                else:
-                    step = flow.send(done)
-        except StopIteration as end:
-            response: httpx.Response = end.value
-            return response
+        return drive(self._flows.send(request), self._perform)
 
-    def _do(self, step: _Turn | httpx.Request | httpx.Response) -> Decision | httpx.Response | bytes:
-        if isinstance(step, _Turn):
-            return acquire(self._course.lines, step.origin, self._course.clock, None, step.ask)
+    def _perform(self, step: Step) -> Decision | httpx.Response | bytes:
+        if isinstance(step, _QueuedRequest):
+            return acquire(self._flows.queues, step.origin, self._flows.clock, None, step.ask)
         if isinstance(step, httpx.Request):
             return self._transport.handle_request(step)
         assert isinstance(step.stream, httpx.SyncByteStream)
@@ -290,7 +277,7 @@ class ObeyingTransport(httpx.BaseTransport):
 
 
 class AsyncObeyingTransport(httpx.AsyncBaseTransport):
-    """`ObeyingTransport` for `httpx.AsyncClient`, in asyncio. Who is cancelled leaves the line."""
+    """`ObeyingTransport` for `httpx.AsyncClient`, in asyncio. A cancelled request leaves the queue."""
 
     def __init__(
         self,
@@ -304,27 +291,17 @@ class AsyncObeyingTransport(httpx.AsyncBaseTransport):
         random: Callable[[], float] | None = None,
         on_wait: Callable[[WaitNotice], object] | None = None,
     ) -> None:
-        self._course = _Course(most_wait, retries, most_waiting, jitter, clock, random, on_wait)
+        self._flows = _RequestFlows(most_wait, retries, most_waiting, jitter, clock, random, on_wait)
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        flow = self._course.flow(request)
-        try:
-            step = next(flow)
-            while True:
-                try:
-                    done = await self._do(step)
-                except BaseException as failure:  # noqa: BLE001 - raised in the flow
-                    step = flow.throw(failure)
-                else:
-                    step = flow.send(done)
-        except StopIteration as end:
-            response: httpx.Response = end.value
-            return response
+        return await adrive(self._flows.send(request), self._perform)
 
-    async def _do(self, step: _Turn | httpx.Request | httpx.Response) -> Decision | httpx.Response | bytes:
-        if isinstance(step, _Turn):
-            return await aacquire(self._course.lines, step.origin, self._course.clock, None, step.aask)
+    async def _perform(
+        self, step: _QueuedRequest | httpx.Request | httpx.Response
+    ) -> Decision | httpx.Response | bytes:
+        if isinstance(step, _QueuedRequest):
+            return await aacquire(self._flows.queues, step.origin, self._flows.clock, None, step.aask)
         if isinstance(step, httpx.Request):
             return await self._transport.handle_async_request(step)
         assert isinstance(step.stream, httpx.AsyncByteStream)

@@ -1,95 +1,96 @@
-"""What a client knows of a server's limits, and when it may send the next request. No input or output happens here.
+"""What a client knows of a server's limits, and when it may send the next request. No I/O happens here.
 
-Responses say what is left, but they are late and come in any order: what one says was true when its request was judged,
-somewhere between its sending and its answer, and requests that were under way then may or may not be counted in it.
-So what is known is kept as *words*: one for each response that might be the latest. A word counts as spent all that was
-sent and isn't surely in it, and a request is sent when every word of every policy has one left for it.
+Responses report the remaining quota, but late and in any order: each was true when its request was judged, somewhere
+between sending and answer, and may or may not include the requests that were in flight then. So there is one *estimate*
+for each response that might be the latest. An estimate counts as spent every request that it doesn't certainly include,
+and a request is sent when every estimate of every policy has quota left for it.
 
-One request is *surely before* another if it was answered before the other was sent, or sent a second before it: servers
-judge a request when it comes in, however long its answer takes then.
+One request is *certainly before* another if it was answered before the other was sent, or sent a second earlier:
+servers judge a request when it arrives, however long the answer takes.
 
-Between responses a word gains as the server's limit does. Of a bucket that fills steadily, which shows in the figures
-of several responses, it gains from the moment of the word on; of anything else, such as a window that begins anew,
-nothing before the moment that the server has named, and from there on at the policy's rate. That is never more than is
+Between responses an estimate gains as the server's limit does. A bucket that fills steadily, which shows in the figures
+of several responses, gains from the moment of the estimate; anything else, such as a window that starts over, gains
+nothing before the moment that the server has named, and from then on at the policy's rate. That is never more than is
 safe to assume: the next response says more.
 
-Times are whole microseconds, and so is what is left: a request costs as much as a policy's window is long.
+Times are whole microseconds. So are amounts: a request costs as much as the policy's window is long.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from headgate.http.headers import Left, Quota, Told
+from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
 
 SECOND: Final = 1_000_000
 PROMPT: Final = SECOND
-"""Within this a request is judged, though its answer may take longer."""
+"""Within this time a request is judged, though its answer may take longer."""
 LONGEST: Final = 86_400 * SECOND
-"""No wait that a server names is believed for longer: it is asked again then."""
-_UNTOLD: Final = 60 * SECOND  # a window of which isn't told how long it is, unless a longer wait is
+"""The longest wait that a server is obeyed for: after that, it is asked again."""
+_DEFAULT_WINDOW: Final = 60 * SECOND  # where the server doesn't state the window, nor a longer wait
 _MOST_POLICIES: Final = 32  # of one server; more are not remembered
-_MOST_SENT: Final = 10_000  # of which is remembered when they were sent; what older ones say isn't listened to
-_MOST_BACKOFF: Final = 60 * SECOND  # between requests that are turned away without a word on how long to wait
-_ABREAST: Final = 64  # requests at once after which a server that names no figures is trusted again
+_MOST_SENT: Final = 10_000  # requests that are remembered; answers to older ones are ignored
+_MOST_BACKOFF: Final = 60 * SECOND  # between denials that state no wait
+_MOST_CAUTIOUS: Final = 64  # requests in flight at which a server that states no figures is trusted again
 
 
-class Sent:
+class SentRequest:
     """A request that was sent."""
 
-    __slots__ = ("answered", "at", "denied", "done", "number", "told")
+    __slots__ = ("answered", "at", "denied", "done", "number", "policies")
 
     def __init__(self, number: int, at: int) -> None:
         self.number = number
-        """Its place among all that happened with this server."""
+        """Its position in the sequence of all requests and answers of this server."""
         self.at = at
         self.answered: int | None = None
-        """The place of its answer among all that happened."""
+        """The position of its answer in the same sequence."""
         self.done = False
         """Whether it was answered or has failed."""
         self.denied = False
-        self.told: tuple[_Policy, ...] = ()
-        """The policies that its answer spoke of."""
+        self.policies: tuple[_PolicyState, ...] = ()
+        """The policies that its answer reported on."""
 
-    def surely_before(self, other: "Sent") -> bool:
+    def certainly_before(self, other: "SentRequest") -> bool:
         """Whether the server judged this one first, whatever the network did."""
         return (self.answered is not None and self.answered < other.number) or self.at + PROMPT <= other.at
 
 
 class Pace:
-    """What is known of one server: what it has left for this client, and when to send the next request.
+    """What is known of one server: the quota that is left for this client, and when to send the next request.
 
-    >>> from headgate.http.headers import Left, Quota, Told
+    >>> from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
     >>> pace = Pace()
     >>> first = pace.send(now=0)
-    >>> pace.answer(first, 0, 200, Told((Quota("default", 10, 10),), (Left("default", 0, 1),)))
+    >>> headers = RateLimitHeaders((QuotaPolicy("default", 10, 10),), (ServiceLimit("default", 0, 1),))
+    >>> pace.answer(first, 0, 200, headers)
     False
     >>> pace.earliest(now=0)
     (1000000, "nothing is left under 'default'")
 
-    It is told of every request: `send`, and then `answer` or `fail`. It knows no clock: `now` never goes back.
+    Every request is reported: by `send`, and then by `answer` or `fail`. There is no clock: `now` never goes back.
     """
 
     def __init__(self) -> None:
-        self._happened = 0
-        self._sent: deque[Sent] = deque()  # what may matter to those under way, in order
-        self._under_way: dict[int, Sent] = {}
-        self._policies: dict[tuple[str, bytes | None], _Policy] = {}
+        self._sequence = 0
+        self._sent: deque[SentRequest] = deque()  # those that may matter to requests in flight, in order
+        self._in_flight: dict[int, SentRequest] = {}
+        self._policies: dict[tuple[str, bytes | None], _PolicyState] = {}
         self._closed_until = 0
-        self._refusals = 0  # in a row, without a word on how long to wait
-        self._abreast: int | None = 1  # how many may be under way while nothing is known; None: any number
-        self._abreast_since: int | None = None
-        self._wary = False  # it has turned away without naming figures
+        self._denials = 0  # in a row, without a stated wait
+        self._most_in_flight: int | None = 1  # while nothing is known; None: any number
+        self._limited_since: int | None = None
+        self._cautious = False  # the server has denied without stating figures
 
     def earliest(self, now: int) -> tuple[int, str]:
-        """When the next request may be sent if nothing else is heard until then, and why not before.
+        """When the next request may be sent if nothing else is heard until then, and why not earlier.
 
-        Not after `now`: at once.
+        A moment that isn't after `now` means at once.
         """
         when, why = self._closed_until, "the server asked to wait"
-        held, reason = self._uncertain(), "the first answers tell how much may be sent"
-        if held > when:
-            when, why = held, reason
+        free = self._next_in_flight()
+        if free > when:
+            when, why = free, "the first answers tell how much may be sent"
         for (name, _), policy in self._policies.items():
             free = policy.earliest(now)
             if free > when:
@@ -97,188 +98,205 @@ class Pace:
         return when, why
 
     def hopeless(self, now: int, end: int) -> bool:
-        """Whether no request can be sent up to a moment, whatever those that are under way are answered."""
-        return self.earliest(now)[0] > end and (self._closed_until > end or not self._under_way)
+        """Whether no request can be sent until `end`, whatever the answers to those in flight."""
+        return self.earliest(now)[0] > end and (self._closed_until > end or not self._in_flight)
 
-    def send(self, now: int) -> Sent:
+    def send(self, now: int) -> SentRequest:
         """Note that a request is sent."""
-        self._happened += 1
-        sent = Sent(self._happened, now)
+        self._sequence += 1
+        sent = SentRequest(self._sequence, now)
         self._sent.append(sent)
-        self._under_way[sent.number] = sent
-        if self._abreast_since is None:
-            self._abreast_since = now
+        self._in_flight[sent.number] = sent
+        if self._limited_since is None:
+            self._limited_since = now
         for policy in self._policies.values():
             policy.spend(sent)
         return sent
 
-    def fail(self, sent: Sent, now: int) -> None:
-        """Note that no answer will come. Whether and when the server has counted it isn't known, so it counts here."""
+    def fail(self, sent: SentRequest, now: int) -> None:
+        """Note that no answer will come. The server may have counted the request, so it counts here."""
         sent.done = True
-        del self._under_way[sent.number]
-        self._clear(now)
+        del self._in_flight[sent.number]
+        self._forget_judged(now)
 
-    def answer(self, sent: Sent, now: int, status: int, told: Told, stretch: float = 0.0) -> bool:
-        """Learn from a response: its status, and what its headers say. Whether it was sent away, to come back later.
+    def answer(self, sent: SentRequest, now: int, status: int, headers: RateLimitHeaders, jitter: float = 0.0) -> bool:
+        """Learn from a response: its status and headers. True if the request was denied and may be sent again later.
 
-        `stretch` is the share by which the waits in it are lengthened, so that those who are told the same at the same
-        moment don't all come back at the same moment.
+        `jitter` is the share by which the stated waits are lengthened, so that clients that were told the same at the
+        same moment don't all come back at the same moment.
         """
-        self._happened += 1
-        sent.answered, sent.done, sent.denied = self._happened, True, status == 429
-        del self._under_way[sent.number]
-        quotas = {(quota.name, quota.partition): quota for quota in told.policies}
-        binding = [left for left in told.left if not left.remaining] or (told.left if len(told.left) == 1 else [])
-        if self._sent and self._sent[0].number <= sent.number:  # else it comes too late to tell anything
-            for left in told.left:
-                policy = self._policy(left)
-                sent.told += (policy,)
-                empty = not left.remaining or (sent.denied and left in binding)
-                quota = quotas.get((left.name, left.partition))
-                policy.learn(sent, now, left, quota, empty, stretch, reversed(self._sent))
-        self._clear(now)
-        if sent.denied or (status == 503 and told.retry_after is not None):
-            self._wait(now, max([told.retry_after or 0, *(left.reset or 0 for left in binding)]), stretch)
-            if not told.left:  # then how many may follow has to be found out, with few at first
-                self._abreast, self._abreast_since, self._wary = 1, self._closed_until, True
+        self._sequence += 1
+        sent.answered, sent.done, sent.denied = self._sequence, True, status == 429
+        del self._in_flight[sent.number]
+        limits = headers.limits
+        quotas = {(policy.name, policy.partition): policy for policy in headers.policies}
+        binding = [limit for limit in limits if not limit.remaining] or (limits if len(limits) == 1 else [])
+        if self._sent and self._sent[0].number <= sent.number:  # else the answer is too old to say anything
+            for limit in limits:
+                policy = self._policy(limit)
+                sent.policies += (policy,)
+                empty = not limit.remaining or (sent.denied and limit in binding)
+                quota = quotas.get((limit.name, limit.partition))
+                policy.learn(sent, now, limit, quota, empty, jitter, reversed(self._sent))
+        self._forget_judged(now)
+        if sent.denied or (status == 503 and headers.retry_after is not None):
+            self._wait(now, max([headers.retry_after or 0, *(limit.reset or 0 for limit in binding)]), jitter)
+            if not limits:  # how many may follow has to be found out, with few at first
+                self._most_in_flight, self._limited_since, self._cautious = 1, self._closed_until, True
             return True
-        self._refusals = 0
-        if self._abreast is not None:  # where the server names no figures, each that passes lets one more go
-            self._abreast = None if told.left or not self._wary or self._abreast >= _ABREAST else self._abreast + 1
+        self._denials = 0
+        if self._most_in_flight is not None:  # while the server states no figures, each that passes allows one more
+            trusted = limits or not self._cautious or self._most_in_flight >= _MOST_CAUTIOUS
+            self._most_in_flight = None if trusted else self._most_in_flight + 1
         return False
 
-    def at_rest(self, now: int) -> bool:
-        """Whether it may be forgotten: nothing is under way, and nothing has to be waited for."""
-        return not self._under_way and self.earliest(now)[0] <= now
+    def idle(self, now: int) -> bool:
+        """Whether it may be forgotten: nothing is in flight, and no wait is due."""
+        return not self._in_flight and self.earliest(now)[0] <= now
 
-    def _policy(self, left: Left) -> "_Policy":
-        key = (left.name, left.partition)
-        policy = self._policies.pop(key, None) or _Policy()
+    def _policy(self, limit: ServiceLimit) -> "_PolicyState":
+        key = (limit.name, limit.partition)
+        policy = self._policies.pop(key, None) or _PolicyState()
         if len(self._policies) >= _MOST_POLICIES:
             del self._policies[next(iter(self._policies))]
-        self._policies[key] = policy  # the one spoken of last is last
+        self._policies[key] = policy  # the most recent is last
         return policy
 
-    def _wait(self, now: int, seconds: int, stretch: float) -> None:
-        """Send nothing for so long; where the server has named no time, longer with each time that it does so."""
-        wait = _us(seconds) or min(SECOND << self._refusals, _MOST_BACKOFF)
-        self._refusals = 0 if seconds else min(self._refusals + 1, 10)
-        self._closed_until = max(self._closed_until, now + wait + int(wait * stretch))
+    def _wait(self, now: int, seconds: int, jitter: float) -> None:
+        """Send nothing for so long; where the server states no wait, longer with each denial."""
+        wait = _us(seconds) or min(SECOND << self._denials, _MOST_BACKOFF)
+        self._denials = 0 if seconds else min(self._denials + 1, 10)
+        self._closed_until = max(self._closed_until, now + wait + int(wait * jitter))
 
-    def _uncertain(self) -> int:
-        """When one more may be under way. With every second of silence it is twice as many."""
-        if self._abreast is None or len(self._under_way) < self._abreast or self._abreast_since is None:
+    def _next_in_flight(self) -> int:
+        """When one more request may be in flight. With every second of silence twice as many may."""
+        if self._most_in_flight is None or len(self._in_flight) < self._most_in_flight or self._limited_since is None:
             return 0
-        doublings = (len(self._under_way) // self._abreast).bit_length()
-        return self._abreast_since + doublings * PROMPT
+        doublings = (len(self._in_flight) // self._most_in_flight).bit_length()
+        return self._limited_since + doublings * PROMPT
 
-    def _clear(self, now: int) -> None:
-        """Forget what was surely judged before all that is under way, and before all that will be."""
-        oldest = next(iter(self._under_way.values()), Sent(self._happened + 1, now))
-        while self._sent and (self._sent[0].surely_before(oldest) or len(self._sent) > _MOST_SENT):
+    def _forget_judged(self, now: int) -> None:
+        """Forget requests that were certainly judged before all that are in flight, and before all to come."""
+        oldest = next(iter(self._in_flight.values()), SentRequest(self._sequence + 1, now))
+        while self._sent and (self._sent[0].certainly_before(oldest) or len(self._sent) > _MOST_SENT):
             self._sent.popleft()
 
 
-class _Policy:
+class _PolicyState:
     """What is known of one policy of a server."""
 
     def __init__(self) -> None:
-        self._words: list[_Word] = []
-        self._quota, self._window = 1, _UNTOLD
+        self._estimates: list[_Estimate] = []
+        self._quota, self._window = 1, _DEFAULT_WINDOW
         self._steady = False  # it fills as a bucket does
-        self._mark: tuple[int, int] | None = None  # what was left once, and after how long all would be back
+        self._mark: tuple[int, int] | None = None  # an earlier remaining quota, and the time until all was back
 
     def earliest(self, now: int) -> int:
-        return max((word.earliest(now, self._steady) for word in self._words), default=0)
+        return max((estimate.earliest(now, self._steady) for estimate in self._estimates), default=0)
 
-    def spend(self, sent: Sent) -> None:
-        for word in self._words:
-            word.unseen.append(sent)
+    def spend(self, sent: SentRequest) -> None:
+        for estimate in self._estimates:
+            estimate.unseen.append(sent)
 
     def learn(
-        self, sent: Sent, now: int, left: Left, quota: Quota | None, empty: bool, stretch: float, log: Iterable[Sent]
+        self,
+        sent: SentRequest,
+        now: int,
+        limit: ServiceLimit,
+        quota: QuotaPolicy | None,
+        empty: bool,
+        jitter: float,
+        log: Iterable[SentRequest],
     ) -> None:
-        """Take in what a response says. `log` is what was sent lately, the latest first."""
-        for word in self._words:  # what it says of itself is said here
-            word.unseen = [one for one in word.unseen if one is not sent]
-        self._words = [word for word in self._words if not word.sent.surely_before(sent)]
-        if any(sent.surely_before(word.sent) for word in self._words):
-            return  # there is later news
+        """Learn from a response. `log` holds recent requests, the latest first."""
+        for estimate in self._estimates:  # the response to a request includes it
+            estimate.unseen = [one for one in estimate.unseen if one is not sent]
+        self._estimates = [estimate for estimate in self._estimates if not estimate.sent.certainly_before(sent)]
+        if any(sent.certainly_before(estimate.sent) for estimate in self._estimates):
+            return  # there is a later estimate
         since = min(now, sent.at + PROMPT)
-        self._take_figures(sent, left, quota)
+        self._learn_rate(sent, limit, quota)
         if quota is not None and quota.unit != "requests" and not empty:
-            return  # what a request costs of it isn't known; it isn't used up
-        wait = self._window if left.reset is None else _us(left.reset)
-        if empty and left.reset is None:
+            return  # the cost of a request in that unit isn't known, and some is left
+        wait = self._window if limit.reset is None else _us(limit.reset)
+        if empty and limit.reset is None:
             wait = -(-self._window // self._quota)
         unseen = []
         for one in log:
             if one.at + PROMPT <= sent.at:
                 break
-            if one is not sent and not one.denied and self not in one.told and not one.surely_before(sent):
+            if one is not sent and not one.denied and self not in one.policies and not one.certainly_before(sent):
                 unseen.append(one)
-        amount = 0 if empty else left.remaining * self._window
-        again = since + wait + int(wait * stretch)
-        self._add(_Word(sent, amount, self._quota, self._window, since, again, empty, unseen[::-1]))
+        amount = 0 if empty else limit.remaining * self._window
+        again = since + wait + int(wait * jitter)
+        self._add(_Estimate(sent, amount, self._quota, self._window, since, again, empty, unseen[::-1]))
 
-    def _add(self, new: "_Word") -> None:
-        """Add a word, in place of those that allow more by all that is known."""
+    def _add(self, new: "_Estimate") -> None:
+        """Add an estimate, in place of those that allow more in every respect."""
         kept = []
-        for word in self._words:
-            if new.amount <= word.amount and new.since >= word.since and new.empty >= word.empty:
-                if new.empty == word.empty:  # else the moments are of different things
-                    new.again = max(new.again, word.again)
+        for estimate in self._estimates:
+            if new.amount <= estimate.amount and new.since >= estimate.since and new.empty >= estimate.empty:
+                if new.empty == estimate.empty:  # else the two moments mean different things
+                    new.again = max(new.again, estimate.again)
             else:
-                kept.append(word)
-        self._words = [*kept, new]
+                kept.append(estimate)
+        self._estimates = [*kept, new]
 
-    def _take_figures(self, sent: Sent, left: Left, quota: Quota | None) -> None:
+    def _learn_rate(self, sent: SentRequest, limit: ServiceLimit, quota: QuotaPolicy | None) -> None:
         """Note quota and window, and find out whether the limit is a bucket that fills steadily.
 
-        A bucket that lacks n is full after n times what one takes, so with each request it takes longer until all is
-        back; of a window it takes ever shorter, or always the same.
+        A bucket that lacks n tokens is full after n refill intervals, so each request lengthens the time until it is
+        full; with a window that time only shrinks, or stays the same.
         """
-        most = max(quota.quota if quota is not None else self._quota, left.remaining, 1)
-        told = quota.window if quota is not None else None
-        window = max(self._window, _us(left.reset or 0)) if told is None else max(_us(told), SECOND)
+        most = max(quota.quota if quota is not None else self._quota, limit.remaining, 1)
+        stated = quota.window if quota is not None else None
+        window = max(self._window, _us(limit.reset or 0)) if stated is None else max(_us(stated), SECOND)
         if (most, window) != (self._quota, self._window):
             self._quota, self._window, self._steady, self._mark = most, window, False, None
-        if sent.denied or left.reset is None or told is None:
+        if sent.denied or limit.reset is None or stated is None:
             return
-        lacking = most - left.remaining if left.remaining else 1
-        reset = _us(left.reset)
+        lacking = most - limit.remaining if limit.remaining else 1
+        reset = _us(limit.reset)
         if not (lacking - 1) * window < reset * most < lacking * window + SECOND * most:
             self._steady, self._mark = False, None
-        elif left.remaining:
-            if self._mark is None or left.remaining >= self._mark[0]:
-                self._mark = left.remaining, reset
+        elif limit.remaining:
+            if self._mark is None or limit.remaining >= self._mark[0]:
+                self._mark = limit.remaining, reset
             elif reset > self._mark[1] + SECOND:
                 self._steady = True
 
 
-class _Word:
-    """What one response said of a policy, carried on to the present."""
+class _Estimate:
+    """What one response said of a policy, carried forward to the present."""
 
     __slots__ = ("again", "amount", "cost", "empty", "most", "rate", "sent", "since", "unseen")
 
     def __init__(
-        self, sent: Sent, amount: int, quota: int, window: int, since: int, again: int, empty: bool, unseen: list[Sent]
+        self,
+        sent: SentRequest,
+        amount: int,
+        quota: int,
+        window: int,
+        since: int,
+        again: int,
+        empty: bool,
+        unseen: list[SentRequest],
     ) -> None:
         self.sent = sent
         self.amount = amount
-        """What is left: a request takes `cost`, and each microsecond brings `rate`."""
+        """The remaining quota: a request takes `cost`, and each microsecond brings `rate`."""
         self.cost, self.rate, self.most = window, quota, quota * window
         self.since = since
-        """The moment of which `amount` is true."""
+        """The moment at which `amount` is true."""
         self.again = again
         """The moment that the server has named: from then on there is more."""
         self.empty = empty
         """Whether nothing at all passes before that."""
         self.unseen = unseen
-        """What was sent and may not be in it, in order; what was surely judged meanwhile is in `amount`."""
+        """Requests that `amount` may not include, in order; those certainly judged since are taken off it."""
 
     def earliest(self, now: int, steady: bool) -> int:
-        """When there is one left, if nothing else is heard."""
+        """When the next request may be sent, if nothing else is heard."""
         self._settle(now, steady)
         if steady:
             amount, since = self.amount, self.since
@@ -297,7 +315,7 @@ class _Word:
         return self.since + self._until(self.amount - unseen)
 
     def _settle(self, now: int, steady: bool) -> None:
-        """Count what has surely been judged by now and won't be heard of, for a bucket at its earliest moment."""
+        """Take off requests that were certainly judged by now and won't be reported, for a bucket at the earliest."""
         kept = []
         for one in self.unseen:
             if one.denied:
@@ -309,8 +327,8 @@ class _Word:
                 self.amount -= self.cost
         self.unseen = kept
 
-    def _matters(self, one: Sent, now: int) -> bool:
-        """Whether it may still be judged, or be heard of before a whole window has passed."""
+    def _matters(self, one: SentRequest, now: int) -> bool:
+        """Whether it may still be judged, or be answered before a whole window has passed."""
         return one.at + PROMPT + (0 if one.done else self.cost) > now
 
     def _gain(self, now: int, steady: bool) -> None:

@@ -1,4 +1,4 @@
-"""A client of the relay: envelopes to other agents, and theirs."""
+"""A client of the relay: sends envelopes to other agents, and receives theirs."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from random import Random
 from typing import Final
 from uuid import uuid4
 
-from headgate.client.connection import Caller, Later, Socket, checked_token, told
-from headgate.client.outbox import Denial, Item, Lane, Paced, Refused
+from headgate.client.connection import ReconnectingClient, Socket, TryLater, checked_token, wait_us
+from headgate.client.outbox import Denial, PacedLimit, PendingFrame, Refused, SendLimit
 from headgate.errors import HeadgateError, refuse
 from headgate.gate.policy import check_agent
 from headgate.limits.clock import Clock
@@ -26,27 +26,27 @@ except ImportError as missing:
 
 
 @dataclass(frozen=True)
-class Message:
-    """What another agent has sent."""
+class RelayMessage:
+    """A message from another agent."""
 
     id: str
-    """The sender's name for it: the same twice means that it was sent again after a connection dropped."""
+    """The sender's id for it. The same id twice: it was sent again after a connection dropped."""
     sender: str
     body: bytes
     content_type: str
     in_reply_to: str
-    """The id of what it answers, if it does."""
+    """The id of the message that it answers; empty if it is no answer."""
 
 
-class RelayClient(Caller[Message]):
-    """An agent's connection to a hub's relay, which obeys its limit, loses nothing and is made again when it drops.
+class RelayClient(ReconnectingClient[RelayMessage]):
+    """An agent's connection to a hub's relay. It obeys the limit, reconnects when it drops, and loses nothing.
 
-    `url` is the hub's address, `address` the agent's id, and `token` its own. `on_rate_limited` is called with a
-    `Denial` for each. At most `most` sends wait for their answers, of which `in_flight` are under way at a time: with
-    more than one it is faster where the hub is far away, but around a denial some may overtake others. At most `buffer`
-    messages wait to be taken. An envelope has at most `largest` bytes; that is the hub's `max_frame`.
+    `url` is the hub's address, `address` the agent's id, and `token` the agent's token. `on_rate_limited` is called
+    with a `Denial`. At most `most` envelopes wait for their answers, of which `in_flight` are in flight: more than one
+    is faster if the hub is far away, but around a denial some may overtake others. At most `buffer` messages wait to be
+    taken. An envelope has at most `largest` bytes; that is the hub's `max_frame`.
 
-    Use it by `async with`, take messages by `async for`.
+    Use it with `async with`, and take messages with `async for`.
     """
 
     path = "/relay"
@@ -65,7 +65,7 @@ class RelayClient(Caller[Message]):
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        self._all: Final = Paced(whole("in_flight", in_flight))
+        self._limit: Final = PacedLimit(whole("in_flight", in_flight))
         super().__init__(
             url,
             on_rate_limited=on_rate_limited,
@@ -89,14 +89,14 @@ class RelayClient(Caller[Message]):
         in_reply_to: str = "",
         wait: bool = True,
     ) -> str:
-        """Send something to another agent; its id, as soon as the hub has acknowledged it.
+        """Send a message to another agent. Returns its id as soon as the hub has acknowledged it.
 
-        `Refused` says that the hub didn't pass it on, and why: "unreachable", "busy", "too_large" and others. When as
-        much waits as may it waits for room, or raises `QueueFull` if `wait` is False. If this call is cancelled, as by
-        `asyncio.timeout`, it is not sent, or not again.
+        Raises `Refused` if the hub doesn't pass it on: "unreachable", "busy", "too_large" and others. While the queue
+        is full it waits for room, or raises `QueueFull` if `wait` is False. If the call is cancelled, as by
+        `asyncio.timeout`, the message is not sent, or not again.
         """
         if not isinstance(body, bytes | bytearray | memoryview):
-            refuse("body", "bytes; encode text, and say by content_type what it is", body)
+            refuse("body", "bytes; encode text, and name its type in content_type", body)
         data = wire.Data(body=bytes(body), content_type=_text("content_type", content_type))
         envelope = wire.Envelope(
             id=f"{self._name}-{next(self._ids)}",
@@ -106,25 +106,25 @@ class RelayClient(Caller[Message]):
             data=data,
         )
         answer = asyncio.get_running_loop().create_future()
-        await self._ask(Item(envelope.id, envelope.SerializeToString(), answer), wait)
+        await self._ask(PendingFrame(envelope.id, envelope.SerializeToString(), answer), wait)
         return envelope.id
 
-    async def _introduce(self, socket: Socket) -> None:
+    async def _identify(self, socket: Socket) -> None:
         hello = wire.Envelope(id="hello", type=wire.MESSAGE_TYPE_HELLO, hello=self._hello)
         await socket.send(hello.SerializeToString())
         while (answer := _read(await socket.recv())) is not None and answer.WhichOneof("payload") == "data":
-            self._inbox.put(_message(answer))  # another agent was quicker than the hub
+            self._inbox.put(_message(answer))  # a message may come before the answer
         kind = None if answer is None else answer.WhichOneof("payload")
         if answer is None or kind not in ("welcome", "error", "rate_limited"):
-            raise Later("expected WELCOME, got something else")
+            raise TryLater("expected WELCOME, got something else")
         if kind == "rate_limited":
-            raise Later(answer.rate_limited.reason, told(answer.rate_limited.retry_after_ms))
+            raise TryLater(answer.rate_limited.reason, wait_us(answer.rate_limited.retry_after_ms))
         if kind == "error":
             if answer.error.code == "unavailable":
-                raise Later(answer.error.detail)
+                raise TryLater(answer.error.detail)
             raise Refused(answer.error.code, f"{self.address!r} at {self.url}: {answer.error.detail}")
 
-    def _hear(self, frame: bytes | str) -> Message | None:
+    def _handle(self, frame: bytes | str) -> RelayMessage | None:
         envelope = _read(frame)
         if envelope is None:
             return None
@@ -142,15 +142,15 @@ class RelayClient(Caller[Message]):
             self._denied(item, envelope.rate_limited.retry_after_ms, envelope.rate_limited.reason)
         return None
 
-    def _lane(self, item: Item) -> Lane:
-        return self._all  # one bucket counts all that an address sends
+    def _limit_of(self, item: PendingFrame) -> SendLimit:
+        return self._limit  # one bucket counts all envelopes of an address
 
-    def _parted(self) -> None:
-        self._all.forget()
+    def _disconnected(self) -> None:
+        self._limit.forget()
 
 
 def _read(frame: bytes | str) -> wire.Envelope | None:
-    """An envelope; None for what no hub of ours says."""
+    """An envelope; None if it can't be read."""
     if isinstance(frame, str):
         return None
     try:
@@ -159,9 +159,9 @@ def _read(frame: bytes | str) -> wire.Envelope | None:
         return None
 
 
-def _message(envelope: wire.Envelope) -> Message:
+def _message(envelope: wire.Envelope) -> RelayMessage:
     data, sender = envelope.data, str(getattr(envelope, "from"))
-    return Message(envelope.id, sender, data.body, data.content_type, envelope.in_reply_to)
+    return RelayMessage(envelope.id, sender, data.body, data.content_type, envelope.in_reply_to)
 
 
 def _text(where: str, given: object) -> str:

@@ -1,1 +1,1 @@
-"""Edges: what puts a limiter or a gate in front of an application: middleware, a decorator, a dependency."""
+"""Edges put a limiter or a gate in front of an application: middleware, a decorator, a dependency."""

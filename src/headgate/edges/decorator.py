@@ -1,13 +1,13 @@
-"""A decorator for any function, and what a server answers to the error that it raises."""
+"""A decorator for any function, and the response to the error that it raises."""
 
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from headgate.edges.counters import bounded
+from headgate.edges.counters import bounded_key
 from headgate.errors import RateLimited, refuse
-from headgate.http.headers import NO_WAIT_HELPS, Denial, Headers
+from headgate.http.problem import Headers, quota_exceeded, round_wait
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
 from headgate.limits.notation import LimitLike, limit_of
@@ -23,7 +23,7 @@ _WHERE: Final = "rate_limited"
 
 
 class Limited(Protocol[P, R_co]):
-    """A function or method that a limiter stands before."""
+    """A rate-limited function or method."""
 
     limiter: Limiter
 
@@ -41,12 +41,12 @@ def rate_limited(
     cost: int | Callable[..., int] = 1,
     wait: Number | None = None,
 ) -> Callable[[Callable[P, R_co]], Limited[P, R_co]]:
-    """Let calls of a function or method pass as a limit allows it; the others raise `RateLimited`.
+    """Limit the calls of a function or method; a call above the limit raises `RateLimited`.
 
-    `limit` is a limit, counted in memory for this function alone, or a limiter. `key` says for whom a call counts: the
-    name of one of the function's parameters, or a function of the same arguments. Without it there is one bucket for
-    all calls, whose key is the function's module and name. `cost` is a number, or a function of the arguments. With
-    `wait` a call first waits up to so many seconds, first come, first served.
+    `limit` is a limit, counted in memory for this function alone, or a limiter. `key` is what a call counts for: the
+    name of one of the function's parameters, or a function of the same arguments. By default all calls share one key,
+    the function's module and name. `cost` is a number, or a function of the arguments. With `wait`, a call first waits
+    up to so many seconds, first come, first served.
 
     >>> @rate_limited("5/minute", key="agent")
     ... def ask(agent: str, question: str) -> str:
@@ -56,7 +56,7 @@ def rate_limited(
     >>> ask.limiter.peek("bob").remaining
     4
 
-    A call that passes and then raises stays counted. Generator functions are refused: a call of one does nothing yet.
+    A call that passes and then raises stays counted. Generator functions are refused: calling one does nothing yet.
     """
     if callable(limit):
         refuse(_WHERE, "a limit in parentheses, such as @rate_limited('5/minute')", limit)
@@ -67,7 +67,7 @@ def rate_limited(
     def decorate(function: Callable[P, R_co]) -> Limited[P, R_co]:
         asynchronous = _is_async(function)
         limiter = given if isinstance(given, Limiter) else Limiter(given)
-        key_by, cost_by = _key(function, key), _cost(cost)
+        key_by, cost_by = _key_function(function, key), _cost_function(cost)
         limited: Callable[..., Any]
 
         if asynchronous:
@@ -75,18 +75,18 @@ def rate_limited(
             async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
                 name, number = key_by((args, kwargs)), cost_by((args, kwargs))
                 if wait is None:
-                    _pass(name, await limiter.acheck(name, number))
+                    _require(name, await limiter.acheck(name, number))
                 else:
-                    _pass(name, await limiter.aacquire(name, number, timeout=wait))
+                    _require(name, await limiter.aacquire(name, number, timeout=wait))
                 return await cast(Awaitable[object], function(*args, **kwargs))
         else:
 
             def limited(*args: P.args, **kwargs: P.kwargs) -> object:
                 name, number = key_by((args, kwargs)), cost_by((args, kwargs))
                 if wait is None:
-                    _pass(name, limiter.check(name, number))
+                    _require(name, limiter.check(name, number))
                 else:
-                    _pass(name, limiter.acquire(name, number, timeout=wait))
+                    _require(name, limiter.acquire(name, number, timeout=wait))
                 return function(*args, **kwargs)
 
         found = cast(Limited[P, R_co], functools.wraps(function)(limited))
@@ -97,36 +97,34 @@ def rate_limited(
 
 
 def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
-    """What a server answers to a request in which `RateLimited` was raised: body, status and headers.
+    """The response to a request in which `RateLimited` was raised: body, status and headers.
 
-    It is what a handler of errors returns in Flask: `app.register_error_handler(RateLimited, too_many_requests)`.
+    An error handler of Flask returns these: `app.register_error_handler(RateLimited, too_many_requests)`.
     """
-    wait = NO_WAIT_HELPS if error.retry_after_ms is None else max(-(-error.retry_after_ms // 1000), 1)
-    name = str(error.limit)
-    detail = f"too many requests; try again in {wait} s"
-    denial = Denial(429, "quota-exceeded", detail, wait * 1000, name, (name,))
-    return denial.encode(), denial.status, denial.headers
+    name, wait = str(error.limit), error.retry_after_ms
+    problem = quota_exceeded(round_wait(None if wait is None else wait * 1000), name, name)
+    return problem.encode(), problem.status, problem.headers
 
 
-def _pass(key: str, decision: Decision) -> None:
+def _require(key: str, decision: Decision) -> None:
     if not decision:
-        raise RateLimited(key, decision.limit, str(decision.limit), decision.retry_us)
+        raise RateLimited(key, decision.limit, str(decision.limit), decision.retry_ms)
 
 
 def _is_async(function: object) -> bool:
-    """Whether calls of a function are awaited; what can't be called once and be done is refused."""
+    """Whether calls of a function are awaited. Generators, classes and wrapped methods are refused."""
     if isinstance(function, (staticmethod, classmethod)):
         refuse(_WHERE, f"a function: put it below @{type(function).__name__}", function)
     if not callable(function) or inspect.isclass(function):
         refuse(_WHERE, "a function or method", function)
-    forms = (function, getattr(function, "__call__"))  # noqa: B004, B009 - an object's own, of which the kind is asked
+    forms = (function, getattr(function, "__call__"))  # noqa: B004, B009 - inspected, not called
     if any(inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form) for form in forms):
-        refuse(_WHERE, "a function that returns: a call of a generator function does nothing yet", function)
+        refuse(_WHERE, "a function that returns: calling a generator function does nothing yet", function)
     return any(inspect.iscoroutinefunction(form) for form in forms)
 
 
-def _key(function: Callable[..., object], key: object) -> Callable[[Arguments], str]:
-    """Whom a call counts for, by its arguments."""
+def _key_function(function: Callable[..., object], key: object) -> Callable[[Arguments], str]:
+    """The key of a call, by its arguments."""
     if key is None:
         module = getattr(function, "__module__", "")
         name = f"{module}.{getattr(function, '__qualname__', type(function).__qualname__)}"
@@ -135,7 +133,7 @@ def _key(function: Callable[..., object], key: object) -> Callable[[Arguments], 
     if isinstance(key, str):
         find = _parameter(function, key)
     elif callable(key) and not inspect.iscoroutinefunction(key):
-        find = _asking(key)
+        find = _apply(key)
     else:
         refuse(f"{_WHERE} key", "a plain function, or the name of a parameter", key)
 
@@ -143,13 +141,13 @@ def _key(function: Callable[..., object], key: object) -> Callable[[Arguments], 
         value = find(call)
         if not isinstance(value, str):
             refuse(f"{_WHERE} key", "a string for each call, such as key=lambda user: str(user.id) makes", value)
-        return bounded(value)
+        return bounded_key(value)
 
     return found
 
 
 def _parameter(function: Callable[..., object], name: str) -> Callable[[Arguments], object]:
-    """What a call has for one of its parameters."""
+    """The argument of a call for one of its parameters."""
     signature = inspect.signature(function)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = [one.name for one in signature.parameters.values() if one.kind not in variable]
@@ -175,14 +173,14 @@ def _parameter(function: Callable[..., object], name: str) -> Callable[[Argument
     return find
 
 
-def _cost(cost: object) -> Callable[[Arguments], int]:
-    """What a call costs, by its arguments."""
+def _cost_function(cost: object) -> Callable[[Arguments], int]:
+    """The cost of a call, by its arguments."""
     if callable(cost) and not inspect.iscoroutinefunction(cost):
-        find = _asking(cost)
+        find = _apply(cost)
         return lambda call: cost_of(find(call))
     number = cost_of(cost)
     return lambda call: number
 
 
-def _asking(function: Callable[..., object]) -> Callable[[Arguments], object]:
+def _apply(function: Callable[..., object]) -> Callable[[Arguments], object]:
     return lambda call: function(*call[0], **call[1])

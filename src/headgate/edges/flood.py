@@ -1,18 +1,19 @@
-"""Those who go on though they are denied are read from more slowly, so that a flood waits at the flooder's."""
+"""Flood control: a connection that keeps sending although it is denied is read more slowly, so that the flood backs up
+at its sender."""
 
 from typing import Final
 
 from headgate.limits.decision import Decision
 
-FLOOD: Final = 10  # so many denials: from then on a connection floods
-DENIALS: Final = 2_000  # a second, of all connections that flood together
+FLOOD: Final = 10  # denials in a row from which on a connection floods
+DENIALS: Final = 2_000  # a second, of all flooding connections together
 LONGEST_PAUSE: Final = 1.0
 
 
 def pause(connections: int, decision: Decision) -> float:
-    """How many seconds to wait before more is read from one of so many that flood, after it was denied again.
+    """Seconds to wait before reading on from one of `connections` that flood, after another denial.
 
-    Nothing that should pass is held up: it isn't longer than until the next token is there.
+    It is never longer than until the next token, so that nothing that would pass is delayed.
     """
     share = min(LONGEST_PAUSE, connections / DENIALS)
     wait = decision.bucket_retry_after

@@ -4,23 +4,24 @@
     storage = limits.storage.storage_from_string("headgate+redis://localhost")
     limiter = limits.strategies.FixedWindowRateLimiter(storage)
 
-`headgate+` stands before any URL of a store that headgate knows, and `async+headgate+` makes the storage for
-`limits.aio`. What a limit is, `limits` tells a storage only in part, but writes it at the end of each key
-("LIMITER/agent-7/10/1/minute"), and there it is read.
+`headgate+` goes before the URL of any store that headgate knows, and `async+headgate+` makes the storage for
+`limits.aio`. `limits` passes a storage only part of a limit, but writes all of it at the end of each key
+("LIMITER/agent-7/10/1/minute"), so it is read from there.
 
-How a fixed window is counted with sliding ones. Its first hit takes, in one step, a marker, which leaves exactly one
-window later and takes the fixed window with it, and counts in a counter that is empty. There are three counters, which
-take turns; the marker's cost says whose turn it is. A counter remembers for two windows: who has read the marker, and
-counts a moment after the window's end, still meets what was counted in it. By its next turn it is empty again.
+A fixed window is counted with sliding ones. Its first hit, in one step, sets a marker, which leaves exactly one window
+later and ends the fixed window, and counts in an empty counter. There are three counters, which take turns; the
+marker's cost says whose turn it is. A counter keeps its hits for two windows: a caller that has read the marker, and
+counts a moment after the window's end, still finds the hits of that window. By its next turn the counter is empty.
 """
 
 import re
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError, StoreError, refuse
+from headgate.flow import Flow, adrive, drive
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import Number
@@ -46,11 +47,11 @@ except ImportError as error:
 _KEY: Final = re.compile(r".*/([0-9]+)/([0-9]+)/([^/]+)", re.DOTALL)  # as RateLimitItem.key_for ends it
 
 _TURNS: Final = (1, 2, 3)
-_MARKED: Final = 6  # what a marker's window holds: the cost of a turn is 3 + the turn, so that there is no second one
+_MARKED: Final = 6  # the capacity of a marker's window: a turn costs 3 + its number, so that two don't fit
 _TRIES: Final = 10  # where others may come between two steps
 _FIXED, _MOVING, _SLIDING = "fixed", "moving", "sliding"
 
-Kept = TypeVar("Kept")
+Result = TypeVar("Result")
 
 
 class _Rules(NamedTuple):
@@ -70,23 +71,23 @@ def _rules(amount: int, expiry: Number) -> _Rules:
     return _Rules(SlidingWindow(most, expiry), SlidingWindow(_MARKED, expiry), SlidingWindow(most, 2 * expiry))
 
 
-class _Apply(NamedTuple):
+class _ApplyStep(NamedTuple):
     verb: Verb
     asks: list[Ask]
 
 
-class _Forget(NamedTuple):
+class _ForgetStep(NamedTuple):
     name: str
     key: str
     rule: SlidingWindow
 
 
-_Flow: TypeAlias = Generator[_Apply | _Forget, Any, Kept]
-"""Yields what to ask the store, is sent what it says, and returns a result."""
+_Flow: TypeAlias = Flow[_ApplyStep | _ForgetStep, Result]
+"""Yields steps for the store, and is sent their results."""
 
 
-class _Counting:
-    """What both storages share: every step but the asking itself."""
+class _StorageFlows:
+    """The flows that both storages share."""
 
     def _open(self, uri: str, key_prefix: str, options: dict[str, Any]) -> None:
         self._url = re.sub(r"^(async\+)?headgate\+", "", uri, flags=re.IGNORECASE)
@@ -136,19 +137,19 @@ class _Counting:
         if _cost(cost) > amount:
             return False
         log = _rules(amount, expiry).log
-        return bool((yield _Apply(Verb.CHECK, [Ask(name, key, log, cost)])))
+        return bool((yield _ApplyStep(Verb.CHECK, [Ask(name, key, log, cost)])))
 
     def _look(self, name: str, key: str, amount: int, expiry: Number) -> _Flow[tuple[int, float]]:
         """How much a log holds, and in how many seconds the oldest of it leaves."""
         log, cost = _rules(amount, expiry).log, 1
-        decision: Decision = yield _Apply(Verb.PEEK, [Ask(name, key, log, cost)])
+        decision: Decision = yield _ApplyStep(Verb.PEEK, [Ask(name, key, log, cost)])
         for _ in range(_TRIES):
             if decision.remaining == log.capacity:
                 return 0, 0.0
             if cost == decision.remaining + 1:  # then what it would have to wait for is the oldest
                 break
             cost = decision.remaining + 1
-            decision = yield _Apply(Verb.PEEK, [Ask(name, key, log, cost)])
+            decision = yield _ApplyStep(Verb.PEEK, [Ask(name, key, log, cost)])
         return log.capacity - decision.remaining, decision.retry_after or 0.0
 
     def _moving_window(self, key: str, amount: int, expiry: Number) -> _Flow[tuple[float, int]]:
@@ -164,12 +165,12 @@ class _Counting:
 
     def _marked(self, key: str, rules: _Rules) -> _Flow[tuple[int, float]]:
         """Whose turn it is, or 0 if no window is open; and the seconds until it ends."""
-        decision: Decision = yield _Apply(Verb.PEEK, [Ask(_FIXED, key, rules.marker, 1)])
+        decision: Decision = yield _ApplyStep(Verb.PEEK, [Ask(_FIXED, key, rules.marker, 1)])
         used = rules.marker.capacity - decision.remaining
         return (used - 3, decision.reset_after) if used else (0, 0.0)
 
     def _counted(self, key: str, rules: _Rules, turn: int) -> _Flow[int]:
-        decision: Decision = yield _Apply(Verb.PEEK, [Ask(f"{_FIXED}-{turn}", key, rules.counter, 1)])
+        decision: Decision = yield _ApplyStep(Verb.PEEK, [Ask(f"{_FIXED}-{turn}", key, rules.counter, 1)])
         return rules.counter.capacity - decision.remaining
 
     def _hit(self, key: str, expiry: Number, cost: int) -> _Flow[int]:
@@ -183,22 +184,22 @@ class _Counting:
                 return cost + ((yield from self._counted(key, rules, turn)) if turn else 0)
             if turn:
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
-                decision: Decision = yield _Apply(Verb.CHECK, [ask])
+                decision: Decision = yield _ApplyStep(Verb.CHECK, [ask])
                 used = rules.counter.capacity - decision.remaining
                 if not decision:
                     return used + cost
                 if self.clock.now() - began < seconds * 1_000_000:
                     return used
-                yield _Apply(Verb.REFUND, [ask])  # held up for a whole window: it may have been any
+                yield _ApplyStep(Verb.REFUND, [ask])  # held up for a whole window: it may have been any
             else:
                 turn, before = yield from self._free(key, rules)
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
-                if (yield _Apply(Verb.CHECK, [Ask(_FIXED, key, rules.marker, 3 + turn), ask])):
+                if (yield _ApplyStep(Verb.CHECK, [Ask(_FIXED, key, rules.marker, 3 + turn), ask])):
                     return before + cost
         return max(before + cost, amount + 1)
 
     def _free(self, key: str, rules: _Rules) -> _Flow[tuple[int, int]]:
-        """The turn whose counter is empty; or, after some who were late have counted in each, the emptiest."""
+        """A turn whose counter is empty; or the emptiest, if late callers have counted in each."""
         counts = []
         for turn in _TURNS:
             counts.append(((yield from self._counted(key, rules, turn)), turn))
@@ -222,13 +223,13 @@ class _Counting:
     def _clear(self, key: str) -> _Flow[None]:
         """The marker last: who counts meanwhile, counts in the window that ends with it."""
         rules = _rules(*self._limit(key))
-        yield _Forget(_MOVING, key, rules.log)
+        yield _ForgetStep(_MOVING, key, rules.log)
         for turn in _TURNS:
-            yield _Forget(f"{_FIXED}-{turn}", key, rules.counter)
-        yield _Forget(_FIXED, key, rules.marker)
+            yield _ForgetStep(f"{_FIXED}-{turn}", key, rules.counter)
+        yield _ForgetStep(_FIXED, key, rules.marker)
 
     def _clear_sliding(self, key: str, expiry: Number) -> _Flow[None]:
-        yield _Forget(_SLIDING, key, _rules(*self._limit(key, expiry)).log)
+        yield _ForgetStep(_SLIDING, key, _rules(*self._limit(key, expiry)).log)
 
     def _keys_of(self, dropped: Mapping[str, int]) -> int:
         """How many keys of `limits` were dropped: a marker is one, the counters beside it are not."""
@@ -242,7 +243,7 @@ def _cost(cost: object) -> int:
 
 
 class HeadgateStorage(
-    _Counting,
+    _StorageFlows,
     limits.storage.base.Storage,
     limits.storage.base.MovingWindowSupport,
     limits.storage.base.SlidingWindowCounterSupport,
@@ -254,14 +255,14 @@ class HeadgateStorage(
     - Fixed window: it begins with the first hit that passes and ends its length later, for all hits at once. From any
       number of threads and machines exactly the limit passes. A hit that is denied counts nothing.
     - Moving window: headgate's `SlidingWindow`, exact to the microsecond.
-    - Sliding window counter: the same, exactly and not about: nothing is estimated from the window before.
-    - Several limits are hit one after the other by whoever uses the strategies, as always with `limits`: those that
-      passed stay counted when a later one denies. `headgate.Limiter("5/second; 100/hour")` asks all at once.
+    - Sliding window counter: the same. It is exact: nothing is estimated from the window before.
+    - Several limits are hit one after the other, as always with `limits`: those that passed stay counted when a later
+      one denies. `headgate.Limiter("5/second; 100/hour")` checks all at once.
 
     The clock is the store's, so with Redis the server's. Every key expires with what it counts; a limit is at most
-    1,000,000. While the server is away this process's memory judges, or what `on_failure` says, and nothing is raised.
+    1,000,000. While the server is away this process counts in memory, or does as `on_failure` says; nothing is raised.
 
-    Options: `key_prefix` for what is stored in a server, `wrap_exceptions`, and those of the store: `timeout` and
+    Options: `key_prefix` of the keys in a server, `wrap_exceptions`, and those of the store: `timeout` and
     `on_failure`, or in memory `max_keys`; `clock` for tests.
 
     >>> from limits import parse
@@ -280,22 +281,18 @@ class HeadgateStorage(
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
         self._open(uri, key_prefix, options)
 
-    def _run(self, flow: _Flow[Kept]) -> Kept:
-        try:
-            step = next(flow)
-            while True:
-                if isinstance(step, _Apply):
-                    step = flow.send(self._store.apply(step.verb, step.asks, 0))
-                else:
-                    step = flow.send(self._store.forget(*step))
-        except StopIteration as end:
-            kept: Kept = end.value
-            return kept
+    def _run(self, flow: _Flow[Result]) -> Result:
+        return drive(flow, self._perform)
+
+    def _perform(self, step: _ApplyStep | _ForgetStep) -> object:
+        if isinstance(step, _ApplyStep):
+            return self._store.apply(step.verb, step.asks, 0)
+        return self._store.forget(*step)
 
     def incr(self, key: str, expiry: Number, amount: int = 1) -> int:
-        """Count hits in the fixed window, and say how many it holds.
+        """Count hits in the fixed window, and return how many it holds.
 
-        What would pass the limit isn't counted, and told as if it were: so a strategy knows that it is denied.
+        Hits above the limit aren't counted, but returned as if they were: so a strategy knows that they are denied.
         """
         return self._run(self._hit(key, expiry, amount))
 
@@ -341,12 +338,12 @@ class HeadgateStorage(
 
 
 class AsyncHeadgateStorage(
-    _Counting,
+    _StorageFlows,
     limits.aio.storage.base.Storage,
     limits.aio.storage.base.MovingWindowSupport,
     limits.aio.storage.base.SlidingWindowCounterSupport,
 ):
-    """`HeadgateStorage` for the strategies of `limits.aio`, which it means the same with."""
+    """`HeadgateStorage` for the strategies of `limits.aio`, which mean the same on it."""
 
     STORAGE_SCHEME: ClassVar[list[str]] = [f"async+headgate+{store}" for store in SCHEMES]  # type: ignore[misc]
 
@@ -356,17 +353,13 @@ class AsyncHeadgateStorage(
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
         self._open(uri, key_prefix, options)
 
-    async def _run(self, flow: _Flow[Kept]) -> Kept:
-        try:
-            step = next(flow)
-            while True:
-                if isinstance(step, _Apply):
-                    step = flow.send(await self._store.aapply(step.verb, step.asks, 0))
-                else:
-                    step = flow.send(await self._store.aforget(*step))
-        except StopIteration as end:
-            kept: Kept = end.value
-            return kept
+    async def _run(self, flow: _Flow[Result]) -> Result:
+        return await adrive(flow, self._perform)
+
+    def _perform(self, step: _ApplyStep | _ForgetStep) -> Awaitable[object]:
+        if isinstance(step, _ApplyStep):
+            return self._store.aapply(step.verb, step.asks, 0)
+        return self._store.aforget(*step)
 
     async def incr(self, key: str, expiry: Number, amount: int = 1) -> int:
         return await self._run(self._hit(key, expiry, amount))

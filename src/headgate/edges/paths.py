@@ -1,4 +1,4 @@
-"""Which requests are meant: "/login", "POST /login", "/files/*", "/items/{id}"."""
+"""Patterns of requests: "/login", "POST /login", "/files/*", "/items/{id}"."""
 
 import re
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ T = TypeVar("T")
 _PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/(?:[^*{}]|\{[^*{}/]+\})*\*?|\*)")
 
 
-class Paths(Generic[T]):
-    """Something for each of some patterns; of those that fit a request, the first counts.
+class PathPatterns(Generic[T]):
+    """Values by pattern. Of the patterns that match a request, the first counts.
 
-    A pattern is a path, before which a method may stand. `{name}` is any one part of it, `*` at the end is anything.
+    A pattern is a path, optionally after a method. `{name}` matches one segment, a final `*` matches anything.
     """
 
     def __init__(self, where: str, given: Mapping[str, T]) -> None:
@@ -26,12 +26,12 @@ class Paths(Generic[T]):
                 refuse(where, "a path such as '/login', 'POST /login', '/files/*' or '/items/{id}'", pattern)
             method, path = match["method"] or "", match["path"]
             if "{" in path or path.endswith("*"):
-                self._patterns.append((order, method, _compiled(path), value))
+                self._patterns.append((order, method, _compile(path), value))
             else:
                 self._exact.setdefault((method, path), (order, value))
 
     def find(self, method: str, path: str) -> T | None:
-        """What is meant for a request; None if nothing is."""
+        """The value of the first pattern that matches; None if none does."""
         found = [one for one in (self._exact.get((method, path)), self._exact.get(("", path))) if one is not None]
         for order, of, pattern, value in self._patterns:
             if of in ("", method) and pattern.fullmatch(path):
@@ -40,7 +40,7 @@ class Paths(Generic[T]):
         return min(found, key=lambda one: one[0])[1] if found else None
 
 
-def _compiled(path: str) -> re.Pattern[str]:
+def _compile(path: str) -> re.Pattern[str]:
     rest = path.removesuffix("*")
     parts = ["[^/]+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{[^{}/]*\})", rest)]
     return re.compile("".join(parts) + (".*" if rest != path else ""), re.DOTALL)

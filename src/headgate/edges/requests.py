@@ -1,33 +1,32 @@
-"""What an edge knows of a request and its response, whichever protocol they came by."""
+"""Requests and responses, as an edge sees them in any protocol."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, TypeAlias
 
-from headgate.errors import InvalidInput, refuse
-from headgate.gate.lookup import counted_as
+from headgate.errors import refuse
 
 Network: TypeAlias = IPv4Network | IPv6Network
 
 UNIX: Final = "unix"
 UNKNOWN: Final = "unknown"
-"""The address of who has none, such as the peer at a Unix socket."""
+"""The address of a peer without one, as at a Unix socket."""
 
 
-class Request:
-    """A request, as `key`, `cost`, `tier` and `exempt` are asked about it."""
+class HttpRequest:
+    """A request, as the functions `key`, `cost`, `tier` and `exempt` get it."""
 
     __slots__ = ("_address", "_proxies", "raw")
 
     def __init__(self, raw: Mapping[str, Any], proxies: "Proxies") -> None:
         self.raw: Final = raw
-        """What the server handed over: the ASGI scope or the WSGI environ."""
+        """The ASGI scope or the WSGI environ."""
         self._proxies: Final = proxies
         self._address: str | None = None
 
     @property
     def method(self) -> str:
-        """The method in upper case; "WEBSOCKET" for a connection that asks to become one."""
+        """The method in upper case; "WEBSOCKET" for a WebSocket connect."""
         raise NotImplementedError
 
     @property
@@ -37,7 +36,7 @@ class Request:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by lower-case names; what was sent twice is joined by commas."""
+        """The headers by lower-case names; repeated ones are joined by commas."""
         raise NotImplementedError
 
     def peer(self) -> str:
@@ -50,7 +49,7 @@ class Request:
 
     @property
     def address(self) -> str:
-        """Where the request comes from: the connection's other end, or what a named proxy says of it."""
+        """The client's address: the other end of the connection, or the address that a trusted proxy names."""
         if self._address is None:
             peer = self.peer()
             self._address = self._proxies.client(peer, self.forwarded()) if self._proxies else peer or UNKNOWN
@@ -58,7 +57,7 @@ class Request:
 
 
 class AsgiHeaders(Mapping[str, str]):
-    """Headers as ASGI has them, decoded when they are asked for: mostly it is for one."""
+    """Headers of ASGI, decoded on demand: mostly only one is needed."""
 
     __slots__ = ("_raw",)
 
@@ -79,7 +78,7 @@ class AsgiHeaders(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-class AsgiRequest(Request):
+class AsgiRequest(HttpRequest):
     __slots__ = ()
 
     @property
@@ -104,7 +103,7 @@ class AsgiRequest(Request):
         return ",".join(value.decode("latin-1") for name, value in self.raw["headers"] if name == b"x-forwarded-for")
 
 
-class WsgiRequest(Request):
+class WsgiRequest(HttpRequest):
     __slots__ = ()
 
     @property
@@ -132,24 +131,24 @@ class WsgiRequest(Request):
         return forwarded
 
 
-class Response:
-    """What is known of a response when it has been sent, as `settle` is asked about it."""
+class HttpResponse:
+    """A response that was sent, as the function `settle` gets it."""
 
     __slots__ = ("headers", "status")
 
     def __init__(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self.status: Final = status
-        self.headers: Final = joined(headers)
+        self.headers: Final = join_headers(headers)
         """The headers by lower-case names."""
 
 
-def texts(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Headers as ASGI has them, decoded."""
+def decode_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Headers of ASGI as text."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
-def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Headers by lower-case names; what was sent twice is joined by commas."""
+def join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers by lower-case names; repeated ones are joined by commas."""
     found: dict[str, str] = {}
     for name, value in headers:
         lower = name.lower()
@@ -158,10 +157,10 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 class Proxies:
-    """The proxies whose word on a client's address is taken: networks, and "unix" for peers at a Unix socket.
+    """The trusted proxies: networks, and "unix" for peers at a Unix socket.
 
-    Each adds the address that it was called from at the end of X-Forwarded-For. So that is read from its end: the first
-    address that isn't a proxy's is the client's, and what stands before it may be anybody's invention.
+    Each proxy appends the address that it was called from to X-Forwarded-For. So the header is read from its end: the
+    first address that isn't a proxy's is the client's, and anything before it may be forged.
     """
 
     def __init__(self, given: Iterable[str] = ()) -> None:
@@ -182,13 +181,13 @@ class Proxies:
         return self._unix or bool(self._networks)
 
     def client(self, peer: str, forwarded: str) -> str:
-        """Who is behind a peer, by the X-Forwarded-For header that came with the request."""
+        """The client behind a peer, by the X-Forwarded-For header of the request."""
         address = peer
         for hop in reversed(forwarded.split(",")):
-            said = _host(hop.strip())
-            if not said or not self._trusted(address):
+            client = _host(hop.strip())
+            if not client or not self._trusted(address):
                 break
-            address = said
+            address = client
         return address or UNKNOWN
 
     def _trusted(self, address: str) -> bool:
@@ -198,7 +197,7 @@ class Proxies:
             found = ip_address(address)
         except ValueError:
             return False
-        if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:  # at a socket for both kinds
+        if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:  # at a dual-stack socket
             found = found.ipv4_mapped
         return any(found in network for network in self._networks)
 
@@ -213,11 +212,3 @@ def _host(hop: str) -> str:
         return str(ip_address(hop))
     except ValueError:
         return ""
-
-
-def address_key(address: str) -> str:
-    """What an address counts under: an IPv6 address under its /64, what isn't an address under itself."""
-    try:
-        return counted_as(address)
-    except InvalidInput:
-        return address

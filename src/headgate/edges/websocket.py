@@ -1,18 +1,20 @@
-"""WebSockets behind the ASGI middleware: who may connect, and what comes and goes over a connection."""
+"""WebSockets behind the ASGI middleware: limits on connects, and on messages either way."""
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
-from headgate.edges.counters import Counter, Decided, LimiterCounter, by_address
+from headgate.edges.counters import Decided, LimiterCounter, RequestCounter, address_key
 from headgate.edges.flood import FLOOD, pause
-from headgate.edges.guard import Flow, Guard, Passage, arun
-from headgate.edges.requests import AsgiRequest, Response, texts
+from headgate.edges.guard import CheckedRequest, Flow, Guard
+from headgate.edges.requests import AsgiRequest, HttpResponse, decode_headers
 from headgate.errors import refuse
-from headgate.http import headers as rate_headers
+from headgate.flow import adrive, drive
+from headgate.http import wait_ms
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.notation import LimitLike, limit_of
@@ -28,30 +30,30 @@ TOO_BIG: Final = 1009
 
 @dataclass(frozen=True, kw_only=True)
 class WebSocketLimits:
-    """What each caller may do over its WebSockets, all of them together: messages and bytes, either way.
+    """The limits of each caller on its WebSockets, all of them together: messages and bytes, either way.
 
-    A limit is a limiter, or a limit that is counted where the middleware's own is. None: no limit. A text is as many
-    bytes as it has in UTF-8.
+    A limit is a limiter, or a limit that is counted where the middleware's own is. None: no limit. The bytes of a text
+    are those of UTF-8.
 
     >>> WebSocketLimits(received="10/second", received_bytes="1000000/minute").on_denied
     'frame'
 
-    What is received is counted before the application sees it, and what is denied the application never sees. What
-    the application sends is never denied: `send` waits until its turn has come.
+    Received messages are counted before the application sees them; it never sees a denied one. What the application
+    sends is never denied: `send` waits for its turn.
     """
 
     received: Limiter | LimitLike | None = None
-    """Messages from the client; "gate" for what the middleware's gate allows on its channel "ws"."""
+    """Messages from the client; "gate": as the middleware's gate allows on its channel "ws"."""
     received_bytes: Limiter | LimitLike | None = None
-    """Their bytes. A message of more than can ever pass at once closes the connection with 1009."""
+    """Their bytes. A message larger than the limit's capacity closes the connection with 1009."""
     sent: Limiter | LimitLike | None = None
     """Messages from the application."""
     sent_bytes: Limiter | LimitLike | None = None
-    """Their bytes. What is more than can ever pass at once waits for all there is; the next one waits for the rest."""
+    """Their bytes. A message larger than the capacity waits until it is full; the next one waits for the rest."""
     on_denied: OnDenied = "frame"
-    """What a denied message does: "frame" tells the client, and the connection stays open; "close" closes with 1013."""
+    """On a denied message: "frame" tells the client, and the connection stays open; "close" closes it with 1013."""
     warn: bool = True
-    """Whether a client whose messages pass, but who has little left, is told so, once until it has more again."""
+    """Whether a client with little quota left is warned, once until it has more again."""
 
     def __post_init__(self) -> None:
         if self.on_denied not in get_args(OnDenied):
@@ -60,12 +62,14 @@ class WebSocketLimits:
             refuse("WebSocketLimits warn", "True or False", self.warn)
 
 
-Counters: TypeAlias = tuple[Counter, Counter]
-"""Who counts those who are known, and who the others."""
+Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
+"""The counters by key and by address."""
+Reaction: TypeAlias = Callable[[], Coroutine[Any, Any, "Message | None"]]
+"""Answers the client, and returns the message for the application; None if it was denied."""
 
 
-class WebSockets:
-    """The middleware's half that stands before an application's WebSockets."""
+class WebSocketMiddleware:
+    """The part of the middleware for WebSockets."""
 
     def __init__(self, app: "App", guard: Guard, limits: WebSocketLimits | None) -> None:
         if limits is None:
@@ -79,7 +83,7 @@ class WebSockets:
         self.received_bytes: Final = self._counters("received_bytes", limits.received_bytes)
         self.sent: Final = self._counters("sent", limits.sent)
         self.sent_bytes: Final = self._counters("sent_bytes", limits.sent_bytes)
-        self.flooding: Final[set[_Connection]] = set()
+        self.flooding: Final[set[_LimitedConnection]] = set()
 
     def _counters(self, name: str, given: Limiter | LimitLike | None) -> Counters | None:
         if given is None:
@@ -96,44 +100,49 @@ class WebSockets:
         return found
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        passage = await arun(self.guard.admit(AsgiRequest(scope, self.guard.proxies)))
-        if passage is None:
+        checked = await adrive(self.guard.check(AsgiRequest(scope, self.guard.proxies)))
+        if checked is None:
             await self._app(scope, receive, send)
-        elif not passage.decision:
-            await self._refuse(passage, scope, receive, send)
+        elif not checked.decision:
+            await self._deny(checked, scope, receive, send)
         else:
-            connection = _Connection(self, passage, receive, send)
+            connection = _LimitedConnection(self, checked, receive, send)
             try:
                 await self._app(scope, connection.receive, connection.send)
             except Exception:
-                await connection.crashed()
+                await connection.refund()
                 raise
             finally:
                 await connection.end()
 
-    async def _refuse(self, passage: Passage, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Answer a denied connect: with a response, where the server can do that; else the server answers 403."""
+    async def _deny(self, checked: CheckedRequest, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Answer a denied connect: with a response, if the server supports that; otherwise the server answers 403."""
         await receive()
         if "websocket.http.response" not in (scope.get("extensions") or {}):
-            await send({"type": "websocket.close", "code": TRY_LATER, "reason": _reason(passage.decision)})
+            await send({"type": "websocket.close", "code": TRY_LATER, "reason": _reason(checked.decision)})
             return
-        status, headers, body = self.guard.refusal(passage)
+        status, headers, body = self.guard.denial(checked)
         await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body})
 
 
-class _Meter:
+class _ConnectionLimit:
     """One limit of one connection."""
 
     __slots__ = ("_counter", "_key", "_tier", "warned")
 
-    def __init__(self, counters: Counters, passage: Passage) -> None:
-        self._counter: Final = counters[0] if passage.known else counters[1]
-        of_address = isinstance(self._counter, LimiterCounter) and not passage.known
-        self._key: Final = by_address(passage.key) if of_address else passage.key
-        self._tier: Final = passage.tier
+    def __init__(self, counters: Counters, checked: CheckedRequest) -> None:
+        self._counter: Final = counters[0] if checked.identified else counters[1]
+        of_address = isinstance(self._counter, LimiterCounter) and not checked.identified
+        self._key: Final = address_key(checked.key) if of_address else checked.key
+        self._tier: Final = checked.tier
         self.warned = False
-        """Whether its client knows already that little is left."""
+        """Whether the client was warned already that little is left."""
+
+    @property
+    def awaits(self) -> bool:
+        """Whether its decisions have to be awaited."""
+        return self._counter.awaits
 
     @property
     def label(self) -> str:
@@ -147,18 +156,16 @@ class _Meter:
     def check(self, cost: int) -> Decided:
         return self._counter.check(self._key, self._tier, cost)
 
-    async def refund(self, cost: int) -> None:
-        decided = self._counter.refund(self._key, self._tier, cost)
-        if not isinstance(decided, Decision):
-            await decided
+    def refund(self, cost: int) -> Decided:
+        return self._counter.refund(self._key, self._tier, cost)
 
     async def take_at_once(self, cost: int) -> bool:
-        """Take as much if it is there and nobody waits for it."""
+        """Take the cost if it is there and nobody waits for it."""
         limiter = self._limiter
         return not limiter.waiting(self._key) and bool(await limiter.acheck(self._key, cost))
 
     async def take(self, cost: int) -> None:
-        """Wait for as much; what is more than can ever pass leaves a debt."""
+        """Wait for the cost; the part above the capacity becomes a debt."""
         limiter, most = self._limiter, self.most
         await limiter.aacquire(self._key, min(cost, most))
         if cost > most:
@@ -166,112 +173,104 @@ class _Meter:
 
     @property
     def _limiter(self) -> Limiter:
-        assert isinstance(self._counter, LimiterCounter)  # a gate counts only what is received
+        assert isinstance(self._counter, LimiterCounter)  # a gate counts only received messages
         return self._counter.limiter
 
 
-class _Connection:
-    """One connection that was let in: what its application receives and sends."""
+class _LimitedConnection:
+    """A connection that was let in: its application's `receive` and `send`."""
 
-    def __init__(self, edge: WebSockets, passage: Passage, receive: "Receive", send: "Send") -> None:
+    def __init__(self, edge: WebSocketMiddleware, checked: CheckedRequest, receive: "Receive", send: "Send") -> None:
         self._edge: Final = edge
-        self._passage: Final = passage
+        self._checked: Final = checked
         self._receive: Final = receive
         self._send: Final = send
-        self._received = self._meter(edge.received)
-        self._received_bytes = self._meter(edge.received_bytes)
-        self._sent = self._meter(edge.sent)
-        self._sent_bytes = self._meter(edge.sent_bytes)
+        self._received = self._limit(edge.received)
+        self._received_bytes = self._limit(edge.received_bytes)
+        self._awaits: Final = any(limit and limit.awaits for limit in (self._received, self._received_bytes))
+        self._sent = self._limit(edge.sent)
+        self._sent_bytes = self._limit(edge.sent_bytes)
         self._answered = False
         self._closed = False  # by the middleware
-        self._disconnect: Message | None = None  # what the application is told, once the connection has ended
-        self._judging: asyncio.Task[Message | None] | None = None
-        self._held: Final[set[asyncio.Timeout]] = set()  # what the application sends and that has to wait
+        self._disconnect: Message | None = None  # for the application, once the connection has ended
+        self._checking: asyncio.Task[Message | None] | None = None
+        self._waiting_sends: Final[set[asyncio.Timeout]] = set()
         self._denials = 0  # in a row
 
-    def _meter(self, counters: Counters | None) -> _Meter | None:
+    def _limit(self, counters: Counters | None) -> _ConnectionLimit | None:
         if counters is None:
             return None
-        # A gate is asked all the same: it may be that somebody isn't exempt any more.
-        exempt = self._passage.decision.outcome is Outcome.EXEMPT and isinstance(counters[0], LimiterCounter)
-        return None if exempt else _Meter(counters, self._passage)
+        # A gate is asked all the same: the exemption may end.
+        exempt = self._checked.decision.outcome is Outcome.EXEMPT and isinstance(counters[0], LimiterCounter)
+        return None if exempt else _ConnectionLimit(counters, self._checked)
 
     # From the client -------------------------------------------------------------------------------------------------
 
     async def receive(self) -> "Message":
         while self._disconnect is None:
-            if self._judging is None:
+            if self._checking is None:
                 message = await self._receive()
                 if message["type"] == "websocket.disconnect":
                     self._leave(message)
                 if message["type"] != "websocket.receive":
                     return message
-                judged = self._begin(message)
-                if judged is None:
-                    continue
-                if not isinstance(judged, asyncio.Task):
-                    return judged
-                self._judging = judged
+                if not self._awaits:
+                    reaction = drive(self._count(message))
+                    if reaction is None:
+                        return message
+                    self._checking = asyncio.create_task(reaction())
+                else:
+                    self._checking = asyncio.create_task(self._check(message))
+            # A task goes on if `receive` is cancelled, so that the next `receive` finds the message.
             try:
-                passed = await asyncio.shield(self._judging)
+                passed = await asyncio.shield(self._checking)
             except Exception:
-                self._judging = None
+                self._checking = None
                 raise
-            self._judging = None
+            self._checking = None
             if passed is not None:
                 return passed
         return self._disconnect
 
-    def _begin(self, message: "Message") -> "Message | asyncio.Task[Message | None] | None":
-        """Judge a message: at once, or, if something has to be awaited, in a task.
+    async def _check(self, message: "Message") -> "Message | None":
+        reaction = await adrive(self._count(message))
+        return message if reaction is None else await reaction()
 
-        So whoever gives up on `receive` meanwhile finds the message at the next one.
-        """
-        flow = self._judge(message)
-        try:
-            asked = next(flow)
-            while not isinstance(asked, Coroutine):
-                asked = flow.send(asked)
-        except StopIteration as done:
-            judged: Message | None = done.value
-            return judged
-        return _carry_on(flow, asked)
-
-    def _judge(self, message: "Message") -> "Flow[Message | None]":
-        """Count a message: all that it costs, or nothing. What the application receives; None if it was denied."""
+    def _count(self, message: "Message") -> Flow[Reaction | None]:
+        """Count a message: its full cost, or nothing. Returns the reaction; None if the message just passes."""
         size = _size(message)
-        answer: Message | None
         if self._received_bytes is not None and size > (most := self._received_bytes.most) > 0:
-            answer = yield self._close(TOO_BIG, f"message too big: at most {most} bytes can pass")
-            return answer
-        passed: list[tuple[_Meter, int, Decision]] = []
-        for meter, cost in ((self._received, 1), (self._received_bytes, size)):
-            if meter is None or cost == 0:
+            return partial(self._close, TOO_BIG, f"message too big: at most {most} bytes can pass")
+        passed: list[tuple[_ConnectionLimit, int, Decision]] = []
+        for limit, cost in ((self._received, 1), (self._received_bytes, size)):
+            if limit is None or cost == 0:
                 continue
-            decision = yield meter.check(cost)
+            decision = yield limit.check(cost)
             if not decision:
-                for other, spent, _ in passed:
-                    yield other.refund(spent)
-                answer = yield self._deny(meter, decision)
-                return answer
-            passed.append((meter, cost, decision))
+                yield from _refund([(other, spent) for other, spent, _ in passed])
+                return partial(self._deny, limit, decision)
+            passed.append((limit, cost, decision))
         self._denials = 0
         self._edge.flooding.discard(self)
-        for meter, _, decision in passed:
+        warnings = []
+        for limit, _, decision in passed:
             if decision.outcome is not Outcome.WARN:
-                meter.warned = False
-            elif self._edge.limits.warn and not meter.warned:
-                meter.warned = True
+                limit.warned = False
+            elif self._edge.limits.warn and not limit.warned:
+                limit.warned = True
                 left = {"remaining": decision.remaining, "capacity": decision.limit.capacity}
-                yield self._tell({"type": "rate_limit_warning", "tier": meter.label, **left})
+                warnings.append({"type": "rate_limit_warning", "tier": limit.label, **left})
+        return partial(self._warn, message, warnings) if warnings else None
+
+    async def _warn(self, message: "Message", warnings: list[dict[str, object]]) -> "Message":
+        for warning in warnings:
+            await self._send_frame(warning)
         return message
 
-    async def _deny(self, meter: _Meter, decision: Decision) -> "Message | None":
+    async def _deny(self, limit: _ConnectionLimit, decision: Decision) -> "Message | None":
         if self._edge.limits.on_denied == "close":
             return await self._close(TRY_LATER, _reason(decision))
-        await self._tell(
-            {"type": "rate_limited", "tier": meter.label, "retry_after_ms": rate_headers.wait_ms(decision)}
-        )
+        await self._send_frame({"type": "rate_limited", "tier": limit.label, "retry_after_ms": wait_ms(decision)})
         self._denials += 1
         if self._denials >= FLOOD:
             flooding = self._edge.flooding
@@ -279,12 +278,12 @@ class _Connection:
             await asyncio.sleep(pause(len(flooding), decision))
         return None
 
-    async def _tell(self, frame: dict[str, object]) -> None:
-        with suppress(OSError):  # if the client is gone, the next receive tells
+    async def _send_frame(self, frame: dict[str, object]) -> None:
+        with suppress(OSError):  # if the client is gone, the next `receive` says so
             await self._send({"type": "websocket.send", "text": json.dumps(frame, separators=(",", ":"))})
 
     async def _close(self, code: int, reason: str) -> "Message":
-        """Close the connection. The application is told as if the client had done it."""
+        """Close the connection. To the application it looks as if the client had closed it."""
         message = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._closed = True
         self._leave(message)
@@ -307,80 +306,67 @@ class _Connection:
             raise ConnectionError("the connection was closed by the rate limit")
 
     async def _take(self, size: int) -> None:
-        """Wait for all that a message costs, or until the connection ends; who gives up has spent nothing."""
-        spent: list[tuple[_Meter, int]] = []
+        """Wait for the cost of a message, or until the connection ends. A cancelled wait costs nothing."""
+        spent: list[tuple[_ConnectionLimit, int]] = []
         try:
-            for meter, cost in ((self._sent, 1), (self._sent_bytes, size)):
-                if meter is not None and cost:
-                    if not await meter.take_at_once(cost):
-                        await self._hold(meter, cost)
-                    spent.append((meter, cost))
+            for limit, cost in ((self._sent, 1), (self._sent_bytes, size)):
+                if limit is not None and cost:
+                    if not await limit.take_at_once(cost):
+                        await self._wait(limit, cost)
+                    spent.append((limit, cost))
         except BaseException as error:
-            for meter, cost in spent:
-                await meter.refund(cost)
+            await adrive(_refund(spent))
             if self._disconnect is None or not isinstance(error, TimeoutError):
                 raise
 
-    async def _hold(self, meter: _Meter, cost: int) -> None:
-        """Wait until a message's turn has come, or the connection has ended, which is a TimeoutError."""
-        async with asyncio.timeout(None) as patience:
+    async def _wait(self, limit: _ConnectionLimit, cost: int) -> None:
+        """Wait for a message's turn; TimeoutError if the connection ends first."""
+        async with asyncio.timeout(None) as timeout:
             if self._disconnect is not None:
                 raise TimeoutError
-            self._held.add(patience)
+            self._waiting_sends.add(timeout)
             try:
-                await meter.take(cost)
+                await limit.take(cost)
             finally:
-                self._held.discard(patience)
+                self._waiting_sends.discard(timeout)
 
     async def _answer(self, kind: str, message: "Message") -> None:
-        """Say yes or no to the connect, and count it as what it was."""
+        """Answer the connect, and settle it."""
         guard, headers = self._edge.guard, list(message.get("headers", ()))
         if kind != "websocket.close":
-            message = {**message, "headers": [*headers, *guard.headers(self._passage)]}
+            message = {**message, "headers": [*headers, *guard.headers(self._checked)]}
         self._answered = True
         await self._send(message)
         if guard.settles:
             status = {"websocket.accept": 101, "websocket.close": 403}.get(kind) or message["status"]
-            await arun(guard.settle(self._passage, Response(status, texts(headers))))
+            await adrive(guard.settle(self._checked, HttpResponse(status, decode_headers(headers))))
 
     # The end ---------------------------------------------------------------------------------------------------------
 
     def _leave(self, disconnect: "Message") -> None:
-        """The connection has ended: nobody waits any longer to send something."""
+        """The connection has ended: end the waits of `send`."""
         self._disconnect = disconnect
         now = asyncio.get_running_loop().time()
-        while self._held:
-            self._held.pop().reschedule(now)
+        while self._waiting_sends:
+            self._waiting_sends.pop().reschedule(now)
 
-    async def crashed(self) -> None:
-        """The application has failed. If it hasn't answered the connect, that is given back, save to who went away."""
+    async def refund(self) -> None:
+        """Refund the connect if the application has crashed before it answered, and the client is still there."""
         if not self._answered and self._disconnect is None:
-            await arun(self._edge.guard.crashed(self._passage))
+            await adrive(self._edge.guard.refund(self._checked))
 
     async def end(self) -> None:
-        """The application has left."""
+        """The application has returned."""
         self._edge.flooding.discard(self)
         self._leave({"type": "websocket.disconnect", "code": 1006})
-        if self._judging is not None:
-            self._judging.cancel()
-            await asyncio.gather(self._judging, return_exceptions=True)
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
 
 
-def _carry_on(flow: "Flow[Message | None]", first: Coroutine[Any, Any, Any]) -> "asyncio.Task[Message | None]":
-    """Carry out the rest of a flow in a task, from the first thing on that has to be awaited."""
-
-    async def rest() -> "Message | None":
-        try:
-            asked = flow.send(await first)
-            while True:
-                asked = flow.send(await asked if isinstance(asked, Coroutine) else asked)
-        except StopIteration as done:
-            judged: Message | None = done.value
-            return judged
-
-    task = asyncio.ensure_future(rest())
-    task.add_done_callback(lambda _: first.close())  # which it never came to, if it was cancelled at once
-    return task
+def _refund(spent: list[tuple[_ConnectionLimit, int]]) -> Flow[None]:
+    for limit, cost in spent:
+        yield limit.refund(cost)
 
 
 def _size(message: "Message") -> int:
@@ -392,4 +378,4 @@ def _size(message: "Message") -> int:
 
 
 def _reason(decision: Decision) -> str:
-    return f"rate limited; retry in {rate_headers.wait_ms(decision)} ms"
+    return f"rate limited; retry in {wait_ms(decision)} ms"

@@ -1,4 +1,4 @@
-"""WSGI: middleware for Flask, Django and every other application of that kind."""
+"""WSGI: middleware for Flask, Django and any other WSGI application."""
 
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Final, TypeAlias, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from headgate.edges.guard import Guard, Options, Passage, run
-from headgate.edges.requests import Response, WsgiRequest, texts
+from headgate.edges.guard import CheckedRequest, Guard, Options, reject_awaitable
+from headgate.edges.requests import HttpResponse, WsgiRequest, decode_headers
 from headgate.errors import refuse
+from headgate.flow import drive
 from headgate.gate import Gate
 from headgate.limiter import Limiter
 from headgate.limits.notation import LimitLike
@@ -18,11 +19,11 @@ Failure: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | 
 
 
 class RateLimitMiddleware:
-    """Lets requests pass to an application as a limiter or a gate allows it, and answers the others with 429.
+    """Passes requests on to an application as a limiter or a gate allows, and answers the others with 429.
 
-    `limiter` is a limiter, or the limit of one that counts in memory, which each process of a server has for itself:
-    several of them share what a store in Redis counts. Without more, each client address is counted, an IPv6 address
-    by its /64. The options are those of `headgate.edges.guard.Options`; functions among them are plain ones.
+    `limiter` is a limiter, or the limit of one that counts in memory, separately in each process of a server: to share
+    counts, use a limiter with a store in Redis. By default each client address is counted, an IPv6 address by its /64.
+    The options are those of `headgate.edges.guard.Options`; functions among them are plain ones.
 
     >>> from flask import Flask
     >>> app = Flask("shop")
@@ -30,9 +31,9 @@ class RateLimitMiddleware:
     >>> [app.test_client().get("/").status_code for _ in range(3)]
     [404, 404, 429]
 
-    A denied request never reaches the application, and its body isn't read. Of the others, bodies are passed on as they
-    come, either way. A request whose handler raises is given back; one whose client goes away is not. (Flask and Django
-    answer for their handlers, with a 500: to give those back, too, say `counts=lambda status: status < 500`.)
+    A denied request never reaches the application, and its body isn't read. Other bodies are streamed both ways. A
+    request whose handler raises is refunded; one whose client disconnects is not. (Flask and Django answer for a
+    handler that raises, with a 500: to refund these too, pass `counts=lambda status: status < 500`.)
     """
 
     def __init__(
@@ -42,40 +43,40 @@ class RateLimitMiddleware:
         gate: Gate | None = None,
         **options: Unpack[Options],
     ) -> None:
+        self._app: Final = app
+        self._guard: Final = Guard("RateLimitMiddleware", options, limiter=limiter, gate=gate, awaits=False)
         for name, given in options.items():
             if iscoroutinefunction(given):
                 refuse(f"RateLimitMiddleware {name}", "a plain function, since WSGI has no event loop", given)
-        self._app: Final = app
-        self._guard: Final = Guard("RateLimitMiddleware", limiter=limiter, gate=gate, wait=False, **options)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         guard = self._guard
-        passage = run(guard.admit(WsgiRequest(environ, guard.proxies)))
-        if passage is None:
+        checked = drive(guard.check(WsgiRequest(environ, guard.proxies)), reject_awaitable)
+        if checked is None:
             return self._app(environ, start_response)
-        if not passage.decision:
-            status, headers, body = guard.refusal(passage)
-            start_response(f"{status} {HTTPStatus(status).phrase}", texts(headers))
+        if not checked.decision:
+            status, headers, body = guard.denial(checked)
+            start_response(f"{status} {HTTPStatus(status).phrase}", decode_headers(headers))
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
-        answer = _Answer(guard, passage, start_response)
+        response = _WatchedResponse(guard, checked, start_response)
         try:
-            parts = self._app(environ, answer.start)
+            parts = self._app(environ, response.start)
         except Exception:
-            answer.failed()
+            response.refund()
             raise
-        return answer.over(parts, environ.get("wsgi.file_wrapper"))
+        return response.watch(parts, environ.get("wsgi.file_wrapper"))
 
 
-class _Answer:
-    """The response to a request that passed: told where the caller stands, and settled once, when it is over."""
+class _WatchedResponse:
+    """The response to a request that passed: it gets headers, and is settled once, at its end."""
 
-    __slots__ = ("_begin", "_guard", "_iterator", "_parts", "_passage", "_response", "_settled")
+    __slots__ = ("_checked", "_guard", "_iterator", "_parts", "_response", "_settled", "_start_response")
 
-    def __init__(self, guard: Guard, passage: Passage, begin: StartResponse) -> None:
+    def __init__(self, guard: Guard, checked: CheckedRequest, start_response: StartResponse) -> None:
         self._guard: Final = guard
-        self._passage: Final = passage
-        self._begin: Final = begin
-        self._response: Response | None = None
+        self._checked: Final = checked
+        self._start_response: Final = start_response
+        self._response: HttpResponse | None = None
         self._settled = False
         self._parts: Iterable[bytes] = ()
         self._iterator: Iterator[bytes] | None = None
@@ -85,14 +86,16 @@ class _Answer:
     ) -> Callable[[bytes], object]:
         """The application's `start_response`."""
         if self._guard.settles:
-            self._response = Response(int(status[:3]), headers)
-        headers = [*headers, *texts(self._guard.headers(self._passage))]
-        return self._begin(status, headers) if exc_info is None else self._begin(status, headers, exc_info)
+            self._response = HttpResponse(int(status[:3]), headers)
+        headers = [*headers, *decode_headers(self._guard.headers(self._checked))]
+        if exc_info is None:
+            return self._start_response(status, headers)
+        return self._start_response(status, headers, exc_info)
 
-    def over(self, parts: Iterable[bytes], files: object) -> Iterable[bytes]:
-        """The body, watched to its end. What is complete, or a file that the server sends by itself, stays as it is."""
-        if isinstance(parts, (list, tuple)) or (isinstance(files, type) and isinstance(parts, files)):
-            self.ended()
+    def watch(self, parts: Iterable[bytes], file_wrapper: object) -> Iterable[bytes]:
+        """The body, watched to its end. A complete body, or a file that the server sends itself, stays as it is."""
+        if isinstance(parts, (list, tuple)) or (isinstance(file_wrapper, type) and isinstance(parts, file_wrapper)):
+            self._settle()
             return parts
         self._parts = parts
         return self
@@ -106,28 +109,28 @@ class _Answer:
                 self._iterator = iter(self._parts)
             return next(self._iterator)
         except StopIteration:
-            self.ended()
+            self._settle()
             raise
         except Exception:
-            self.failed()
+            self.refund()
             raise
 
     def close(self) -> None:
-        """Servers call it when the response was sent, or when nobody is left to send it to."""
+        """Called by the server when the response was sent, or the client has disconnected."""
         try:
             close: Callable[[], None] | None = getattr(self._parts, "close", None)
             if close is not None:
                 close()
         finally:
-            self.ended()
+            self._settle()
 
-    def ended(self) -> None:
+    def _settle(self) -> None:
         if not self._settled:
             self._settled = True
             if self._response is not None:
-                run(self._guard.settle(self._passage, self._response))
+                drive(self._guard.settle(self._checked, self._response), reject_awaitable)
 
-    def failed(self) -> None:
+    def refund(self) -> None:
         if not self._settled:
             self._settled = True
-            run(self._guard.crashed(self._passage))
+            drive(self._guard.refund(self._checked), reject_awaitable)

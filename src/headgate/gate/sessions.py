@@ -89,7 +89,7 @@ class Session(Closable):
 
     def _required(self, decision: Decision) -> Decision:
         if not decision:
-            raise RateLimited(self.agent, self.limit, _pace(self.limit), decision.retry_us)
+            raise RateLimited(self.agent, self.limit, _pace(self.limit), decision.retry_ms)
         return decision
 
     def _end(self) -> bool:

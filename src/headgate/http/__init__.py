@@ -1,1 +1,28 @@
-"""What a decision is in HTTP: header fields and problem bodies."""
+"""What a decision is in HTTP: header fields and problem bodies, written by servers and read by clients."""
+
+from headgate.http.header_writer import HeaderWriter, LimitHeaders
+from headgate.http.headers import (
+    Dialect,
+    QuotaPolicy,
+    RateLimitHeaders,
+    ServiceLimit,
+    parse_retry_after,
+    read_headers,
+)
+from headgate.http.problem import PROBLEM_JSON, ProblemDetails, describe_denial, read_denial, wait_ms
+
+__all__ = [
+    "PROBLEM_JSON",
+    "Dialect",
+    "HeaderWriter",
+    "LimitHeaders",
+    "ProblemDetails",
+    "QuotaPolicy",
+    "RateLimitHeaders",
+    "ServiceLimit",
+    "describe_denial",
+    "parse_retry_after",
+    "read_denial",
+    "read_headers",
+    "wait_ms",
+]

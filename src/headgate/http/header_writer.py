@@ -1,67 +1,113 @@
-"""How somebody stands after a decision, written as the bytes of headers: the part of `wire` that every response needs.
-
-It is compiled, and knows headers but no text: `wire` hands it what a limit says of itself.
-"""
+"""Writes a decision as response headers. Every response needs them, so this module is compiled."""
 
 from functools import lru_cache
-from typing import Final
+from math import ceil
+from typing import Final, get_args
 
 from headgate._native import i64
+from headgate.errors import refuse
+from headgate.http.headers import LARGEST, Dialect
+from headgate.http.structured_fields import format_string
 from headgate.limits.decision import DENY, NEVER, Decision, Limit
+from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import TokenBucket
 
 _SECOND: Final[i64] = 1_000_000
+_MOST_LIMITS: Final = 1024  # limits may be made for each of many agents
 
 
-class Lines:
-    """Writes how somebody stands under one limit, which may be made of several: then each has a name and a quota."""
+class HeaderWriter:
+    """Writes rate limit headers in one dialect, as bytes.
 
-    def __init__(self, policy: bytes, names: list[bytes], quotas: list[bytes], draft: bool, triple: bool) -> None:
-        self._policy: Final = (b"ratelimit-policy", policy)
-        self._left: Final = [name + b";r=" for name in names]
-        self._limits: Final = [(b"x-ratelimit-limit", quota) for quota in quotas]
+    >>> from headgate import Limiter
+    >>> limiter = Limiter("60/minute burst 10")
+    >>> HeaderWriter("ratelimit").for_limit(limiter.limit).write(limiter.check("agent-7"))
+    [(b'ratelimit-policy', b'"default";q=10;w=10'), (b'ratelimit', b'"default";r=9;t=1')]
+    """
+
+    def __init__(self, dialect: Dialect = "ratelimit") -> None:
+        if dialect not in get_args(Dialect):
+            refuse("headers", f"one of {', '.join(get_args(Dialect))}", dialect)
+        self._draft: Final[bool] = dialect in ("ratelimit", "both")
+        self._triple: Final[bool] = dialect in ("x-ratelimit", "both")
+        self._limits: Final[dict[tuple[Limit, str], LimitHeaders]] = {}
+
+    def for_limit(self, limit: Limit, name: str = "default") -> "LimitHeaders":
+        """The writer for decisions under one limit.
+
+        A lone limit is a policy of this name; of several combined, each is a policy named by its own text.
+        """
+        found = self._limits.get((limit, name))
+        if found is None:
+            if len(self._limits) >= _MOST_LIMITS:
+                self._limits.clear()
+            found = self._limits[limit, name] = LimitHeaders(limit, name, self._draft, self._triple)
+        return found
+
+
+class LimitHeaders:
+    """Writes headers for decisions under one limit. The parts that never change are formatted once."""
+
+    def __init__(self, limit: Limit, name: str, draft: bool, triple: bool) -> None:
+        parts = () if any(part.capacity > LARGEST for part in limit.parts) else limit.parts  # more than headers can say
+        names = [format_string(name if part is limit else str(part)) for part in parts]
+        policies = [f"{name};q={part.capacity}{_window(part)}" for name, part in zip(names, parts, strict=True)]
+        self._policy: Final = (b"ratelimit-policy", ", ".join(policies).encode())
+        self._starts: Final = [f"{name};r=".encode() for name in names]
+        self._capacities: Final = [(b"x-ratelimit-limit", str(part.capacity).encode()) for part in parts]
         self._draft: Final = draft
         self._triple: Final = triple
 
-    def headers(self, decision: Decision) -> list[tuple[bytes, bytes]]:
-        """The headers that say it. Retry-After is not among them: it goes with the `Denial`."""
+    def write(self, decision: Decision) -> list[tuple[bytes, bytes]]:
+        """The headers, save for Retry-After: that belongs to the response to a denial."""
         bound: i64 = max(decision._bound, 0)
-        if bound >= len(self._left):
+        if bound >= len(self._starts):
             return []
         remaining = str(decision._remaining).encode()
-        reset = reset_of(decision)
+        reset = reset_seconds(decision)
         if self._draft and not self._triple and reset >= 0:
-            return [self._policy, (b"ratelimit", self._left[bound] + remaining + b";t=" + str(reset).encode())]
+            return [self._policy, (b"ratelimit", self._starts[bound] + remaining + b";t=" + str(reset).encode())]
         headers: list[tuple[bytes, bytes]] = []
         if self._draft:
             end = b"" if reset < 0 else b";t=" + str(reset).encode()
-            headers += [self._policy, (b"ratelimit", self._left[bound] + remaining + end)]
+            headers += [self._policy, (b"ratelimit", self._starts[bound] + remaining + end)]
         if self._triple:
-            headers += [self._limits[bound], (b"x-ratelimit-remaining", remaining)]
+            headers += [self._capacities[bound], (b"x-ratelimit-remaining", remaining)]
             if reset >= 0:
                 headers.append((b"x-ratelimit-reset", str(reset).encode()))
         return headers
 
 
-def reset_of(decision: Decision) -> i64:
-    """Whole seconds, rounded up, until everything is back; or, where nothing is left or it was denied, until the next
-    passes: `NEVER` if no wait helps."""
+def reset_seconds(decision: Decision) -> i64:
+    """Whole seconds, rounded up, until the full quota is back; or, where nothing is left or the request was denied,
+    until the next one passes. `NEVER` if no wait helps."""
     if decision._outcome is DENY:
         wait = decision.own_wait()
-        return NEVER if wait == NEVER else _up(wait)
+        return NEVER if wait == NEVER else whole_seconds(wait)
     if decision._remaining:
-        return _up(decision._reset)
-    return _up(decision._reset - i64(_rest(decision._limit)))
+        return whole_seconds(decision._reset)
+    return whole_seconds(decision._reset - i64(_refill_after_first(decision._limit)))
 
 
-def _up(microseconds: i64) -> i64:
+def whole_seconds(microseconds: i64) -> i64:
+    """Seconds, rounded up."""
     return (microseconds + _SECOND - 1) // _SECOND
 
 
 @lru_cache(maxsize=1024)
-def _rest(limit: Limit) -> int:
-    """Microseconds from the moment at which an empty limit lets one pass until it has everything back."""
+def _refill_after_first(limit: Limit) -> int:
+    """Microseconds from the moment at which an empty limit lets one pass until its full quota is back."""
     if not isinstance(limit, TokenBucket):
-        return 0  # of a log, when the oldest leaves isn't told: it waits for the newest
+        return 0  # a log doesn't say when its oldest entry leaves: the wait is for the newest
     capacity, refill, per = limit.fields()
     return int((capacity - 1) * per * 1_000_000 / refill)
+
+
+def _window(limit: Limit) -> str:
+    """The parameter for the whole seconds in which the full quota comes back; "" for a limit that never refills."""
+    if isinstance(limit, TokenBucket):
+        capacity, refill, per = limit.fields()
+        return f";w={max(ceil(capacity * per / refill), 1)}"
+    if isinstance(limit, SlidingWindow):
+        return f";w={max(ceil(limit.window), 1)}"
+    return ""

@@ -1,11 +1,9 @@
-"""Structured fields of HTTP (RFC 9651): as much as lists of Strings with parameters need."""
+"""Structured fields of HTTP (RFC 9651), as far as lists of Strings with parameters need them."""
 
 import re
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from binascii import Error as NotBase64
 from typing import Final, TypeAlias
-
-from headgate.errors import refuse
 
 Bare: TypeAlias = int | float | str | bytes | bool
 _STRING: Final = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
@@ -18,8 +16,8 @@ _ITEM: Final = re.compile(_STRING, re.ASCII)
 _COMMA: Final = re.compile(r"[ \t]*,[ \t]*")
 
 
-def items(value: str) -> list[tuple[str, dict[str, Bare]]]:
-    """Strings and their parameters; none at all if anything in the field is malformed, as the RFC wants it."""
+def parse_items(value: str) -> list[tuple[str, dict[str, Bare]]]:
+    """Strings and their parameters; none at all if any part of the field is malformed, as the RFC requires."""
     found: list[tuple[str, dict[str, Bare]]] = []
     text, at = value.strip(" "), 0
     while at < len(text):
@@ -29,11 +27,11 @@ def items(value: str) -> list[tuple[str, dict[str, Bare]]]:
         at, parameters = item.end(), {}
         while (parameter := _PARAMETER.match(text, at)) is not None:
             at = parameter.end()
-            bare = _bare(parameter)
+            bare = _parse_value(parameter)
             if bare is None:
                 return []
             parameters[parameter["name"]] = bare
-        found.append((_unquoted(item[0]), parameters))
+        found.append((_unquote(item[0]), parameters))
         if at == len(text):
             return found
         comma = _COMMA.match(text, at)
@@ -43,11 +41,11 @@ def items(value: str) -> list[tuple[str, dict[str, Bare]]]:
     return found
 
 
-def _bare(parameter: re.Match[str]) -> Bare | None:
+def _parse_value(parameter: re.Match[str]) -> Bare | None:
     if (text := parameter["number"]) is not None:
         return float(text) if "." in text else int(text)
     if (text := parameter["string"]) is not None:
-        return _unquoted(text)
+        return _unquote(text)
     if (text := parameter["bytes"]) is not None:
         try:
             return b64decode(text, validate=True)
@@ -56,17 +54,15 @@ def _bare(parameter: re.Match[str]) -> Bare | None:
     return parameter["flag"] != "0"  # or without a value; a token, date or display string means nothing here
 
 
-def _unquoted(string: str) -> str:
+def _unquote(string: str) -> str:
     return re.sub(r"\\(.)", r"\1", string[1:-1])
 
 
-def string(text: str) -> str:
-    """A String."""
-    if not text.isascii() or not text.isprintable():
-        refuse("string in a header", "printable ASCII", text)
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def format_string(text: str) -> str:
+    """A String, of a text that is made printable."""
+    return '"' + as_printable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def byte_sequence(value: bytes) -> str:
-    """A Byte Sequence."""
-    return f":{b64encode(value).decode()}:"
+def as_printable(text: str) -> str:
+    """A text that a String can hold: characters other than printable ASCII become question marks."""
+    return text if text.isascii() and text.isprintable() else "".join(c if " " <= c <= "~" else "?" for c in text)

@@ -235,6 +235,11 @@ class Decision:
         return None if self._retry == NEVER else self._retry
 
     @property
+    def retry_ms(self) -> int | None:
+        """`retry_after` in whole milliseconds, rounded up."""
+        return None if self._retry == NEVER else (self._retry + 999) // 1000
+
+    @property
     def reset_us(self) -> int:
         """`reset_after` in whole microseconds."""
         return self._reset

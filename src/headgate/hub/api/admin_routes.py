@@ -275,7 +275,7 @@ async def _check(call: Call) -> Verdict:
         refuse("cost", "1 with peek, which says what is left for any cost", body.cost)
     else:
         decision = await hub.gate.apeek(agent, channel, tier)
-    wait, violation, would_be = decision.retry_us, decision.violation, decision.would_be
+    violation, would_be = decision.violation, decision.would_be
     return Verdict(
         agent_id=agent,
         channel=channel,
@@ -284,7 +284,7 @@ async def _check(call: Call) -> Verdict:
         remaining=decision.remaining,
         capacity=decision.limit.capacity,
         limit=str(decision.limit),
-        retry_after_ms=None if wait is None else -(-wait // 1000),
+        retry_after_ms=decision.retry_ms,
         exempt=decision.outcome is Outcome.EXEMPT,
         violations=0 if violation is None else violation.count,
         would_be=None if would_be is None else would_be.value,

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headgate.gate.policy import check_agent
-from headgate.http import headers as rate_headers
+from headgate.http import PROBLEM_JSON, HeaderWriter, describe_denial
 from headgate.hub.api.routing import Call, Route, Router, Who
 from headgate.hub.errors import Refused, refusal
 from headgate.hub.sockets.frames import MALFORMED, explained
@@ -39,7 +39,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class DeniedBody(msgspec.Struct):
-    """What a denied request is told: problem details (RFC 9457), as `rate_headers.Denial` writes them."""
+    """What a denied request is told: problem details (RFC 9457), as `headgate.http` writes them."""
 
     type: str
     title: str
@@ -103,7 +103,7 @@ class Api:
 
     def __init__(self, hub: "Hub", router: Router) -> None:
         self._hub, self._router = hub, router
-        self._writer: Final = rate_headers.Writer()
+        self._writer: Final = HeaderWriter()
 
     async def answer(self, scope: Mapping[str, Any], receive: Receive, address: str) -> Answer:
         try:
@@ -161,7 +161,7 @@ class Api:
         """How an agent stands, in headers; those who aren't known aren't told, as they may share an address."""
         if decision.outcome is Outcome.EXEMPT:
             return _NOTHING
-        return self._writer.lines(self._hub.gate.limits_for(agent, "http", tier), tier).headers(decision)
+        return self._writer.for_limit(self._hub.gate.limits_for(agent, "http", tier), tier).write(decision)
 
     async def _decision(self, caller: Caller, action: str, address: str) -> Decision | None:
         """What the gate says; None for those it doesn't hold for."""
@@ -210,9 +210,9 @@ class Api:
 def failed(error: Exception, **more: str) -> Answer:
     """The answer to a request that can't be carried out, with more headers."""
     if isinstance(error, Denied):
-        denied = rate_headers.denial(error.decision, error.tier)
+        denied = describe_denial(error.decision, error.tier)
         headers = [(b"retry-after", str(denied.retry_after_ms // 1000).encode()), *error.stands]
-        return Answer(denied.status, denied.encode(), headers, rate_headers.PROBLEM)
+        return Answer(denied.status, denied.encode(), headers, PROBLEM_JSON)
     refused = refusal(error)
     headers = [(b"www-authenticate", b"Bearer")] if refused.status == 401 else []
     if refused.status in (429, 503):

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.http import headers as rate_headers
+from headgate.http import PROBLEM_JSON
 from headgate.hub.api.http import DeniedBody, ErrorBody
 from headgate.hub.api.routing import Route, Router, Who
 
@@ -55,11 +55,11 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
     }
     if route.who is not Who.PROBE:
         retry_after = {"schema": {"type": "integer"}, "description": "seconds to wait"}
-        denied = _response("too many requests", schema(DeniedBody), rate_headers.PROBLEM)
+        denied = _response("too many requests", schema(DeniedBody), PROBLEM_JSON)
         operation["responses"]["429"] = {**denied, "headers": {"Retry-After": retry_after}}
     for status, about in _PROBLEMS.items():
         operation["responses"][str(status)] = _response(about, schema(ErrorBody))
-    operation["responses"]["503"]["content"] |= _response("", schema(DeniedBody), rate_headers.PROBLEM)["content"]
+    operation["responses"]["503"]["content"] |= _response("", schema(DeniedBody), PROBLEM_JSON)["content"]
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema(route.body)}}}
     if route.who not in (Who.PROBE, Who.ANYONE):

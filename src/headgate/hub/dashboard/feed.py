@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from msgspec import UNSET, Struct, UnsetType
 
-from headgate.http.headers import wait_ms
+from headgate.http import wait_ms
 from headgate.hub.dashboard import cards
 from headgate.hub.dashboard.cards import AgentCard, Summary
 from headgate.hub.monitoring.alerts import Alert

@@ -8,11 +8,9 @@ import asyncio
 import hashlib
 import hmac
 import random
-import re
 import time
 from collections import deque
 from collections.abc import Sequence
-from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,6 +21,7 @@ from msgspec import Struct
 
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
+from headgate.http import parse_retry_after
 from headgate.hub.monitoring.alerts import Alert, Happening
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
@@ -285,9 +284,4 @@ def _explained(error: Exception) -> str:
 
 def _asked(later: str) -> float:
     """The seconds that Retry-After asks for, which may be anything: within bounds, 0 if it makes no sense."""
-    if re.fullmatch(r"[0-9]{1,9}", later):
-        return min(float(later), _ASKED)
-    try:
-        return min(max(parsedate_to_datetime(later).timestamp() - time.time(), 0.0), _ASKED)
-    except (ValueError, OverflowError, OSError):
-        return 0.0
+    return float(min(parse_retry_after(later, time.time()) or 0, _ASKED))

@@ -9,7 +9,7 @@ import structlog
 from msgspec import UNSET, Raw, Struct
 
 from headgate.errors import HeadgateError, RateLimited, SessionClosed
-from headgate.http.headers import wait_ms
+from headgate.http import wait_ms
 from headgate.hub.errors import Refused, refusal
 from headgate.hub.sockets import frames
 from headgate.hub.sockets.flood import MISTAKES, Manners

@@ -288,7 +288,7 @@ async def _send(peer: _Peer, answer: wire.Envelope, answered: str) -> None:
 
 async def _deny(peer: _Peer, decision: Decision, answered: str, why: str) -> None:
     """Say how long to wait; and after a run of denials read on more slowly, so that a flood waits at the flooder's."""
-    wait = _NO_WAIT_HELPS if decision.retry_us is None else max(-(-decision.retry_us // 1000), 1)
+    wait = _NO_WAIT_HELPS if decision.retry_ms is None else max(decision.retry_ms, 1)
     limited = wire.RateLimited(retry_after_ms=wait, reason=f"{why}; send it again in {wait} ms")
     await _send(peer, wire.Envelope(type=wire.MESSAGE_TYPE_RATE_LIMITED, rate_limited=limited), answered)
     if pause := peer.manners.denied(decision):

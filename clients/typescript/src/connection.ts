@@ -1,50 +1,50 @@
 import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 
 import { type Envelope, EnvelopeSchema, HelloSchema, MessageType } from "./gen/headgate/v1/envelope_pb.js";
-import type { RelaySocket, RelaySocketClass } from "./surroundings.js";
+import type { RelaySocket, RelaySocketClass } from "./runtime.js";
 
-/** How a connection has ended. */
-export interface Ending {
-  /** The WebSocket's close code: 1006 where there was no word of farewell, or no connection at all. */
+/** How a connection was closed. */
+export interface CloseInfo {
+  /** The WebSocket's close code: 1006 if there was no close handshake, or no connection at all. */
   readonly code: number;
   readonly reason: string;
 }
 
-/** What a link tells. After `ended` it says nothing more. */
-export interface Listener {
-  /** The hub knows now who this is. */
+/** The events of a connection. `ended` is the last. */
+export interface ConnectionListener {
+  /** The hub has accepted HELLO. */
   welcomed(): void;
-  /** The hub has answered HELLO with something else than WELCOME. */
+  /** The hub has answered HELLO with anything but WELCOME. */
   refused(answer: Envelope): void;
   received(envelope: Envelope): void;
-  ended(ending: Ending): void;
+  ended(close: CloseInfo): void;
 }
 
 const HELLO = "hello";
-const UNREADABLE = 4002; // the codes from 4000 on are those that an application may choose
+const UNREADABLE = 4002; // codes from 4000 on are free for applications
 
 /** One connection to a relay, from HELLO to its end. */
-export class Link {
+export class Connection {
   readonly #socket: RelaySocket;
-  readonly #listener: Listener;
+  readonly #listener: ConnectionListener;
   #welcomed = false;
   #ended = false;
-  #trouble = "";
+  #socketError = "";
 
-  constructor(SocketClass: RelaySocketClass, url: string, address: string, token: string, listener: Listener) {
+  constructor(SocketClass: RelaySocketClass, url: string, address: string, token: string, listener: ConnectionListener) {
     this.#listener = listener;
     this.#socket = new SocketClass(url);
     this.#socket.binaryType = "arraybuffer";
     this.#socket.addEventListener("open", () => {
       const payload = { case: "hello", value: create(HelloSchema, { address, token }) } as const;
-      this.send(written(create(EnvelopeSchema, { id: HELLO, type: MessageType.HELLO, payload })));
+      this.send(encode(create(EnvelopeSchema, { id: HELLO, type: MessageType.HELLO, payload })));
     });
-    this.#socket.addEventListener("message", (event) => this.#hear(event.data));
+    this.#socket.addEventListener("message", (event) => this.#receive(event.data));
     this.#socket.addEventListener("error", (event) => {
-      // Only `ws` says what went wrong; browsers keep it to themselves.
-      this.#trouble = "message" in event && typeof event.message === "string" ? event.message : "";
+      // Only `ws` says what went wrong; browsers do not.
+      this.#socketError = "message" in event && typeof event.message === "string" ? event.message : "";
     });
-    this.#socket.addEventListener("close", (event) => this.#end(event.code, event.reason || this.#trouble));
+    this.#socket.addEventListener("close", (event) => this.#end(event.code, event.reason || this.#socketError));
   }
 
   get welcomed(): boolean {
@@ -55,12 +55,12 @@ export class Link {
     this.#socket.send(frame);
   }
 
-  /** Takes leave. `ended` is told when the other side has, too. */
+  /** Starts the close handshake. `ended` follows when the other side has answered. */
   close(): void {
     this.#socket.close(1000);
   }
 
-  /** Ends it here and now, whatever the other side does. */
+  /** Ends the connection at once, without waiting for the other side. */
   abandon(code: number, reason: string): void {
     if (this.#socket.terminate !== undefined) {
       this.#socket.terminate();
@@ -70,7 +70,7 @@ export class Link {
     this.#end(code, reason);
   }
 
-  #hear(data: unknown): void {
+  #receive(data: unknown): void {
     if (this.#ended) {
       return;
     }
@@ -103,6 +103,6 @@ export class Link {
 }
 
 /** An envelope as bytes. */
-export function written(envelope: Envelope): Uint8Array<ArrayBuffer> {
+export function encode(envelope: Envelope): Uint8Array<ArrayBuffer> {
   return toBinary(EnvelopeSchema, envelope);
 }

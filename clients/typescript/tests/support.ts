@@ -1,39 +1,39 @@
-/** What the tests share: real hubs, sockets that write down what passes, and time that stands still. */
+/** What the tests share: real hubs, recording sockets, and a clock that is advanced by hand. */
 import assert from "node:assert/strict";
 import { setImmediate } from "node:timers/promises";
 
 import { fromBinary } from "@bufbuild/protobuf";
-import { RelayClient, type RelayOptions, type RelaySocketClass, type Surroundings } from "@headgate/relay";
+import { RelayClient, type RelayOptions, type RelaySocketClass, type Runtime } from "@headgate/relay";
 import { WebSocket } from "ws";
 
 import { type Envelope, EnvelopeSchema } from "../dist/gen/headgate/v1/envelope_pb.js";
 
-const desk = process.env["HEADGATE_TESTS"] ?? "";
+const services = process.env["HEADGATE_TESTS"] ?? "";
 
-/** Of a test that needs a real hub, which tests/client/test_typescript.py brings. */
-export const real = {
-  skip: desk === "" && "needs a hub: run pytest tests/client/test_typescript.py",
+/** The options of a test that needs a real hub, which tests/client/test_typescript.py provides. */
+export const withHub = {
+  skip: services === "" && "needs a hub: run pytest tests/client/test_typescript.py",
   timeout: 300_000,
 };
 
-/** Asks for something that only Python can do. */
+/** Asks the test services for something that only Python can do. */
 async function ask<T>(what: string, details: object): Promise<T> {
-  const response = await fetch(desk, { method: "POST", body: JSON.stringify({ do: what, ...details }) });
+  const response = await fetch(services, { method: "POST", body: JSON.stringify({ do: what, ...details }) });
   const answer: unknown = await response.json();
   assert.equal(response.status, 200, String(answer));
   return answer as T;
 }
 
-/** A hub whose clock stands still, with 1 message a second and 10 at once unless it is said otherwise. */
-export class StillHub {
+/** A hub whose clock is advanced by hand, by default with a limit of 1 message a second and a burst of 10. */
+export class ManualHub {
   private constructor(
     readonly url: string,
     readonly number: number,
   ) {}
 
-  static async open(settings: { relay_rate_limit?: string; relay_rate_burst?: string } = {}): Promise<StillHub> {
-    const { hub, url } = await ask<{ hub: number; url: string }>("still", settings);
-    return new StillHub(url, hub);
+  static async open(settings: { relay_rate_limit?: string; relay_rate_burst?: string } = {}): Promise<ManualHub> {
+    const { hub, url } = await ask<{ hub: number; url: string }>("manual", settings);
+    return new ManualHub(url, hub);
   }
 
   register(agent: string): Promise<string> {
@@ -86,8 +86,8 @@ export async function pythonReceiver(
   return (count) => ask("received", { receiver, count });
 }
 
-/** Time that passes only when a test says so. It counts whole milliseconds. */
-export class StillTime implements Surroundings {
+/** Time that passes only when a test advances it. It counts whole milliseconds. */
+export class ManualTime implements Runtime {
   #now = 0;
   readonly #timers = new Set<{ at: number; call: () => void }>();
 
@@ -118,14 +118,14 @@ export class StillTime implements Surroundings {
   }
 }
 
-/** What has passed over the sockets of one client, and when. */
+/** A frame that has passed over a socket, and when. */
 export interface Note {
   readonly at: number;
   readonly sent: boolean;
   readonly envelope: Envelope;
 }
 
-/** A class of real WebSockets that write down what passes. */
+/** A class of real WebSockets that record their frames. */
 export class Recorder {
   readonly notes: Note[] = [];
   readonly sockets: WebSocket[] = [];
@@ -193,7 +193,7 @@ export async function closeAll(): Promise<void> {
   await Promise.all(clients.splice(0).map((one) => one.close({ withinMs: 0 })));
 }
 
-/** Looks again and again until something holds. */
+/** Waits until a condition holds. */
 export async function until(condition: () => unknown, what = String(condition)): Promise<void> {
   const deadline = performance.now() + 60_000;
   while (!(await condition())) {
@@ -202,8 +202,8 @@ export async function until(condition: () => unknown, what = String(condition)):
   }
 }
 
-/** Lets time pass for a hub and a client alike, from one timer to the next, until something holds. */
-export async function play(hub: StillHub, time: StillTime, client: RelayClient, done: () => boolean): Promise<void> {
+/** Advances the time of a hub and a client together, from timer to timer, until a condition holds. */
+export async function play(hub: ManualHub, time: ManualTime, client: RelayClient, done: () => boolean): Promise<void> {
   while (!done()) {
     await until(() => done() || (client.inFlight === 0 && client.queued > 0 && time.next < Infinity));
     if (!done()) {
@@ -214,7 +214,7 @@ export async function play(hub: StillHub, time: StillTime, client: RelayClient, 
   }
 }
 
-/** So many messages, as text. */
+/** Reads so many messages, as text. */
 export async function read(client: RelayClient, count: number): Promise<string[]> {
   const found: string[] = [];
   while (found.length < count) {

@@ -1,0 +1,110 @@
+"""The body of a denial in HTTP: problem details (RFC 9457), written by servers and read by clients."""
+
+import json
+from typing import Final, NamedTuple, TypeAlias
+
+from headgate.http.header_writer import whole_seconds
+from headgate.http.headers import is_count
+from headgate.http.structured_fields import as_printable
+from headgate.limits.decision import Decision
+
+Headers: TypeAlias = list[tuple[str, str]]
+
+PROBLEM_JSON: Final = "application/problem+json"
+_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+NO_WAIT_HELPS: Final = 60
+"""Seconds that a caller is told to wait where no wait would help under the current limit: an operator may change it."""
+
+
+class ProblemDetails(NamedTuple):
+    """The body of the response to a denied request: the members of RFC 9457, and those that headgate adds."""
+
+    status: int
+    kind: str
+    """"quota-exceeded", "temporary-reduced-capacity" or "abnormal-usage-detected", of IANA's problem types."""
+    detail: str
+    retry_after_ms: int
+    tier: str
+    policies: tuple[str, ...] = ()
+    """The names of the violated policies."""
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "type": f"{_TYPES}{self.kind}",
+                "title": "Too many requests" if self.status == 429 else "Not at the moment",
+                "status": self.status,
+                "detail": self.detail,
+                "violated-policies": self.policies,
+                "error": "rate_limited",
+                "retry_after_ms": self.retry_after_ms,
+                "tier": self.tier,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @property
+    def headers(self) -> Headers:
+        """The headers that go with the body in every dialect. A denial is never cached: it holds for now only."""
+        return [
+            ("content-type", PROBLEM_JSON),
+            ("retry-after", str(self.retry_after_ms // 1000)),
+            ("cache-control", "no-store"),
+        ]
+
+
+def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
+    """The problem details of a denial under a tier (without a policy: under the name of a limit).
+
+    The status is 429; or 503 where the store was away or full, which isn't the caller's fault.
+    """
+    wait = wait_ms(decision)
+    policy = as_printable(tier if decision.bound is None else str(decision.limit))
+    if decision.degraded:
+        detail = f"requests can't be counted at the moment; try again in {wait // 1000} s"
+        return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
+    return quota_exceeded(wait, tier, policy)
+
+
+def quota_exceeded(wait: int, tier: str, policy: str) -> ProblemDetails:
+    """The problem details of a 429. `wait` is in milliseconds, of whole seconds."""
+    detail = f"too many requests; try again in {wait // 1000} s"
+    return ProblemDetails(429, "quota-exceeded", detail, wait, tier, (policy,))
+
+
+def wait_ms(decision: Decision) -> int:
+    """The milliseconds that a denied caller is told to wait: whole seconds, rounded up, at least one.
+
+    Where no wait helps under the current limit, it is the backoff's advice, or a minute.
+    """
+    wait = decision.retry_us
+    if wait is None and decision.violation is not None:
+        wait = round(decision.violation.advised * 1_000_000)
+    return round_wait(wait)
+
+
+def round_wait(microseconds: int | None) -> int:
+    """A wait as milliseconds of whole seconds, rounded up, at least one; None: no wait helps."""
+    return 1000 * (NO_WAIT_HELPS if microseconds is None else max(whole_seconds(microseconds), 1))
+
+
+def read_denial(body: bytes) -> ProblemDetails | None:
+    """Read the body of a denial; None if it is something else."""
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(given, dict) or given.get("error") != "rate_limited":
+        return None
+    names = given.get("violated-policies", ())
+    found = ProblemDetails(
+        given.get("status", 429),
+        str(given.get("type", "")).removeprefix(_TYPES),
+        given.get("detail", ""),
+        given.get("retry_after_ms", 1000),
+        given.get("tier", ""),
+        tuple(names) if isinstance(names, list) else (),
+    )
+    texts = (found.detail, found.tier, *found.policies)
+    valid = is_count(found.status) and is_count(found.retry_after_ms) and all(isinstance(text, str) for text in texts)
+    return found if valid else None
