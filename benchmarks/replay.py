@@ -23,10 +23,10 @@ from benchmarks.measure import freeze
 from benchmarks.report import NONE, Bar, bar_list, machine_line, number, table
 from benchmarks.suite import say
 from headgate import Policy
-from headgate.replay.engine import Kinds, Run
-from headgate.replay.formats import Unused
-from headgate.replay.options import Reading
-from headgate.replay.player import Play, Tape
+from headgate.replay.engine import Classifier, PolicyReplay
+from headgate.replay.formats import UnusedLines
+from headgate.replay.options import LogOptions
+from headgate.replay.player import LogSet, Player
 from headgate.stores.memory import compiled
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -133,18 +133,18 @@ def _measure(path: str, rounds: int) -> dict[str, Any]:
 
 
 def _parse(path: str) -> None:
-    with Tape([path], Reading()) as tape:
-        for source in tape.sources(Kinds([Run("", Policy())]), Unused()):
+    with LogSet([path], LogOptions()) as logs:
+        for source in logs.open(Classifier([PolicyReplay("", Policy())]), UnusedLines()):
             for block in source.blocks:
-                for _ in source.parser.events(block):
+                for _ in source.parser.requests(block):
                     pass
 
 
 def _replay(path: str) -> list[int]:
-    run = Run("", Policy())
-    with Tape([path], Reading()) as tape:
-        Play(tape, [run])
-    return run.lanes["http", "normal"].total
+    run = PolicyReplay("", Policy())
+    with LogSet([path], LogOptions()) as logs:
+        Player(logs, [run])
+    return run.tiers["http", "normal"].total
 
 
 def markdown(results: Results) -> str:

@@ -58,8 +58,8 @@ def test_the_summary_of_one_policy(log: str, capsys: pytest.CaptureFixture[str])
         == f"""\
 {log}: 85 lines read as csv, 83 used
 from 2023-11-14T22:13:20Z to 2023-11-14T22:14:30Z (1 min 10 s), 3 agents
-1 line can't be used; the first:
-  {log} line 85: a tier other than one of light, normal, heavy: 1700000002.0,bad,hevy
+1 malformed line; the first:
+  {log} line 85: tier: expected one of light, normal, heavy: 1700000002.0,bad,hevy
 
 the default policy
 channel  tier    limit       requests  allowed  warned  denied   share  exempt  shadowed
@@ -68,10 +68,10 @@ http     normal  60/minute         61       48      12       1   1.64%       0  
 http     heavy   10/minute         21        8       2      11  52.38%       0         0
 all                                83       57      14      12  14.46%       0         0
 
-requests in each 2 s
-allowed  █                                  ▁  at most 56
-warned   █                                     at most 14
-denied   █                                     at most 12
+requests per 2 s
+allowed  █                                  ▁  max 56
+warned   █                                     max 14
+denied   █                                     max 12
 
 2 agents denied; the worst:
 agent                         requests  denied   share  shadowed  alerts  first denied          last denied
@@ -106,8 +106,8 @@ http     normal  60/minute     50/minute                1            11         
 http     heavy   20/minute     30/minute                1             0          -1
 all                                                     2            11          +9
 
-more     █                                     at most 9
-fewer                                          at most 0
+more     █                                     max 9
+fewer                                          max 0
 
 0 agents newly denied
 
@@ -138,12 +138,12 @@ def test_what_else_there_is_to_say_is_said(tmp_path: Path, capsys: pytest.Captur
     policy.write_text("[alerts]\nviolations = 1\nwindow = 0.000001\n")
     assert run(broken, "--policy", str(policy)) == 0
     out = capsys.readouterr().out
-    assert "\n  its gzip data ends in the middle, and was read up to there\n" in out
-    assert "\n1 line came late, by up to 7 s: time stood still for them\n" in out
-    assert "\nactions that the policy doesn't classify, taken as normal: dance\n" in out
+    assert "\n  truncated gzip data; read up to its end\n" in out
+    assert "\n1 line out of order, by up to 7 s: counted at the time before\n" in out
+    assert "\nactions that the policy doesn't classify, counted as normal: dance\n" in out
     users = written(tmp_path, f"{access()}\n{access(user='ada')}\n", "users.log")
     assert run(users, "--key", "user") == 0
-    assert "\n1 line without a user left out\n" in capsys.readouterr().out
+    assert "\n1 line without a user skipped\n" in capsys.readouterr().out
 
 
 def test_of_many_alerts_the_first_five_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +307,7 @@ def test_a_page_of_calm_traffic(tmp_path: Path) -> None:
     page = page_of(tmp_path, csv(tmp_path, [(0, "a", "light")]))
     assert "Nobody was denied." in page.text
     assert "Alerts" not in page.text
-    assert "Lines that could not be used" not in page.text
+    assert "Malformed lines" not in page.text
 
 
 # What goes wrong -----------------------------------------------------------------------------------------------------
@@ -325,13 +325,13 @@ def test_a_page_of_calm_traffic(tmp_path: Path) -> None:
         (["x", "--route", "POST"],
          "argument --route: expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got 'POST'"),
         (["x", "--field", "user=id"],
-         f"argument --field: expected NAME=FIELD with a NAME of {', '.join(FIELDS)}, got 'user=id'"),
+         f"argument --field: expected NAME=FIELD, NAME one of {', '.join(FIELDS)}, got 'user=id'"),
         (["x", "--field", "agent"],
-         f"argument --field: expected NAME=FIELD with a NAME of {', '.join(FIELDS)}, got 'agent'"),
+         f"argument --field: expected NAME=FIELD, NAME one of {', '.join(FIELDS)}, got 'agent'"),
         *[
             (["--suggest", bad, "x"],
              (f"argument --suggest: expected a share below 1, such as 0.1% or 0.001, got '{bad}'; "
-              "logs that follow it go before the options"))
+              "put logs before the options"))
             for bad in ("access.log", "1", "100%", "1/0", "nan", "")
         ],
     ],
@@ -351,24 +351,24 @@ def test_what_cannot_be_done_is_said_in_a_line(log: str, tmp_path: Path, capsys:
         return out.err
 
     nowhere = tmp_path / "none" / "page.html"
-    assert refused(log, "--html", str(nowhere)) == f"--html: expected a file in a folder that exists, got {nowhere}\n"
-    assert refused(log, "--html", str(tmp_path)).startswith("--html: expected a file in a folder that exists")
-    assert refused(log, "--html", log) == f"--html: expected another file than the log, got {log}\n"
+    assert refused(log, "--html", str(nowhere)) == f"--html: expected a file in an existing folder, got {nowhere}\n"
+    assert refused(log, "--html", str(tmp_path)).startswith("--html: expected a file in an existing folder")
+    assert refused(log, "--html", log) == f"--html: expected a file other than the log, got {log}\n"
     assert Path(log).read_text().startswith("time,agent,tier")
     assert refused(log, "--policy", "none.toml").startswith("none.toml: 1 mistake")
     policy = tmp_path / "p.toml"
     policy.write_text("")
     same = refused(log, "--policy", str(policy), "--compare", str(policy))
-    assert same == f"--compare: expected another policy than {policy}, got the same\n"
+    assert same == f"--compare: expected a policy other than {policy}, got the same\n"
     assert refused(str(tmp_path / "none.log")).endswith(
-        "can't be read: No such file or directory; '-' reads standard input\n"
+        "can't read the log: No such file or directory; '-' reads standard input\n"
     )
     assert refused(log, "--channel", "grpc") == "channel: expected one of ws, http, got 'grpc'\n"
 
 
 def test_a_page_that_cannot_be_written_is_an_error(log: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(log, "--html", "/dev/full") == 1
-    assert capsys.readouterr().err == "/dev/full: can't be written: No space left on device\n"
+    assert capsys.readouterr().err == "/dev/full: can't write the page: No space left on device\n"
 
 
 # As a process of its own ---------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TERM", "xterm")
     out, clock = Terminal(), ManualClock()
     with Progress(out, lambda: clock.now() / 1e6) as line:
-        progress = replay._Reading(line, lambda: clock.now() / 1e6)
+        progress = replay._ReplayProgress(line, lambda: clock.now() / 1e6)
         for done, total, lines in ((250, 1000, 500), (500, 1000, 1000)):
             clock.advance(1)
             progress.show(done, total, lines)
@@ -465,10 +465,10 @@ def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyP
         clock.advance(1)
         progress.show(900, None, 4000)
     assert [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")][1:] == [
-        "reading:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
-        "reading:  50% ███████████████░░░░░░░░░░░░░░░ 1,000 lines, 500 a second, 2 s left",
-        "looking for limits, pass 1:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
-        "looking for limits, pass 1: 4,000 lines, 2,000 a second",
+        "reading:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500/s, 3 s left",
+        "reading:  50% ███████████████░░░░░░░░░░░░░░░ 1,000 lines, 500/s, 2 s left",
+        "searching limits, pass 1:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500/s, 3 s left",
+        "searching limits, pass 1: 4,000 lines, 2,000/s",
         "",
     ]
 
@@ -478,7 +478,7 @@ def test_progress_is_shown_on_a_terminal_only(out: io.StringIO, term: str, monke
     monkeypatch.setenv("TERM", term)
     times = iter(range(10))
     with Progress(out, lambda: float(next(times))) as line:
-        replay._Reading(line).show(1, 2, 3)
+        replay._ReplayProgress(line).show(1, 2, 3)
     assert out.getvalue() == ""
 
 
@@ -490,7 +490,7 @@ def test_progress_of_a_stream_that_takes_its_time(tmp_path: Path) -> None:
         block = f"{access()}\n" * 3000
         log.write(block)
         wait_for(lambda: log.write(block) and "reading: " in terminal.text, "progress")
-    shown = re.findall(r"\rreading: ([\d,]+) lines, [\d,]+ a second\x1b\[K", terminal.text)
+    shown = re.findall(r"\rreading: ([\d,]+) lines, [\d,]+/s\x1b\[K", terminal.text)
     counts = [int(count.replace(",", "")) for count in shown]
     assert counts == sorted(counts)
     assert counts[0] >= 2000

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
-from headgate.replay.engine import ALLOWED, DENIED, WARNED, Accounts, Run
-from headgate.replay.options import Reading
-from headgate.replay.player import Play, Tape
-from headgate.replay.report import OfAgent, Outcomes
+from headgate.replay.engine import ALLOWED, DENIED, WARNED, AgentTable, PolicyReplay
+from headgate.replay.options import LogOptions
+from headgate.replay.player import LogSet, Player
+from headgate.replay.report import AgentReport, OutcomeCounts
 from headgate.replay.suggest import HIGHEST
 from headgate.replay.timeline import MOST, Timeline
-from headgate.replay.timestamps import text_of
+from headgate.replay.timestamps import format_timestamp
 from tests.support.log_files import BEGIN, csv, played, written
 
 
-def counts(allowed: int = 0, warned: int = 0, denied: int = 0, exempt: int = 0, shadowed: int = 0) -> Outcomes:
-    return Outcomes(allowed + warned + denied + exempt + shadowed, allowed, warned, denied, exempt, shadowed)
+def counts(allowed: int = 0, warned: int = 0, denied: int = 0, exempt: int = 0, shadowed: int = 0) -> OutcomeCounts:
+    return OutcomeCounts(allowed + warned + denied + exempt + shadowed, allowed, warned, denied, exempt, shadowed)
 
 
 def test_a_bucket_of_ten_a_minute(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_bucket_of_ten_a_minute(tmp_path: Path) -> None:
     (tier,) = policy.tiers
     assert (tier.channel, tier.tier, tier.limit, tier.outcomes) == ("http", "heavy", "10/minute", policy.outcomes)
     assert policy.worst == [
-        OfAgent("a", policy.outcomes, 0, "2023-11-14T22:13:20Z", "2023-11-14T22:13:26Z")
+        AgentReport("a", policy.outcomes, 0, "2023-11-14T22:13:20Z", "2023-11-14T22:13:26Z")
     ]  # fmt: skip
     assert (report.first, report.last, report.seconds) == ("2023-11-14T22:13:20Z", "2023-11-14T22:14:26Z", 66.0)
     assert (report.agents, report.agents_complete, report.lines.used, report.lines.read) == (1, True, 16, 17)
@@ -71,20 +71,20 @@ def test_agents_channels_and_tiers_have_buckets_of_their_own(tmp_path: Path) -> 
 def test_at_the_edges_of_limits_it_is_the_gate_that_speaks(limit: str, cost: int, warn_at: float) -> None:
     policy = Policy(limits={"normal": limit}, warn_at=warn_at)
     clock = ManualClock(start=BEGIN)
-    gate, lane = Gate(policy, store=MemoryStore(clock=clock)), Run("", policy).lanes["ws", "normal"]
+    gate, tier = Gate(policy, store=MemoryStore(clock=clock)), PolicyReplay("", policy).tiers["ws", "normal"]
     by = {Outcome.ALLOW: ALLOWED, Outcome.WARN: WARNED, Outcome.DENY: DENIED}
     waits = []
     for _ in range(12):
         wait = 0.0
         while not wait:
             decision = gate.check("a", "ws", "normal", cost=cost)
-            assert lane.judge("a", clock.now(), cost) == by[decision.outcome]
+            assert tier.decide("a", clock.now(), cost) == by[decision.outcome]
             wait = decision.bucket_retry_after or 0.0
         waits.append(wait)
         if wait > 0.000001:
             clock.advance(wait - 0.000001)  # a microsecond too early, and then just in time
             assert gate.check("a", "ws", "normal", cost=cost).outcome is Outcome.DENY
-            assert lane.judge("a", clock.now(), cost) == DENIED
+            assert tier.decide("a", clock.now(), cost) == DENIED
         clock.advance(0.000001)
     assert len(waits) == 12
 
@@ -114,7 +114,7 @@ def test_what_is_only_watched_passes_and_is_told_apart(watched: dict[str, object
     report = played(csv(tmp_path, [(0, "a", "normal")] * 5), policy=policy)
     (found,) = report.policies
     assert found.outcomes == counts(allowed=2, shadowed=3)
-    assert found.worst == [OfAgent("a", counts(allowed=2, shadowed=3), 0, None, None)]
+    assert found.worst == [AgentReport("a", counts(allowed=2, shadowed=3), 0, None, None)]
     assert (found.agents_denied, found.alerts) == (1, 0)
 
 
@@ -136,8 +136,8 @@ def test_b8_alerts_are_counted_with_whom_and_when(tmp_path: Path) -> None:
     (found,) = report.policies
     assert found.alerts == 2
     assert [(one.time, one.agent) for one in found.first_alerts] == [
-        (text_of((BEGIN + 1) * 1_000_000), "loud"),
-        (text_of((BEGIN + 301) * 1_000_000), "loud"),
+        (format_timestamp((BEGIN + 1) * 1_000_000), "loud"),
+        (format_timestamp((BEGIN + 301) * 1_000_000), "loud"),
     ]
     assert [(one.agent, one.alerts, one.outcomes.denied) for one in found.worst] == [("loud", 2, 40), ("calm", 0, 9)]
 
@@ -156,7 +156,7 @@ def test_time_never_goes_back(tmp_path: Path) -> None:
     report = played(csv(tmp_path, rows), policy=Policy(limits={"normal": "1/minute"}, warn_at=1))
     assert (report.lines.late, report.lines.late_by) == (2, 57.0)
     assert report.policies[0].outcomes == counts(allowed=3, denied=2)
-    assert report.last == text_of((BEGIN + 60) * 1_000_000)
+    assert report.last == format_timestamp((BEGIN + 60) * 1_000_000)
     rows = [(0, "a", "normal"), (60, "b", "normal"), (3, "a", "normal")]  # at 60 the bucket is full again
     report = played(csv(tmp_path, rows), policy=Policy(limits={"normal": "1/minute"}, warn_at=1))
     assert report.policies[0].outcomes == counts(allowed=3)
@@ -215,9 +215,9 @@ def test_the_timeline_stays_short_and_loses_nothing(tmp_path: Path) -> None:
 def test_intervals_grow_with_the_log(last: int, width: int) -> None:
     timeline = Timeline(1)
     for second in {0, 1, last // 2, last}:
-        row, edge = timeline.row(second * 1_000_000)
+        row, end = timeline.interval(second * 1_000_000)
         row[0][0] += 1
-        assert edge > second * 1_000_000
+        assert end > second * 1_000_000
     assert timeline.width == width * 1_000_000
     intervals = list(timeline.intervals())
     assert len(intervals) <= MOST
@@ -229,24 +229,24 @@ def test_intervals_grow_with_the_log(last: int, width: int) -> None:
 
 
 def test_accounts_are_bounded_and_keep_the_worst() -> None:
-    accounts = Accounts(10)
+    agents = AgentTable(10)
     for number in range(5):
-        accounts.open(f"bad {number}").counts[2] = number + 1
+        agents.add(f"bad {number}").counts[2] = number + 1
     for number in range(1000):
-        accounts.open(f"good {number}")
-        assert len(accounts) <= 10
-    assert {f"bad {number}" for number in range(5)} <= set(accounts)
-    assert (accounts.complete, accounts.short_by) == (False, 0)
+        agents.add(f"good {number}")
+        assert len(agents) <= 10
+    assert {f"bad {number}" for number in range(5)} <= set(agents)
+    assert (agents.complete, agents.short_by) == (False, 0)
     for number in range(20):
-        accounts.open(f"worse {number}").counts[2] = 100
-    assert len(accounts) <= 10
-    assert "bad 0" not in accounts
+        agents.add(f"worse {number}").counts[2] = 100
+    assert len(agents) <= 10
+    assert "bad 0" not in agents
     # What went with more denials than the least that stayed: 100 once there were more than five of those.
-    assert 100 <= accounts.short_by <= 100 * 5
+    assert 100 <= agents.short_by <= 100 * 5
 
 
-def streamed(lines: Callable[[int], str], count: int) -> Play:
-    """A replay of lines that exist nowhere as a whole, with few accounts."""
+def streamed(lines: Callable[[int], str], count: int) -> Player:
+    """A replay of lines that exist nowhere as a whole, with few agents."""
     reader, writer = os.pipe()
 
     def write() -> None:
@@ -256,8 +256,8 @@ def streamed(lines: Callable[[int], str], count: int) -> Play:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        with Tape([f"/dev/fd/{reader}"], Reading()) as tape:
-            return Play(tape, [Run("", Policy(limits={"normal": "2/minute"}), most_agents=200)])
+        with LogSet([f"/dev/fd/{reader}"], LogOptions()) as logs:
+            return Player(logs, [PolicyReplay("", Policy(limits={"normal": "2/minute"}), most_agents=200)])
     finally:
         os.close(reader)
         thread.join()
@@ -273,13 +273,13 @@ def test_memory_follows_the_live_agents_and_not_the_log() -> None:
     peaks = []
     for count in (1_500, 5_000):
         tracemalloc.start()
-        play = streamed(line, count)
+        player = streamed(line, count)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        lanes = play.runs[0].lanes
-        assert sum(lanes["http", "normal"].total) == count
-        assert sum([len(lane.full_at) for lane in lanes.values()]) < 1_500
-        assert len(play.runs[0].accounts) <= 200
+        tiers = player.policies[0].tiers
+        assert sum(tiers["http", "normal"].total) == count
+        assert sum([len(tier.full_at) for tier in tiers.values()]) < 1_500
+        assert len(player.policies[0].agents) <= 200
     assert peaks[1] < peaks[0] * 1.25
 
 
@@ -335,14 +335,14 @@ def test_where_costs_differ_it_is_said_that_a_lower_limit_may_do(tmp_path: Path)
     assert report.suggestions is not None
     (found,) = report.suggestions
     assert (found.limit, found.denied, found.denied_one_less, found.lowest) == (9, 0, 1, False)
-    assert "costs differ, so that a lower one may do by chance" in report.toml()
+    assert "costs differ, so a lower limit may do by chance" in report.toml()
 
 
 def test_where_no_limit_would_do_that_is_said(tmp_path: Path) -> None:
     report = played(csv(tmp_path, [(0, "a", HIGHEST + 1)], "time,agent,cost"), share=Fraction(0))
     assert report.suggestions is not None
     assert report.suggestions[0].limit is None
-    assert f"# normal: no limit up to {HIGHEST:,}/minute would do" in report.toml()
+    assert f"# normal: no limit up to {HIGHEST:,}/minute is high enough" in report.toml()
 
 
 def test_an_empty_log_beside_another_is_no_mistake(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate import Policy
-from headgate.replay.options import Reading
+from headgate.replay.options import LogOptions
 from headgate.replay.report import Report, replay
 
 BEGIN = 1_700_000_000
@@ -37,6 +37,6 @@ def access(time: str = "14/Nov/2023:22:13:20 +0000", user: str = "-", more: Mapp
 
 def played(*logs: str, policy: Policy | None = None, other: Policy | None = None, **how: Any) -> Report:
     """The report of a replay; what isn't an option of `replay` is one of how lines are read."""
-    options = {name: how.pop(name) for name in ("share", "worst", "progress") if name in how}
+    options = {name: how.pop(name) for name in ("share", "worst", "on_progress") if name in how}
     policies = {"now": policy or Policy()} | ({} if other is None else {"next": other})
-    return replay(logs, policies, Reading(**how), **options)
+    return replay(logs, policies, LogOptions(**how), **options)
