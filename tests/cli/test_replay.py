@@ -22,7 +22,7 @@ import pytest
 import headgate
 from headgate import ManualClock
 from headgate.cli import main, replay
-from headgate.cli.terminal import Progress
+from headgate.cli.terminal import ProgressLine
 from headgate.replay.options import FIELDS
 from tests.support.log_files import access, csv, written
 from tests.support.valkey import PATIENCE, wait_for
@@ -453,7 +453,7 @@ class Terminal(io.StringIO):
 def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out, clock = Terminal(), ManualClock()
-    with Progress(out, lambda: clock.now() / 1e6) as line:
+    with ProgressLine(out, lambda: clock.now() / 1e6) as line:
         progress = replay._ReplayProgress(line, lambda: clock.now() / 1e6)
         for done, total, lines in ((250, 1000, 500), (500, 1000, 1000)):
             clock.advance(1)
@@ -477,7 +477,7 @@ def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyP
 def test_progress_is_shown_on_a_terminal_only(out: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
     times = iter(range(10))
-    with Progress(out, lambda: float(next(times))) as line:
+    with ProgressLine(out, lambda: float(next(times))) as line:
         replay._ReplayProgress(line).show(1, 2, 3)
     assert out.getvalue() == ""
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headgate.cli.parser import Commands, command
+from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import (
     BOLD,
     GREEN,
@@ -17,13 +17,12 @@ from headgate.cli.terminal import (
     YELLOW,
     Cell,
     Column,
-    Progress,
-    harmless,
-    painted,
+    ProgressLine,
+    coloured,
     print_json,
     print_table,
 )
-from headgate.errors import HeadgateError, InvalidInput
+from headgate.errors import HeadgateError, InvalidInput, printable
 from headgate.gate.policy import TIERS, UNKNOWN_TIER, Policy
 from headgate.replay.options import FIELDS, FORMATS, KEYS, LogOptions, RouteRule
 
@@ -40,7 +39,7 @@ _SHOWN_ALERTS: Final = 5
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    parser = command(
+    parser = add_command(
         commands,
         "replay",
         _run,
@@ -52,7 +51,7 @@ def add(commands: Commands) -> None:
         "headgate replay access.log --route 'POST /api/tasks=heavy' --route 'GET *=light'",
         "zcat old/*.gz | headgate replay - --policy now.toml --compare next.toml --html report.html",
         "headgate replay traffic.jsonl --field agent=user_id --field time=ts --suggest 0.1%",
-        data=True,
+        json=True,
     )
     parser.add_argument("logs", nargs="+", metavar="LOG", help="log files in any order; - for standard input")
     parser.add_argument("--policy", metavar="FILE", help="policy file in TOML (default: the default policy)")
@@ -120,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
     log_options = LogOptions(
         options.format, options.key, options.channel, options.tier, tuple(options.route), dict(options.field)
     )
-    with Progress() as line:
+    with ProgressLine() as line:
         show = _ReplayProgress(line).show
         report = replay(
             options.logs, policies, log_options, share=options.suggest, worst=options.worst, on_progress=show
@@ -178,9 +177,9 @@ def _print_summary(report: "Report") -> None:
 def _print_facts(report: "Report") -> None:
     lines = report.lines
     for log in report.logs:
-        print(f"{harmless(log.name)}: {_many(log.lines, 'line')} read as {log.format}, {log.used:,} used")
+        print(f"{printable(log.name)}: {_many(log.lines, 'line')} read as {log.format}, {log.used:,} used")
         if log.damage:
-            print(f"  {painted(log.damage, YELLOW, sys.stdout)}")
+            print(f"  {coloured(log.damage, YELLOW, sys.stdout)}")
     agents = _many(report.agents, "agent")
     agents = agents if report.agents_complete else f"more than {agents}"
     print(f"from {report.first} to {report.last} ({_span(report.seconds)}), {agents}")
@@ -189,12 +188,12 @@ def _print_facts(report: "Report") -> None:
     if lines.skipped:
         print(f"{_many(lines.skipped, 'line')} without a user skipped")
     if report.unknown_actions:
-        names = ", ".join([harmless(action) for action in report.unknown_actions])
+        names = ", ".join([printable(action) for action in report.unknown_actions])
         print(f"actions that the policy doesn't classify, counted as normal: {names}")
     if lines.malformed:
-        print(painted(f"{_many(lines.malformed, 'malformed line')}; the first:", YELLOW, sys.stdout))
+        print(coloured(f"{_many(lines.malformed, 'malformed line')}; the first:", YELLOW, sys.stdout))
         for one in report.first_malformed:
-            print(f"  {harmless(one.log)} line {one.line}: {one.reason}: {one.text}")
+            print(f"  {printable(one.log)} line {one.line}: {one.reason}: {one.text}")
 
 
 def _print_timeline(policy: "PolicyReport", interval: float) -> None:
@@ -215,7 +214,7 @@ def _joined(policy: "PolicyReport", outcome: str, together: int) -> list[int]:
 
 
 def _print_bars(name: str, counts: Sequence[int], colour: str) -> None:
-    print(f"{name:<8} {painted(_bars(counts), colour, sys.stdout)}  max {max(counts):,}")
+    print(f"{name:<8} {coloured(_bars(counts), colour, sys.stdout)}  max {max(counts):,}")
 
 
 def _print_agents(policy: "PolicyReport") -> None:
@@ -241,7 +240,7 @@ def _print_alerts(policy: "PolicyReport") -> None:
     if policy.alerts:
         _title(_many(policy.alerts, "alert"))
         for alert in policy.first_alerts[:_SHOWN_ALERTS]:
-            print(f"{alert.time}  {harmless(alert.agent)}")
+            print(f"{alert.time}  {printable(alert.agent)}")
         if policy.alerts > _SHOWN_ALERTS:
             print(f"and {policy.alerts - _SHOWN_ALERTS:,} more")
 
@@ -267,7 +266,7 @@ def _print_difference(before: "PolicyReport", after: "PolicyReport") -> None:
 
 
 def _title(text: str) -> None:
-    print(f"\n{painted(harmless(text), BOLD, sys.stdout)}")
+    print(f"\n{coloured(printable(text), BOLD, sys.stdout)}")
 
 
 def _cells(counts: "OutcomeCounts") -> list[str | Cell]:
@@ -328,7 +327,7 @@ def _span(seconds: float) -> str:
 class _ReplayProgress:
     """Shows how much of the logs has been read."""
 
-    def __init__(self, line: Progress, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, line: ProgressLine, now: Callable[[], float] = time.monotonic) -> None:
         self._line, self._now = line, now
         self._passes, self._done, self._begin = 1, 0, now()
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-from headgate.errors import InvalidInput
+from headgate.errors import InvalidInput, printable
 from headgate.gate.policy import MAX_AGENT
 from headgate.replay.engine import Classifier, TierReplays
 from headgate.replay.logfile import ReplayError
@@ -325,8 +325,5 @@ def _is_object(line: str) -> bool:
 
 
 def _excerpt(line: str) -> str:
-    """The beginning of a line, with control characters escaped."""
-    start = line[:_MAX_TEXT]
-    if not start.isprintable():
-        start = "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in start])
-    return start + ("…" if len(line) > _MAX_TEXT else "")
+    """The beginning of a line, safe to print."""
+    return printable(line[:_MAX_TEXT]) + ("…" if len(line) > _MAX_TEXT else "")
