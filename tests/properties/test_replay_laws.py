@@ -1,4 +1,4 @@
-"""A replay says what the gate says, request by request; and a suggested limit is the lowest that does."""
+"""A replay decides each request as the gate does, and a suggested limit is the lowest that suffices."""
 
 from fractions import Fraction
 from itertools import pairwise

@@ -14,7 +14,7 @@ from typing import Final
 from uuid import uuid4
 
 from headgate._version import VERSION
-from headgate.cli.parser import Commands, add_command, duration
+from headgate.cli.parser import Commands, add_command, duration, requires
 from headgate.cli.terminal import Column, ProgressLine, print_json, print_table, version_text, waiting_for
 from headgate.errors import HeadgateError
 from headgate.gate import Gate
@@ -121,10 +121,8 @@ def _cases(url: str | None) -> Iterator[list[Case]]:
         store = MemoryStore()
         yield [*_in_sequence(store, Gate(_policy(), store=store), KEYS, _PASSES), _in_threads(store)]
         return
-    try:
+    with requires("redis", "--store"):
         from headgate.stores.redis import RedisStore
-    except ImportError as error:
-        raise HeadgateError(f"--store needs more than the core: {error}; pip install 'headgate[redis]'") from error
     with ExitStack() as stack:
         server = stack.enter_context(RedisStore(url, prefix=f"headgate-bench-{uuid4().hex[:8]}:", timeout=5))
         with waiting_for("the server"):

@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.cli.hub_api import HubError, add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.parser import Commands, add_command, requires
 from headgate.cli.terminal import GREEN, RED, YELLOW, coloured, print_json, waiting_for
 from headgate.errors import HeadgateError, InvalidInput, printable
 from headgate.gate import Gate
@@ -113,10 +113,8 @@ def _by_hub(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _by_store(options: argparse.Namespace) -> dict[str, Any]:
-    try:
+    with requires("redis", "--store"):
         from headgate.stores.redis import RedisStore
-    except ImportError as error:
-        raise HeadgateError(f"--store needs more than the core: {error}; pip install 'headgate[redis]'") from error
     policy = Policy() if options.policy is None else Policy.load(options.policy)
     with waiting_for("the server"), RedisStore(options.store, timeout=_TIMEOUT) as store:
         store.verify()

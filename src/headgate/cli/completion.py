@@ -4,8 +4,7 @@ import argparse
 from functools import partial
 from typing import Final
 
-from headgate.cli.parser import Commands, add_command
-from headgate.errors import HeadgateError
+from headgate.cli.parser import Commands, add_command, requires
 
 _SHELLS: Final = ("bash", "zsh", "tcsh")
 
@@ -25,10 +24,8 @@ def add(commands: Commands, root: argparse.ArgumentParser) -> None:
 
 
 def _run(root: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    try:
+    with requires("cli", "completion"):
         import shtab
-    except ImportError as error:
-        raise HeadgateError(f"completion needs more than the core: {error}; pip install 'headgate[cli]'") from error
     for action in _actions(root):
         if action.metavar in ("FILE", "LOG"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]

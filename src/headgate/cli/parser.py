@@ -3,11 +3,12 @@
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from textwrap import fill
 from typing import Any, NoReturn, TypeAlias
 
-from headgate.errors import printable
+from headgate.errors import HeadgateError, printable
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 RunCommand: TypeAlias = Callable[[argparse.Namespace], int]
@@ -73,3 +74,12 @@ def duration(text: str) -> float:
     if not 0 < number <= 3600:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, at most 3600, got {text!r}")
     return number
+
+
+@contextmanager
+def requires(extra: str, what: str) -> Iterator[None]:
+    """Turn a failing import into an error that names the extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise HeadgateError(f"{what} needs more than the core: {error}; pip install 'headgate[{extra}]'") from error

@@ -7,8 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from headgate.cli.hub_api import SecretOption
-from headgate.cli.parser import Commands
-from headgate.errors import HeadgateError
+from headgate.cli.parser import Commands, requires
 from headgate.hub.settings import HubSettings, flag, variable
 
 
@@ -35,10 +34,8 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
+    with requires("server", "the hub"):
         from headgate.hub import logs, server
-    except ImportError as error:
-        raise HeadgateError(f"the hub needs more than the core: {error}; pip install 'headgate[server]'") from error
     chosen = options.config or os.environ.get("HEADGATE_CONFIG")
     config = Path(chosen) if chosen else None
     given = {name: value for name, value in vars(options).items() if value is not None}

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from headgate.cli.hub_api import HubError, add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.parser import Commands, add_command, requires
 from headgate.cli.terminal import is_interactive
 from headgate.errors import HeadgateError
 
@@ -25,10 +25,8 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
+    with requires("cli", "top"):
         from headgate.cli import top_app
-    except ImportError as error:
-        raise HeadgateError(f"top needs more than the core: {error}; pip install 'headgate[cli]'") from error
     if not (sys.stdin.isatty() and is_interactive(sys.stdout)):
         raise HeadgateError("top: expected an interactive terminal; headgate agents prints the same as lines")
     hub = hub_from(options, viewer=True, timeout=5.0)
