@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.cli.hub_api import HubError, add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command, requires
+from headgate.cli.parser import Commands, add_command, requires, whole_number
 from headgate.cli.terminal import GREEN, RED, YELLOW, coloured, print_json, waiting_for
 from headgate.errors import HeadgateError, InvalidInput, printable
 from headgate.gate import Gate
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
         "--limit", metavar="LIMIT", help="limit, such as 10/minute, in place of a policy; needs --store"
     )
     check.add_argument("--channel", metavar="C", help=f"channel, such as ws or http (default: {_CHANNEL})")
-    check.add_argument("--cost", type=_cost, metavar="N", help="tokens that the request takes (default: 1)")
+    check.add_argument("--cost", type=whole_number(1), metavar="N", help="tokens that the request takes (default: 1)")
     check.add_argument("--peek", action="store_true", help="count nothing")
     check.add_argument("--store", metavar="URL", help="use this Redis or Valkey server, without a hub")
     check.add_argument("--policy", metavar="FILE", help="policy file in TOML of those who share the server")
@@ -177,10 +177,3 @@ def _summary(answer: dict[str, Any]) -> str:
     if answer["degraded"]:
         text += "; decided without the store, which is away"
     return f"{coloured(outcome, _COLOURS[outcome], sys.stdout)}: {text}"
-
-
-def _cost(text: str) -> int:
-    cost = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-    if not cost:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return cost

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, TextIO
 
-from headgate.cli.parser import Commands, add_command, duration
+from headgate.cli.parser import Commands, add_command, duration, whole_number
 from headgate.cli.terminal import coloured, is_interactive, usage_colour, version_text
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
@@ -39,29 +39,9 @@ def add(commands: Commands) -> None:
         "headgate demo --seconds 30 --agents 12",
     )
     parser.add_argument("--seconds", type=duration, default=10.0, metavar="S", help="duration (default: 10)")
-    parser.add_argument("--agents", type=_agents, default=6, metavar="N", help="number of agents (default: 6)")
-    parser.add_argument("--seed", type=_seed, metavar="N", help="make the traffic repeatable")
-
-
-def _agents(text: str) -> int:
-    agents = _whole(text)
-    if agents is None or not 1 <= agents <= 100:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 100, got {text!r}")
-    return agents
-
-
-def _seed(text: str) -> int:
-    seed = _whole(text)
-    if seed is None:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
-    return seed
-
-
-def _whole(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
+    agents = whole_number(1, 100)
+    parser.add_argument("--agents", type=agents, default=6, metavar="N", help="number of agents (default: 6)")
+    parser.add_argument("--seed", type=whole_number(), metavar="N", help="make the traffic repeatable")
 
 
 @dataclass(frozen=True)

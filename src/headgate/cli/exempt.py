@@ -2,7 +2,7 @@
 
 import argparse
 
-from headgate.cli.hub_api import add_agent_argument, add_hub_options, hub_from, note_unregistered
+from headgate.cli.hub_api import add_hub_options, hub_from, note_unregistered
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import print_json
 from headgate.errors import printable
@@ -17,8 +17,7 @@ def add(commands: Commands) -> None:
     ):
         description = f"{about[0].upper()}{about[1:]}, from its next request on."
         verb = add_command(verbs, name, run, about, description, example, json=True)
-        add_agent_argument(verb)
-        add_hub_options(verb)
+        add_hub_options(verb, agent=True)
     verb = add_command(
         verbs, "list", _list, "list exempt agents", "List the exempt agents.", "headgate exempt list", json=True
     )

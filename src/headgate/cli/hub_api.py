@@ -254,11 +254,13 @@ def _path(path: str, agent: str) -> str:
     return f"{path}/{quote(agent, safe='')}"
 
 
-def add_hub_options(parser: argparse.ArgumentParser, *, viewer: bool = False) -> None:
-    """Add the options for a hub's address and token.
+def add_hub_options(parser: argparse.ArgumentParser, *, viewer: bool = False, agent: bool = False) -> None:
+    """Add the options for a hub's address and token; with `agent`, the argument AGENT too.
 
     They have no defaults: those of a subcommand would overwrite options before the subcommand.
     """
+    if agent:
+        parser.add_argument("agent", type=_agent_name, metavar="AGENT", help="name of the agent")
     variables = f"{ADMIN_VARIABLE} or {VIEWER_VARIABLE}" if viewer else ADMIN_VARIABLE
     group = parser.add_argument_group("hub")
     absent = argparse.SUPPRESS
@@ -332,10 +334,6 @@ def _url(text: str) -> str:
     if not good:
         raise argparse.ArgumentTypeError(f"expected a URL such as {DEFAULT_URL}, got {text!r}")
     return text.rstrip("/")
-
-
-def add_agent_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("agent", type=_agent_name, metavar="AGENT", help="name of the agent")
 
 
 def _agent_name(text: str) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from headgate.cli.hub_api import add_agent_argument, add_hub_options, hub_from, note_unregistered
+from headgate.cli.hub_api import add_hub_options, hub_from, note_unregistered
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import Column, print_json, print_table
 from headgate.errors import HeadgateError, printable
@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
         "headgate override set planner light=600/minute 'normal=5/second burst 20' --channel ws",
         json=True,
     )
-    add_agent_argument(verb)
+    add_hub_options(verb, agent=True)
     verb.add_argument(
         "limits",
         type=_tier_limit,
@@ -35,7 +35,6 @@ def add(commands: Commands) -> None:
         help=f"tier ({', '.join(TIERS)}) and its limit",
     )
     verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http")
-    add_hub_options(verb)
     verb = add_command(
         verbs,
         "remove",
@@ -45,8 +44,7 @@ def add(commands: Commands) -> None:
         "headgate override remove planner",
         json=True,
     )
-    add_agent_argument(verb)
-    add_hub_options(verb)
+    add_hub_options(verb, agent=True)
     verb = add_command(
         verbs, "list", _list, "list all overrides", "List the overrides of all agents.",
         "headgate override list", json=True,

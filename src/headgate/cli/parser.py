@@ -76,6 +76,19 @@ def duration(text: str) -> float:
     return number
 
 
+def whole_number(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
+    """A parser of whole numbers within bounds, for argparse."""
+    bounds = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"
+
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch("-?[0-9]{1,19}", text) else None
+        if number is None or (least is not None and number < least) or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"expected a whole number{bounds}, got {text!r}")
+        return number
+
+    return parse
+
+
 @contextmanager
 def requires(extra: str, what: str) -> Iterator[None]:
     """Turn a failing import into an error that names the extra to install."""

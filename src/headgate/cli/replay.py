@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.parser import Commands, add_command, whole_number
 from headgate.cli.terminal import (
     BOLD,
     GREEN,
@@ -67,9 +67,8 @@ def add(commands: Commands) -> None:
         ),
     )
     parser.add_argument("--html", metavar="FILE", help="also write the report as an HTML page with plots")
-    parser.add_argument(
-        "--worst", type=_worst, default=10, metavar="N", help="length of each list of agents (default: 10)"
-    )
+    worst = whole_number(1, 1000)
+    parser.add_argument("--worst", type=worst, default=10, metavar="N", help="agents in each list (default: 10)")
     how = parser.add_argument_group("log format")
     how.add_argument("--format", choices=FORMATS, metavar="F", help=f"{', '.join(FORMATS)} (default: detected)")
     how.add_argument(
@@ -361,12 +360,6 @@ def _share(text: str) -> Fraction:
             f"expected a share below 1, such as 0.1% or 0.001, got {text!r}; put logs before the options"
         )
     return share
-
-
-def _worst(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 1000, got {text!r}")
-    return int(text)
 
 
 def _route(text: str) -> RouteRule:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from headgate.cli.hub_api import AgentStatus, add_agent_argument, add_hub_options, hub_from, note_unregistered
+from headgate.cli.hub_api import AgentStatus, add_hub_options, hub_from, note_unregistered
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Column, print_json, print_table
 from headgate.errors import printable
@@ -32,8 +32,7 @@ def add(commands: Commands) -> None:
         "headgate violations reset planner",
         json=True,
     )
-    add_agent_argument(reset)
-    add_hub_options(reset)
+    add_hub_options(reset, agent=True)
 
 
 def _list(options: argparse.Namespace) -> int:
