@@ -1,7 +1,7 @@
-"""The rate limiters that are measured, each set up and called as its own documentation says.
+"""The rate limiters in memory, each set up and called as in its own documentation.
 
-A contender brings its own loop over the keys. So each is called as its users call it, with no wrapper in between that
-would cost something, and the loop around the call is the same statement for all.
+A contender has its own loop over the keys. So each is called as its users call it, without a wrapper that would add
+cost, and the loop around the call is the same statement for all.
 """
 
 import importlib.util
@@ -37,20 +37,20 @@ Loop = Callable[[Iterable[str]], None]
 
 
 class Quota(NamedTuple):
-    """How much each key may do, in words that both a window and a bucket understand."""
+    """A limit per key, in terms of both a window and a bucket."""
 
     size: int
-    """What passes within a window, or at once from a full bucket."""
+    """Requests per window, or capacity of the bucket."""
     seconds: int
-    """The length of the window."""
+    """Length of the window."""
     refill: int
-    """What a bucket gets back in that time."""
+    """Tokens that a bucket gains in that time."""
 
 
-# No check is denied, and no bucket is full again before its next check: a limiter may treat a full bucket as no bucket.
+# No check is denied, and no bucket is full before its next check: a limiter may drop a full bucket.
 ROOMY: Final = Quota(1_000_000, 86_400, refill=100)
 ROOMY_HOUR: Final = Quota(500_000, 3_600, refill=50)
-# One token in more than two hours: what is used up stays used up for the whole run.
+# One token in more than two hours: an empty bucket stays empty for the whole run.
 TIGHT: Final = Quota(10, 86_400, refill=10)
 SLOW: Final = Quota(100, 86_400, refill=100)
 
@@ -62,11 +62,11 @@ class Contender:
     run: Loop
     """Check every key."""
     passes: Callable[[str], bool]
-    """Check one key, and say what came of it: to see that a run measured what it was meant to."""
+    """Check one key and return the outcome, to verify that a run measured the intended case."""
     settle: Callable[[], None] = lambda: None
-    """Wait for what it still does in the background, so that nobody else pays for it."""
+    """Wait for its background work, so that no other contender pays for it."""
     kept: Callable[[], int] | None = None
-    """How many keys it keeps, where it says so."""
+    """Number of keys it keeps, if it tells."""
 
 
 Build = Callable[[list[Quota]], Contender]
@@ -85,7 +85,7 @@ def headgate(quotas: list[Quota]) -> Contender:
 
 
 def headgate_gate(quotas: list[Quota]) -> Contender:
-    """With a policy, by an action that it has to classify, and no listeners."""
+    """With a policy that classifies the action, and without listeners."""
     limit = AllOf([TokenBucket(quota.size, quota.refill, quota.seconds) for quota in quotas])
     check = Gate(Policy(limits={"normal": limit if len(quotas) > 1 else limit.parts[0]})).check
 
@@ -120,7 +120,7 @@ def _limits(storage: MemoryStorage, strategy: RateLimiter, quotas: list[Quota], 
             hit(first, key) and hit(last, key)
 
     def settle() -> None:
-        # This thread walks through all keys 10 ms after a hit. While limits is being timed, that is part of its cost.
+        # This thread scans all keys 10 ms after a hit. While limits is timed, that is part of its cost.
         storage.timer.join()
 
     def passes(key: str) -> bool:
@@ -134,7 +134,7 @@ def throttled_py(quotas: list[Quota]) -> Contender:
     throttle = throttled.Throttled(
         using=throttled.RateLimiterType.TOKEN_BUCKET.value,
         quota=throttled.per_duration(timedelta(seconds=quota.seconds), limit=quota.refill, burst=quota.size),
-        store=throttled.MemoryStore(options={"MAX_SIZE": 2**40}),  # so that no key is evicted to make room
+        store=throttled.MemoryStore(options={"MAX_SIZE": 2**40}),  # no eviction
     )
     limit = throttle.limit
 
@@ -146,7 +146,7 @@ def throttled_py(quotas: list[Quota]) -> Contender:
 
 
 class _BucketPerKey(pyrate_limiter.BucketFactory):
-    """One bucket for each name, as in "Custom routing with BucketFactory" of pyrate-limiter's documentation."""
+    """A bucket per name, as in "Custom routing with BucketFactory" in pyrate-limiter's documentation."""
 
     def __init__(self, rates: list[pyrate_limiter.Rate]) -> None:
         self.rates = rates
@@ -195,7 +195,7 @@ LIBRARIES: Final[dict[str, Build]] = {
     PYRATE: pyrate,
     TOKEN_BUCKET: token_bucket_py,
 }
-# The others know one limit at a time. So does limits, but its users are told to hit one limit after the other.
+# The others support one limit at a time. So does limits, but its documentation says to hit one after the other.
 SEVERAL_LIMITS: Final = (HEADGATE, GATE, LIMITS_FIXED, LIMITS_MOVING, PYRATE)
 
 
@@ -204,7 +204,7 @@ class NoFloorError(Exception):
 
 
 def compile_floor(folder: Path) -> Callable[[Iterable[str]], Contender]:
-    """Compile `floor.py` in a folder of its own, and return what makes a contender that knows some keys."""
+    """Compile `floor.py` in a folder, and return a function that makes a contender with some known keys."""
     shutil.copy(Path(__file__).with_name("floor.py"), folder)
     done = subprocess.run(
         [sys.executable, "-m", "mypyc", "floor.py"],

@@ -1,6 +1,6 @@
-"""The least that a check of a rate limiter can cost: one compiled call, one reading of the clock, one lookup.
+"""The floor: the least cost of a check, which is one compiled call, one reading of the clock and one lookup.
 
-It is compiled with mypyc for each run, so that the floor comes from the same machine, compiler and minute as the rest.
+It is compiled with mypyc in each run, so that it comes from the same machine, compiler and minute as the rest.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""The load on a hub: connections that ask it the same again and again.
+"""The load on a hub: connections that repeat one request.
 
-They are raw protocols with frames that are encoded beforehand: a client that did more would be slower than the hub, and
-hide what the gate takes. Whatever is answered otherwise than expected, such as a denial, ends the run.
+They are raw protocols with frames encoded beforehand: a client that did more would be slower than the hub, and hide the
+cost of the gate. An unexpected answer, such as a denial, ends the run.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from headgate.proto import envelope_pb2 as wire
 
 CONNECTIONS: Final = 20
 WINDOW: Final = 4
-"""Frames that each WebSocket has under way; over HTTP it is one request."""
+"""Frames in flight per WebSocket; over HTTP, one request."""
 
 _WARM_UP: Final = 0.1  # seconds
-_AT_ONCE: Final = 100  # connections that are opened together
+_AT_ONCE: Final = 100  # connections opened together
 _PATIENCE: Final = 60.0  # seconds
 _TEXT, _BINARY, _PING, _PONG = 0x81, 0x82, 0x89, 0x8A
 _MASKED: Final = 0x80
-_MASK: Final = b"\0\0\0\0"  # which leaves the payload as it is
+_MASK: Final = b"\0\0\0\0"  # leaves the payload unchanged
 
 T = TypeVar("T")
 
@@ -44,59 +44,59 @@ class Agent(NamedTuple):
     token: str
 
 
-class Served(NamedTuple):
-    """A hub that runs."""
+class HubProcess(NamedTuple):
+    """A running hub."""
 
     process: int
     port: int
     agents: list[Agent]
 
 
-class Talk(NamedTuple):
-    """What is said over a WebSocket."""
+class Exchange(NamedTuple):
+    """The frames of a WebSocket connection."""
 
     path: str
     hello: bytes
     welcome: bytes
-    """What the answer to the hello begins with."""
+    """The beginning of the answer to the hello."""
     question: bytes
     answer: bytes
     delivered: bytes = b""
-    """What messages of other connections begin with, if any come."""
+    """The beginning of messages from other connections, if there are any."""
 
 
-# What a round is made of ---------------------------------------------------------------------------------------------
+# Rounds --------------------------------------------------------------------------------------------------------------
 
 
-def load(what: str, gated: Served, ungated: Served, rounds: int, seconds: float) -> Pair:
-    """Ask two hubs in turns, for so long in each round."""
+def load(what: str, gated: HubProcess, ungated: HubProcess, rounds: int, seconds: float) -> Pair:
+    """Load two hubs in turns, for some seconds in each round."""
     return _run(_load(what, gated, ungated, rounds, seconds))
 
 
-async def _load(what: str, gated: Served, ungated: Served, rounds: int, seconds: float) -> Pair:
+async def _load(what: str, gated: HubProcess, ungated: HubProcess, rounds: int, seconds: float) -> Pair:
     pair = Pair()
     turns = []
     for hub, done in ((gated, pair.gated), (ungated, pair.ungated)):
-        links = await _open(hub, [ASKS[what](hub.agents, number) for number in range(CONNECTIONS)])
-        await _ask(links, _WARM_UP)
-        turns.append((hub, links, done))
+        connections = await _open(hub, [WORKLOADS[what](hub.agents, number) for number in range(CONNECTIONS)])
+        await _run_for(connections, _WARM_UP)
+        turns.append((hub, connections, done))
     freeze()
     for _ in range(rounds):
-        for hub, links, done in turns:
-            done.append(await _round(hub, links, seconds))
-        turns.reverse()  # so that neither always comes after the other
+        for hub, connections, done in turns:
+            done.append(await _round(hub, connections, seconds))
+        turns.reverse()  # so that neither always comes second
     gc.unfreeze()
-    for _, links, _ in turns:
-        _close(links)
+    for _, connections, _ in turns:
+        _close(connections)
     return pair
 
 
-async def _round(hub: Served, links: Sequence["Link"], seconds: float) -> Round:
+async def _round(hub: HubProcess, connections: Sequence["LoadConnection"], seconds: float) -> Round:
     processor, start = _processor_time(hub.process), time.perf_counter_ns()
-    times = sorted([one for some in await _ask(links, seconds) for one in some])
+    times = sorted([one for some in await _run_for(connections, seconds) for one in some])
     end, after = time.perf_counter_ns(), _processor_time(hub.process)
     async with asyncio.timeout(_PATIENCE):
-        while sum([link.due for link in links]):  # noqa: ASYNC110 - what one has sent, others get
+        while sum([connection.due for connection in connections]):  # noqa: ASYNC110 - until all messages are delivered
             await asyncio.sleep(0.001)
     return Round(
         messages=len(times),
@@ -107,30 +107,30 @@ async def _round(hub: Served, links: Sequence["Link"], seconds: float) -> Round:
     )
 
 
-def idle(hub: Served, before: int) -> float:
-    """How much a hub's resident memory grows with each of its agents that connects and is silent.
+def idle(hub: HubProcess, before: int) -> float:
+    """Growth of a hub's resident memory per idle connection.
 
-    So many are connected before, so that what is made once is not counted.
+    Some connections are open before, so that one-time allocations are not counted.
     """
     return _run(_idle(hub, before))
 
 
-async def _idle(hub: Served, before: int) -> float:
-    links = [ASKS[PING](hub.agents, number) for number in range(len(hub.agents))]
-    await _open(hub, links[:before])
+async def _idle(hub: HubProcess, before: int) -> float:
+    connections = [WORKLOADS[PING](hub.agents, number) for number in range(len(hub.agents))]
+    await _open(hub, connections[:before])
     at_first = _resident(hub.process)
-    await _open(hub, links[before:])
+    await _open(hub, connections[before:])
     growth = _resident(hub.process) - at_first
-    _close(links)
-    return growth / (len(links) - before)
+    _close(connections)
+    return growth / (len(connections) - before)
 
 
-def watch(hub: Served, token: str, dashboards: int, pipe: "Connection[Any, Any]") -> None:
-    """Keep dashboards open until the process ends: say when all are, and if one is closed."""
+def watch(hub: HubProcess, token: str, dashboards: int, pipe: "Connection[Any, Any]") -> None:
+    """Keep dashboards open until the process ends. Sends "open" once all are, and "closed" if they close."""
     _run(_watch(hub, token, dashboards, pipe))
 
 
-async def _watch(hub: Served, token: str, dashboards: int, pipe: "Connection[Any, Any]") -> None:
+async def _watch(hub: HubProcess, token: str, dashboards: int, pipe: "Connection[Any, Any]") -> None:
     async with asyncio.TaskGroup() as group:
         opened = [asyncio.Event() for _ in range(dashboards)]
         for event in opened:
@@ -141,7 +141,7 @@ async def _watch(hub: Served, token: str, dashboards: int, pipe: "Connection[Any
     pipe.send("closed")
 
 
-async def _dashboard(hub: Served, token: str, opened: asyncio.Event) -> None:
+async def _dashboard(hub: HubProcess, token: str, opened: asyncio.Event) -> None:
     where = f"ws://127.0.0.1:{hub.port}/ws/dashboard"
     async with connect(where, compression=None, proxy=None, max_size=None) as socket:
         await socket.send(_json(type="watch", token=token).decode())
@@ -156,35 +156,35 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-async def _open(hub: Served, links: Sequence["Link"]) -> Sequence["Link"]:
+async def _open(hub: HubProcess, connections: Sequence["LoadConnection"]) -> Sequence["LoadConnection"]:
     loop = asyncio.get_running_loop()
-    for first in range(0, len(links), _AT_ONCE):
-        some = links[first : first + _AT_ONCE]
+    for first in range(0, len(connections), _AT_ONCE):
+        some = connections[first : first + _AT_ONCE]
         async with asyncio.timeout(_PATIENCE):
-            for link in some:
-                await loop.create_connection(lambda link=link: link, "127.0.0.1", hub.port)  # type: ignore[misc]
-            await asyncio.gather(*[link.done for link in some])
-    return links
+            for connection in some:
+                await loop.create_connection(lambda connection=connection: connection, "127.0.0.1", hub.port)  # type: ignore[misc]
+            await asyncio.gather(*[connection.done for connection in some])
+    return connections
 
 
-async def _ask(links: Sequence["Link"], seconds: float) -> Sequence["array[int]"]:
-    """Let all ask for so long; the nanoseconds until each answer."""
+async def _run_for(connections: Sequence["LoadConnection"], seconds: float) -> Sequence["array[int]"]:
+    """Run all connections for some seconds; return the nanoseconds until each answer."""
     until = time.perf_counter_ns() + round(seconds * 1e9)
-    for link in links:
-        link.ask(until)
+    for connection in connections:
+        connection.start(until)
     async with asyncio.timeout(seconds + _PATIENCE):
-        await asyncio.gather(*[link.done for link in links])
-    return [link.times for link in links]
+        await asyncio.gather(*[connection.done for connection in connections])
+    return [connection.times for connection in connections]
 
 
-def _close(links: Sequence["Link"]) -> None:
-    for link in links:
-        link.close()
+def _close(connections: Sequence["LoadConnection"]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def _processor_time(process: int) -> int:
-    """Nanoseconds that a process, with all its threads, has had of the processor."""
-    return time.clock_gettime_ns((~process << 3) | 2)  # what clock_getcpuclockid returns; Python doesn't offer it
+    """Processor time of a process with all its threads, in nanoseconds."""
+    return time.clock_gettime_ns((~process << 3) | 2)  # clock_getcpuclockid, which Python lacks
 
 
 def _resident(process: int) -> int:
@@ -194,29 +194,29 @@ def _resident(process: int) -> int:
 # Connections ---------------------------------------------------------------------------------------------------------
 
 
-class Link(asyncio.Protocol):
-    """One connection, which asks again whenever it is answered."""
+class LoadConnection(asyncio.Protocol):
+    """A connection that sends the next request when it gets an answer."""
 
     def __init__(self, question: bytes, window: int) -> None:
         self._question, self._window = question, window
-        self._sent: Final[deque[int]] = deque()  # when the questions were sent that are not answered yet
+        self._sent: Final[deque[int]] = deque()  # times of the requests without an answer
         self._until = 0
         self._rest = b""
         self._closed = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Whether it is open; then, whether it has asked all that it should."""
+        """Set once it is open; then, set at the end of each run."""
         self.times: array[int] = array("q")
         self.due = 0
-        """What it has sent to others, less what it got from others: over all connections, 0 in the end."""
+        """Messages sent to others, less messages from others: 0 in the end, summed over all connections."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed:
-            self._fail(f"the hub has closed a connection: {exc}")
+            self._fail(f"the hub closed a connection: {exc}")
 
-    def ask(self, until: int) -> None:
+    def start(self, until: int) -> None:
         self.done = asyncio.get_running_loop().create_future()
         self._until = until
         self.times = array("q")
@@ -231,7 +231,7 @@ class Link(asyncio.Protocol):
         self._transport.write(self._question * count)
 
     def _answered(self, count: int) -> None:
-        """So many answers have come together."""
+        """Record a number of answers that came together."""
         now = time.perf_counter_ns()
         for _ in range(count):
             self.times.append(now - self._sent.popleft())
@@ -246,19 +246,19 @@ class Link(asyncio.Protocol):
         self.close()
 
 
-class WebSocket(Link):
-    """One agent that talks over a WebSocket."""
+class WebSocketConnection(LoadConnection):
+    """An agent on a WebSocket."""
 
-    def __init__(self, talk: Talk) -> None:
-        self._opcode = _TEXT if talk.path == "/ws" else _BINARY
-        super().__init__(_frame(self._opcode, talk.question), WINDOW)
-        self._talk = talk
+    def __init__(self, exchange: Exchange) -> None:
+        self._opcode = _TEXT if exchange.path == "/ws" else _BINARY
+        super().__init__(_frame(self._opcode, exchange.question), WINDOW)
+        self._exchange = exchange
         self._upgraded = self._welcome = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._transport.write(
-            f"GET {self._talk.path} HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"GET {self._exchange.path} HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
         )
 
@@ -273,11 +273,11 @@ class WebSocket(Link):
                 length, start = int.from_bytes(data[start : start + 2], "big"), start + 2
             if len(data) < start + length:
                 break
-            answers += self._heard(data[at], data[start : start + length])
+            answers += self._handle(data[at], data[start : start + length])
             at = start + length
         self._rest = data[at:]
         if answers and not self._closed:
-            self.due += answers if self._talk.delivered else 0
+            self.due += answers if self._exchange.delivered else 0
             self._answered(answers)
 
     def _upgrade(self, data: bytes) -> bytes:
@@ -287,28 +287,28 @@ class WebSocket(Link):
         if not head.startswith(b"HTTP/1.1 101 "):
             self._fail(f"expected a WebSocket, got {head + rest!r}")
         self._upgraded = True
-        self._transport.write(_frame(self._opcode, self._talk.hello))
+        self._transport.write(_frame(self._opcode, self._exchange.hello))
         return rest
 
-    def _heard(self, opcode: int, payload: bytes) -> bool:
-        """Take a frame, and say whether it is an answer."""
-        talk = self._talk
-        if payload == talk.answer:
+    def _handle(self, opcode: int, payload: bytes) -> bool:
+        """Handle a frame, and return whether it is an answer."""
+        exchange = self._exchange
+        if payload == exchange.answer:
             return True
         if opcode == _PING:
             self._transport.write(_frame(_PONG, payload))
-        elif talk.delivered and payload.startswith(talk.delivered):
+        elif exchange.delivered and payload.startswith(exchange.delivered):
             self.due -= 1
-        elif not self._welcome and payload.startswith(talk.welcome):
+        elif not self._welcome and payload.startswith(exchange.welcome):
             self._welcome = True
             self.done.set_result(None)
         else:
-            self._fail(f"expected {talk.answer!r}, got {payload!r}")
+            self._fail(f"expected {exchange.answer!r}, got {payload!r}")
         return False
 
 
-class Requests(Link):
-    """One agent that sends the same request again and again over one connection."""
+class HttpConnection(LoadConnection):
+    """An agent that repeats one HTTP request on one connection."""
 
     def __init__(self, agent: Agent, path: str) -> None:
         request = f"GET {path} HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {agent.token}\r\n\r\n"
@@ -331,28 +331,28 @@ class Requests(Link):
 
 
 def _frame(opcode: int, payload: bytes) -> bytes:
-    """A frame of a client."""
+    """Encode a client's frame."""
     size = len(payload)
     length = bytes([_MASKED | size]) if size < 126 else bytes([_MASKED | 126]) + size.to_bytes(2, "big")
     return bytes([opcode]) + length + _MASK + payload
 
 
-# What is asked -------------------------------------------------------------------------------------------------------
+# Workloads -----------------------------------------------------------------------------------------------------------
 
 
-def _ping(agents: Sequence[Agent], number: int) -> Link:
-    return WebSocket(Talk("/ws", *_identify(agents[number]), _json(type="ping"), _json(type="pong")))
+def _ping(agents: Sequence[Agent], number: int) -> LoadConnection:
+    return WebSocketConnection(Exchange("/ws", *_identify(agents[number]), _json(type="ping"), _json(type="pong")))
 
 
-def _message(agents: Sequence[Agent], number: int) -> Link:
+def _message(agents: Sequence[Agent], number: int) -> LoadConnection:
     to, sender = agents[(number + 1) % CONNECTIONS].name, agents[(number - 1) % CONNECTIONS].name
     question = _json(type="message", to=to, body={"text": "is it done?", "task": 7})
     answer = _json(type="message_sent", to=to, delivered=True)
     delivered = _json(type="message", **{"from": sender})[:-1]
-    return WebSocket(Talk("/ws", *_identify(agents[number]), question, answer, delivered))
+    return WebSocketConnection(Exchange("/ws", *_identify(agents[number]), question, answer, delivered))
 
 
-def _relay(agents: Sequence[Agent], number: int) -> Link:
+def _relay(agents: Sequence[Agent], number: int) -> LoadConnection:
     agent, to = agents[number], agents[(number + 1) % CONNECTIONS].name
     hello = wire.Envelope(id="0", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=agent.name, token=agent.token))
     welcome = wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, in_reply_to="0", welcome=wire.Welcome(address=agent.name))
@@ -362,7 +362,7 @@ def _relay(agents: Sequence[Agent], number: int) -> Link:
     delivered = wire.Envelope(id="1", type=wire.MESSAGE_TYPE_DATA, to=agent.name, data=data)
     setattr(delivered, "from", agents[(number - 1) % CONNECTIONS].name)
     envelopes = (hello, welcome, question, answer, delivered)
-    return WebSocket(Talk("/relay", *[envelope.SerializeToString() for envelope in envelopes]))
+    return WebSocketConnection(Exchange("/relay", *[envelope.SerializeToString() for envelope in envelopes]))
 
 
 def _identify(agent: Agent) -> tuple[bytes, bytes]:
@@ -370,15 +370,15 @@ def _identify(agent: Agent) -> tuple[bytes, bytes]:
 
 
 def _json(**fields: object) -> bytes:
-    """A frame as the hub writes it."""
+    """A frame in the hub's encoding."""
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-ASKS: Final[dict[str, Callable[[Sequence[Agent], int], Link]]] = {
+WORKLOADS: Final[dict[str, Callable[[Sequence[Agent], int], LoadConnection]]] = {
     PING: _ping,
     MESSAGE: _message,
-    CHANNEL: lambda agents, number: Requests(agents[number], "/api/channels/general"),
-    MAILBOX: lambda agents, number: Requests(agents[number], "/api/mailbox"),
+    CHANNEL: lambda agents, number: HttpConnection(agents[number], "/api/channels/general"),
+    MAILBOX: lambda agents, number: HttpConnection(agents[number], "/api/mailbox"),
     RELAY: _relay,
 }
-"""What is measured: the connections of a round, by their numbers."""
+"""The connections of each workload, by number."""

@@ -1,7 +1,7 @@
-"""What is measured of a hub, all in one run: what the gate takes of it, and what a connection does.
+"""The measurements of a hub: the cost of its gate, of dashboards and of connections.
 
-Two hubs run as processes of their own, served as `headgate serve` serves one, and differ in nothing but the gate. They
-take turns within each of many short rounds. The load comes from a third process.
+Two hubs run in separate processes, as under `headgate serve`, and differ only in the gate. They take turns within each
+of many short rounds. The load comes from a third process.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from benchmarks import hub_load, report
-from benchmarks.hub_load import ASKS, CONNECTIONS, WINDOW, Agent, Served
+from benchmarks.hub_load import CONNECTIONS, WINDOW, WORKLOADS, Agent, HubProcess
 from benchmarks.hub_report import PACKAGES, PING, RELAY, Results
 from benchmarks.measure import freeze, names
 from benchmarks.suite import say
@@ -32,7 +32,7 @@ from headgate.hub.settings import HubSettings
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.numbers import LARGEST
 
-_LIMIT: Final = "1000000/second"  # more than anybody asks for
+_LIMIT: Final = "1000000/second"  # never reached
 _LIMITS: Final = {"limits": dict.fromkeys(("light", "normal", "heavy"), _LIMIT), "addresses": {"limit": _LIMIT}}
 _BACKLOG: Final = 2048
 _DASHBOARDS: Final = 100
@@ -42,15 +42,15 @@ _ALLOW: Final = Decision(Outcome.ALLOW, UNLIMITED, LARGEST, 0, 0, -1)
 
 
 class Scale(NamedTuple):
-    """How much is measured."""
+    """The extent of a run."""
 
     rounds: int
     seconds: float
-    """That each hub is asked in a round."""
+    """Load on each hub per round."""
     idle: int
-    """Connections whose memory is measured."""
+    """Connections for the measurement of memory."""
     before: int
-    """How many are there before it is."""
+    """Connections before it begins."""
 
 
 FULL: Final = Scale(rounds=50, seconds=0.1, idle=5_000, before=500)
@@ -58,7 +58,7 @@ QUICK: Final = Scale(rounds=5, seconds=0.1, idle=500, before=100)
 
 
 class Ungated(Gate):
-    """Lets everything pass, and neither looks anything up nor counts it."""
+    """Allows everything, without a lookup and without counting."""
 
     def check(self, *_: Any, **__: Any) -> Decision:
         return _ALLOW
@@ -74,23 +74,23 @@ def measure(scale: Scale) -> Results:
     results = Results(report.machine(PACKAGES), CONNECTIONS, WINDOW)
     with ProcessPoolExecutor(1, get_context("spawn")) as load:
         _gate(results, scale, load)
-        _watched(results, scale, load)
+        _dashboards(results, scale, load)
         _idle(results, scale, load)
     return results
 
 
 def _gate(results: Results, scale: Scale, load: Executor) -> None:
     with _hub(Gate, CONNECTIONS) as (gated, checks), _hub(Ungated, CONNECTIONS) as (ungated, _):
-        for what in ASKS:
+        for what in WORKLOADS:
             say(what)
-            asking = load.submit(hub_load.load, what, gated, ungated, scale.rounds, scale.seconds)
-            results.pairs[what] = asking.result()
+            loading = load.submit(hub_load.load, what, gated, ungated, scale.rounds, scale.seconds)
+            results.pairs[what] = loading.result()
     asked = sum([one.messages for what, pair in results.pairs.items() if what != RELAY for one in pair.gated])
     if checks.get("allow", 0) < asked or sum(checks.values()) != checks["allow"]:
-        raise RuntimeError(f"the gate should have let pass {asked} or more, and nothing else, got {checks}")
+        raise RuntimeError(f"gate: expected at least {asked} allowed checks and no others, got {checks}")
 
 
-def _watched(results: Results, scale: Scale, load: Executor) -> None:
+def _dashboards(results: Results, scale: Scale, load: Executor) -> None:
     say(f"{_DASHBOARDS} dashboards")
     context = get_context("spawn")
     with _hub(Gate, CONNECTIONS) as (watched, _), _hub(Gate, CONNECTIONS) as (other, _):
@@ -99,10 +99,10 @@ def _watched(results: Results, scale: Scale, load: Executor) -> None:
         watching.start()
         there.close()
         try:
-            _told(here)
+            _receive(here)
             results.watched = load.submit(hub_load.load, PING, watched, other, scale.rounds, scale.seconds).result()
             if here.poll():
-                raise RuntimeError(f"a dashboard was closed: {_told(here)}")
+                raise RuntimeError(f"a dashboard was closed: {_receive(here)}")
         finally:
             watching.kill()
             watching.join()
@@ -121,39 +121,39 @@ def _idle(results: Results, scale: Scale, load: Executor) -> None:
 
 
 @contextmanager
-def _hub(gate: type[Gate], agents: int) -> Iterator[tuple[Served, dict[str, int]]]:
-    """A hub with so many agents; and what its gate has said, by outcome, which is known when it has ended."""
+def _hub(gate: type[Gate], agents: int) -> Iterator[tuple[HubProcess, dict[str, int]]]:
+    """A hub with some agents, and its checks by outcome, which are known after its end."""
     checks: dict[str, int] = {}
     context = get_context("spawn")
     with TemporaryDirectory() as folder:
         here, there = context.Pipe()
         process = context.Process(target=_serve, args=(gate, Path(folder), agents, there), daemon=True)
         process.start()
-        there.close()  # so that it is noticed when the hub fails
+        there.close()  # or a failure of the hub would go unnoticed
         try:
-            yield _told(here), checks
+            yield _receive(here), checks
             process.terminate()
-            checks.update(_told(here))
+            checks.update(_receive(here))
         finally:
             process.kill()
             process.join()
             here.close()
 
 
-def _told(pipe: "Connection[Any, Any]") -> Any:
+def _receive(pipe: "Connection[Any, Any]") -> Any:
     if not pipe.poll(_PATIENCE):
-        raise RuntimeError(f"the hub has said nothing for {_PATIENCE} s")
+        raise RuntimeError(f"no message from the hub for {_PATIENCE} s")
     try:
         return pipe.recv()
     except EOFError:
-        raise RuntimeError("the hub has failed; what it said is above") from None
+        raise RuntimeError("the hub failed; its output is above") from None
 
 
 def _serve(gate: type[Gate], data: Path, agents: int, pipe: "Connection[Any, Any]") -> None:
-    """Run a hub until it is told to stop. It says where it is, and in the end what its gate has said."""
+    """Run a hub until it is stopped. Sends its address, and in the end its checks by outcome."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    freeze()  # what a benchmark imports is no business of the hub's garbage collector
+    freeze()  # hides the benchmark's imports from the hub's garbage collector
     gated = gate is Gate
     settings = HubSettings(
         data=data,
@@ -176,6 +176,6 @@ async def _until_stopped(
             known = names(agents)
             tokens = await asyncio.gather(*[hub.registry.register(name, by_admin=True) for name in known])
             here = [Agent(name, token) for name, token in zip(known, tokens, strict=True)]
-            pipe.send(Served(getpid(), listener.getsockname()[1], here))
+            pipe.send(HubProcess(getpid(), listener.getsockname()[1], here))
             await Server(hub, server_config(hub, settings)).serve([listener])
             return hub.tally.outcomes()

@@ -1,12 +1,12 @@
-"""How times are taken. Nothing here knows one rate limiter from another.
+"""Timing, the same for all contenders.
 
 The contenders take turns within each round, so that a slow phase of the machine hits all of them, and the best round
-counts: noise only ever adds. The loop around the calls is in every figure and is subtracted from none. The time is the
-processor's time for this process, with all its threads: on a busy machine the slow would otherwise be interrupted by
-other programs in every round, and the quick in none.
+counts: noise only ever adds. Every figure includes the loop around the calls. The time is processor time of this
+process, with all its threads: by wall time, on a busy machine, other programs would interrupt the slow contenders in
+every round and the quick ones in none.
 
-Before each turn everything that exists is frozen out of the garbage collector's sight. The collector stays on, so that
-each contender pays for the garbage that it makes, but not for walking through what the others keep.
+Before each turn, all existing objects are frozen out of the garbage collector. The collector stays on, so that each
+contender pays for its own garbage, but not for scanning what the others keep.
 """
 
 import gc
@@ -33,16 +33,16 @@ class Timing:
 
     best: float
     median: float
-    """Of the rounds: how far it is from the best says how noisy the machine was."""
+    """Its distance from the best round shows how noisy the machine was."""
 
 
 class Turn(NamedTuple):
-    """One contender, and the keys that it is asked for in each round."""
+    """One contender, and the keys that it checks in each round."""
 
     contender: Contender
     keys: Sequence[str]
     new_strings: bool = False
-    """Whether each key is a string of its own that has no hash yet, as each request brings one."""
+    """Whether each key is a new string without a hash, as in a request."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def names(count: int) -> list[str]:
 
 
 def shuffled(keys: Sequence[str], checks: int) -> list[str]:
-    """So many keys in random order, the same in every run."""
+    """A number of keys in random order, the same in every run."""
     return random.Random(checks).choices(keys, k=checks)
 
 
@@ -72,13 +72,13 @@ def best_of(
     times: dict[Label, list[float]] = {label: [] for label in turns}
     for _ in range(rounds):
         for label, (contender, keys, new_strings) in turns.items():
-            contender.run(keys[:_WARM_UP])  # the caches hold what the one before has left there
+            contender.run(keys[:_WARM_UP])  # the caches hold data of the contender before
             contender.settle()
-            asked = [key.encode().decode() for key in keys] if new_strings else keys
+            checked = [key.encode().decode() for key in keys] if new_strings else keys
             freeze()
             start = timer()
-            contender.run(asked)
-            times[label].append((timer() - start) / len(asked))
+            contender.run(checked)
+            times[label].append((timer() - start) / len(checked))
             contender.settle()
     gc.unfreeze()
     return {label: Timing(min(taken), median(taken)) for label, taken in times.items()}
@@ -87,9 +87,9 @@ def best_of(
 def in_threads(
     rounds: int, seconds: float, contenders: Mapping[str, Contender], keys: Sequence[str]
 ) -> dict[str, Threads]:
-    """The time of the same work done by one thread and by several at once, by the clock on the wall.
+    """Wall time of the same work in one thread and in several.
 
-    `seconds` is how long one thread should take: long enough for the threads to interrupt each other many times.
+    `seconds` is the time for one thread: long enough for the threads to interrupt each other many times.
     """
     work: dict[str, list[str]] = {}
     for label, contender in contenders.items():
@@ -133,6 +133,6 @@ def _together(contender: Contender, keys: Sequence[str], threads: int) -> int:
 
 
 def freeze() -> None:
-    """Put what exists out of the garbage collector's sight, until `gc.unfreeze`."""
+    """Hide all existing objects from the garbage collector, until `gc.unfreeze`."""
     gc.collect()
     gc.freeze()

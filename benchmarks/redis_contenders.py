@@ -1,7 +1,6 @@
-"""The rate limiters that count in a Redis or Valkey server, each set up and called as its own documentation says.
+"""The rate limiters on a Redis or Valkey server, each set up and called as in its own documentation.
 
-What is called is the library's own function, at the most with its limit bound to it: nothing comes in between that
-would cost something.
+The library's own function is called, at most with a limit bound to it: no wrapper adds cost.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -40,7 +39,7 @@ class AsyncContender:
 
     check: Callable[[str], Awaitable[object]]
     passes: Callable[[str], Awaitable[bool]]
-    """Check one key, and say what came of it."""
+    """Check one key and return the outcome."""
 
 
 Build = Callable[[str, list[Quota]], Contender]
@@ -48,7 +47,7 @@ AsyncBuild = Callable[[str, Quota, int | None], AsyncContender]
 
 
 def bare_get(url: str, quotas: list[Quota]) -> Contender:
-    """What one question costs at all. There is something to be got, as long as a bucket of headgate's."""
+    """The cost of one round trip, for a value of the size of headgate's bucket."""
     client = redis.Redis.from_url(url, protocol=2)
     set_key, get = client.set, client.get
 
@@ -112,7 +111,7 @@ def _contender(check: Callable[[str], object], passes: Callable[[str], bool]) ->
 
 
 def headgate_async(url: str, quota: Quota, connections: int | None) -> AsyncContender:
-    """It has no use for more connections."""
+    """It ignores `connections`: it needs only a few."""
     check = Limiter(TokenBucket(quota.size, quota.refill, quota.seconds), store=_store(url)).acheck
 
     async def passes(key: str) -> bool:
@@ -152,18 +151,18 @@ def _quota(quota: Quota) -> throttled.Quota:
 
 def _store(url: str, **options: Any) -> RedisStore:
     store = RedisStore(url, **options)
-    store.subscribe(_refuse)
+    store.subscribe(_note_outage)
     return store
 
 
-def _refuse(event: Degraded | RecordedViolation) -> None:
-    """Nothing may be measured that wasn't decided by the server."""
+def _note_outage(event: Degraded | RecordedViolation) -> None:
+    """Note each outage: only decisions of the server may be measured."""
     if isinstance(event, Degraded) and event.degraded:
-        AWAY.append(event.reason)
+        OUTAGES.append(event.reason)
 
 
-AWAY: Final[list[str]] = []
-"""Why headgate went without the server, each time that it did: its figures are worth nothing then."""
+OUTAGES: Final[list[str]] = []
+"""Why headgate lost the server, each time: its figures are void then."""
 
 TASKS: Final[dict[str, AsyncBuild]] = {
     HEADGATE: headgate_async,
@@ -182,12 +181,12 @@ PROCESSES: Final[dict[str, Build]] = {
     LIMITS_FIXED: limits_fixed_window,
     THROTTLED: throttled_py,
 }
-KEEPERS: Final[dict[str, Build]] = {
+MEMORY: Final[dict[str, Build]] = {
     HEADGATE: headgate,
     HEADGATE_SLIDING: headgate_sliding,
     LIMITS_FIXED: limits_fixed_window,
     LIMITS_MOVING: limits_moving_window,
     THROTTLED: throttled_py,
 }
-LOGS: Final = (HEADGATE_SLIDING, LIMITS_MOVING)
-"""Those that keep every hit."""
+HIT_LOGS: Final = (HEADGATE_SLIDING, LIMITS_MOVING)
+"""Contenders that keep every hit."""

@@ -1,7 +1,7 @@
-"""What is measured of the rate limiters that count in a server, all in one run against one server.
+"""The measurements on a server, all in one run against one server.
 
-Times are taken by the clock on the wall, since the server works too: contenders take turns within each of many short
-rounds, and the best round counts.
+Times are wall time, since the server works too. Contenders take turns within each of many short rounds, and the best
+round counts.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from benchmarks import report
 from benchmarks.contenders import HEADGATE, ROOMY, ROOMY_HOUR, SLOW, Contender, Quota
 from benchmarks.measure import Timing, Turn, best_of, freeze, names, shuffled
 from benchmarks.redis_contenders import (
-    AWAY,
-    KEEPERS,
-    LOGS,
+    HIT_LOGS,
+    MEMORY,
+    OUTAGES,
     PROCESSES,
     SEVERAL_LIMITS,
     TASKS,
@@ -42,31 +42,31 @@ from benchmarks.redis_report import ONE_CORE, PACKAGES, TWO_CORES, Kept, Results
 from benchmarks.suite import say
 
 BUSY: Final = Quota(10_000, 1, refill=10_000)
-"""What each key may do where several processes share it."""
+"""The limit per key, shared by several processes."""
 CROWDED: Final = Quota(1_000, 1, refill=1_000)
-"""The same where they ask for more than passes."""
+"""The same, where most checks are denied."""
 
 _KEYS: Final = 100
-_FEW_KEYS: Final = 5  # where more is asked for than passes
-_BEFORE: Final = 1000  # keys that are there once before the memory of others is measured
-_WARM: Final = "warm"  # a key that isn't counted
+_FEW_KEYS: Final = 5  # where most checks are denied
+_BEFORE: Final = 1000  # keys before the memory of others is measured
+_WARM: Final = "warm"  # a key for warming up
 
 
 class Scale(NamedTuple):
-    """How much is measured."""
+    """The extent of a run."""
 
     tasks: dict[int, tuple[int, int]]
-    """For each number of tasks, how many rounds, and how many checks each task makes in a round."""
+    """For each number of tasks: rounds, and checks per task and round."""
     rounds: int
     checks: int
-    """In each round, by one thread."""
+    """Per round, in one thread."""
     processes: int
     process_rounds: int
     process_seconds: float
     keys: int
-    """Whose memory is measured."""
+    """For the measurement of memory."""
     hits: int
-    """Of one key."""
+    """On one key."""
 
 
 FULL: Final = Scale(
@@ -97,7 +97,7 @@ def measure(scale: Scale) -> Results:
     with server() as url, redis.Redis.from_url(url, protocol=2) as client:
         info = client.info()
         results = Results(report.machine(PACKAGES) | {"Valkey": info["valkey_version"]})
-        _memory(results, scale, url, client)  # first, while there are no connections that come and go
+        _memory(results, scale, url, client)  # first, before connections come and go
         _tasks(results, scale, url)
         _thread(results, scale, url, int(info["process_id"]))
         _processes(results, scale, url, client)
@@ -106,7 +106,7 @@ def measure(scale: Scale) -> Results:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The URL of a server that keeps nothing on disk, for as long as it lasts."""
+    """A server without persistence; yields its URL."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port = any_port.getsockname()[1]
@@ -148,10 +148,10 @@ def _tasks(results: Results, scale: Scale, url: str) -> None:
 
 
 async def _take_turns(url: str, rounds: int, shares: Sequence[Sequence[str]]) -> dict[str, Timing | str]:
-    """The time of each; or the errors of those that fail, although they may have a connection for each task."""
+    """The time of each contender, or its error, although it may open a connection per task."""
     contenders = {label: build(url, ROOMY, len(shares)) for label, build in TASKS.items()}
     for contender in contenders.values():
-        await contender.check(_WARM)  # the first contact is made by one task, not by all at once
+        await contender.check(_WARM)  # one task makes the first contact, not all at once
     checks = sum(map(len, shares))
     times: dict[str, list[float]] = {label: [] for label in contenders}
     errors: dict[str, str] = {}
@@ -170,14 +170,14 @@ async def _take_turns(url: str, rounds: int, shares: Sequence[Sequence[str]]) ->
     gc.unfreeze()
     for label, contender in contenders.items():
         if label not in errors and not all([await contender.passes(key) for key in shares[0]]):
-            raise RuntimeError(f"{label} should have let pass what was timed")
+            raise RuntimeError(f"{label}: expected that all timed checks pass")
     return {
         label: errors[label] if label in errors else Timing(min(taken), median(taken)) for label, taken in times.items()
     }
 
 
 async def _with_own_pools(url: str, shares: Sequence[Sequence[str]]) -> dict[str, str]:
-    """The errors of those that fail as they come, with as many connections as they allow themselves."""
+    """The errors of contenders that fail with their default pool of connections."""
     errors = {}
     for label, build in TASKS.items():
         contender = build(url, ROOMY, None)
@@ -187,17 +187,17 @@ async def _with_own_pools(url: str, shares: Sequence[Sequence[str]]) -> dict[str
 
 
 async def _together(contender: AsyncContender, shares: Sequence[Sequence[str]]) -> str:
-    """Let all tasks make their checks; what went wrong, if something did."""
+    """Run the checks of all tasks; return the errors, if any."""
     check = contender.check
     ended = await asyncio.gather(*[_one_by_one(check, share) for share in shares], return_exceptions=True)
-    errors = Counter([_explained(error) for error in ended if error is not None])
+    errors = Counter([_explain(error) for error in ended if error is not None])
     return "; ".join([f"{count:,} of {len(shares):,} tasks: {text}" for text, count in errors.most_common(1)])
 
 
-def _explained(error: BaseException) -> str:
-    """An error with what led to it."""
+def _explain(error: BaseException) -> str:
+    """An error with its causes."""
     cause = error.__cause__
-    return f"{type(error).__name__}: {error}" + (f" < {_explained(cause)}" if cause else "")
+    return f"{type(error).__name__}: {error}" + (f" < {_explain(cause)}" if cause else "")
 
 
 async def _one_by_one(check: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
@@ -209,7 +209,7 @@ async def _one_by_one(check: Callable[[str], Awaitable[object]], keys: Sequence[
 
 
 def _thread(results: Results, scale: Scale, url: str, process: int) -> None:
-    """On the server's core and on another: where the scheduler puts the two changes the times and their ratios."""
+    """On the server's core and on another one: the choice changes the times and their ratios."""
     cores = sorted(os.sched_getaffinity(0))
     places = {ONE_CORE: cores[0]} | ({TWO_CORES: cores[1]} if len(cores) > 1 else {})
     keys = names(_KEYS)
@@ -217,7 +217,7 @@ def _thread(results: Results, scale: Scale, url: str, process: int) -> None:
     contenders |= {(label, 2): THREAD[label](url, [ROOMY_HOUR, ROOMY]) for label in SEVERAL_LIMITS}
     for (label, _), contender in contenders.items():
         if not all([contender.passes(key) for key in keys]):
-            raise RuntimeError(f"{label} should let pass what is timed")
+            raise RuntimeError(f"{label}: expected that all timed checks pass")
     order = shuffled(keys, scale.checks)
     turns = {which: Turn(contender, order) for which, contender in contenders.items()}
     os.sched_setaffinity(process, [cores[0]])
@@ -238,13 +238,13 @@ def _thread(results: Results, scale: Scale, url: str, process: int) -> None:
 
 
 class Share(NamedTuple):
-    """What one process did."""
+    """The work of one process."""
 
     start: float
     end: float
     checks: int
     passed: list[int]
-    """For each key."""
+    """Per key."""
     away: list[str]
 
 
@@ -253,10 +253,10 @@ def _processes(results: Results, scale: Scale, url: str, client: redis.Redis) ->
         for label in PROCESSES:
             say(f"{scale.processes} processes: {label}")
             results.processes.setdefault(label, []).append(_shared(scale, url, client, label, BUSY, _KEYS))
-    say(f"{scale.processes} processes: {HEADGATE}, more than passes")
+    say(f"{scale.processes} processes: {HEADGATE}, crowded")
     results.crowded = _shared(scale, url, client, HEADGATE, CROWDED, _FEW_KEYS)
     if results.crowded.passed == results.crowded.checks:
-        raise RuntimeError("more should have been asked for than passes")
+        raise RuntimeError("crowded: expected denials, got none")
 
 
 def _shared(scale: Scale, url: str, client: redis.Redis, label: str, quota: Quota, keys: int) -> Shared:
@@ -267,7 +267,7 @@ def _shared(scale: Scale, url: str, client: redis.Redis, label: str, quota: Quot
     with ProcessPoolExecutor(count, context, _meet_at, (context.Barrier(count),)) as pool:
         work = [pool.submit(_loop, label, url, quota, keys, scale.process_seconds) for _ in range(count)]
         shares = [one.result() for one in work]
-    AWAY.extend([reason for share in shares for reason in share.away])
+    OUTAGES.extend([reason for share in shares for reason in share.away])
     _expect_server()
     seconds = max([share.end for share in shares]) - min([share.start for share in shares])
     stats = client.info("commandstats")
@@ -289,7 +289,7 @@ def _meet_at(barrier: Barrier) -> None:
 
 
 def _loop(label: str, url: str, quota: Quota, count: int, seconds: float) -> Share:
-    """Check one key after the other for so long."""
+    """Check one key after the other for some seconds."""
     passes = PROCESSES[label](url, [quota]).passes
     keys = names(count)
     passed = [0] * len(keys)
@@ -304,7 +304,7 @@ def _loop(label: str, url: str, quota: Quota, count: int, seconds: float) -> Sha
                 passed[number] += 1
         checks += len(keys)
         end = time.perf_counter()
-    return Share(start, end, checks, passed, AWAY)
+    return Share(start, end, checks, passed, OUTAGES)
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
@@ -313,30 +313,30 @@ def _loop(label: str, url: str, quota: Quota, count: int, seconds: float) -> Sha
 def _memory(results: Results, scale: Scale, url: str, client: redis.Redis) -> None:
     say(f"memory of {scale.keys:,} keys")
     results.keys, results.hits = scale.keys, scale.hits
-    for label, build in KEEPERS.items():
+    for label, build in MEMORY.items():
         contender = build(url, [SLOW])
-        contender.run(names(_BEFORE))  # what the server keeps of the script and the connection is there from here on
+        contender.run(names(_BEFORE))  # so that scripts and connections are not counted
         _empty(client)
         before = _used(client)
         contender.run(names(scale.keys))
         results.memory[label] = Kept((_used(client) - before) / scale.keys, *_usage_of_one(client))
-        _empty(client)  # limits names the keys of both its windows the same
+        _empty(client)  # limits uses the same keys for both its windows
     say(f"memory of {scale.hits:,} hits")
-    for label in LOGS:
-        KEEPERS[label](url, [ROOMY]).run(repeat(_WARM, scale.hits))
+    for label in HIT_LOGS:
+        MEMORY[label](url, [ROOMY]).run(repeat(_WARM, scale.hits))
         results.bytes_per_hit[label] = _usage_of_one(client)[0] / scale.hits
         _empty(client)
     _expect_server()
 
 
 def _used(client: redis.Redis) -> int:
-    """The server's memory without the buffers of its connections, which come and go."""
+    """The server's memory, without the buffers of connections."""
     info = client.info("memory")
     return int(info["used_memory"]) - int(info["mem_clients_normal"])
 
 
 def _usage_of_one(client: redis.Redis) -> tuple[int, int]:
-    """What the server says that a key in the middle of some needs, and the length of its name."""
+    """MEMORY USAGE of a median key, and the length of its name."""
     _, some = client.scan(count=100)
     return median_low([(client.memory_usage(name, samples=0) or 0, len(name)) for name in some])
 
@@ -347,6 +347,6 @@ def _empty(client: redis.Redis) -> None:
 
 
 def _expect_server() -> None:
-    """See that headgate asked the server for all that was measured."""
-    if AWAY:
-        raise RuntimeError(f"headgate went without the server while it was being measured: {AWAY[0]}")
+    """Verify that the server made all of headgate's decisions."""
+    if OUTAGES:
+        raise RuntimeError(f"headgate lost the server during the measurement: {OUTAGES[0]}")

@@ -1,7 +1,7 @@
-"""How fast logs are replayed, beside a loop that only parses the same lines, by the same parser, in one run.
+"""The speed of a replay, beside a loop that only parses the same lines with the same parser.
 
-Each kind of headgate (as it is installed, and as plain Python from the source) is measured by a process of its own, in
-which the two take turns.
+Each build of headgate (as installed, and plain Python from the source) is measured in a process of its own, in which
+the two take turns.
 """
 
 import json
@@ -23,24 +23,24 @@ from benchmarks.measure import freeze
 from benchmarks.report import NONE, Bar, bar_list, machine_line, number, table
 from benchmarks.suite import say
 from headgate import Policy
-from headgate.replay.engine import Kinds, Run
-from headgate.replay.formats import Unused
-from headgate.replay.options import Reading
-from headgate.replay.player import Play, Tape
+from headgate.replay.engine import Classifier, PolicyReplay
+from headgate.replay.formats import UnusedLines
+from headgate.replay.options import LogOptions
+from headgate.replay.player import LogSet, Player
 from headgate.stores.memory import compiled
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CLIENTS: Final = 10_000
 LEAST: Final = 0.3
-"""The share of the parser's speed that a replay must have."""
+"""The share of the parser's speed that a replay must reach."""
 
-_EACH_SECOND: Final = 200  # requests
-_SLOPE: Final = 0.7  # how much more the busiest ask for than the others
+_PER_SECOND: Final = 200  # requests
+_SLOPE: Final = 0.7  # how much busier the busiest clients are than the others
 _BROWSER: Final = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/126.0 Safari/537.36"
 
 
 class Scale(NamedTuple):
-    """How much is measured."""
+    """The extent of a run."""
 
     rounds: int
     lines: int
@@ -51,8 +51,8 @@ QUICK: Final = Scale(rounds=3, lines=30_000)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What one kind of headgate took for a log: microseconds of the processor for each line, by rounds."""
+class Timings:
+    """Times of one build of headgate for a log: microseconds of processor time per line, by rounds."""
 
     how: str
     parsed: list[float]
@@ -68,11 +68,11 @@ class Taken:
 
 @dataclass
 class Results:
-    """Everything that a run measures."""
+    """The figures of a run."""
 
     machine: dict[str, str]
     lines: int
-    logs: dict[str, list[Taken]] = field(default_factory=dict)
+    logs: dict[str, list[Timings]] = field(default_factory=dict)
 
 
 def measure(scale: Scale) -> Results:
@@ -84,18 +84,18 @@ def measure(scale: Scale) -> Results:
             results.logs[name] = []
             for source in (None, ROOT / "src"):
                 say(f"{name}, {'plain Python' if source else 'as installed'}")
-                results.logs[name].append(_alone(path, scale.rounds, source))
+                results.logs[name].append(_measure_isolated(path, scale.rounds, source))
     return results
 
 
 def _write(path: Path, lines: int, slope: float) -> None:
-    """A combined log of many clients, of whom the busiest ask for much more than the others."""
+    """Write a combined log of many clients, some much busier than the others."""
     rng = random.Random(lines)
     clients = [f"10.{place >> 16}.{place >> 8 & 255}.{place & 255}" for place in range(CLIENTS)]
     weights = list(accumulate([(place + 1) ** -slope for place in range(CLIENTS)]))
     with path.open("w") as log:
         for place, client in enumerate(rng.choices(clients, cum_weights=weights, k=lines)):
-            at = place // _EACH_SECOND
+            at = place // _PER_SECOND
             time = f"10/Oct/2025:{at // 3600:02d}:{at // 60 % 60:02d}:{at % 60:02d} +0000"
             request = f"GET /api/items/{rng.randrange(5000)}?page={rng.randrange(9)} HTTP/1.1"
             log.write(
@@ -103,14 +103,14 @@ def _write(path: Path, lines: int, slope: float) -> None:
             )
 
 
-def _alone(path: Path, rounds: int, source: Path | None) -> Taken:
-    """Measure in another process: headgate as it is installed, or from the source."""
+def _measure_isolated(path: Path, rounds: int, source: Path | None) -> Timings:
+    """Measure in a new process: headgate as installed, or from the source."""
     where = [str(ROOT)] if source is None else [str(source), str(ROOT)]
     command = [sys.executable, "-m", "benchmarks.replay", str(path), str(rounds)]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": os.pathsep.join(where)}, stdout=subprocess.PIPE, check=True, text=True
     )
-    return Taken(**json.loads(done.stdout))
+    return Timings(**json.loads(done.stdout))
 
 
 def _measure(path: str, rounds: int) -> dict[str, Any]:
@@ -133,18 +133,18 @@ def _measure(path: str, rounds: int) -> dict[str, Any]:
 
 
 def _parse(path: str) -> None:
-    with Tape([path], Reading()) as tape:
-        for source in tape.sources(Kinds([Run("", Policy())]), Unused()):
-            for block in source.blocks:
-                for _ in source.parser.events(block):
+    with LogSet([path], LogOptions()) as logs:
+        for log in logs.open(Classifier([PolicyReplay("", Policy())]), UnusedLines()):
+            for block in log.blocks:
+                for _ in log.parser.requests(block):
                     pass
 
 
 def _replay(path: str) -> list[int]:
-    run = Run("", Policy())
-    with Tape([path], Reading()) as tape:
-        Play(tape, [run])
-    return run.lanes["http", "normal"].total
+    policy = PolicyReplay("", Policy())
+    with LogSet([path], LogOptions()) as logs:
+        Player(logs, [policy])
+    return policy.tiers["http", "normal"].total
 
 
 def markdown(results: Results) -> str:
@@ -167,7 +167,7 @@ def _note(results: Results) -> str:
     every = [one for kinds in results.logs.values() for one in kinds]
     noise = max([median(one.replayed) / min(one.replayed) - 1 for one in every], default=0.0)
     return (
-        f"A combined log of {CLIENTS:,} clients, {_EACH_SECOND} requests a second, the default policy. {shares}. Times "
+        f"A combined log of {CLIENTS:,} clients, {_PER_SECOND} requests a second, the default policy. {shares}. Times "
         "are processor time in the best round; parsing and replaying take turns. How quiet the machine was: the median "
         f"round was up to {noise:.0%} slower than the best."
     )

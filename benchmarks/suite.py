@@ -1,4 +1,4 @@
-"""What is measured, one function for each measurement."""
+"""The measurements in memory, one function each."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from itertools import repeat
 from multiprocessing import get_context
 from typing import Final, NamedTuple
 
-from benchmarks import alone, report
+from benchmarks import isolated, report
 from benchmarks.contenders import (
     FLOOR,
     HEADGATE,
@@ -30,22 +30,22 @@ _KEYS: Final = 1000
 
 
 class Scale(NamedTuple):
-    """How much is measured."""
+    """The extent of a run."""
 
     rounds: int
     checks: int
-    """In each round."""
+    """Per round."""
     thread_seconds: float
     sizes: tuple[int, ...]
     size_checks: int
     peer_size: int
-    """The most keys that limits is measured with."""
+    """Maximum number of keys for limits."""
     peer_checks: int
     memory_keys: int
     single_keys: int
-    """How many keys expire, or are new, while single checks are timed."""
+    """Keys that expire, or are new, while single checks are timed."""
     single_checks: int
-    """Of other keys, while those expire."""
+    """Checks of other keys, while those expire."""
 
 
 FULL: Final = Scale(
@@ -75,7 +75,7 @@ QUICK: Final = Scale(
 
 
 def measure(scale: Scale, make_floor: MakeFloor | None) -> Results:
-    results = Results(report.machine(), repetitions=alone.REPETITIONS)
+    results = Results(report.machine(), repetitions=isolated.REPETITIONS)
     _allow(results, scale, make_floor)
     _deny(results, scale, make_floor)
     _two_limits(results, scale, make_floor)
@@ -144,7 +144,7 @@ def _sizes(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None
             peer.run(known)
             peer.settle()
             turns[LIMITS_FIXED, size] = Turn(peer, order[: scale.peer_checks])
-    say("checks with more and more keys")
+    say("checks by number of keys")
     for (label, size), timing in best_of(scale.rounds, turns).items():
         results.sizes.setdefault(label, {})[size] = timing
 
@@ -152,21 +152,21 @@ def _sizes(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None
 def _memory(results: Results, scale: Scale) -> None:
     say(f"bytes per key, at {scale.memory_keys:,} keys")
     results.memory_keys = scale.memory_keys
-    with _processes(os.cpu_count()) as pool:  # no time is taken here, so they may disturb each other
-        taken = pool.map(alone.bytes_per_key, LIBRARIES, repeat(scale.memory_keys))
+    with _new_processes(os.cpu_count()) as pool:  # nothing is timed here, so they may disturb each other
+        taken = pool.map(isolated.bytes_per_key, LIBRARIES, repeat(scale.memory_keys))
         results.bytes_per_key = dict(zip(LIBRARIES, taken, strict=True))
 
 
 def _single_checks(results: Results, scale: Scale) -> None:
-    say("single checks while keys expire, and while they come")
-    with _processes(1) as pool:
-        expiring = pool.submit(alone.expiring, scale.single_keys, scale.single_checks)
-        growing = pool.submit(alone.growing, scale.single_keys)
-        growing_set = pool.submit(alone.growing_set, scale.single_keys)
+    say("single checks while keys expire, and while they are new")
+    with _new_processes(1) as pool:
+        expiring = pool.submit(isolated.expiring, scale.single_keys, scale.single_checks)
+        growing = pool.submit(isolated.growing, scale.single_keys)
+        growing_set = pool.submit(isolated.growing_set, scale.single_keys)
         results.singles = [expiring.result(), growing.result(), growing_set.result()]
 
 
-def _processes(at_once: int | None) -> ProcessPoolExecutor:
+def _new_processes(at_once: int | None) -> ProcessPoolExecutor:
     """A new process for each measurement."""
     return ProcessPoolExecutor(at_once, get_context("spawn"), max_tasks_per_child=1)
 
@@ -174,7 +174,7 @@ def _processes(at_once: int | None) -> ProcessPoolExecutor:
 def _contenders(
     labels: Iterable[str], quotas: list[Quota], keys: list[str], make_floor: MakeFloor | None
 ) -> dict[str, Contender]:
-    """Those named, each with all keys known to it, and the floor."""
+    """The contenders with these labels, and the floor, each with all keys known."""
     contenders = {} if make_floor is None else {FLOOR: make_floor(keys)}
     contenders |= {label: LIBRARIES[label](quotas) for label in labels}
     for contender in contenders.values():
@@ -184,13 +184,13 @@ def _contenders(
 
 
 def _expect(contenders: dict[str, Contender], keys: list[str], *, passes: bool) -> None:
-    """See that what was timed is what was meant."""
+    """Verify that the intended case was timed."""
     for label, contender in contenders.items():
         if label != FLOOR and any([contender.passes(key) is not passes for key in keys[:10]]):
-            raise RuntimeError(f"{label} should have {'let pass' if passes else 'denied'} what was timed")
+            raise RuntimeError(f"{label}: expected that all timed checks {'pass' if passes else 'are denied'}")
     kept = contenders[HEADGATE].kept
     if kept is None or kept() != len(keys):
-        raise RuntimeError("headgate dropped keys that were full again, while it was being timed")
+        raise RuntimeError("headgate: expected that it keeps all keys while it is timed")
 
 
 def say(what: str) -> None:

@@ -55,3 +55,10 @@ def refuse(where: str, expected: str, got: object) -> NoReturn:
     if len(shown) > 100:
         shown = f"{shown[:97]}..."
     raise InvalidInput(f"{where}: expected {expected}, got {shown}")
+
+
+def printable(text: str) -> str:
+    """Text from outside, safe to print: whatever isn't printable is escaped."""
+    if text.isprintable():
+        return text
+    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])

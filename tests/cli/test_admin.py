@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.cli import main
-from headgate.cli.hub_api import Hub, HubError, hub_of
+from headgate.cli.hub_api import HubApi, HubError, hub_from
 from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.once
 
 FEW = Policy(limits={"light": "2/minute"})
 NOBODY_THERE = "expected a hub that answers, got: Connection refused; is it running? (--hub, HEADGATE_HUB)"
-NOT_A_HUB = "expected the answer of a headgate hub, got something else; is that its address?"
+NOT_A_HUB = "expected the answer of a headgate hub, got something else; is the address right?"
 A_TOKEN = "expected at least 16 printable ASCII characters without spaces"
 
 Command = Callable[..., tuple[int, str, str]]
@@ -38,7 +38,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
-    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
+    monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_agents_as_json_are_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, t
 
 def test_without_agents_it_is_said(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
     with at(monkeypatch):
-        assert headgate("agents") == (0, "no agent is connected or was active lately\n", "")
+        assert headgate("agents") == (0, "no agent is connected or was recently active\n", "")
         assert headgate("agents", "--all") == (0, "no agent is registered\n", "")
-        assert headgate("override", "list") == (0, "no agent has limits of its own\n", "")
+        assert headgate("override", "list") == (0, "no agent has overrides\n", "")
         assert headgate("exempt", "list") == (0, "no agent is exempt\n", "")
         assert headgate("violations") == (0, "no agent was denied within the last hour\n", "")
 
@@ -170,7 +170,7 @@ def test_overrides_are_set_listed_and_removed(
         assert headgate("override", "set", "planner", "heavy=100/minute", "light=5/second burst 20") == (
             0,
             (
-                "planner has limits of its own now:\n"
+                "overrides of planner:\n"
                 "agent    channel  tier   limit\n"
                 "planner  ws       heavy  100/minute\n"
                 "planner  ws       light  5/second burst 20\n"
@@ -181,15 +181,19 @@ def test_overrides_are_set_listed_and_removed(
         )
         assert headgate("override", "set", "writer", "normal=unlimited", "--channel", "ws") == (
             0,
-            "writer has limits of its own now:\nagent   channel  tier    limit\nwriter  ws       normal  unlimited\n",
-            "note: no agent called writer is registered yet\n",
+            "overrides of writer:\nagent   channel  tier    limit\nwriter  ws       normal  unlimited\n",
+            "note: no agent named writer is registered\n",
         )
         own = {"heavy": "100/minute", "light": "5/second burst 20"}
         overrides = {"planner": {"ws": own, "http": own}, "writer": {"ws": {"normal": "unlimited"}}}
         assert told("override", "list") == {"overrides": overrides}
         _, out, _ = headgate("override", "list")
         assert out.splitlines()[-1] == "writer   ws       normal  unlimited"
-        assert headgate("override", "remove", "planner") == (0, "planner is held to the defaults now\n", "")
+        assert headgate("override", "remove", "planner") == (
+            0,
+            "planner has no overrides now: the defaults apply\n",
+            "",
+        )
         assert told("override", "remove", "writer")["override"] == {}
         assert hub.hub.gate.effective.overrides == {}
         assert told("override", "set", "planner", "light=1/s")["override"]["http"] == {"light": "1/second"}
@@ -200,14 +204,14 @@ def test_exemptions_are_added_listed_and_removed(
 ) -> None:
     with at(monkeypatch) as hub:
         hub.register("a/b")
-        said = "is exempt now: it always passes, and nothing is counted\n"
+        said = "is exempt now: all its requests pass and none is counted\n"
         assert headgate("exempt", "add", "a/b") == (0, f"a/b {said}", "")
-        note = "note: no agent called monitor is registered yet\n"
+        note = "note: no agent named monitor is registered\n"
         assert headgate("exempt", "add", "monitor") == (0, f"monitor {said}", note)
         assert headgate("exempt", "list") == (0, "a/b\nmonitor\n", "")
         assert told("exempt", "list") == {"agents": ["a/b", "monitor"]}
         assert hub.hub.gate.effective.exempt == {"a/b", "monitor"}
-        assert headgate("exempt", "remove", "a/b") == (0, "a/b is held to its limits now\n", "")
+        assert headgate("exempt", "remove", "a/b") == (0, "a/b is no longer exempt: its limits apply\n", "")
         code, out, _ = headgate("exempt", "add", "--json", "--", "-x")  # a name that begins like an option
         assert (code, json.loads(out)) == (0, {"agents": ["-x", "monitor"]})
         assert told("exempt", "remove", "monitor") == {"agents": ["-x"]}
@@ -225,11 +229,11 @@ def test_violations_are_listed_and_forgotten(
             "",
         )
         assert [one["agent_id"] for one in told("violations")["agents"]] == ["planner", "writer"]
-        assert headgate("violations", "reset", "planner") == (0, "the violations of planner are forgotten\n", "")
+        assert headgate("violations", "reset", "planner") == (0, "violations of planner reset\n", "")
         assert not hub.hub.gate.is_rate_limited("planner")
         assert told("violations", "reset", "writer") == {"agent_id": "writer", "reset": True}
-        assert headgate("violations", "reset", "writer") == (0, "writer had no violations that still counted\n", "")
-        note = "note: no agent called nobody is registered yet\n"
+        assert headgate("violations", "reset", "writer") == (0, "writer had no violations to reset\n", "")
+        note = "note: no agent named nobody is registered\n"
         assert headgate("violations", "reset", "nobody")[2] == note
         code, out, _ = headgate("violations", "--json", "reset", "writer")  # before the subcommand it counts too
         assert (code, json.loads(out)) == (0, {"agent_id": "writer", "reset": False})
@@ -265,7 +269,7 @@ def test_the_token_is_found_in_a_file_or_a_variable(
     with at(monkeypatch):
 
         def unknown(origin: str) -> tuple[int, str, str]:
-            return 1, "", f"{os.environ['HEADGATE_HUB']}: it doesn't know the token in {origin}\n"
+            return 1, "", f"{os.environ['HEADGATE_HUB']}: unknown token, from {origin}\n"
 
         assert headgate("violations", "--token-file", str(bad)) == unknown(f"the file {bad}")
         monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", "wrong" * 5)
@@ -277,13 +281,13 @@ def test_the_token_is_found_in_a_file_or_a_variable(
         monkeypatch.delenv("HEADGATE_ADMIN_TOKEN_FILE")
         monkeypatch.setenv("HEADGATE_VIEWER_TOKEN", VIEWER)
         assert headgate("agents")[0] == 0
-        wanted = "the hub wants a token: set HEADGATE_ADMIN_TOKEN, or name a file with it by --token-file\n"
+        wanted = "the hub requires a token: set HEADGATE_ADMIN_TOKEN, or name a file with --token-file\n"
         assert headgate("violations") == (1, "", wanted)
-        where = f"{os.environ['HEADGATE_HUB']}: this needs the token of the admin; the one in"
-        assert headgate("agents", "--all") == (1, "", f"{where} HEADGATE_VIEWER_TOKEN isn't\n")
+        where = f"{os.environ['HEADGATE_HUB']}: this needs the token of the admin; got the token from"
+        assert headgate("agents", "--all") == (1, "", f"{where} HEADGATE_VIEWER_TOKEN\n")
         monkeypatch.delenv("HEADGATE_VIEWER_TOKEN")
-        either = "set HEADGATE_ADMIN_TOKEN or HEADGATE_VIEWER_TOKEN, or name a file with it by --token-file"
-        assert headgate("agents") == (1, "", f"the hub wants a token: {either}\n")
+        either = "set HEADGATE_ADMIN_TOKEN or HEADGATE_VIEWER_TOKEN, or name a file with --token-file"
+        assert headgate("agents") == (1, "", f"the hub requires a token: {either}\n")
 
 
 def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
@@ -295,7 +299,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
     )  # fmt: skip
     file.write_bytes(b"\xff\xfe")
     assert headgate("agents", "--token-file", str(file)) == (
-        1, "", f"{file}: expected a file with a token, got: no text\n",
+        1, "", f"{file}: expected a file with a token, got: binary data\n",
     )  # fmt: skip
     file.write_text("secret\r\nX-Evil: 1, and long enough")
     assert headgate("agents", "--token-file", str(file)) == (1, "", f"the file {file}: {A_TOKEN}\n")
@@ -312,8 +316,8 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
 def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, name: str) -> None:
     code, out, err = headgate(*verb, option, "a-secret")
     assert (code, out) == (2, "")
-    where = f"the environment, as HEADGATE_{name}_TOKEN, or in the file that --token-file names"
-    assert err.endswith(f"error: {option}: expected in {where}, where not everybody sees it\n")
+    where = f"HEADGATE_{name}_TOKEN or in the file of --token-file"
+    assert err.endswith(f"error: {option}: expected in {where}, not on the command line, where others see it\n")
     assert "a-secret" not in err
 
 
@@ -353,8 +357,8 @@ def test_tls_is_spoken_with_those_who_can_be_trusted(
     with running(tls_certificate=certificate) as hub:
         code, out, err = headgate("exempt", "list", "--hub", f"https://{hub}")
         assert (code, out) == (1, "")
-        assert err.startswith(f"https://{hub}: its certificate isn't trusted: ")
-        assert err.endswith("; SSL_CERT_FILE names a file with the authorities that are\n")
+        assert err.startswith(f"https://{hub}: expected a trusted certificate, got: ")
+        assert err.endswith("; SSL_CERT_FILE names a file with trusted authorities\n")
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
         assert headgate("exempt", "list", "--hub", f"https://{hub}") == (0, "no agent is exempt\n", "")
 
@@ -396,12 +400,12 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
     with impostor({"error": "internal", "detail": "the hub\x1b[2Jmade\na mistake"}, status=500) as one:
         refused(one, "the hub\\x1b[2Jmade\\na mistake")
     with impostor(b"Bad gateway", status=502) as one:
-        refused(one, "expected the answer of a headgate hub, got HTTP status 502; is that its address?")
+        refused(one, "expected the answer of a headgate hub, got HTTP status 502; is the address right?")
 
 
 def test_a_token_is_not_carried_elsewhere(headgate: Command) -> None:
     with impostor({"agents": []}) as thief, impostor(status=307, headers={"Location": f"http://{thief}/"}) as one:
-        text = f"http://{one}: expected an answer, got a redirect to http://{thief}/; give that by --hub\n"
+        text = f"http://{one}: expected an answer, got a redirect to http://{thief}/; set that as --hub\n"
         assert headgate("exempt", "list", "--hub", f"http://{one}") == (1, "", text)
         assert thief.asked == []
 
@@ -410,7 +414,7 @@ def test_a_hub_that_does_not_answer_is_away() -> None:
     released = threading.Event()
     with impostor({}, before=lambda _: released.wait(PATIENCE)) as one:
         with pytest.raises(HubError, match=r"got: no answer within 0\.2 s; is it running\?") as caught:
-            Hub(f"http://{one}", "a token", "", within=0.2).ask("GET", "/")
+            HubApi(f"http://{one}", "a token", "", timeout=0.2).request("GET", "/")
         released.set()
     assert caught.value.status == 0
 
@@ -431,7 +435,7 @@ def test_a_server_that_hangs_up_is_no_hub(answer: bytes) -> None:
         with pytest.raises(
             HubError, match=r"expected (a hub that answers|the answer of a headgate hub), got"
         ) as caught:
-            Hub(where, "a token", "", within=PATIENCE).ask("GET", "/")
+            HubApi(where, "a token", "", timeout=PATIENCE).request("GET", "/")
         thread.join()
     assert caught.value.status == 0
     assert str(caught.value).isprintable()

@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.cli import check as module
 from headgate.cli import main
-from headgate.cli.check import described
-from headgate.cli.hub_api import hub_of
+from headgate.cli.check import describe
+from headgate.cli.hub_api import hub_from
 from tests.support.hub import ADMIN, VIEWER, Running, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
@@ -39,8 +39,8 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
-    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
-    monkeypatch.setattr(module, "_WITHIN", PATIENCE)
+    monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
+    monkeypatch.setattr(module, "_TIMEOUT", PATIENCE)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -77,12 +77,12 @@ def test_the_exit_code_and_a_line_say_what_the_hub_decides(monkeypatch: pytest.M
         assert check(*light) == (0, "allow: ws light, 2/minute: 1 of 2 left\n", "")
         assert check(*light, "--peek") == (0, "warn: ws light, 2/minute: 1 of 2 left\n", "")  # a check would
         assert check(*light) == (0, "warn: ws light, 2/minute: 0 of 2 left\n", "")
-        assert check(*light) == (1, "deny: try again in 30 s (ws light, 2/minute: 0 of 2 left)\n", "")
+        assert check(*light) == (1, "deny: retry in 30 s (ws light, 2/minute: 0 of 2 left)\n", "")
         assert hub.hub.gate.standing("planner").violations == 1
         assert check(*light, "--peek")[0] == 1
         assert hub.hub.gate.standing("planner").violations == 1
         hub.clock.advance(29.75)
-        assert check(*light, "--peek")[:2] == (1, "deny: try again in 0.25 s (ws light, 2/minute: 0 of 2 left)\n")
+        assert check(*light, "--peek")[:2] == (1, "deny: retry in 0.25 s (ws light, 2/minute: 0 of 2 left)\n")
         assert check(*light, "--channel", "http")[:2] == (0, "allow: http light, 2/minute: 1 of 2 left\n")
         assert check("planner", "--action", "ping", "--channel", "http")[1].startswith(
             "allow: http normal, 60/minute: 59"
@@ -90,7 +90,7 @@ def test_the_exit_code_and_a_line_say_what_the_hub_decides(monkeypatch: pytest.M
         assert check("writer", "--action", "ping", "--cost", "2")[1].startswith("warn: ws light, 2/minute: 0 of 2")
         never = "deny: no wait would help (ws light, 2/minute: 0 of 2 left)\n"
         assert check("writer", "--tier", "light", "--cost", "3") == (1, never, "")
-        exempt = "exempt: it always passes, and nothing is counted\n"
+        exempt = "exempt: all requests pass, none is counted\n"
         assert check("monitor", "--tier", "light") == (0, exempt, "")
         hub.hub.gate.set_override("planner", "normal", "unlimited")
         assert check("planner", "--tier", "normal") == (0, "allow: ws normal, unlimited\n", "")
@@ -121,7 +121,7 @@ def test_a_limit_that_is_only_watched_says_what_it_would_have_been(
 ) -> None:
     with capture_logs(), running(FEW) as hub:
         monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
-        watched = "allow: ws heavy, 10/minute: 10 of 10 left; it is only watched, and would have been: deny\n"
+        watched = "allow: ws heavy, 10/minute: 10 of 10 left; in shadow mode, otherwise: deny\n"
         assert check("planner", "--tier", "heavy", "--cost", "11") == (0, watched, "")
 
 
@@ -149,18 +149,18 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
     [
         (["a"], "expected --tier or --action"),
         (["a", "--store", "redis://localhost"], "expected --tier or --action, or --limit"),
-        (["a", "--limit", "1/s"], "--limit: expected --store too, since a limit is counted somewhere"),
+        (["a", "--limit", "1/s"], "--limit: expected --store too"),
         (["a", "--limit", "1/s", "--store", "redis://x", "--channel", "ws"],
-         "--limit: expected neither --channel nor --policy, which it stands for"),
+         "--limit: expected neither --channel nor --policy, which it replaces"),
         (["a", "--limit", "1/s", "--store", "redis://x", "--policy", "x"],
-         "--limit: expected neither --channel nor --policy, which it stands for"),
+         "--limit: expected neither --channel nor --policy, which it replaces"),
         (["a", "--tier", "light", "--policy", "x"], "--policy: expected --store too; a hub has its own policy"),
         (["a", "--tier", "light", "--store", "redis://x", "--hub", "http://a"],
-         "--store: expected neither --hub nor --token-file, since no hub is asked then"),
+         "--store: expected neither --hub nor --token-file: it uses no hub"),
         (["a", "--limit", "1/s", "--store", "redis://x", "--token-file", "a"],
-         "--store: expected neither --hub nor --token-file, since no hub is asked then"),
+         "--store: expected neither --hub nor --token-file: it uses no hub"),
         (["a", "--tier", "light", "--peek", "--cost", "2"],
-         "--cost: expected no --peek, which says what is left for any cost"),
+         "--cost: expected no --peek, which shows what is left for any cost"),
         (["a", "--tier", "light", "--store", "nowhere"],
          ("store: expected a URL such as redis://host:6379/0, rediss://…, unix:///path, "
           "redis+sentinel://host:26379/name or redis+cluster://host:7000, got 'nowhere'")),
@@ -202,12 +202,12 @@ def test_what_the_hub_finds_wrong_is_wrong_usage_and_what_it_cannot_decide_is_no
         ):
             assert check(*arguments) == (2, "", f"headgate check: http://{hub}: {text}\n")
         monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", VIEWER)
-        refused = "this needs the token of the admin; the one in HEADGATE_ADMIN_TOKEN isn't"
+        refused = "this needs the token of the admin; got the token from HEADGATE_ADMIN_TOKEN"
         assert check(*light) == (3, "", f"headgate check: http://{hub}: {refused}\n")
         monkeypatch.delenv("HEADGATE_ADMIN_TOKEN")
         code, out, err = check(*light)
         assert (code, out) == (3, "")
-        assert err.startswith("headgate check: the hub wants a token: set HEADGATE_ADMIN_TOKEN, ")
+        assert err.startswith("headgate check: the hub requires a token: set HEADGATE_ADMIN_TOKEN, ")
         assert hub.hub.tally.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
 
 
@@ -243,7 +243,7 @@ def test_a_server_decides_as_the_gates_on_it_do(
         action = (agent, "--action", "ping", "--store", redis_server.url, "--policy", str(file), "--cost", "4")
         assert check(*action) == (0, "allow: ws light, 9/day: 5 of 9 left\n", "")
         gate.add_exemption(agent)
-        assert check(*light) == (0, "exempt: it always passes, and nothing is counted\n", "")
+        assert check(*light) == (0, "exempt: all requests pass, none is counted\n", "")
         gate.remove_exemption(agent)
         gate.remove_override(agent)
 
@@ -263,7 +263,7 @@ def test_with_a_limit_it_is_any_key_of_a_limiter(check: Command, redis_server: S
         assert check(*by_key, "--cost", "2", "--peek")[0] == 1
         code, out, err = check(*by_key)
         assert (code, err) == (1, "")
-        assert out.startswith("deny: try again in ")
+        assert out.startswith("deny: retry in ")
         assert out.endswith(" s (3/hour: 0 of 3 left)\n")
         limiter.reset(key)
         code, out, _ = check(*by_key, "--json")
@@ -343,14 +343,14 @@ def cut_off(server: Server, at: bytes) -> Iterator[str]:
 def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: Server) -> None:
     with cut_off(redis_server, b"a-key-to-stop-at") as url:
         told = check("a-key-to-stop-at", "--limit", "1/s", "--store", url)
-        assert told == (3, "", "headgate check: the server went away before it had decided\n")
+        assert told == (3, "", "headgate check: the server went away before the decision\n")
 
 
 def test_the_wait_is_rounded_up_to_a_millisecond() -> None:
     limiter = Limiter("3/second", store=MemoryStore(clock=ManualClock()))
-    waits = [described(limiter.check("a"))["retry_after_ms"] for _ in range(4)]
+    waits = [describe(limiter.check("a"))["retry_after_ms"] for _ in range(4)]
     assert waits == [0, 0, 0, 334]
-    assert described(limiter.check("a", cost=4))["retry_after_ms"] is None
+    assert describe(limiter.check("a", cost=4))["retry_after_ms"] is None
 
 
 def test_a_hub_and_a_server_answer_alike(

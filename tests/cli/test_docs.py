@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from headgate.cli import _parser, main
-from headgate.cli.hub_api import hub_of
+from headgate.cli import build_parser, main
+from headgate.cli.hub_api import hub_from
 from tests.support.hub import ADMIN, running
 from tests.support.valkey import PATIENCE
 
@@ -34,7 +34,7 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iter
                 yield from leaves(below, (*words, name))
 
 
-COMMANDS = dict(leaves(_parser()))
+COMMANDS = dict(leaves(build_parser()))
 
 
 def section(command: str) -> str:
@@ -82,7 +82,7 @@ def test_what_is_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsy
         if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(DOCS)
-    monkeypatch.setattr(hub_of, "__kwdefaults__", {"viewer": False, "within": PATIENCE})
+    monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
     printed = []
     with capture_logs(), running() as hub, hub.agent("planner"), hub.agent("writer"), hub.agent("reader"):
         monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")

@@ -21,7 +21,7 @@ import headgate
 import headgate.limits.decision
 from headgate import Policy
 from headgate._version import VERSION
-from headgate.cli import _parser, main
+from headgate.cli import build_parser, main
 from headgate.hub.settings import HubSettings, flag
 from tests.support.valkey import PATIENCE
 
@@ -38,7 +38,7 @@ DEADLINE = 5 * PATIENCE
 
 def _commands() -> list[str]:
     """The commands, as the help lists them."""
-    (below,) = [one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    (below,) = [one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction)]
     return list(below.choices)
 
 
@@ -75,16 +75,14 @@ def test_version_from_the_source_says_plain_python() -> None:
 def test_without_arguments_the_commands_are_listed() -> None:
     result = run()
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.search(r"^ +demo +watch some agents", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +demo +watch simulated agents", result.stdout, re.MULTILINE)
     assert re.search(r"^ +serve +start a hub", result.stdout, re.MULTILINE)
-    assert re.search(r"^ +completion +print what makes", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +completion +print a completion script", result.stdout, re.MULTILINE)
     assert {"serve", "top", "agents", "override", "exempt", "violations", "check", "policy", "bench"} < set(_commands())
 
 
 SECONDS = "headgate demo: error: argument --seconds: expected a number of seconds above 0, at most 3600, got "
-IN_THE_OPEN = (
-    "expected in the environment, as HEADGATE_%s, or in the table [hub] of a file, where not everybody sees it"
-)
+IN_THE_OPEN = "expected in HEADGATE_%s or in the table [hub] of a file, not on the command line, where others see it"
 AGENTS = "headgate demo: error: argument --agents: expected a whole number from 1 to 100, got "
 ALL = ", ".join(_commands())
 LANE = "headgate override set: error: argument TIER=LIMIT: expected light, normal, heavy and a limit"
@@ -187,7 +185,13 @@ def test_serve_says_what_every_option_is_and_what_holds_without_it() -> None:
         else:
             assert f"{flag(one.name)} " in text
             assert one.metadata["about"] in text
-    for ordinary in ("(8080)", "(127.0.0.1)", "(65536)", "(10.0)", "(open)"):
+    for ordinary in (
+        "(default: 8080)",
+        "(default: 127.0.0.1)",
+        "(default: 65536)",
+        "(default: 10.0)",
+        "(default: open)",
+    ):
         assert ordinary in text
     assert "--config FILE" in text
     assert "HEADGATE_PORT" in text
@@ -196,13 +200,13 @@ def test_serve_says_what_every_option_is_and_what_holds_without_it() -> None:
 LINE = re.compile(r" *(?P<elapsed>[\d.]+) of [\d.]+ s: (?P<totals>\d+ allowed, \d+ warned, \d+ denied)")
 SUMMARY = re.compile(
     r"(?P<checks>\d+) checks in (?P<elapsed>[\d.]+) s: (?P<allowed>\d+) allowed, (?P<warned>\d+) warned, "
-    r"(?P<denied>\d+) denied\. A warning passes: little is left after it\."
+    r"(?P<denied>\d+) denied\. Warned requests pass, but little is left\."
 )
 WORST = re.compile(
     r"runaway-4 asked for (?P<asked>\d+) tokens within (?P<span>[\d.]+) s and got (?P<got>\d+); "
-    r"its limit gives at most (?P<most>\d+) in that time\."
+    r"its limit grants at most (?P<most>\d+) in that time\."
 )
-MEASURED = re.compile(r"200,000 checks without a pause, of 1,000 keys in turn: ([\d,]+) a second, (\d+) ns each\.")
+MEASURED = re.compile(r"200,000 checks without pauses, 1,000 keys in turn: ([\d,]+)/s, (\d+) ns each\.")
 
 
 def summary(lines: list[str]) -> re.Match[str]:
@@ -232,7 +236,7 @@ def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
     assert "\x1b" not in result.stdout
     version, opening, *lines = result.stdout.splitlines()
     assert version.startswith(f"headgate {VERSION} (")
-    assert opening == "Each of 6 agents has a bucket of its own: 5/second burst 20. Ctrl-C ends the demonstration."
+    assert opening == "Each of 6 agents has its own bucket: 5/second burst 20. Press Ctrl-C to stop."
     found = summary(lines)
     assert float(found["elapsed"]) >= 1.0
     drawn = [LINE.fullmatch(line) for line in lines[:-3]]
@@ -246,7 +250,7 @@ def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
 def test_demo_with_agents_who_are_never_denied_names_none() -> None:
     result = run("demo", "--seconds", "0.5", "--agents", "1")
     _, opening, *_, last, measured = result.stdout.splitlines()
-    assert opening == "One agent has a bucket: 5/second burst 20. Ctrl-C ends the demonstration."
+    assert opening == "One agent has a bucket: 5/second burst 20. Press Ctrl-C to stop."
     found = SUMMARY.fullmatch(last)
     assert found
     assert found["denied"] == "0"
@@ -423,14 +427,14 @@ def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
     result = run("policy", "check", str(path))
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        f"{path}: no mistakes; it changes",
+        f"{path}: no mistakes; changes:",
         "  warn_at = 0.9  (default: 0.8)",
         '  limits.ws.heavy = "5/minute"  (default: "10/minute")',
         '  limits.http.heavy = "5/minute"  (default: "10/minute")',
         '  agents."a b".ws.light = ["1/second", "5/minute"]',
     ]
     path.write_text("")
-    assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; it changes nothing\n"
+    assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; changes nothing\n"
 
 
 def test_policy_check_tells_all_mistakes(tmp_path: Path) -> None:

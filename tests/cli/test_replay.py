@@ -4,14 +4,10 @@ import gzip
 import io
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
-import termios
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +18,11 @@ import pytest
 import headgate
 from headgate import ManualClock
 from headgate.cli import main, replay
-from headgate.cli.terminal import Progress
+from headgate.cli.terminal import ProgressLine
 from headgate.replay.options import FIELDS
-from tests.support.log_files import access, csv, written
-from tests.support.valkey import PATIENCE, wait_for
+from tests.cli.test_main import Terminal, on_terminal
+from tests.support.log_files import access_line, write_csv, write_log
+from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 
@@ -42,7 +39,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 def log(tmp_path: Path) -> str:
     """One agent who is denied, one with an evil name, one who is neither, and a line that can't be used."""
     rows = [(0, "loud", "heavy")] * 21 + [(1, EVIL, "normal")] * 61 + [(70, "calm", "light"), (2, "bad", "hevy")]
-    return csv(tmp_path, rows)
+    return write_csv(tmp_path, rows)
 
 
 def run(*arguments: str) -> int:
@@ -58,8 +55,8 @@ def test_the_summary_of_one_policy(log: str, capsys: pytest.CaptureFixture[str])
         == f"""\
 {log}: 85 lines read as csv, 83 used
 from 2023-11-14T22:13:20Z to 2023-11-14T22:14:30Z (1 min 10 s), 3 agents
-1 line can't be used; the first:
-  {log} line 85: a tier other than one of light, normal, heavy: 1700000002.0,bad,hevy
+1 malformed line; the first:
+  {log} line 85: tier: expected one of light, normal, heavy: 1700000002.0,bad,hevy
 
 the default policy
 channel  tier    limit       requests  allowed  warned  denied   share  exempt  shadowed
@@ -68,10 +65,10 @@ http     normal  60/minute         61       48      12       1   1.64%       0  
 http     heavy   10/minute         21        8       2      11  52.38%       0         0
 all                                83       57      14      12  14.46%       0         0
 
-requests in each 2 s
-allowed  █                                  ▁  at most 56
-warned   █                                     at most 14
-denied   █                                     at most 12
+requests per 2 s
+allowed  █                                  ▁  max 56
+warned   █                                     max 14
+denied   █                                     max 12
 
 2 agents denied; the worst:
 agent                         requests  denied   share  shadowed  alerts  first denied          last denied
@@ -106,8 +103,8 @@ http     normal  60/minute     50/minute                1            11         
 http     heavy   20/minute     30/minute                1             0          -1
 all                                                     2            11          +9
 
-more     █                                     at most 9
-fewer                                          at most 0
+more     █                                     max 9
+fewer                                          max 0
 
 0 agents newly denied
 
@@ -132,22 +129,24 @@ def test_the_summary_with_suggestions(log: str, capsys: pytest.CaptureFixture[st
 
 def test_what_else_there_is_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(9, "a", "dance\u2003"), (2, "a", "dance\u2003"), *[(9, "a", "post_task")] * 400]
-    broken = written(tmp_path, Path(csv(tmp_path, rows, "time,agent,action")).read_bytes(), "b.csv.gz", packed=True)
+    broken = write_log(
+        tmp_path, Path(write_csv(tmp_path, rows, "time,agent,action")).read_bytes(), "b.csv.gz", compressed=True
+    )
     Path(broken).write_bytes(Path(broken).read_bytes()[:-20])
     policy = tmp_path / "p.toml"
     policy.write_text("[alerts]\nviolations = 1\nwindow = 0.000001\n")
     assert run(broken, "--policy", str(policy)) == 0
     out = capsys.readouterr().out
-    assert "\n  its gzip data ends in the middle, and was read up to there\n" in out
-    assert "\n1 line came late, by up to 7 s: time stood still for them\n" in out
-    assert "\nactions that the policy doesn't classify, taken as normal: dance\n" in out
-    users = written(tmp_path, f"{access()}\n{access(user='ada')}\n", "users.log")
+    assert "\n  truncated gzip data; read up to its end\n" in out
+    assert "\n1 line out of order, by up to 7 s: counted at the time before\n" in out
+    assert "\nactions that the policy doesn't classify, counted as normal: dance\n" in out
+    users = write_log(tmp_path, f"{access_line()}\n{access_line(user='ada')}\n", "users.log")
     assert run(users, "--key", "user") == 0
-    assert "\n1 line without a user left out\n" in capsys.readouterr().out
+    assert "\n1 line without a user skipped\n" in capsys.readouterr().out
 
 
 def test_of_many_alerts_the_first_five_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = csv(tmp_path, [(0, f"agent {number}", "heavy") for number in range(7) for _ in range(20)])
+    log = write_csv(tmp_path, [(0, f"agent {number}", "heavy") for number in range(7) for _ in range(20)])
     assert run(log) == 0
     shown = capsys.readouterr().out.partition("7 alerts\n")[2].splitlines()
     assert shown == [*[f"2023-11-14T22:13:20Z  agent {number}" for number in range(5)], "and 2 more"]
@@ -277,7 +276,7 @@ def test_the_page_is_whole_and_asks_nobody(log: str, policies: list[str], tmp_pa
 def test_names_of_files_are_shown_as_text(tmp_path: Path) -> None:
     policy = tmp_path / "<b>.toml"
     policy.write_text("")
-    page = page_of(tmp_path, csv(tmp_path, [(0, "a", "light")], name="<i>.csv"), "--policy", str(policy))
+    page = page_of(tmp_path, write_csv(tmp_path, [(0, "a", "light")], name="<i>.csv"), "--policy", str(policy))
     assert {tag for tag, _ in page.seen}.isdisjoint({"b", "i"})
     assert page.text.count("<i>.csv") == 2  # the title of the page, and of what is on it
     assert "<b>.toml" in page.text
@@ -286,7 +285,7 @@ def test_names_of_files_are_shown_as_text(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("capsys")
 def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
     rows = [(0, "a", "heavy")] * 15 + [(2, "a", "heavy")] * 5
-    page = page_of(tmp_path, csv(tmp_path, rows))
+    page = page_of(tmp_path, write_csv(tmp_path, rows))
     rects = [attributes for tag, attributes in page.seen if tag == "rect" and "y" in attributes]
     # The first second: 15 high, which is all of the plot; in the third one a third of it.
     heights = {(str(one["class"]), float(one["x"] or 0)): float(one["height"] or 0) for one in rects}
@@ -304,10 +303,10 @@ def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("capsys")
 def test_a_page_of_calm_traffic(tmp_path: Path) -> None:
-    page = page_of(tmp_path, csv(tmp_path, [(0, "a", "light")]))
+    page = page_of(tmp_path, write_csv(tmp_path, [(0, "a", "light")]))
     assert "Nobody was denied." in page.text
     assert "Alerts" not in page.text
-    assert "Lines that could not be used" not in page.text
+    assert "Malformed lines" not in page.text
 
 
 # What goes wrong -----------------------------------------------------------------------------------------------------
@@ -325,13 +324,13 @@ def test_a_page_of_calm_traffic(tmp_path: Path) -> None:
         (["x", "--route", "POST"],
          "argument --route: expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got 'POST'"),
         (["x", "--field", "user=id"],
-         f"argument --field: expected NAME=FIELD with a NAME of {', '.join(FIELDS)}, got 'user=id'"),
+         f"argument --field: expected NAME=FIELD, NAME one of {', '.join(FIELDS)}, got 'user=id'"),
         (["x", "--field", "agent"],
-         f"argument --field: expected NAME=FIELD with a NAME of {', '.join(FIELDS)}, got 'agent'"),
+         f"argument --field: expected NAME=FIELD, NAME one of {', '.join(FIELDS)}, got 'agent'"),
         *[
             (["--suggest", bad, "x"],
              (f"argument --suggest: expected a share below 1, such as 0.1% or 0.001, got '{bad}'; "
-              "logs that follow it go before the options"))
+              "put logs before the options"))
             for bad in ("access.log", "1", "100%", "1/0", "nan", "")
         ],
     ],
@@ -351,24 +350,24 @@ def test_what_cannot_be_done_is_said_in_a_line(log: str, tmp_path: Path, capsys:
         return out.err
 
     nowhere = tmp_path / "none" / "page.html"
-    assert refused(log, "--html", str(nowhere)) == f"--html: expected a file in a folder that exists, got {nowhere}\n"
-    assert refused(log, "--html", str(tmp_path)).startswith("--html: expected a file in a folder that exists")
-    assert refused(log, "--html", log) == f"--html: expected another file than the log, got {log}\n"
+    assert refused(log, "--html", str(nowhere)) == f"--html: expected a file in an existing folder, got {nowhere}\n"
+    assert refused(log, "--html", str(tmp_path)).startswith("--html: expected a file in an existing folder")
+    assert refused(log, "--html", log) == f"--html: expected a file other than the log, got {log}\n"
     assert Path(log).read_text().startswith("time,agent,tier")
     assert refused(log, "--policy", "none.toml").startswith("none.toml: 1 mistake")
     policy = tmp_path / "p.toml"
     policy.write_text("")
     same = refused(log, "--policy", str(policy), "--compare", str(policy))
-    assert same == f"--compare: expected another policy than {policy}, got the same\n"
+    assert same == f"--compare: expected a policy other than {policy}, got the same\n"
     assert refused(str(tmp_path / "none.log")).endswith(
-        "can't be read: No such file or directory; '-' reads standard input\n"
+        "can't read the log: No such file or directory; '-' reads standard input\n"
     )
     assert refused(log, "--channel", "grpc") == "channel: expected one of ws, http, got 'grpc'\n"
 
 
 def test_a_page_that_cannot_be_written_is_an_error(log: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(log, "--html", "/dev/full") == 1
-    assert capsys.readouterr().err == "/dev/full: can't be written: No space left on device\n"
+    assert capsys.readouterr().err == "/dev/full: can't write the page: No space left on device\n"
 
 
 # As a process of its own ---------------------------------------------------------------------------------------------
@@ -394,67 +393,27 @@ def test_standard_input_packed_or_not_can_even_be_read_several_times(log: str) -
     assert done.stdout.startswith(b"-: 85 lines read as csv, 83 used\n")
 
 
-class Screen:
-    """What is written on a terminal."""
-
-    def __init__(self) -> None:
-        self._written = b""
-        self._master, self._slave = pty.openpty()
-        termios.tcsetwinsize(self._slave, (24, 120))
-
-    @property
-    def text(self) -> str:
-        return self._written.decode(errors="replace").replace("\r\n", "\n")
-
-    @contextmanager
-    def running(self, *arguments: str, **more: str) -> Iterator[None]:
-        """The command, while it writes here; to its end."""
-        command, ends = [*COMMAND, *arguments], self._slave
-        with subprocess.Popen(command, env=SURROUNDINGS | more, stdout=ends, stderr=ends) as process:
-            os.close(self._slave)
-            reader = threading.Thread(target=self._read)
-            reader.start()
-            try:
-                yield
-                assert process.wait(PATIENCE) == 0
-            finally:
-                process.kill()
-                reader.join()
-        os.close(self._master)
-
-    def _read(self) -> None:
-        with suppress(OSError):  # how Linux says that the other side is closed
-            while data := os.read(self._master, 65536):
-                self._written += data
-
-
-def on_terminal(*arguments: str, **more: str) -> str:
-    screen = Screen()
-    with screen.running(*arguments, **more):
-        pass
-    return screen.text
-
-
 def test_colours_on_a_terminal_unless_they_are_forbidden(log: str) -> None:
-    coloured = on_terminal(log)
+    coloured = on_terminal("replay", log, columns=120)
     assert "\x1b[31m12\x1b[0m" in coloured
-    assert "\x1b" not in on_terminal(log, NO_COLOR="1")
-    assert re.sub(r"\x1b\[\d*m", "", coloured) == on_terminal(log, NO_COLOR="1")
+    plain = on_terminal("replay", log, columns=120, more={"NO_COLOR": "1"})
+    assert "\x1b" not in plain
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
 
 
 # Progress ------------------------------------------------------------------------------------------------------------
 
 
-class Terminal(io.StringIO):
+class InteractiveOutput(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
 def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    out, clock = Terminal(), ManualClock()
-    with Progress(out, lambda: clock.now() / 1e6) as line:
-        progress = replay._Reading(line, lambda: clock.now() / 1e6)
+    out, clock = InteractiveOutput(), ManualClock()
+    with ProgressLine(out, lambda: clock.now() / 1e6) as line:
+        progress = replay._ReplayProgress(line, lambda: clock.now() / 1e6)
         for done, total, lines in ((250, 1000, 500), (500, 1000, 1000)):
             clock.advance(1)
             progress.show(done, total, lines)
@@ -465,32 +424,42 @@ def test_progress_is_drawn_over_itself_and_goes_away(monkeypatch: pytest.MonkeyP
         clock.advance(1)
         progress.show(900, None, 4000)
     assert [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")][1:] == [
-        "reading:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
-        "reading:  50% ███████████████░░░░░░░░░░░░░░░ 1,000 lines, 500 a second, 2 s left",
-        "looking for limits, pass 1:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500 a second, 3 s left",
-        "looking for limits, pass 1: 4,000 lines, 2,000 a second",
+        "reading:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500/s, 3 s left",
+        "reading:  50% ███████████████░░░░░░░░░░░░░░░ 1,000 lines, 500/s, 2 s left",
+        "searching limits, pass 1:  25% ████████░░░░░░░░░░░░░░░░░░░░░░ 500 lines, 500/s, 3 s left",
+        "searching limits, pass 1: 4,000 lines, 2,000/s",
         "",
     ]
 
 
-@pytest.mark.parametrize(("out", "term"), [(io.StringIO(), "xterm"), (Terminal(), "dumb")])
+@pytest.mark.parametrize(("out", "term"), [(io.StringIO(), "xterm"), (InteractiveOutput(), "dumb")])
 def test_progress_is_shown_on_a_terminal_only(out: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
     times = iter(range(10))
-    with Progress(out, lambda: float(next(times))) as line:
-        replay._Reading(line).show(1, 2, 3)
+    with ProgressLine(out, lambda: float(next(times))) as line:
+        replay._ReplayProgress(line).show(1, 2, 3)
     assert out.getvalue() == ""
 
 
 def test_progress_of_a_stream_that_takes_its_time(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    terminal = Screen()
-    with terminal.running(str(fifo)), fifo.open("w") as log:
-        block = f"{access()}\n" * 3000
-        log.write(block)
-        wait_for(lambda: log.write(block) and "reading: " in terminal.text, "progress")
-    shown = re.findall(r"\rreading: ([\d,]+) lines, [\d,]+ a second\x1b\[K", terminal.text)
+    shown_once = threading.Event()
+
+    def write() -> None:
+        with fifo.open("w") as log:
+            while not shown_once.is_set():
+                log.write(f"{access_line()}\n" * 3000)
+
+    terminal, writer = Terminal(), threading.Thread(target=write)
+    with terminal.running("replay", str(fifo)):
+        writer.start()
+        try:
+            terminal.until(lambda text: "reading: " in text)
+        finally:
+            shown_once.set()
+            writer.join()
+    shown = re.findall(r"\rreading: ([\d,]+) lines, [\d,]+/s\x1b\[K", terminal.text)
     counts = [int(count.replace(",", "")) for count in shown]
     assert counts == sorted(counts)
     assert counts[0] >= 2000

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.cli import main, terminal
-from headgate.cli.terminal import RED, Cell, Column, cut, harmless, print_table, width
+from headgate.cli.terminal import RED, Cell, Column, display_width, print_table, truncate
+from headgate.errors import printable
 from tests.cli.test_main import MODULE, Terminal, on_terminal, surroundings
 from tests.support.hub import ADMIN, Running, running
 from tests.support.scripted_server import impostor
@@ -40,8 +41,8 @@ TITLES = ["agent", "here", "used", "left", "bucket", "in", "a", "row", "hour", "
     ],
 )
 def test_what_is_not_to_be_seen_is_escaped(text: str, shown: str) -> None:
-    assert harmless(text) == shown
-    assert harmless(text).isprintable()
+    assert printable(text) == shown
+    assert printable(text).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,8 @@ def test_what_is_not_to_be_seen_is_escaped(text: str, shown: str) -> None:
     ],
 )
 def test_text_is_measured_and_cut_by_the_columns_that_it_takes(text: str, columns: int, short: str) -> None:
-    assert cut(text, columns) == short
-    assert width(short) <= columns
+    assert truncate(text, columns) == short
+    assert display_width(short) <= columns
 
 
 def test_whatever_is_in_a_table_can_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,10 +91,12 @@ def test_on_a_terminal_the_usage_has_its_colour_and_the_rows_fit(hub: Running) -
     for agent, colour, used in (("low", 32, "40%"), ("half", 33, "50%"), ("most", 33, "80%"), ("all", 31, "90%")):
         assert f"\x1b[{colour}m{used}\x1b[0m" in rows[agent]
     plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[32m", "") for line in lines]
-    assert max(width(line) for line in plain if "\x1b" not in line) <= 80
+    assert max(display_width(line) for line in plain if "\x1b" not in line) <= 80
     (cut_off,) = [line for line in plain if line.startswith("aaa")]
     assert "a…" in cut_off
-    places = {width(line[: line.index("http light")]) for line in plain if "\x1b" not in line and "http light" in line}
+    places = {
+        display_width(line[: line.index("http light")]) for line in plain if "\x1b" not in line and "http light" in line
+    }
     assert len(places) == 1
 
 
@@ -181,8 +184,8 @@ def test_commands_that_ask_nobody_load_nothing_for_it() -> None:
 import sys
 from headgate.cli import main
 main(["policy", "show"])
-slow = ["urllib.request", "textual", "rich", "shtab", "redis", "msgspec", "uvicorn", "headgate.cli.demo"]
-slow += ["headgate.hub.app", "headgate.cli.top"]
+slow = ["urllib.request", "textual", "rich", "shtab", "redis", "msgspec", "uvicorn"]
+slow += ["headgate.hub.app", "headgate.cli.top_app"]
 print([name for name in slow if name in sys.modules])
 """
     result = subprocess.run(

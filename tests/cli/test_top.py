@@ -16,8 +16,8 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
 from headgate import Policy
-from headgate.cli.hub_api import Hub
-from headgate.cli.top import Confirm, Help, Top
+from headgate.cli.hub_api import HubApi
+from headgate.cli.top_app import ConfirmScreen, HelpScreen, TopApp
 from tests.support.hub import ADMIN, VIEWER, Running, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
@@ -47,21 +47,21 @@ def at_work() -> Iterator[Running]:
         yield hub
 
 
-def view(hub: object, token: str = ADMIN, every: float = 0.1) -> Top:
-    return Top(Hub(f"http://{hub}", token, "a variable", within=PATIENCE), every)
+def view(hub: object, token: str = ADMIN, every: float = 0.1) -> TopApp:
+    return TopApp(HubApi(f"http://{hub}", token, "a variable", timeout=PATIENCE), every)
 
 
-def table(app: Top) -> list[list[str]]:
+def table(app: TopApp) -> list[list[str]]:
     """The cells of the table, as they are shown."""
     shown = app.screen_stack[0].query_one(DataTable)
     return [[cell.plain.strip() for cell in shown.get_row_at(row)] for row in range(shown.row_count)]
 
 
-def names(app: Top) -> list[str]:
+def names(app: TopApp) -> list[str]:
     return [row[1] for row in table(app)]
 
 
-def head(app: Top) -> str:
+def head(app: TopApp) -> str:
     shown = app.screen_stack[0].query_one("#head", Static).content
     assert isinstance(shown, Text)
     return shown.plain
@@ -87,7 +87,7 @@ async def typed(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> Non
     await press(pilot, *text, then=then)
 
 
-def drive(app: Top, play: Callable[[Pilot[int]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+def drive(app: TopApp, play: Callable[[Pilot[int]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
     """Run the view, let a test play on it once there are agents, and quit."""
 
     async def work() -> None:
@@ -179,13 +179,13 @@ def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns
     drive(app, play)
 
 
-def screen(app: Top) -> str:
+def screen(app: TopApp) -> str:
     """The whole screen, as text."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
-def said(app: Top) -> str:
+def said(app: TopApp) -> str:
     """What is on the screen, in one line: what is told in a corner may be broken into several."""
     return " ".join(screen(app).replace("▌", " ").split())
 
@@ -204,7 +204,7 @@ def test_names_can_do_no_harm(shared: Running) -> None:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
             assert head(app).endswith("in the last hour: [b]x\\x1b[2J\\n\\u202e 1")
             assert "store: \\x1b[2J" in head(app)
-            await press(pilot, "e", then=lambda: "Exempt [b]x\\x1b[2J\\n\\u202e, so" in screen(app))
+            await press(pilot, "e", then=lambda: "Exempt [b]x\\x1b[2J\\n\\u202e from" in screen(app))
             await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app))
             assert all(line.isprintable() for line in screen(app).splitlines())
 
@@ -299,10 +299,10 @@ def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() ->
         app, gate = view(hub), hub.hub.gate
 
         async def play(pilot: Pilot[int]) -> None:
-            question = "Exempt planner, so that it always passes?"
+            question = "Exempt planner from all limits?"
             for no in ("n", "escape"):
                 await press(pilot, "e", then=lambda: question in screen(app))
-                await press(pilot, no, then=lambda: not isinstance(app.screen, Confirm))
+                await press(pilot, no, then=lambda: not isinstance(app.screen, ConfirmScreen))
                 assert not gate.is_exempt("planner")
             await press(pilot, "e", then=lambda: question in screen(app))
             await press(pilot, "y", then=lambda: gate.is_exempt("planner"))
@@ -310,7 +310,7 @@ def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() ->
             await until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
             await typed(pilot, "planner", then=lambda: names(app) == ["planner"])
             await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
-            await press(pilot, "e", then=lambda: "Hold planner to its limits again?" in screen(app))
+            await press(pilot, "e", then=lambda: "End the exemption of planner?" in screen(app))
             await press(pilot, "y", then=lambda: not gate.is_exempt("planner"))
 
         drive(app, play)
@@ -321,9 +321,9 @@ def test_violations_are_forgotten_after_a_question() -> None:
         app, gate = view(hub), hub.hub.gate
 
         async def play(pilot: Pilot[int]) -> None:
-            question = "Forget the violations of planner?"
+            question = "Reset the violations of planner?"
             await press(pilot, "r", then=lambda: question in screen(app))
-            await press(pilot, "n", then=lambda: not isinstance(app.screen, Confirm))
+            await press(pilot, "n", then=lambda: not isinstance(app.screen, ConfirmScreen))
             assert gate.is_rate_limited("planner")
             await press(pilot, "r", then=lambda: question in screen(app))
             await press(pilot, "y", then=lambda: not gate.is_rate_limited("planner"))
@@ -342,7 +342,7 @@ def test_without_agents_the_keys_do_nothing() -> None:
                 await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
                 await typed(pilot, "a", then=lambda: app.query_one(Input).value == "a")
                 await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
-                assert not isinstance(app.screen, Confirm)
+                assert not isinstance(app.screen, ConfirmScreen)
 
         asyncio.run(play())
 
@@ -351,25 +351,25 @@ def test_a_viewer_is_told_that_only_the_admin_may(shared: Running) -> None:
     app = view(shared, VIEWER)
 
     async def play(pilot: Pilot[int]) -> None:
-        await press(pilot, "r", then=lambda: isinstance(app.screen, Confirm))
+        await press(pilot, "r", then=lambda: isinstance(app.screen, ConfirmScreen))
         await press(pilot, "y", then=lambda: "this needs the token of the admin" in said(app))
         assert shared.hub.gate.is_rate_limited("planner")
 
     drive(app, play)
 
 
-class Counting(Top):
-    """Counts how often it has heard from its hub."""
+class CountingApp(TopApp):
+    """Counts the answers of its hub."""
 
-    heard = 0
+    polled = 0
 
-    def on_heard(self, _: object) -> None:  # beside that of Top: textual calls both
-        self.heard += 1
+    def on_status_polled(self, _: object) -> None:  # beside that of TopApp: textual calls both
+        self.polled += 1
 
 
 def test_a_pause_holds_the_picture() -> None:
     with at_work() as hub:
-        app = Counting(Hub(f"http://{hub}", ADMIN, "", within=PATIENCE), 0.1)
+        app = CountingApp(HubApi(f"http://{hub}", ADMIN, "", timeout=PATIENCE), 0.1)
 
         async def play(pilot: Pilot[int]) -> None:
             await press(pilot, "p", then=lambda: "paused" in head(app))
@@ -377,8 +377,8 @@ def test_a_pause_holds_the_picture() -> None:
             hub.run(hub.hub.check("newcomer", "http", "light"))
             with hub.http(ADMIN) as admin:
                 assert "newcomer" in admin.get("/api/dashboard/state").text
-            heard = app.heard
-            await until(lambda: app.heard >= heard + 2, pilot)  # one that was asked for before, and one after
+            polled = app.polled
+            await until(lambda: app.polled >= polled + 2, pilot)  # one that was asked for before, and one after
             assert table(app) == before
             await press(pilot, "p", then=lambda: "newcomer" in names(app))
             assert "live" in head(app)
@@ -397,7 +397,7 @@ def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) ->
             with impostor(state, port=port):
                 await until(lambda: len(names(app)) == len(state["agents"]), pilot)
                 await press(pilot, "p", then=lambda: "paused" in head(app))
-            await until(lambda: "what is shown is old" in head(app), pilot)
+            await until(lambda: "showing old data" in head(app), pilot)
             with impostor(fewer, port=port):
                 await until(lambda: "paused" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
@@ -411,11 +411,11 @@ def test_the_help_names_every_key(shared: Running) -> None:
     app = view(shared)
 
     async def play(pilot: Pilot[int]) -> None:
-        await press(pilot, "question_mark", then=lambda: "Any key closes this." in screen(app))
-        assert isinstance(app.screen, Help)
+        await press(pilot, "question_mark", then=lambda: "Press any key to close." in screen(app))
+        assert isinstance(app.screen, HelpScreen)
         text = screen(app)
         assert all(re.search(rf"^ *[●○]?.*│ .*\b{key}\b", text, re.MULTILINE) for key in "nuvhwerpq")
-        await press(pilot, "x", then=lambda: not isinstance(app.screen, Help))
+        await press(pilot, "x", then=lambda: not isinstance(app.screen, HelpScreen))
 
     drive(app, play)
 
@@ -439,7 +439,7 @@ def test_it_quits(shared: Running, key: str) -> None:
 
 def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("headgate.cli.top.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("headgate.cli.top_app.time", SimpleNamespace(monotonic=lambda: now))
     with shared.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
 
@@ -447,17 +447,17 @@ def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.M
         nonlocal now
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(lambda: "away for 0 s; asking again each second" in head(app), pilot)
+            await until(lambda: "away for 0 s; retrying every second" in head(app), pilot)
             assert "got: Connection refused; is it running?" in head(app)
-            assert "what is shown is old" not in head(app)
+            assert "showing old data" not in head(app)
             now += 7
-            await until(lambda: "away for 7 s; asking again each second" in head(app), pilot)
+            await until(lambda: "away for 7 s; retrying every second" in head(app), pilot)
             await pilot.press("e", "n")
             for _ in range(2):
                 with impostor(state, port=port):
                     await until(lambda: "live" in head(app), pilot)
                     assert len(names(app)) == len(state["agents"])
-                await until(lambda: "what is shown is old" in head(app), pilot)
+                await until(lambda: "showing old data" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
 
     with nobody() as port:

@@ -30,7 +30,7 @@ def test_a_hub_that_refuses_is_a_plain_error() -> None:
             command, env=environment, stdin=terminal.slave, stdout=terminal.slave, stderr=subprocess.PIPE, text=True,
             timeout=DEADLINE, check=False,
         )  # fmt: skip
-    assert done.stderr == f"http://{hub}: it doesn't know the token in HEADGATE_ADMIN_TOKEN\n"
+    assert done.stderr == f"http://{hub}: unknown token, from HEADGATE_ADMIN_TOKEN\n"
     assert done.returncode == 1
     terminal.close()
 
@@ -43,7 +43,7 @@ def test_without_a_terminal_it_says_what_else_there_is(how: str) -> None:
         [*MODULE, "top"], env=surroundings() | {"TERM": "dumb" if how == "dumb" else "xterm"}, stdin=terminal.slave,
         stdout=out, stderr=subprocess.PIPE, text=True, timeout=DEADLINE, check=False,
     )  # fmt: skip
-    text = "top: expected a terminal that it can draw on; headgate agents prints the same as lines\n"
+    text = "top: expected an interactive terminal; headgate agents prints the same as lines\n"
     assert (done.returncode, done.stderr) == (1, text)
     terminal.close()
 
@@ -132,11 +132,11 @@ def test_top_in_a_real_terminal(tmp_path: Path) -> None:
         tmux.press("plan", "Enter")
         tmux.wait_for(r"1 of 4 agents")
         tmux.press("r")
-        tmux.wait_for(r"Forget the violations of planner\?")
+        tmux.wait_for(r"Reset the violations of planner\?")
         tmux.press("y")
         tmux.wait_for(r"^● planner .* 0 +0 *$")
         tmux.press("e")
-        tmux.wait_for(r"Exempt planner, so that it always passes\?")
+        tmux.wait_for(r"Exempt planner from all limits\?")
         tmux.press("y")
         tmux.wait_for(r"^● planner +no limit .* E *$")
         with hub.http() as admin:
@@ -144,11 +144,11 @@ def test_top_in_a_real_terminal(tmp_path: Path) -> None:
         tmux.press("Escape")
         tmux.wait_for(r"4 of 4 agents")
         tmux.press("?")
-        tmux.wait_for(r"Any key closes this\.")
+        tmux.wait_for(r"Press any key to close\.")
         tmux.press("x")
         hub.stop()
         away = r"is it running\? \(--hub, HEADGATE_HUB\)".replace(" ", r"\s+")  # it may be broken into lines
-        tmux.wait_for(r"away for [1-9]\d* s; asking again each second", away, "^[●○] planner ")
+        tmux.wait_for(r"away for [1-9]\d* s; retrying every second", away, "^[●○] planner ")
         with program(data, *options):
             tmux.wait_for(r"live  2 of 2 agents")  # the exempt: nobody has come back yet
             tmux("resize-window", "-x", "80", "-y", "24")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headgate import HeadgateError, Policy, PolicyError
-from headgate.cli import _parser
+from headgate.cli import build_parser
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.settings import HubSettings, flag, variable
 from headgate.hub.sockets.relay import relay_limiter
@@ -89,7 +89,7 @@ def test_a_setting_is_given_by_option_by_variable_or_in_the_file(name: str, tmp_
     assert HubSettings.load({}, {}, file) == expected
     assert HubSettings.load({name: text}, {}) == expected
     if name not in SECRETS:
-        options = vars(_parser().parse_args(["serve", flag(name), text]))
+        options = vars(build_parser().parse_args(["serve", flag(name), text]))
         assert HubSettings.load({key: found for key, found in options.items() if found is not None}, {}) == expected
 
 

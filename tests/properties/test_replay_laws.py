@@ -1,4 +1,4 @@
-"""A replay says what the gate says, request by request; and a suggested limit is the lowest that does."""
+"""A replay decides each request as the gate does, and a suggested limit is the lowest that suffices."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
 from headgate.limits.decision import Decision
-from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, Run
-from headgate.replay.options import Reading
-from headgate.replay.player import Tape
+from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, PolicyReplay
+from headgate.replay.options import LogOptions
+from headgate.replay.player import LogSet
 from headgate.replay.suggest import Suggestion, suggest
 
 LIMITS = [
@@ -60,19 +60,19 @@ def test_every_decision_is_the_gates(given: dict[str, Any], course: list[tuple[s
     policy = Policy(**given)
     clock = ManualClock(start=1_700_000_000)
     gate = Gate(policy, store=MemoryStore(clock=clock))
-    run = Run("", policy)
+    replay = PolicyReplay("", policy)
     for number, (agent, channel, kind, cost, span) in enumerate(course):
         clock.advance(Fraction(span, 1_000_000))
         action = kind.removeprefix("action ") if kind.startswith("action ") else None
         tier = kind if action is None else None
         decision = gate.check(agent, channel, tier, action=action, cost=cost)
-        lane = run.lane(channel, tier, action)
-        assert lane.judge(agent, clock.now(), cost) == expected(decision)
+        found = replay.tier(channel, tier, action)
+        assert found.decide(agent, clock.now(), cost) == expected(decision)
         if decision.violation is not None:
-            assert lane.alert == decision.violation.alert
+            assert found.alert == decision.violation.alert
         if number % 7 == 0:
-            run.tidy(clock.now())
-            lane._room = 0  # so that it tidies up each time
+            replay.drop_full(clock.now())
+            found._max_buckets = 0  # so that it drops them each time
 
 
 def judged(policy: Policy, course: list[tuple[str, str, int, int]]) -> int:
@@ -95,8 +95,8 @@ def suggested(course: list[tuple[str, str, int, int]], share: Fraction) -> Sugge
             for agent, channel, cost, span in course:
                 at += span
                 log.write(f"{at},{agent},{channel},{cost}\n")
-        with Tape([str(path)], Reading()) as tape:
-            (found,) = suggest(tape, Policy(exempt=["nobody"]), share)
+        with LogSet([str(path)], LogOptions()) as logs:
+            (found,) = suggest(logs, Policy(exempt=["nobody"]), share)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What logs may look like, and that no line of one does any harm."""
+"""Log formats, and lines that can't be parsed."""
 
 import gzip
 import io
@@ -16,15 +16,16 @@ import pytest
 
 from headgate import Policy
 from headgate.errors import InvalidInput
-from headgate.replay.logfile import Log, ReplayError
-from headgate.replay.options import Route
+from headgate.replay.logfile import LogFile, ReplayError
+from headgate.replay.options import RouteRule
 from headgate.replay.report import Report
-from headgate.replay.timestamps import moment, moment_of, text_of
-from tests.support.log_files import BEGIN, access, csv, played, written
+from headgate.replay.timestamps import format_timestamp, parse_number, parse_timestamp
+from tests.support.log_files import BEGIN, access_line, replayed, write_csv, write_log
 
 pytestmark = pytest.mark.once
 
 AT = BEGIN * 1_000_000
+BAD_TIME = "time: expected an access log's, ISO 8601, or seconds since 1970"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ AT = BEGIN * 1_000_000
     ],
 )
 def test_times(text: str, at: int | None) -> None:
-    assert moment(text) == at
+    assert parse_timestamp(text) == at
 
 
 @pytest.mark.parametrize(
@@ -66,11 +67,14 @@ def test_times(text: str, at: int | None) -> None:
     ],
 )  # fmt: skip
 def test_times_as_numbers(number: float, at: int | None) -> None:
-    assert moment_of(number) == at
+    assert parse_number(number) == at
 
 
 def test_times_are_told_in_iso_8601() -> None:
-    assert (text_of(AT), text_of(AT + 250_000)) == ("2023-11-14T22:13:20Z", "2023-11-14T22:13:20.250000Z")
+    assert (format_timestamp(AT), format_timestamp(AT + 250_000)) == (
+        "2023-11-14T22:13:20Z",
+        "2023-11-14T22:13:20.250000Z",
+    )
 
 
 def agents(report: Report) -> dict[str, int]:
@@ -86,11 +90,11 @@ BLOCKED = Policy(limits=dict.fromkeys(("light", "normal", "heavy"), "blocked"))
 COMMON = '10.0.0.7 - frank [14/Nov/2023:22:13:20 +0000] "GET /a.gif HTTP/1.0" 200 2326'
 LINES = [
     COMMON,
-    access(user="ada"),
-    access(user="-", more={"address": "2001:db8::1"}),
-    access(user="eve", more={"status": 401, "address": "10.0.0.9"}),  # whoever fails to sign in may say any name
-    access(more={"request": "-", "status": 408, "address": "host.example"}),
-    access(more={"request": r"\x16\x03\x01 \"quoted\" \\", "address": "10.0.0.2"}) + "\r",
+    access_line(user="ada"),
+    access_line(user="-", more={"address": "2001:db8::1"}),
+    access_line(user="eve", more={"status": 401, "address": "10.0.0.9"}),  # whoever fails to sign in may say any name
+    access_line(more={"request": "-", "status": 408, "address": "host.example"}),
+    access_line(more={"request": r"\x16\x03\x01 \"quoted\" \\", "address": "10.0.0.2"}) + "\r",
     COMMON.replace("2326", "-").replace("frank", "bob"),
 ]
 
@@ -104,7 +108,7 @@ LINES = [
     ],
 )
 def test_access_logs_count_for_users_or_addresses(key: str, whose: list[str], skipped: int, tmp_path: Path) -> None:
-    report = played(written(tmp_path, "\n".join(LINES)), policy=BLOCKED, key=key)
+    report = replayed(write_log(tmp_path, "\n".join(LINES)), policy=BLOCKED, key=key)
     assert report.logs[0].format == "access"
     assert (report.lines.malformed, report.lines.skipped, report.lines.used) == (0, skipped, 7 - skipped)
     assert sorted(agents(report)) == whose
@@ -113,18 +117,18 @@ def test_access_logs_count_for_users_or_addresses(key: str, whose: list[str], sk
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("garbage", "not a line of an access log"),
-        (access(user="John Doe"), "not a line of an access log"),
-        (f"www.example.com:80 {access()}", "not a line of an access log"),
-        (access()[:40], "not a line of an access log"),
-        (access("99/Nov/2023:22:13:20 +0000"), "a time that can't be read"),
-        (access(user='x [14/Nov/2030:22:13:20 +0000] "GET'), "not a line of an access log"),
-        (access(user="a\x1b[31mb"), "an agent's name that isn't 1 to 128 printable characters"),
-        (access(user="a" * 129), "not a line of an access log"),
+        ("garbage", "not an access log line"),
+        (access_line(user="John Doe"), "not an access log line"),
+        (f"www.example.com:80 {access_line()}", "not an access log line"),
+        (access_line()[:40], "not an access log line"),
+        (access_line("99/Nov/2023:22:13:20 +0000"), BAD_TIME),
+        (access_line(user='x [14/Nov/2030:22:13:20 +0000] "GET'), "not an access log line"),
+        (access_line(user="a\x1b[31mb"), "agent: expected 1 to 128 printable characters"),
+        (access_line(user="a" * 129), "not an access log line"),
     ],
 )
 def test_a_line_that_is_none_of_an_access_log_is_shown_and_left_out(line: str, reason: str, tmp_path: Path) -> None:
-    report = played(written(tmp_path, f"{access()}\n{line}\n\n  \n{access()}"))
+    report = replayed(write_log(tmp_path, f"{access_line()}\n{line}\n\n  \n{access_line()}"))
     assert (report.lines.read, report.lines.used, report.lines.malformed, report.lines.blank) == (5, 2, 1, 2)
     assert report.reasons == {reason: 1}
     (shown,) = report.first_malformed
@@ -135,15 +139,15 @@ def test_a_line_that_is_none_of_an_access_log_is_shown_and_left_out(line: str, r
 
 def test_of_many_bad_lines_the_first_ten_are_shown(tmp_path: Path) -> None:
     bad = [f"\x07 {number} \u202e" + "x" * 500 for number in range(30)]
-    report = played(written(tmp_path, "\n".join([access(), *bad])))
+    report = replayed(write_log(tmp_path, "\n".join([access_line(), *bad])))
     assert (report.lines.malformed, len(report.first_malformed)) == (30, 10)
     assert [one.line for one in report.first_malformed] == list(range(2, 12))
     assert report.first_malformed[0].text == "\\x07 0 \\u202e" + "x" * 195 + "…"
 
 
 def test_bytes_that_are_no_utf8_do_no_harm(tmp_path: Path) -> None:
-    odd = access(user="j\udcff").encode("utf-8", "surrogateescape")
-    report = played(written(tmp_path, b"\xef\xbb\xbf" + access().encode() + b"\n" + odd), policy=BLOCKED)
+    odd = access_line(user="j\udcff").encode("utf-8", "surrogateescape")
+    report = replayed(write_log(tmp_path, b"\xef\xbb\xbf" + access_line().encode() + b"\n" + odd), policy=BLOCKED)
     assert agents(report) == {"10.0.0.1": 1, "j\\xff": 1}
 
 
@@ -169,14 +173,14 @@ def test_routes_say_what_a_request_is(tmp_path: Path) -> None:
         ("GET /ab HTTP/1.1", "normal"),
         ("-", "normal"),
     ]
-    log = written(tmp_path, "\n".join([access(more={"request": request}) for request, _ in asked]))
-    report = played(log, policy=BLOCKED, routes=tuple(map(Route.read, routes)))
+    log = write_log(tmp_path, "\n".join([access_line(more={"request": request}) for request, _ in asked]))
+    report = replayed(log, policy=BLOCKED, routes=tuple(map(RouteRule.parse, routes)))
     tiers = [tier for _, tier in asked]
     assert {one.tier: one.outcomes.requests for one in report.policies[0].tiers} == {
         t: tiers.count(t) for t in set(tiers)
     }
     assert report.unknown_actions == []
-    ws = played(log, channel="ws", tier="light", routes=(Route.read("POST *=identify"),))
+    ws = replayed(log, channel="ws", tier="light", routes=(RouteRule.parse("POST *=identify"),))
     assert [(one.channel, one.tier, one.outcomes.requests) for one in ws.policies[0].tiers] == [
         ("ws", "light", 8),
         ("ws", "heavy", 3),
@@ -188,21 +192,21 @@ def test_routes_say_what_a_request_is(tmp_path: Path) -> None:
 )
 def test_a_route_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        Route.read(text)
+        RouteRule.parse(text)
     assert str(error.value) == f"expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got {text!r}"
 
 
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ({"routes": (Route.read("GET /=hevy"),)},
+        ({"routes": (RouteRule.parse("GET /=hevy"),)},
          "route 'GET /': expected a tier or an action of the policy for channel http, got 'hevy'"),
         ({"channel": "grpc"}, "channel: expected one of ws, http, got 'grpc'"),
     ],
 )  # fmt: skip
 def test_what_the_policy_does_not_have_is_refused_at_once(how: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as error:
-        played(written(tmp_path, access()), **how)
+        replayed(write_log(tmp_path, access_line()), **how)
     assert str(error.value) == text
 
 
@@ -210,7 +214,7 @@ def test_what_the_policy_does_not_have_is_refused_at_once(how: dict[str, Any], t
 
 
 def objects(folder: Path, *found: object) -> str:
-    return written(folder, "\n".join([one if isinstance(one, str) else json.dumps(one) for one in found]), "a.jsonl")
+    return write_log(folder, "\n".join([one if isinstance(one, str) else json.dumps(one) for one in found]), "a.jsonl")
 
 
 def test_json_lines_by_their_names(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ def test_json_lines_by_their_names(tmp_path: Path) -> None:
         {"time": BEGIN * 1000, "agent": "a", "method": "POST", "path": "/api/tasks?x", "other": [1, {}]},
         {"time": BEGIN, "agent": "a", "method": "POST", "path": "/api/tasks", "channel": "ws"},
     )
-    report = played(log, policy=BLOCKED, routes=(Route.read("POST /api/tasks=heavy"),))
+    report = replayed(log, policy=BLOCKED, routes=(RouteRule.parse("POST /api/tasks=heavy"),))
     assert report.logs[0].format == "json"
     assert agents(report) == {"a": 4, "42": 1}
     assert {(one.channel, one.tier): one.outcomes.requests for one in report.policies[0].tiers} == {
@@ -242,7 +246,7 @@ def test_fields_may_have_other_names_and_lie_within_others(tmp_path: Path) -> No
         {"ts": BEGIN, "request": 7},
     )
     fields = {"time": "ts", "agent": "request.user.id", "cost": "tokens"}
-    report = played(log, policy=Policy(limits={"normal": "1/minute"}, warn_at=1), fields=fields)
+    report = replayed(log, policy=Policy(limits={"normal": "1/minute"}, warn_at=1), fields=fields)
     assert report.policies[0].outcomes.allowed == 1
     assert agents(report) == {"a": 1}
     assert report.reasons == {"no field 'request.user.id' for the agent": 2}
@@ -268,17 +272,17 @@ NO_TEXTS: list[dict[str, object]] = [{"channel": 7}, {"tier": ["heavy"]}, {"acti
         ("null", "not a JSON object"),
         ({"agent": "a"}, "no field 'time' for the time"),
         ({"time": "", "agent": "a"}, "no field 'time' for the time"),
-        *[(GOOD | {"time": bad}, "a time that can't be read") for bad in NO_TIMES],
+        *[(GOOD | {"time": bad}, BAD_TIME) for bad in NO_TIMES],
         *[({"time": BEGIN} | more, "no field 'agent' for the agent") for more in ({}, {"agent": ""}, {"agent": None})],
-        *[(GOOD | {"agent": bad}, "an agent's name that isn't 1 to 128 printable characters") for bad in NO_NAMES],
-        *[(GOOD | {"cost": bad}, "a cost that isn't a whole number of at least 1") for bad in NO_COSTS],
-        (GOOD | {"channel": "grpc"}, "a channel other than one of ws, http"),
-        (GOOD | {"tier": "hevy"}, "a tier other than one of light, normal, heavy"),
-        *[(GOOD | bad, "a channel, tier or action that isn't a text") for bad in NO_TEXTS],
+        *[(GOOD | {"agent": bad}, "agent: expected 1 to 128 printable characters") for bad in NO_NAMES],
+        *[(GOOD | {"cost": bad}, "cost: expected a whole number of at least 1") for bad in NO_COSTS],
+        (GOOD | {"channel": "grpc"}, "channel: expected one of ws, http"),
+        (GOOD | {"tier": "hevy"}, "tier: expected one of light, normal, heavy"),
+        *[(GOOD | bad, "channel, tier, action: expected text") for bad in NO_TEXTS],
     ],
 )
 def test_a_bad_object_is_told_with_its_reason(bad: object, reason: str, tmp_path: Path) -> None:
-    report = played(objects(tmp_path, GOOD, bad, GOOD))
+    report = replayed(objects(tmp_path, GOOD, bad, GOOD))
     assert report.reasons == {reason: 1}
     assert (report.lines.used, report.first_malformed[0].line) == (2, 2)
 
@@ -288,7 +292,7 @@ def test_many_long_actions_and_paths_fill_no_memory(tmp_path: Path) -> None:
     asked += [GOOD | {"method": "GET", "path": f"/{number}/" + "y" * 50_000} for number in range(30)]
     log = objects(tmp_path, *asked)
     tracemalloc.start()
-    report = played(log, routes=(Route.read("GET /7/*=heavy"),))
+    report = replayed(log, routes=(RouteRule.parse("GET /7/*=heavy"),))
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < 200_000 < 60 * 50_000
@@ -311,7 +315,7 @@ def test_csv_by_the_names_of_its_columns(delimiter: str, tmp_path: Path) -> None
         ["b", "", BEGIN, " 2 "],
     ]
     writer.writerows(rows)
-    report = played(written(tmp_path, out.getvalue(), "a.csv"), policy=BLOCKED, fields={"time": "user time"})
+    report = replayed(write_log(tmp_path, out.getvalue(), "a.csv"), policy=BLOCKED, fields={"time": "user time"})
     assert report.logs[0].format == "csv"
     assert agents(report) == {"a,b;c": 1, "b": 1}
     assert (report.lines.read, report.lines.blank, report.lines.malformed) == (4, 1, 0)
@@ -320,27 +324,27 @@ def test_csv_by_the_names_of_its_columns(delimiter: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (f"{BEGIN},a", "not the 3 columns that its first line names"),
-        (f"{BEGIN},a,b,c", "not the 3 columns that its first line names"),
-        (f'{BEGIN},"a,1', "not the 3 columns that its first line names"),
-        (f'{BEGIN},"a"b,1', "not the 3 columns that its first line names"),
+        (f"{BEGIN},a", "expected 3 columns, as in the header"),
+        (f"{BEGIN},a,b,c", "expected 3 columns, as in the header"),
+        (f'{BEGIN},"a,1', "expected 3 columns, as in the header"),
+        (f'{BEGIN},"a"b,1', "expected 3 columns, as in the header"),
         (",a,1", "no field 'time' for the time"),
-        (f"{BEGIN},a,0", "a cost that isn't a whole number of at least 1"),
+        (f"{BEGIN},a,0", "cost: expected a whole number of at least 1"),
     ],
 )
 def test_a_bad_record_is_told_with_its_reason(line: str, reason: str, tmp_path: Path) -> None:
-    report = played(written(tmp_path, f"time,agent,cost\n{BEGIN},a,1\n{line}\n{BEGIN},a,\n"))
+    report = replayed(write_log(tmp_path, f"time,agent,cost\n{BEGIN},a,1\n{line}\n{BEGIN},a,\n"))
     assert report.reasons == {reason: 1}
     assert (report.lines.used, report.first_malformed[0].line) == (2, 3)
 
 
 def test_a_column_that_is_missing_is_told_with_those_that_are_there(tmp_path: Path) -> None:
-    log = written(tmp_path, "when,who\x1b\n1,a\n")
+    log = write_log(tmp_path, "when,who\x1b\n1,a\n")
     with pytest.raises(ReplayError) as error:
-        played(log)
+        replayed(log)
     assert str(error.value) == (
-        f"{log}: expected a column 'time' in its first line, got: when, who\\x1b; "
-        "--field time=NAME says which one is the time"
+        f"{log}: expected a column 'time' in the header, got: when, who\\x1b; "
+        "--field time=NAME names the one for the time"
     )
 
 
@@ -348,59 +352,60 @@ def test_a_column_that_is_missing_is_told_with_those_that_are_there(tmp_path: Pa
 
 
 def test_the_first_lines_tell_the_format_whatever_else_is_there(tmp_path: Path) -> None:
-    report = played(written(tmp_path, f"# a comment\nboot\n{access()}\n{access()}\n{{}}\n"))
+    report = replayed(write_log(tmp_path, f"# a comment\nboot\n{access_line()}\n{access_line()}\n{{}}\n"))
     assert (report.logs[0].format, report.lines.used, report.lines.malformed) == ("access", 2, 3)
 
 
 @pytest.mark.parametrize("text", ["hello\nworld\n", "a,b\n", "\n\n", "a,b\n1,2,3\n"])
 def test_a_log_of_no_known_format_is_refused(text: str, tmp_path: Path) -> None:
-    log = written(tmp_path, text)
+    log = write_log(tmp_path, text)
     with pytest.raises(ReplayError) as error:
-        played(log)
+        replayed(log)
     first = text.strip().partition("\n")[0]
-    got = f"got: {first}" if first else "got an empty one"
+    got = f"got: {first}" if first else "got an empty log"
     assert str(error.value) == (
-        f"{log}: expected an access log, JSON lines, or CSV whose first line names the columns, {got}\n"
-        "  --format says which one it is: access, json, csv"
+        f"{log}: expected an access log, JSON lines, or CSV with a header, {got}\n"
+        "  --format sets the log format: access, json, csv"
     )
 
 
 def test_a_log_without_one_request_is_refused(tmp_path: Path) -> None:
     log = objects(tmp_path, {"ts": 1, "agent": "\x1b"}, {"ts": 2})
     with pytest.raises(ReplayError) as error:
-        played(log)
+        replayed(log)
     assert str(error.value).splitlines() == [
         f"{log}: expected requests, got none in 2 lines read as json",
         '  line 1: no field \'time\' for the time: {"ts": 1, "agent": "\\u001b"}',
         "  line 2: no field 'time' for the time: {\"ts\": 2}",
-        "  --format says what it is, --field what its fields are called, --key whom it counts",
+        "  --format sets the log format, --field the names of its fields, --key the agent's identity",
     ]
     with pytest.raises(ReplayError, match="expected requests, got none in 1 lines read as csv"):
-        played(written(tmp_path, "time,agent\n"), format="csv")
+        replayed(write_log(tmp_path, "time,agent\n"), format="csv")
     with pytest.raises(ReplayError, match="expected requests, got an empty log"):
-        played(written(tmp_path, ""))
+        replayed(write_log(tmp_path, ""))
 
 
 def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReplayError) as error:
-        played(str(tmp_path / "none"))
+        replayed(str(tmp_path / "none"))
     assert (
-        str(error.value) == f"{tmp_path / 'none'}: can't be read: No such file or directory; '-' reads standard input"
+        str(error.value)
+        == f"{tmp_path / 'none'}: can't read the log: No such file or directory; '-' reads standard input"
     )
-    with pytest.raises(ReplayError, match=r"can't be read: Is a directory$"):
-        played(str(tmp_path))
+    with pytest.raises(ReplayError, match=r"can't read the log: Is a directory$"):
+        replayed(str(tmp_path))
     with pytest.raises(ReplayError, match="standard input: expected once among the logs, got it twice"):
-        played("-", "-")
+        replayed("-", "-")
 
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
 
-MANY = "\n".join([access(user=f"user-{number % 500}") for number in range(5000)])
+MANY = "\n".join([access_line(user=f"user-{number % 500}") for number in range(5000)])
 
 
 def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    plain = played(written(tmp_path, MANY), share=Fraction(1, 10))
-    packed = played(written(tmp_path, MANY, "b.log", packed=True), share=Fraction(1, 10))
+    plain = replayed(write_log(tmp_path, MANY), share=Fraction(1, 10))
+    packed = replayed(write_log(tmp_path, MANY, "b.log", compressed=True), share=Fraction(1, 10))
     assert packed.policies == plain.policies
     assert packed.suggestions == plain.suggestions
     assert (packed.lines.used, packed.logs[0].damage) == (5000, "")
@@ -408,13 +413,13 @@ def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
 
 def test_gzip_in_parts_with_padding(tmp_path: Path) -> None:
     data = gzip.compress(f"{MANY}\n".encode()) + gzip.compress(MANY.encode()) + b"\0" * 600_000
-    report = played(written(tmp_path, data))
+    report = replayed(write_log(tmp_path, data))
     assert (report.lines.used, report.logs[0].damage) == (10_000, "")
 
 
 def test_gzip_that_unpacks_to_much_more_is_read_a_block_at_a_time(tmp_path: Path) -> None:
-    lines = f"{access()}\n" * 30_000
-    log = Log(written(tmp_path, lines, packed=True))
+    lines = f"{access_line()}\n" * 30_000
+    log = LogFile(write_log(tmp_path, lines, compressed=True))
     assert log.size is not None
     assert log.size < len(lines) / 100
     sizes = [sum(map(len, block)) for block in log.lines()]
@@ -425,44 +430,48 @@ def test_gzip_that_unpacks_to_much_more_is_read_a_block_at_a_time(tmp_path: Path
 
 def test_of_gzip_that_breaks_off_what_is_there_counts(tmp_path: Path) -> None:
     packed = gzip.compress(MANY.encode())
-    report = played(written(tmp_path, packed[: len(packed) // 2]), share=Fraction(0))
+    report = replayed(write_log(tmp_path, packed[: len(packed) // 2]), share=Fraction(0))
     assert 1000 < report.lines.used < 4000
-    assert report.logs[0].damage == "its gzip data ends in the middle, and was read up to there"
+    assert report.logs[0].damage == "truncated gzip data; read up to its end"
 
 
 def test_of_gzip_that_is_damaged_what_comes_before_counts(tmp_path: Path) -> None:
     packer = zlib.compressobj(wbits=31)
     data = packer.compress(MANY.encode()) + packer.flush(zlib.Z_FULL_FLUSH) + b"\x07 is no kind of block"
-    report = played(written(tmp_path, data))
+    report = replayed(write_log(tmp_path, data))
     assert report.lines.used == 5000
-    assert report.logs[0].damage == "its gzip data is damaged, and was read up to there"
+    assert report.logs[0].damage == "damaged gzip data; read up to the damage"
     packed = gzip.compress(MANY.encode())
     checksum = packed[:-8] + zlib.crc32(b"other").to_bytes(4, "little") + packed[-4:]
-    report = played(written(tmp_path, checksum))
+    report = replayed(write_log(tmp_path, checksum))
     assert report.lines.used == 5000
-    assert report.logs[0].damage == "its gzip data is damaged, and was read up to there"
-    log = written(tmp_path, packed[:10] + b"\x07" * 99)
+    assert report.logs[0].damage == "damaged gzip data; read up to the damage"
+    log = write_log(tmp_path, packed[:10] + b"\x07" * 99)
     with pytest.raises(ReplayError) as error:
-        played(log)
-    assert str(error.value) == f"{log}: no line of it can be read: its gzip data is damaged, and was read up to there"
+        replayed(log)
+    assert str(error.value) == f"{log}: expected a readable log, got damaged gzip data; read up to the damage"
 
 
 def test_a_line_without_an_end_fills_no_memory(tmp_path: Path) -> None:
     long = "x" * 3_000_000
-    report = played(written(tmp_path, f"{access()}\n{long}\n{access()}\n{access()} {long}\n{access(user='last')}"))
+    report = replayed(
+        write_log(
+            tmp_path, f"{access_line()}\n{long}\n{access_line()}\n{access_line()} {long}\n{access_line(user='last')}"
+        )
+    )
     assert (report.lines.read, report.lines.used, report.lines.malformed) == (5, 4, 1)
-    log = Log(written(tmp_path, f"a\n{long}{long}\nbc\n{long}", "b.log"))
+    log = LogFile(write_log(tmp_path, f"a\n{long}{long}\nbc\n{long}", "b.log"))
     assert [len(line) for block in log.lines() for line in block] == [1, 262_144, 2, 262_144]
     log.close()
 
 
 def test_what_is_no_file_can_be_read_again_where_that_is_needed(tmp_path: Path) -> None:
-    report = played(written(tmp_path, MANY), share=Fraction(0))
+    report = replayed(write_log(tmp_path, MANY), share=Fraction(0))
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     thread = threading.Thread(target=lambda: fifo.write_bytes(gzip.compress(MANY.encode())))
     thread.start()
-    again = played(str(fifo), share=Fraction(0))
+    again = replayed(str(fifo), share=Fraction(0))
     thread.join()
     assert again.policies == report.policies
     assert again.suggestions == report.suggestions
@@ -470,8 +479,8 @@ def test_what_is_no_file_can_be_read_again_where_that_is_needed(tmp_path: Path) 
 
 def test_progress_is_told_in_bytes_and_lines(tmp_path: Path) -> None:
     told: list[tuple[int, int | None, int]] = []
-    log = written(tmp_path, MANY)
-    played(log, csv(tmp_path, [(0, "a", "light")]), progress=lambda *one: told.append(one))
+    log = write_log(tmp_path, MANY)
+    replayed(log, write_csv(tmp_path, [(0, "a", "light")]), on_progress=lambda *one: told.append(one))
     size = len(MANY) + Path(tmp_path, "log.csv").stat().st_size
     assert told[-1] == (size, size, 5002)
     assert [one[2] for one in told] == sorted(one[2] for one in told)

@@ -1,4 +1,4 @@
-"""`headgate bench`: how fast the headgate that is installed here decides on this machine."""
+"""`headgate bench`: measure checks on this machine."""
 
 import argparse
 import asyncio
@@ -14,8 +14,8 @@ from typing import Final
 from uuid import uuid4
 
 from headgate._version import VERSION
-from headgate.cli.parser import Commands, command, seconds
-from headgate.cli.terminal import Column, Progress, patience, print_json, print_table
+from headgate.cli.parser import Commands, add_command, duration
+from headgate.cli.terminal import Column, ProgressLine, print_json, print_table, version_text, waiting_for
 from headgate.errors import HeadgateError
 from headgate.gate import Gate
 from headgate.gate.policy import Policy
@@ -28,16 +28,16 @@ from headgate.stores.urls import server_store
 MUCH: Final = "1000000000/second"
 LITTLE: Final = "1 per 10 minutes"
 KEYS: Final = 1000
-KEYS_AT_A_SERVER: Final = 100
+SERVER_KEYS: Final = 100
 THREADS: Final = 8
 TASKS: Final = 100
 _PASSES: Final = 10  # over all keys, in one round in memory
-_ROUNDS: Final = 3  # at the least
+_ROUNDS: Final = 3  # at least
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of check: `run` makes so many, and returns the last decision."""
+    """A kind of check: `run` makes `checks` of them and returns the last decision."""
 
     what: str
     passes: bool
@@ -47,11 +47,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured of one kind of check."""
+    """The measured times of one kind of check."""
 
     what: str
     ns: float
-    """Nanoseconds for each, in the median round."""
+    """Nanoseconds per check, in the median round."""
     best_ns: float
     per_second: int
     """In the median round."""
@@ -59,22 +59,22 @@ class Figure:
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    bench = command(
+    bench = add_command(
         commands,
         "bench",
-        _bench,
-        "measure headgate on this machine",
-        "Measure how long checks take with the headgate that is installed, on this machine: in this process's memory, "
-        "or with --store in a Redis or Valkey server. What is written there has a prefix of its own, and expires.",
+        _run,
+        "measure checks on this machine",
+        "Measure how long checks take with this installation on this machine: in memory, or with --store on a Redis or "
+        "Valkey server. Keys written there have a prefix of their own, and expire.",
         "headgate bench",
         "headgate bench --store redis://localhost --json",
-        data=True,
+        json=True,
     )
-    bench.add_argument("--seconds", type=seconds, default=5.0, metavar="S", help="how long, about (5)")
-    bench.add_argument("--store", metavar="URL", help="measure this Redis or Valkey server")
+    bench.add_argument("--seconds", type=duration, default=5.0, metavar="S", help="approximate duration (default: 5)")
+    bench.add_argument("--store", metavar="URL", help="measure on this Redis or Valkey server")
 
 
-def _bench(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     with _cases(options.store) as cases:
         figures = _measured(cases, options.seconds)
     about = {
@@ -83,13 +83,12 @@ def _bench(options: argparse.Namespace) -> int:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "cores": os.cpu_count(),
         "store": "memory" if options.store is None else "server",
-        "keys": KEYS if options.store is None else KEYS_AT_A_SERVER,
+        "keys": KEYS if options.store is None else SERVER_KEYS,
     }
     if options.json:
         print_json(about | {"figures": [asdict(one) for one in figures]})
         return 0
-    how = "compiled" if about["compiled"] else "plain Python: not compiled"
-    print(f"headgate {VERSION} ({how}), {about['python']}, {about['cores']} cores")
+    print(f"{version_text()}, {about['python']}, {about['cores']} cores")
     titles = [Column(f"{about['keys']} keys in turn, {about['store']}")]
     titles += [Column(title, right=True) for title in ("ns a check", "best", "checks a second")]
     print_table(titles, [[one.what, f"{one.ns:,.0f}", f"{one.best_ns:,.0f}", f"{one.per_second:,}"] for one in figures])
@@ -99,9 +98,9 @@ def _bench(options: argparse.Namespace) -> int:
 def _measured(cases: Sequence[Case], seconds: float) -> list[Figure]:
     """Measure each case for its share of the time, in rounds."""
     figures: list[Figure] = []
-    with Progress() as progress:
+    with ProgressLine() as progress:
         for case in cases:
-            decision = case.run()  # once before, so that everything is there, and what is to be denied is
+            decision = case.run()  # warms up, and uses up the tokens of what is to be denied
             times: list[float] = []
             end = time.perf_counter() + seconds / len(cases)
             while len(times) < _ROUNDS or time.perf_counter() < end:
@@ -118,32 +117,31 @@ def _measured(cases: Sequence[Case], seconds: float) -> list[Figure]:
 
 @contextmanager
 def _cases(url: str | None) -> Iterator[list[Case]]:
-    """What is measured; a store that was opened for it is closed in the end."""
+    """The cases to measure, and the life of their store."""
     if url is None:
         store = MemoryStore()
-        yield [*_in_turn(store, Gate(_policy(), store=store), KEYS, _PASSES), _by_threads(store)]
+        yield [*_in_sequence(store, Gate(_policy(), store=store), KEYS, _PASSES), _in_threads(store)]
         return
-    with ExitStack() as things:
-        server = things.enter_context(
-            closing(server_store("--store", url, prefix=f"headgate-bench-{uuid4().hex[:8]}:", timeout=5))
-        )
-        with patience("waiting for the server"):
+    with ExitStack() as stack:
+        prefix = f"headgate-bench-{uuid4().hex[:8]}:"
+        server = stack.enter_context(closing(server_store("--store", url, prefix=prefix, timeout=5)))
+        with waiting_for("the server"):
             server.verify()
-        loop = things.enter_context(asyncio.Runner())
-        things.callback(lambda: loop.run(server.aclose()))
-        gate = things.enter_context(Gate(_policy(), store=server))  # which is closed before its store
-        yield [*_in_turn(server, gate, KEYS_AT_A_SERVER, 1), _by_tasks(server, loop)]
+        loop = stack.enter_context(asyncio.Runner())
+        stack.callback(lambda: loop.run(server.aclose()))
+        gate = stack.enter_context(Gate(_policy(), store=server))  # closed before its store
+        yield [*_in_sequence(server, gate, SERVER_KEYS, 1), _in_tasks(server, loop)]
 
 
 def _policy() -> Policy:
     return Policy(limits={"light": MUCH, "heavy": LITTLE})
 
 
-def _in_turn(store: Store, gate: Gate, keys: int, passes: int) -> list[Case]:
-    """Checks one after the other, of limiters and of a gate."""
+def _in_sequence(store: Store, gate: Gate, keys: int, passes: int) -> list[Case]:
+    """Checks one after the other, by limiters and by a gate."""
     names = _names(keys) * passes
 
-    def limiter(limit: str) -> Callable[[], Decision]:
+    def limiter_check(limit: str) -> Callable[[], Decision]:
         check = Limiter(limit, store=store).check
 
         def run() -> Decision:
@@ -153,7 +151,7 @@ def _in_turn(store: Store, gate: Gate, keys: int, passes: int) -> list[Case]:
 
         return run
 
-    def of_gate(tier: str) -> Callable[[], Decision]:
+    def gate_check(tier: str) -> Callable[[], Decision]:
         check = gate.check
 
         def run() -> Decision:
@@ -164,15 +162,15 @@ def _in_turn(store: Store, gate: Gate, keys: int, passes: int) -> list[Case]:
         return run
 
     return [
-        Case("Limiter.check, allow", True, len(names), limiter(MUCH)),
-        Case("Limiter.check, deny", False, len(names), limiter(LITTLE)),
-        Case("Gate.check, allow", True, len(names), of_gate("light")),
-        Case("Gate.check, deny", False, len(names), of_gate("heavy")),
+        Case("Limiter.check, allow", True, len(names), limiter_check(MUCH)),
+        Case("Limiter.check, deny", False, len(names), limiter_check(LITTLE)),
+        Case("Gate.check, allow", True, len(names), gate_check("light")),
+        Case("Gate.check, deny", False, len(names), gate_check("heavy")),
     ]
 
 
-def _by_threads(store: Store) -> Case:
-    """Checks of many threads at once, all together."""
+def _in_threads(store: Store) -> Case:
+    """Checks in several threads at once."""
     check, names = Limiter(MUCH, store=store, name="threads").check, _names(KEYS)
 
     def work(ready: Barrier, last: list[Decision]) -> None:
@@ -193,14 +191,14 @@ def _by_threads(store: Store) -> Case:
     return Case(f"Limiter.check, allow, {THREADS} threads together", True, len(names) * THREADS, run)
 
 
-def _by_tasks(store: Store, loop: asyncio.Runner) -> Case:
-    """Checks of many tasks at once, which are sent together."""
+def _in_tasks(store: Store, loop: asyncio.Runner) -> Case:
+    """Checks in many tasks at once, which are sent in batches."""
     acheck, names = Limiter(MUCH, store=store, name="tasks").acheck, _names(TASKS)
 
-    async def all_of_them() -> Decision:
+    async def check_all() -> Decision:
         return (await asyncio.gather(*(acheck(name) for name in names * 10)))[-1]
 
-    return Case(f"Limiter.acheck, allow, {TASKS * 10} at once", True, TASKS * 10, lambda: loop.run(all_of_them()))
+    return Case(f"Limiter.acheck, allow, {TASKS * 10} at once", True, TASKS * 10, lambda: loop.run(check_all()))
 
 
 def _names(count: int) -> list[str]:

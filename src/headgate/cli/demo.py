@@ -1,11 +1,12 @@
-"""`headgate demo`: agents of different tempers draw from the buckets of a real limiter, on the real clock.
+"""`headgate demo`: simulated agents at a real limiter.
 
-Only the traffic is made up. Every number that is shown comes from a decision or was measured.
+Only the traffic is simulated. Every number shown comes from a decision or a measurement.
 """
 
-import os
+import argparse
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, TextIO
 
+from headgate.cli.parser import Commands, add_command, duration, whole_number
+from headgate.cli.terminal import coloured, is_interactive, usage_colour, version_text
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.token_bucket import limited, per_second
@@ -22,37 +25,50 @@ BURST: Final = 20
 MEASURED_CHECKS: Final = 200_000
 MEASURED_KEYS: Final = 1_000
 
-_WIDTH: Final = 60  # the columns that a row takes besides its bar
-_GREEN: Final = "\x1b[32m"
-_YELLOW: Final = "\x1b[33m"
-_RED: Final = "\x1b[31m"
+_WIDTH: Final = 60  # columns of a row without its bar
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "demo",
+        _run,
+        "watch simulated agents at a real limiter",
+        "Watch simulated agents, well-behaved and not, draw from the buckets of a real limiter.",
+        "headgate demo --seconds 30 --agents 12",
+    )
+    parser.add_argument("--seconds", type=duration, default=10.0, metavar="S", help="duration (default: 10)")
+    agents = whole_number(1, 100)
+    parser.add_argument("--agents", type=agents, default=6, metavar="N", help="number of agents (default: 6)")
+    parser.add_argument("--seed", type=whole_number(), metavar="N", help="make the traffic repeatable")
 
 
 @dataclass(frozen=True)
-class Temper:
-    """How an agent behaves: what a request costs, and the pause after so many requests and the last answer."""
+class Behaviour:
+    """How an agent behaves: the cost of its requests, and the pause after the n-th request and its decision."""
 
     name: str
     cost: int
     pause: Callable[[random.Random, int, Decision], float]
 
 
-TEMPERS: Final = (
-    Temper("calm", 1, lambda rng, _count, _last: rng.uniform(0.6, 1.2)),
-    Temper("steady", 1, lambda rng, _count, _last: rng.uniform(0.15, 0.25)),
-    Temper("bursty", 1, lambda rng, count, _last: 0.02 if count % 18 else rng.uniform(2.5, 3.5)),
-    Temper("runaway", 1, lambda _rng, _count, _last: 0.01),
-    Temper("costly", 6, lambda rng, _count, _last: rng.uniform(0.9, 1.3)),
-    Temper("obedient", 1, lambda rng, _count, last: (last.retry_after or 0.0) + rng.uniform(0.02, 0.06)),
+BEHAVIOURS: Final = (
+    Behaviour("calm", 1, lambda rng, _count, _last: rng.uniform(0.6, 1.2)),
+    Behaviour("steady", 1, lambda rng, _count, _last: rng.uniform(0.15, 0.25)),
+    Behaviour("bursty", 1, lambda rng, count, _last: 0.02 if count % 18 else rng.uniform(2.5, 3.5)),
+    Behaviour("runaway", 1, lambda _rng, _count, _last: 0.01),
+    Behaviour("costly", 6, lambda rng, _count, _last: rng.uniform(0.9, 1.3)),
+    Behaviour("obedient", 1, lambda rng, _count, last: (last.retry_after or 0.0) + rng.uniform(0.02, 0.06)),
 )
 
 
 @dataclass
-class Agent:
-    """One agent, and what came of its checks."""
+class SimulatedAgent:
+    """An agent, and the outcomes of its checks."""
 
     name: str
-    temper: Temper
+    behaviour: Behaviour
     counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     first: float | None = None
     last: float = 0.0
@@ -62,89 +78,92 @@ class Agent:
         return sum(self.counts.values())
 
 
-def run(seconds: float, agents: int, seed: int | None, out: TextIO) -> None:
-    """Show `agents` agents for so many seconds, or until Ctrl-C, and sum up."""
+def _run(options: argparse.Namespace) -> int:
+    out, seconds, number = sys.stdout, options.seconds, options.agents
     limiter = Limiter(limited(RATE, BURST))
-    tempers = [TEMPERS[i % len(TEMPERS)] for i in range(agents)]
-    crowd = [Agent(f"{temper.name}-{i}", temper) for i, temper in enumerate(tempers, 1)]
-    who = "One agent has a bucket" if agents == 1 else f"Each of {agents} agents has a bucket of its own"
-    out.write(f"{who}: {limiter.limit}. Ctrl-C ends the demonstration.\n")
+    behaviours = [BEHAVIOURS[i % len(BEHAVIOURS)] for i in range(number)]
+    agents = [SimulatedAgent(f"{behaviour.name}-{i}", behaviour) for i, behaviour in enumerate(behaviours, 1)]
+    who = "One agent has a bucket" if number == 1 else f"Each of {number} agents has its own bucket"
+    out.write(f"{version_text()}\n{who}: {limiter.limit}. Press Ctrl-C to stop.\n")
     out.flush()
     begin = time.monotonic()
-    picture = _picture(out, limiter, crowd, begin, seconds)
+    display = _display(out, limiter, agents, begin, seconds)
     try:
         with suppress(KeyboardInterrupt):
-            _play(limiter, crowd, begin + seconds, random.Random(seed), picture)  # noqa: S311
-        picture.draw()
+            _simulate(limiter, agents, begin + seconds, random.Random(options.seed), display)  # noqa: S311
+        display.draw()
     finally:
-        picture.close()
-    _sum_up(crowd, time.monotonic() - begin, out)
+        display.close()
+    _print_totals(agents, time.monotonic() - begin, out)
     _measure(out)
+    return 0
 
 
-def _play(limiter: Limiter, crowd: list[Agent], end: float, rng: random.Random, picture: "_Lines") -> None:
-    """Let each agent check when it is due, and draw every so often, until the end."""
+def _simulate(
+    limiter: Limiter, agents: list[SimulatedAgent], end: float, rng: random.Random, display: "_LineDisplay"
+) -> None:
+    """Run each agent's checks when they are due, and redraw now and then, until the end."""
     now = time.monotonic()
-    redraw = now + picture.every
-    due = [(now + rng.uniform(0.0, 0.3), i) for i in range(len(crowd))]
+    redraw = now + display.interval
+    due = [(now + rng.uniform(0.0, 0.3), i) for i in range(len(agents))]
     heapify(due)
     while now < end:
         while due[0][0] <= now:
             when, i = heappop(due)
-            agent = crowd[i]
+            agent = agents[i]
             agent.first = agent.first or time.monotonic()
-            decision = limiter.check(agent.name, agent.temper.cost)
+            decision = limiter.check(agent.name, agent.behaviour.cost)
             agent.last = time.monotonic()
             agent.counts[decision.outcome] += 1
-            when = max(when, now - 0.1)  # a program that was stopped for a while has not all of that to catch up on
-            heappush(due, (when + agent.temper.pause(rng, agent.checks, decision), i))
+            when = max(when, now - 0.1)  # nothing to catch up on after a suspension
+            heappush(due, (when + agent.behaviour.pause(rng, agent.checks, decision), i))
         if now >= redraw:
-            picture.draw()
-            redraw = now + picture.every
+            display.draw()
+            redraw = now + display.interval
         time.sleep(max(min(due[0][0], redraw, end) - time.monotonic(), 0.0))
         now = time.monotonic()
 
 
-class _Lines:
-    """The demonstration as a line a second: for a file, a pipe, or a terminal that is too small."""
+class _LineDisplay:
+    """A line per second: for a file, a pipe, or a terminal that is too small."""
 
-    every = 1.0
+    interval = 1.0
 
-    def __init__(self, out: TextIO, limiter: Limiter, crowd: list[Agent], begin: float, seconds: float) -> None:
-        self.out, self.limiter, self.crowd, self.begin, self.seconds = out, limiter, crowd, begin, seconds
+    def __init__(
+        self, out: TextIO, limiter: Limiter, agents: list[SimulatedAgent], begin: float, seconds: float
+    ) -> None:
+        self.out, self.limiter, self.agents, self.begin, self.seconds = out, limiter, agents, begin, seconds
 
     @property
     def elapsed(self) -> float:
         return min(time.monotonic() - self.begin, self.seconds)
 
     def draw(self) -> None:
-        self.out.write(f"{self.elapsed:5.1f} of {self.seconds:g} s: {_totals(self.crowd)}\n")
+        self.out.write(f"{self.elapsed:5.1f} of {self.seconds:g} s: {_totals(self.agents)}\n")
         self.out.flush()
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
 
-class _Bars(_Lines):
-    """The demonstration as a picture that is drawn over and over: a row for each agent, and one for the time."""
+class _BarDisplay(_LineDisplay):
+    """A picture that is redrawn in place: a row for each agent, and one for the time."""
 
-    every = 0.1
-    colours = not os.environ.get("NO_COLOR")
+    interval = 0.1
     drawn = False
 
     def draw(self) -> None:
         width = min(max(shutil.get_terminal_size().columns - _WIDTH, 10), 40)
         rows = [f"{'agent':<13}{'bucket used':<{width + 7}}{'allowed':>9}{'warned':>9}{'denied':>9}{'retry in':>12}"]
-        for agent in self.crowd:
-            now = self.limiter.peek(agent.name, agent.temper.cost)
+        for agent in self.agents:
+            now = self.limiter.peek(agent.name, agent.behaviour.cost)
             used = 1 - now.remaining / now.limit.capacity
             counts = "".join([f"{agent.counts[outcome]:>9}" for outcome in (Outcome.ALLOW, Outcome.WARN, Outcome.DENY)])
             retry = f"{now.retry_after:.2f} s" if now.retry_after else "-"
-            colour = _GREEN if used < 0.5 else _YELLOW if used <= 0.8 else _RED
-            rows.append(f"{agent.name:<13}{self._bar(used, width, colour)}{used:>6.0%} {counts}{retry:>12}")
+            rows.append(f"{agent.name:<13}{self._bar(used, width, usage_colour(used))}{used:>6.0%} {counts}{retry:>12}")
         share = self.elapsed / self.seconds
         rows += ["", f"{'time':<13}{self._bar(share, width)}{share:>6.0%}  {self.elapsed:.1f} of {self.seconds:g} s"]
-        up = f"\x1b[{len(rows)}F" if self.drawn else "\x1b[?25l"  # over the last picture; before the first: no cursor
+        up = f"\x1b[{len(rows)}F" if self.drawn else "\x1b[?25l"  # over the last picture; at first, hide the cursor
         self.out.write(up + "".join([f"{row}\x1b[K\n" for row in rows]))
         self.out.flush()
         self.drawn = True
@@ -152,48 +171,48 @@ class _Bars(_Lines):
     def _bar(self, share: float, width: int, colour: str = "") -> str:
         filled = round(share * width)
         on, off = "█" * filled, "░" * (width - filled)
-        return f"{colour}{on}\x1b[0m{off}" if colour and self.colours else on + off
+        return coloured(on, colour, self.out) + off
 
     def close(self) -> None:
-        self.out.write("\x1b[?25h\x1b[K\n")  # over the ^C that a terminal shows
+        self.out.write("\x1b[?25h\x1b[K\n")  # over the ^C on the terminal
         self.out.flush()
 
 
-def _picture(out: TextIO, limiter: Limiter, crowd: list[Agent], begin: float, seconds: float) -> _Lines:
-    kind = _Lines
-    if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and (out.encoding or "").lower().startswith("utf"):
+def _display(out: TextIO, limiter: Limiter, agents: list[SimulatedAgent], begin: float, seconds: float) -> _LineDisplay:
+    kind = _LineDisplay
+    if is_interactive(out) and (out.encoding or "").lower().startswith("utf"):
         size = shutil.get_terminal_size()
-        if size.columns >= _WIDTH + 10 and size.lines >= len(crowd) + 5:
-            kind = _Bars
-    return kind(out, limiter, crowd, begin, seconds)
+        if size.columns >= _WIDTH + 10 and size.lines >= len(agents) + 5:
+            kind = _BarDisplay
+    return kind(out, limiter, agents, begin, seconds)
 
 
-def _totals(crowd: list[Agent]) -> str:
-    sums = {outcome: sum([agent.counts[outcome] for agent in crowd]) for outcome in Outcome}
+def _totals(agents: list[SimulatedAgent]) -> str:
+    sums = {outcome: sum([agent.counts[outcome] for agent in agents]) for outcome in Outcome}
     return f"{sums[Outcome.ALLOW]} allowed, {sums[Outcome.WARN]} warned, {sums[Outcome.DENY]} denied"
 
 
-def _sum_up(crowd: list[Agent], elapsed: float, out: TextIO) -> None:
-    checks = sum([agent.checks for agent in crowd])
-    out.write(f"{checks} checks in {elapsed:.1f} s: {_totals(crowd)}. A warning passes: little is left after it.\n")
-    worst = max(crowd, key=lambda agent: agent.counts[Outcome.DENY])
+def _print_totals(agents: list[SimulatedAgent], elapsed: float, out: TextIO) -> None:
+    checks = sum([agent.checks for agent in agents])
+    out.write(f"{checks} checks in {elapsed:.1f} s: {_totals(agents)}. Warned requests pass, but little is left.\n")
+    worst = max(agents, key=lambda agent: agent.counts[Outcome.DENY])
     denied = worst.counts[Outcome.DENY]
     if denied and worst.first is not None:
-        given = (worst.checks - denied) * worst.temper.cost
+        granted = (worst.checks - denied) * worst.behaviour.cost
         span = worst.last - worst.first
-        asked = worst.checks * worst.temper.cost
-        out.write(f"{worst.name} asked for {asked} tokens within {span:.3f} s and got {given}; ")
-        out.write(f"its limit gives at most {int(BURST + RATE * span)} in that time.\n")
+        asked = worst.checks * worst.behaviour.cost
+        out.write(f"{worst.name} asked for {asked} tokens within {span:.3f} s and got {granted}; ")
+        out.write(f"its limit grants at most {int(BURST + RATE * span)} in that time.\n")
 
 
 def _measure(out: TextIO) -> None:
-    """Time checks that follow each other without a pause."""
+    """Measure checks without pauses."""
     check = Limiter(per_second(MEASURED_CHECKS)).check
     keys = [f"agent-{i}" for i in range(MEASURED_KEYS)] * (MEASURED_CHECKS // MEASURED_KEYS)
     start = time.perf_counter()
     for key in keys:
         check(key)
     spent = time.perf_counter() - start
-    out.write(f"{MEASURED_CHECKS:,} checks without a pause, of {MEASURED_KEYS:,} keys in turn: ")
-    out.write(f"{MEASURED_CHECKS / spent:,.0f} a second, {spent / MEASURED_CHECKS * 1e9:.0f} ns each.\n")
+    out.write(f"{MEASURED_CHECKS:,} checks without pauses, {MEASURED_KEYS:,} keys in turn: ")
+    out.write(f"{MEASURED_CHECKS / spent:,.0f}/s, {spent / MEASURED_CHECKS * 1e9:.0f} ns each.\n")
     out.flush()

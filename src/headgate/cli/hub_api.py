@@ -1,8 +1,9 @@
-"""A hub, asked over HTTP with the standard library alone."""
+"""Client of a hub's HTTP API, built on the standard library alone."""
 
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -10,29 +11,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit
 
-from headgate.cli.terminal import harmless, patience
-from headgate.errors import HeadgateError
+from headgate.cli.terminal import waiting_for
+from headgate.errors import HeadgateError, printable
 from headgate.gate.policy import check_agent
 from headgate.hub.settings import A_TOKEN, usable_token, variable
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
 
-DEFAULT: Final = "http://127.0.0.1:8080"
-HUB: Final = "HEADGATE_HUB"
-ADMIN: Final = variable("admin_token")
-ADMIN_FILE: Final = variable("admin_token_file")
-VIEWER: Final = variable("viewer_token")
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+HUB_VARIABLE: Final = "HEADGATE_HUB"
+ADMIN_VARIABLE: Final = variable("admin_token")
+ADMIN_FILE_VARIABLE: Final = variable("admin_token_file")
+VIEWER_VARIABLE: Final = variable("viewer_token")
 
-_LARGEST: Final = 64 * 1024 * 1024  # bytes of an answer
-_WITHIN: Final = 10.0  # seconds
-_PAGE: Final = 100  # agents that are asked for at a time
+_MAX_ANSWER: Final = 64 * 1024 * 1024  # bytes
+_TIMEOUT: Final = 10.0  # seconds
+_PAGE: Final = 100  # agents per request
+
+_AGENTS: Final = "/api/admin/agents"
+_LIMITS: Final = "/api/admin/rate-limits"
+_EXEMPT: Final = f"{_LIMITS}/whitelist"
+_VIOLATIONS: Final = "/api/admin/violations"
 
 T = TypeVar("T")
 
 
 class HubError(HeadgateError):
-    """A hub that couldn't be asked (`status` is 0), or that refused."""
+    """A hub didn't answer (`status` is 0), or refused a request."""
 
     def __init__(self, status: int, text: str) -> None:
         self.status: Final = status
@@ -40,13 +46,13 @@ class HubError(HeadgateError):
 
 
 @dataclass(frozen=True)
-class Card:
-    """How an agent stands."""
+class AgentStatus:
+    """An agent's usage, violations and marks."""
 
     name: str
     connected: bool
     used: float | None
-    """The share of the bucket nearest to its limit that is used; None for an agent without limits."""
+    """The used share of the bucket nearest to its limit; None without limits."""
     left: str
     bucket: str
     violations: int
@@ -54,44 +60,56 @@ class Card:
     wait_ms: int
     exempt: bool
     override: bool
+    revoked: bool
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "Card":
-        usage = told["usage"]
+    def parse(cls, data: Mapping[str, Any]) -> "AgentStatus":
+        usage = data["usage"]
         return cls(
-            name=str(told["agent_id"]),
-            connected=bool(told["connected"]),
+            name=str(data["agent_id"]),
+            connected=bool(data["connected"]),
             used=None if usage is None else float(usage["used"]),
             left="" if usage is None else f"{int(usage['remaining'])}/{int(usage['capacity'])}",
             bucket="" if usage is None else f"{usage['channel']} {usage['tier']}",
-            violations=int(told["violations"]),
-            last_hour=int(told["violations_last_hour"]),
-            wait_ms=int(told["wait_left_ms"]),
-            exempt=bool(told["exempt"]),
-            override=bool(told["override"]),
+            violations=int(data["violations"]),
+            last_hour=int(data["violations_last_hour"]),
+            wait_ms=int(data["wait_left_ms"]),
+            exempt=bool(data["exempt"]),
+            override=bool(data["override"]),
+            revoked=bool(data.get("revoked")),
         )
+
+    @property
+    def wait(self) -> str:
+        """The rest of the advised wait, in seconds."""
+        return f"{self.wait_ms / 1000:.3g} s" if self.wait_ms else "-"
+
+    @property
+    def marks(self) -> str:
+        marks = (("exempt", self.exempt), ("override", self.override), ("revoked", self.revoked))
+        return " ".join([mark for mark, is_set in marks if is_set])
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """How all agents stand."""
+class HubStatus:
+    """The status of a hub and its agents."""
 
-    cards: list[Card]
+    agents: list[AgentStatus]
     violations: int
     """In the last hour."""
     worst: list[tuple[str, int]]
     exempt: int
     rate: float
-    """Checks a second."""
+    """Checks per second."""
     denied: float
-    """The share of the last minute's checks."""
+    """Share of the last minute's checks."""
     store: str
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "Fleet":
-        summary = told["summary"]
+    def parse(cls, data: Mapping[str, Any]) -> "HubStatus":
+        summary = data["summary"]
         return cls(
-            cards=[Card.read(one) for one in told["agents"]],
+            agents=[AgentStatus.parse(one) for one in data["agents"]],
             violations=int(summary["violations_last_hour"]),
             worst=[(str(one["agent_id"]), int(one["violations"])) for one in summary["worst_offenders"]],
             exempt=int(summary["exempt"]),
@@ -101,25 +119,25 @@ class Fleet:
         )
 
 
-class Hub:
-    """A hub, and a token for it."""
+class HubApi:
+    """The HTTP API of a hub. `origin` says where the token comes from."""
 
-    def __init__(self, url: str, token: str, origin: str, within: float = _WITHIN) -> None:
+    def __init__(self, url: str, token: str, origin: str, timeout: float = _TIMEOUT) -> None:
         from urllib.request import HTTPRedirectHandler, ProxyHandler, build_opener
 
-        class Stay(HTTPRedirectHandler):
-            """Follows nobody elsewhere: the token would go along."""
+        class NoRedirects(HTTPRedirectHandler):
+            """Follows no redirect: it would carry the token elsewhere."""
 
             def redirect_request(self, *_: object) -> None:
                 return None
 
         self.url: Final = url
-        self._token, self._origin, self._within = token, origin, within
+        self._token, self._origin, self._timeout = token, origin, timeout
         no_proxy = [ProxyHandler({})] if _is_loopback(urlsplit(url).hostname or "") else []
-        self._opener = build_opener(Stay(), *no_proxy)
+        self._opener = build_opener(NoRedirects(), *no_proxy)
 
-    def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """What the hub answers; a `HubError` if it doesn't, or refuses."""
+    def request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """Send a request and return the answer; `HubError` if there is none, or a refusal."""
         from http.client import HTTPException
         from urllib.error import HTTPError, URLError
         from urllib.request import Request
@@ -130,124 +148,162 @@ class Hub:
             headers["Content-Type"] = "application/json"
         request = Request(self.url + path, data, headers, method=method)  # noqa: S310 - http or https, see _url
         try:
-            with patience(f"waiting for {self.url}"), self._opener.open(request, timeout=self._within) as answer:
-                text = answer.read(_LARGEST)
+            with waiting_for(self.url), self._opener.open(request, timeout=self._timeout) as answer:
+                text = answer.read(_MAX_ANSWER)
         except HTTPError as error:
             with error:
-                self._refused(error)
+                self._raise_refusal(error)
         except URLError as error:
-            self._away(error.reason if isinstance(error.reason, Exception) else error)
+            self._raise_unreachable(error.reason if isinstance(error.reason, Exception) else error)
         except (OSError, HTTPException) as error:
-            self._away(error)
-        return self.read(lambda: _object(text))
+            self._raise_unreachable(error)
+        return self.parse(lambda: _object(text))
 
-    def read(self, how: Callable[[], T]) -> T:
-        """Read an answer; a `HubError` if no hub of ours says such things."""
+    def parse(self, parser: Callable[[], T]) -> T:
+        """Parse an answer; `HubError` if it isn't that of a headgate hub."""
         try:
-            return how()
+            return parser()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise HubError(
-                0, f"{self.url}: expected the answer of a headgate hub, got something else; is that its address?"
+                0, f"{self.url}: expected the answer of a headgate hub, got something else; is the address right?"
             ) from error
 
-    def fleet(self) -> Fleet:
-        """How all agents stand."""
-        told = self.ask("GET", "/api/dashboard/state?limit=500")
-        return self.read(lambda: Fleet.read(told))
+    def status(self) -> HubStatus:
+        answer = self.request("GET", "/api/dashboard/state?limit=500")
+        return self.parse(lambda: HubStatus.parse(answer))
 
-    def registered(self, after: str = "") -> list[dict[str, Any]]:
-        """Agents that are registered, by name, so many after one; none after the last."""
-        told = self.ask("GET", f"/api/admin/agents?limit={_PAGE}&after={quote(after, safe='')}")
-        return self.read(lambda: [{**one, "agent_id": str(one["agent_id"])} for one in told["agents"]])
+    def active_agents(self, limit: int) -> list[dict[str, Any]]:
+        return self._agents(f"/api/dashboard/state?limit={limit}")
 
-    def _refused(self, error: "HTTPError") -> NoReturn:
+    def registered_agents(self, after: str = "") -> list[dict[str, Any]]:
+        """A page of registered agents, by name; empty after the last."""
+        return self._agents(f"{_AGENTS}?limit={_PAGE}&after={quote(after, safe='')}")
+
+    def _agents(self, path: str) -> list[dict[str, Any]]:
+        answer = self.request("GET", path)
+        return self.parse(lambda: [{**one, "agent_id": str(one["agent_id"])} for one in answer["agents"]])
+
+    def agent(self, agent: str) -> dict[str, Any]:
+        return self.request("GET", _path(_AGENTS, agent))
+
+    def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self.request("POST", "/api/admin/check", body)
+
+    def overrides(self) -> dict[str, Any]:
+        answer = self.request("GET", _LIMITS)
+        return self.parse(lambda: dict(answer["overrides"]))
+
+    def set_override(self, agent: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+        return self.request("PUT", _path(_LIMITS, agent), limits)
+
+    def remove_override(self, agent: str) -> dict[str, Any]:
+        return self.request("DELETE", _path(_LIMITS, agent))
+
+    def exemptions(self) -> dict[str, Any]:
+        return self.request("GET", _EXEMPT)
+
+    def add_exemption(self, agent: str) -> dict[str, Any]:
+        return self.request("POST", _EXEMPT, {"agent_id": agent})
+
+    def remove_exemption(self, agent: str) -> dict[str, Any]:
+        return self.request("DELETE", _path(_EXEMPT, agent))
+
+    def violations(self) -> dict[str, Any]:
+        return self.request("GET", _VIOLATIONS)
+
+    def reset_violations(self, agent: str) -> dict[str, Any]:
+        return self.request("DELETE", _path(_VIOLATIONS, agent))
+
+    def _raise_refusal(self, error: "HTTPError") -> NoReturn:
         status = error.code
         if 300 <= status < 400:
-            there = harmless(str(error.headers.get("Location", "elsewhere")))
-            raise HubError(status, f"{self.url}: expected an answer, got a redirect to {there}; give that by --hub")
+            target = printable(str(error.headers.get("Location", "elsewhere")))
+            raise HubError(status, f"{self.url}: expected an answer, got a redirect to {target}; set that as --hub")
         try:
-            told = _object(error.read(_LARGEST))
+            problem = _object(error.read(_MAX_ANSWER))
         except (ValueError, TypeError, OSError):
-            told = {}
-        said = harmless(str(told.get("detail", "")))
+            problem = {}
+        detail = printable(str(problem.get("detail", "")))
         if status == 401:
-            said = f"it doesn't know the token in {self._origin}"
+            detail = f"unknown token, from {self._origin}"
         elif status == 403:
-            said = f"{said}; the one in {self._origin} isn't"
-        elif not said:
-            said = f"expected the answer of a headgate hub, got HTTP status {status}; is that its address?"
-        raise HubError(status, f"{self.url}: {said}")
+            detail = f"{detail}; got the token from {self._origin}"
+        elif not detail:
+            detail = f"expected the answer of a headgate hub, got HTTP status {status}; is the address right?"
+        raise HubError(status, f"{self.url}: {detail}")
 
-    def _away(self, error: Exception) -> NoReturn:
+    def _raise_unreachable(self, error: Exception) -> NoReturn:
         import ssl
 
         if isinstance(error, ssl.SSLCertVerificationError):
             raise HubError(
                 0,
-                f"{self.url}: its certificate isn't trusted: {error.verify_message}; "
-                "SSL_CERT_FILE names a file with the authorities that are",
+                f"{self.url}: expected a trusted certificate, got: {error.verify_message}; "
+                "SSL_CERT_FILE names a file with trusted authorities",
             ) from error
         if isinstance(error, TimeoutError):
-            said = f"no answer within {self._within:g} s"
+            reason = f"no answer within {self._timeout:g} s"
         else:
-            said = harmless(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+            reason = printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)
         raise HubError(
-            0, f"{self.url}: expected a hub that answers, got: {said}; is it running? (--hub, {HUB})"
+            0, f"{self.url}: expected a hub that answers, got: {reason}; is it running? (--hub, {HUB_VARIABLE})"
         ) from error
 
 
-def of_agent(path: str, agent: str) -> str:
-    """The path of something of an agent."""
+def _path(path: str, agent: str) -> str:
     return f"{path}/{quote(agent, safe='')}"
 
 
-def add_options(parser: argparse.ArgumentParser, *, viewer: bool = False) -> None:
-    """The options that say which hub to ask, and where its token is.
+def add_hub_options(parser: argparse.ArgumentParser, *, viewer: bool = False, agent: bool = False) -> None:
+    """Add the options for a hub's address and token; with `agent`, the argument AGENT too.
 
-    None has a default, so that one given before a subcommand isn't overwritten by one that wasn't given after it.
+    They have no defaults: those of a subcommand would overwrite options before the subcommand.
     """
-    variables = f"{ADMIN} or {VIEWER}" if viewer else ADMIN
-    group = parser.add_argument_group("the hub")
-    nothing = argparse.SUPPRESS
-    group.add_argument("--hub", type=_url, default=nothing, metavar="URL", help=f"where it is ({HUB}; else {DEFAULT})")
-    group.add_argument(
-        "--token-file", default=nothing, metavar="FILE", help=f"a file with its token; without, {variables} holds it"
-    )
+    if agent:
+        parser.add_argument("agent", type=_agent_name, metavar="AGENT", help="name of the agent")
+    variables = f"{ADMIN_VARIABLE} or {VIEWER_VARIABLE}" if viewer else ADMIN_VARIABLE
+    group = parser.add_argument_group("hub")
+    absent = argparse.SUPPRESS
+    address = f"address of the hub (default: {HUB_VARIABLE} or {DEFAULT_URL})"
+    group.add_argument("--hub", type=_url, default=absent, metavar="URL", help=address)
+    token_file = f"file with the token (default: the token in {variables})"
+    group.add_argument("--token-file", default=absent, metavar="FILE", help=token_file)
     for option in ("--token", "--admin-token", "--viewer-token"):
-        group.add_argument(option, action=Secret, variable=VIEWER if option == "--viewer-token" else ADMIN)
+        secret = VIEWER_VARIABLE if option == "--viewer-token" else ADMIN_VARIABLE
+        group.add_argument(option, action=SecretOption, variable=secret)
 
 
-class Secret(argparse.Action):
-    """An option that isn't taken: on the command line everybody on the machine would see it."""
+class SecretOption(argparse.Action):
+    """Refuses a secret on the command line, which every user of the machine can read."""
 
-    def __init__(self, *, variable: str, otherwise: str = "in the file that --token-file names", **rest: Any) -> None:
+    def __init__(self, *, variable: str, elsewhere: str = "in the file of --token-file", **rest: Any) -> None:
         super().__init__(**{**rest, "help": argparse.SUPPRESS})
-        self._where = f"the environment, as {variable}, or {otherwise}"
+        self._where = f"in {variable} or {elsewhere}"
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.error(f"{self.option_strings[0]}: expected in {self._where}, where not everybody sees it")
+        parser.error(f"{self.option_strings[0]}: expected {self._where}, not on the command line, where others see it")
 
 
-def hub_of(options: argparse.Namespace, *, viewer: bool = False, within: float = _WITHIN) -> Hub:
+def hub_from(options: argparse.Namespace, *, viewer: bool = False, timeout: float = _TIMEOUT) -> HubApi:
     """The hub that options and environment name, with its token."""
     url = getattr(options, "hub", None)
     if url is None:
-        given = os.environ.get(HUB) or DEFAULT
+        given = os.environ.get(HUB_VARIABLE) or DEFAULT_URL
         try:
             url = _url(given)
         except argparse.ArgumentTypeError as error:
-            raise HeadgateError(f"{HUB}: {error}") from None
+            raise HeadgateError(f"{HUB_VARIABLE}: {error}") from None
     token, origin = _token(getattr(options, "token_file", None), viewer)
-    return Hub(url, token, origin, within)
+    return HubApi(url, token, origin, timeout)
 
 
 def _token(file: str | None, viewer: bool) -> tuple[str, str]:
-    """The token, and where it was found."""
-    names = [ADMIN, VIEWER] if viewer else [ADMIN]
+    """The token and its origin."""
+    names = [ADMIN_VARIABLE, VIEWER_VARIABLE] if viewer else [ADMIN_VARIABLE]
     found = [name for name in names if os.environ.get(name)]
     token = ""
     if file is None and not found:
-        file = os.environ.get(ADMIN_FILE)
+        file = os.environ.get(ADMIN_FILE_VARIABLE)
     if file is not None:
         origin = f"the file {file}"
         try:
@@ -255,11 +311,11 @@ def _token(file: str | None, viewer: bool) -> tuple[str, str]:
         except OSError as error:
             raise HeadgateError(f"{file}: expected a file with a token, got: {error.strerror}") from error
         except UnicodeDecodeError:
-            raise HeadgateError(f"{file}: expected a file with a token, got: no text") from None
+            raise HeadgateError(f"{file}: expected a file with a token, got: binary data") from None
     elif found:
         origin, token = found[0], os.environ[found[0]].strip()
     else:
-        raise HeadgateError(f"the hub wants a token: set {' or '.join(names)}, or name a file with it by --token-file")
+        raise HeadgateError(f"the hub requires a token: set {' or '.join(names)}, or name a file with --token-file")
     try:
         return usable_token(token), origin
     except ValueError:
@@ -267,7 +323,7 @@ def _token(file: str | None, viewer: bool) -> tuple[str, str]:
 
 
 def _url(text: str) -> str:
-    """The address of a hub, without a slash at the end. It may stand below a path."""
+    """The address of a hub, without a slash at the end. It may have a path."""
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
@@ -276,16 +332,24 @@ def _url(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise argparse.ArgumentTypeError(f"expected a URL such as {DEFAULT}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a URL such as {DEFAULT_URL}, got {text!r}")
     return text.rstrip("/")
 
 
-def agent_name(text: str) -> str:
-    """An agent's name, for argparse."""
+def _agent_name(text: str) -> str:
     try:
         return check_agent(text)
     except HeadgateError as error:
         raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
+
+
+def note_unregistered(hub: HubApi, agent: str) -> None:
+    """Print a note if no agent of that name is registered: it may be misspelt."""
+    try:
+        hub.agent(agent)
+    except HubError as error:
+        if error.status == 404:
+            print(f"note: no agent named {printable(agent)} is registered", file=sys.stderr)
 
 
 def _is_loopback(host: str) -> bool:

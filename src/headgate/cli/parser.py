@@ -1,35 +1,36 @@
-"""How commands look: their help with examples, and what is said of arguments that can't be used."""
+"""The argument parser: help with examples, and errors that say what was expected."""
 
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from textwrap import fill
 from typing import Any, NoReturn, TypeAlias
 
-from headgate.cli.terminal import harmless
+from headgate.errors import HeadgateError, printable
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
-Run: TypeAlias = Callable[[argparse.Namespace], int]
+RunCommand: TypeAlias = Callable[[argparse.Namespace], int]
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Keeps paragraphs apart, and examples as they are."""
+    """Keeps paragraphs, and leaves examples as they are."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
-        self._action_max_length = 16  # else what is said of the longest command would begin below it
+        self._action_max_length = 16  # or the help of the longest command would begin on the next line
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.split("\n\n")
         return "\n\n".join([part if "\n" in part else fill(part, width) for part in parts])
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what the commands are when it is given another."""
+class CommandParser(argparse.ArgumentParser):
+    """Lists the commands in the error about an unknown one."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(formatter_class=_Formatter, **how)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Formatter, **options)
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"argument COMMAND: invalid choice: ('.*?') \(choose from (.*)\)", message)
@@ -37,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             commands = unknown[2].replace("'", "")
             message = f"unknown command {unknown[1]}; the commands are: {commands}"
         message = re.sub(r"invalid choice: ('.*?') \(choose from (.*)\)", _expected, message)
-        super().error(harmless(message))
+        super().error(printable(message))
 
 
 def _expected(choice: re.Match[str]) -> str:
@@ -45,27 +46,27 @@ def _expected(choice: re.Match[str]) -> str:
     return f"expected one of {choices}, got {choice[1]}"
 
 
-def command(
-    commands: Commands, name: str, run: Run, about: str, description: str, *examples: str, data: bool = False
+def add_command(
+    commands: Commands, name: str, run: RunCommand, about: str, description: str, *examples: str, json: bool = False
 ) -> argparse.ArgumentParser:
-    """Add a command: `about` for the list of commands, the rest for its own help. `data`: it can print JSON."""
+    """Add a command. `about` is for the list of commands, the rest for its own help; `json` adds --json."""
     shown = "\n".join(["examples:", *[f"  {example}" for example in examples]])
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=description, epilog=shown)
     parser.set_defaults(run=run)
-    if data:
-        # No default: one given before a subcommand would be overwritten by that of one that wasn't given after it.
+    if json:
+        # No default: that of a subcommand would overwrite --json before the subcommand.
         parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one line of JSON")
     return parser
 
 
-def parent(commands: Commands, name: str, about: str) -> Commands:
-    """Add a command that has commands of its own."""
+def add_group(commands: Commands, name: str, about: str) -> Commands:
+    """Add a command with subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
-def seconds(text: str) -> float:
-    """How long something takes, for argparse."""
+def duration(text: str) -> float:
+    """A number of seconds, for argparse."""
     try:
         number = float(text)
     except ValueError:
@@ -73,3 +74,25 @@ def seconds(text: str) -> float:
     if not 0 < number <= 3600:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, at most 3600, got {text!r}")
     return number
+
+
+def whole_number(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
+    """A parser of whole numbers within bounds, for argparse."""
+    bounds = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"
+
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch("-?[0-9]{1,19}", text) else None
+        if number is None or (least is not None and number < least) or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"expected a whole number{bounds}, got {text!r}")
+        return number
+
+    return parse
+
+
+@contextmanager
+def requires(extra: str, what: str) -> Iterator[None]:
+    """Turn a failing import into an error that names the extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise HeadgateError(f"{what} needs more than the core: {error}; pip install 'headgate[{extra}]'") from error

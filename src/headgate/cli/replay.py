@@ -1,4 +1,4 @@
-"""`headgate replay`: what a policy would have said to the traffic in a log."""
+"""`headgate replay`: what a policy would have done to the traffic in a log."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headgate.cli.parser import Commands, command
+from headgate.cli.parser import Commands, add_command, whole_number
 from headgate.cli.terminal import (
     BOLD,
     GREEN,
@@ -17,18 +17,17 @@ from headgate.cli.terminal import (
     YELLOW,
     Cell,
     Column,
-    Progress,
-    harmless,
-    painted,
+    ProgressLine,
+    coloured,
     print_json,
     print_table,
 )
-from headgate.errors import HeadgateError, InvalidInput
+from headgate.errors import HeadgateError, InvalidInput, printable
 from headgate.gate.policy import TIERS, UNKNOWN_TIER, Policy
-from headgate.replay.options import FIELDS, FORMATS, KEYS, Reading, Route
+from headgate.replay.options import FIELDS, FORMATS, KEYS, LogOptions, RouteRule
 
 if TYPE_CHECKING:
-    from headgate.replay.report import Changed, OfPolicy, Outcomes, Report
+    from headgate.replay.report import AgentChange, OutcomeCounts, PolicyReport, Report
 
 _DEFAULTS: Final = "the default policy"
 _SHARE: Final = "0.1%"
@@ -40,49 +39,52 @@ _SHOWN_ALERTS: Final = 5
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    parser = command(
+    parser = add_command(
         commands,
         "replay",
         _run,
-        "see what a policy would have done to a log's traffic",
-        "Play a traffic log through a policy on the log's own time, and say what would have been allowed, warned and "
-        "denied, for whom and when. It reads access logs (common and combined), JSON lines, and CSV whose first line "
-        "names the columns, packed with gzip or not.",
+        "replay a traffic log under a policy",
+        "Replay a traffic log under a policy, at the times in the log, and report which requests would have been "
+        "allowed, warned and denied, by agent and over time. Reads access logs (common and combined), JSON lines, and "
+        "CSV with a header, plain or compressed with gzip.",
         "headgate replay access.log --policy headgate.toml",
         "headgate replay access.log --route 'POST /api/tasks=heavy' --route 'GET *=light'",
         "zcat old/*.gz | headgate replay - --policy now.toml --compare next.toml --html report.html",
         "headgate replay traffic.jsonl --field agent=user_id --field time=ts --suggest 0.1%",
-        data=True,
+        json=True,
     )
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="files, oldest first or not; - for standard input")
-    parser.add_argument("--policy", metavar="FILE", help="a policy in TOML; without one, the defaults")
-    parser.add_argument("--compare", metavar="FILE", help="another policy, to see what would change")
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="log files in any order; - for standard input")
+    parser.add_argument("--policy", metavar="FILE", help="policy file in TOML (default: the default policy)")
+    parser.add_argument("--compare", metavar="FILE", help="second policy file, to show what would change")
     parser.add_argument(
         "--suggest",
         nargs="?",
         const=_share(_SHARE),
         type=_share,
         metavar="SHARE",
-        help=f"look for the lowest limits that deny no more than this share of requests ({_SHARE})".replace("%", "%%"),
+        help=f"suggest the lowest limits that deny at most this share of requests (default: {_SHARE})".replace(
+            "%", "%%"
+        ),
     )
-    parser.add_argument("--html", metavar="FILE", help="also write the report as a page with plots")
-    parser.add_argument("--worst", type=_worst, default=10, metavar="N", help="agents in each list (10)")
-    how = parser.add_argument_group("how lines are read")
-    how.add_argument("--format", choices=FORMATS, metavar="F", help=f"{', '.join(FORMATS)}; else the first lines tell")
+    parser.add_argument("--html", metavar="FILE", help="also write the report as an HTML page with plots")
+    worst = whole_number(1, 1000)
+    parser.add_argument("--worst", type=worst, default=10, metavar="N", help="agents in each list (default: 10)")
+    how = parser.add_argument_group("log format")
+    how.add_argument("--format", choices=FORMATS, metavar="F", help=f"{', '.join(FORMATS)} (default: detected)")
     how.add_argument(
         "--key",
         choices=KEYS,
         default=KEYS[0],
         metavar="K",
-        help="whose an access log's request is: of its user, of its address, or (auto) of the user if there is one",
+        help="agent of an access log line: user, address, or auto: the user if there is one (default: auto)",
     )
-    how.add_argument("--channel", default="http", metavar="C", help="the channel of lines that name none (http)")
+    how.add_argument("--channel", default="http", metavar="C", help="channel of lines without one (default: http)")
     how.add_argument(
         "--tier",
         choices=TIERS,
         default=UNKNOWN_TIER,
         metavar="T",
-        help=f"the tier of lines that name neither tier nor action ({UNKNOWN_TIER})",
+        help=f"tier of lines without a tier or an action (default: {UNKNOWN_TIER})",
     )
     how.add_argument(
         "--route",
@@ -90,8 +92,8 @@ def add(commands: Commands) -> None:
         default=[],
         type=_route,
         metavar="R",
-        help="'METHOD PATH=TIER': the tier, or action, of such requests; * stands for anything; the first that fits "
-        "counts; can be given several times",
+        help="'METHOD PATH=TIER': tier or action of matching requests; * matches anything, the first match counts; "
+        "repeatable",
     )
     how.add_argument(
         "--field",
@@ -99,28 +101,30 @@ def add(commands: Commands) -> None:
         default=[],
         type=_field,
         metavar="NAME=FIELD",
-        help=f"which field or column is the {', '.join(FIELDS)}, if it is called otherwise; can be given several times",
+        help=f"name of the field or column for {', '.join(FIELDS)}; repeatable",
     )
 
 
 def _run(options: argparse.Namespace) -> int:
-    from headgate.replay.page import page  # here, so that other commands don't wait for it
+    from headgate.replay.html_report import render_page  # here, for a quick start of other commands
     from headgate.replay.report import replay
 
     policies = {options.policy or _DEFAULTS: Policy() if options.policy is None else Policy.load(options.policy)}
     if options.compare is not None:
         if options.compare in policies:
-            raise HeadgateError(f"--compare: expected another policy than {options.compare}, got the same")
+            raise HeadgateError(f"--compare: expected a policy other than {options.compare}, got the same")
         policies[options.compare] = Policy.load(options.compare)
     target = None if options.html is None else _target(options.html, options.logs)
-    reading = Reading(
+    log_options = LogOptions(
         options.format, options.key, options.channel, options.tier, tuple(options.route), dict(options.field)
     )
-    with Progress() as line:
-        progress = _Reading(line).show
-        report = replay(options.logs, policies, reading, share=options.suggest, worst=options.worst, progress=progress)
+    with ProgressLine() as line:
+        show = _ReplayProgress(line).show
+        report = replay(
+            options.logs, policies, log_options, share=options.suggest, worst=options.worst, on_progress=show
+        )
     if target is not None:
-        _write(target, page(report))
+        _write(target, render_page(report))
     if options.json:
         print_json(asdict(report))
     else:
@@ -129,12 +133,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _target(name: str, logs: Sequence[str]) -> Path:
-    """Where the page goes: seen to before the work begins, and never one of the logs."""
+    """The file for the page: checked before the work begins, and never one of the logs."""
     target = Path(name)
     if target.is_dir() or not target.absolute().parent.is_dir():
-        raise HeadgateError(f"--html: expected a file in a folder that exists, got {name}")
+        raise HeadgateError(f"--html: expected a file in an existing folder, got {name}")
     if target.exists() and any([Path(log).exists() and target.samefile(log) for log in logs]):
-        raise HeadgateError(f"--html: expected another file than the log, got {name}")
+        raise HeadgateError(f"--html: expected a file other than the log, got {name}")
     return target
 
 
@@ -142,7 +146,7 @@ def _write(target: Path, text: str) -> None:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise HeadgateError(f"{target}: can't be written: {error.strerror}") from error
+        raise HeadgateError(f"{target}: can't write the page: {error.strerror}") from error
 
 
 def _print_summary(report: "Report") -> None:
@@ -172,53 +176,53 @@ def _print_summary(report: "Report") -> None:
 def _print_facts(report: "Report") -> None:
     lines = report.lines
     for log in report.logs:
-        print(f"{harmless(log.name)}: {_many(log.lines, 'line')} read as {log.format}, {log.used:,} used")
+        print(f"{printable(log.name)}: {_many(log.lines, 'line')} read as {log.format}, {log.used:,} used")
         if log.damage:
-            print(f"  {painted(log.damage, YELLOW, sys.stdout)}")
+            print(f"  {coloured(log.damage, YELLOW, sys.stdout)}")
     agents = _many(report.agents, "agent")
     agents = agents if report.agents_complete else f"more than {agents}"
     print(f"from {report.first} to {report.last} ({_span(report.seconds)}), {agents}")
     if lines.late:
-        print(f"{_many(lines.late, 'line')} came late, by up to {_span(lines.late_by)}: time stood still for them")
+        print(f"{_many(lines.late, 'line')} out of order, by up to {_span(lines.late_by)}: counted at the time before")
     if lines.skipped:
-        print(f"{_many(lines.skipped, 'line')} without a user left out")
+        print(f"{_many(lines.skipped, 'line')} without a user skipped")
     if report.unknown_actions:
-        names = ", ".join([harmless(action) for action in report.unknown_actions])
-        print(f"actions that the policy doesn't classify, taken as normal: {names}")
+        names = ", ".join([printable(action) for action in report.unknown_actions])
+        print(f"actions that the policy doesn't classify, counted as normal: {names}")
     if lines.malformed:
-        print(painted(f"{_many(lines.malformed, 'line')} can't be used; the first:", YELLOW, sys.stdout))
+        print(coloured(f"{_many(lines.malformed, 'malformed line')}; the first:", YELLOW, sys.stdout))
         for one in report.first_malformed:
-            print(f"  {harmless(one.log)} line {one.line}: {one.reason}: {one.text}")
+            print(f"  {printable(one.log)} line {one.line}: {one.reason}: {one.text}")
 
 
-def _print_timeline(policy: "OfPolicy", interval: float) -> None:
+def _print_timeline(policy: "PolicyReport", interval: float) -> None:
     together = _together(policy)
-    _title(f"requests in each {_span(interval * together)}")
+    _title(f"requests per {_span(interval * together)}")
     for name, colour in (("allowed", GREEN), ("warned", YELLOW), ("denied", RED)):
         _print_bars(name, _joined(policy, name, together), colour)
 
 
-def _together(policy: "OfPolicy") -> int:
-    """How many intervals share a column."""
+def _together(policy: "PolicyReport") -> int:
+    """Number of intervals per column."""
     return -(-len(policy.timeline) // _COLUMNS)
 
 
-def _joined(policy: "OfPolicy", outcome: str, together: int) -> list[int]:
+def _joined(policy: "PolicyReport", outcome: str, together: int) -> list[int]:
     counts = [getattr(one.outcomes, outcome) for one in policy.timeline]
     return [sum(counts[place : place + together]) for place in range(0, len(counts), together)]
 
 
 def _print_bars(name: str, counts: Sequence[int], colour: str) -> None:
-    print(f"{name:<8} {painted(_bars(counts), colour, sys.stdout)}  at most {max(counts):,}")
+    print(f"{name:<8} {coloured(_bars(counts), colour, sys.stdout)}  max {max(counts):,}")
 
 
-def _print_agents(policy: "OfPolicy") -> None:
+def _print_agents(policy: "PolicyReport") -> None:
     if not policy.worst:
         return
     how = "denied or shadowed" if policy.outcomes.shadowed else "denied"
     _title(f"{_many(policy.agents_denied, 'agent')} {how}; the worst:")
     if policy.agents_short_by:
-        print(f"their counts of denials may be short by up to {policy.agents_short_by:,}")
+        print(f"numbers of denials may be short by up to {policy.agents_short_by:,}")
     columns = [Column("agent", elastic=True)]
     columns += [Column(name, right=True) for name in ("requests", "denied", "share", "shadowed", "alerts")]
     columns += [Column("first denied"), Column("last denied")]
@@ -231,16 +235,16 @@ def _print_agents(policy: "OfPolicy") -> None:
     print_table(columns, rows)
 
 
-def _print_alerts(policy: "OfPolicy") -> None:
+def _print_alerts(policy: "PolicyReport") -> None:
     if policy.alerts:
         _title(_many(policy.alerts, "alert"))
         for alert in policy.first_alerts[:_SHOWN_ALERTS]:
-            print(f"{alert.time}  {harmless(alert.agent)}")
+            print(f"{alert.time}  {printable(alert.agent)}")
         if policy.alerts > _SHOWN_ALERTS:
             print(f"and {policy.alerts - _SHOWN_ALERTS:,} more")
 
 
-def _print_difference(before: "OfPolicy", after: "OfPolicy") -> None:
+def _print_difference(before: "PolicyReport", after: "PolicyReport") -> None:
     _title(f"from {before.policy} to {after.policy}")
     old, new = [{(one.channel, one.tier): one for one in policy.tiers} for policy in (before, after)]
     rows: list[list[str | Cell]] = []
@@ -261,10 +265,10 @@ def _print_difference(before: "OfPolicy", after: "OfPolicy") -> None:
 
 
 def _title(text: str) -> None:
-    print(f"\n{painted(harmless(text), BOLD, sys.stdout)}")
+    print(f"\n{coloured(printable(text), BOLD, sys.stdout)}")
 
 
-def _cells(counts: "Outcomes") -> list[str | Cell]:
+def _cells(counts: "OutcomeCounts") -> list[str | Cell]:
     return [
         f"{counts.requests:,}",
         f"{counts.allowed:,}",
@@ -280,17 +284,17 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def _percent(counts: "Outcomes") -> str:
+def _percent(counts: "OutcomeCounts") -> str:
     return f"{counts.share(counts.denied):.2%}"
 
 
-def _change(before: "Outcomes | None", after: "Outcomes | None") -> list[str | Cell]:
+def _change(before: "OutcomeCounts | None", after: "OutcomeCounts | None") -> list[str | Cell]:
     old, new = before.denied if before else 0, after.denied if after else 0
     colour = RED if new > old else GREEN if new < old else ""
     return [f"{old:,}", f"{new:,}", Cell(f"{new - old:+,}", colour)]
 
 
-def _print_changed(what: str, count: int, agents: "Sequence[Changed]") -> None:
+def _print_changed(what: str, count: int, agents: "Sequence[AgentChange]") -> None:
     print(f"\n{_many(count, 'agent')} {what}")
     if agents:
         columns = [
@@ -302,14 +306,14 @@ def _print_changed(what: str, count: int, agents: "Sequence[Changed]") -> None:
 
 
 def _bars(counts: Sequence[int]) -> str:
-    """A bar for each count; every count above 0 is seen."""
+    """A bar for each count, visible for every count above 0."""
     bars = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN_BARS
     most = max(counts) or 1
     return "".join([bars[-(-count * (len(bars) - 1) // most)] for count in counts])
 
 
 def _span(seconds: float) -> str:
-    """Such as "2 h 5 min"."""
+    """A duration such as "2 h 5 min"."""
     parts = []
     left = round(seconds)
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
@@ -319,15 +323,15 @@ def _span(seconds: float) -> str:
     return " ".join(parts[:2]) if seconds >= 10 else f"{seconds:g} s"
 
 
-class _Reading:
-    """How far the reading is."""
+class _ReplayProgress:
+    """Shows how much of the logs has been read."""
 
-    def __init__(self, line: Progress, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, line: ProgressLine, now: Callable[[], float] = time.monotonic) -> None:
         self._line, self._now = line, now
         self._passes, self._done, self._begin = 1, 0, now()
 
     def show(self, done: int, total: int | None, lines: int) -> None:
-        if done < self._done:  # it begins again
+        if done < self._done:  # the next pass has begun
             self._passes += 1
             self._begin = self._now()
         self._done = done
@@ -335,14 +339,14 @@ class _Reading:
 
     def _text(self, total: int | None, lines: int) -> str:
         taken = self._now() - self._begin
-        shown = f"{lines:,} lines, {lines / max(taken, 0.001):,.0f} a second"
+        shown = f"{lines:,} lines, {lines / max(taken, 0.001):,.0f}/s"
         if total:
             share = min(self._done / total, 1.0)
             filled = round(share * 30)
             left = taken * (1 - share) / max(share, 0.001)
             shown = f"{share:4.0%} {'█' * filled}{'░' * (30 - filled)} {shown}, {_span(left)} left"
-        which = "reading" if self._passes == 1 else f"looking for limits, pass {self._passes - 1}"
-        return f"{which}: {shown}"
+        phase = "reading" if self._passes == 1 else f"searching limits, pass {self._passes - 1}"
+        return f"{phase}: {shown}"
 
 
 def _share(text: str) -> Fraction:
@@ -353,20 +357,14 @@ def _share(text: str) -> Fraction:
         share = Fraction(-1)
     if not 0 <= share < 1:
         raise argparse.ArgumentTypeError(
-            f"expected a share below 1, such as 0.1% or 0.001, got {text!r}; logs that follow it go before the options"
+            f"expected a share below 1, such as 0.1% or 0.001, got {text!r}; put logs before the options"
         )
     return share
 
 
-def _worst(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 1000, got {text!r}")
-    return int(text)
-
-
-def _route(text: str) -> Route:
+def _route(text: str) -> RouteRule:
     try:
-        return Route.read(text)
+        return RouteRule.parse(text)
     except InvalidInput as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -374,5 +372,5 @@ def _route(text: str) -> Route:
 def _field(text: str) -> tuple[str, str]:
     name, _, given = text.partition("=")
     if name not in FIELDS or not given:
-        raise argparse.ArgumentTypeError(f"expected NAME=FIELD with a NAME of {', '.join(FIELDS)}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected NAME=FIELD, NAME one of {', '.join(FIELDS)}, got {text!r}")
     return name, given

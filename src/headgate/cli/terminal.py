@@ -1,4 +1,4 @@
-"""What is printed: text that can do no harm, tables that fit the terminal, colours and progress where they belong."""
+"""Terminal output: tables that fit the terminal, colours and progress where a person looks at it, JSON elsewhere."""
 
 import json
 import os
@@ -11,41 +11,43 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple, Self, TextIO
 from unicodedata import category, east_asian_width
 
+from headgate._version import VERSION
+from headgate.errors import printable
+from headgate.stores.memory import compiled
+
 GREEN: Final = "32"
 YELLOW: Final = "33"
 RED: Final = "31"
 BOLD: Final = "1"
 FAINT: Final = "2"
 
-_NARROWEST: Final = 12  # columns that the text which gives way keeps
-_SOON: Final = 1.0  # seconds after which somebody who waits is told what for
+_NARROWEST: Final = 12  # columns that an elastic column keeps
+_SOON: Final = 1.0  # seconds before progress is shown
 _REDRAW: Final = 0.1
 
 
 class Cell(NamedTuple):
-    """A text in a table, and its colour."""
+    """A text in a table, with its colour."""
 
     text: str
     colour: str = ""
 
 
 class Column(NamedTuple):
-    """How one column of a table looks. The first one that is `elastic` gives way where the terminal is too narrow."""
+    """A column of a table. The first `elastic` one shrinks if the terminal is too narrow."""
 
     title: str
     right: bool = False
     elastic: bool = False
 
 
-def harmless(text: str) -> str:
-    """Somebody else's text: whatever would move the cursor, end the line or not be seen is escaped."""
-    if text.isprintable():
-        return text
-    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
+def version_text() -> str:
+    """The version, such as "headgate 0.1.0 (compiled)"."""
+    return f"headgate {VERSION} ({'compiled' if compiled() else 'plain Python: not compiled'})"
 
 
-def width(text: str) -> int:
-    """The columns that a text takes: Chinese, Japanese and Korean characters take two, accents none."""
+def display_width(text: str) -> int:
+    """The columns of a text: two for Chinese, Japanese and Korean characters, none for combining accents."""
     if text.isascii():
         return len(text)
     return sum([_columns(one) for one in text])
@@ -57,9 +59,9 @@ def _columns(one: str) -> int:
     return 2 if east_asian_width(one) in "WF" else 1
 
 
-def cut(text: str, columns: int) -> str:
-    """A text that takes no more columns; where something is missing, an ellipsis says so."""
-    if width(text) <= columns:
+def truncate(text: str, columns: int) -> str:
+    """Cut a text to a number of columns, with an ellipsis at the end."""
+    if display_width(text) <= columns:
         return text
     taken, end = 0, 0
     while taken + _columns(text[end]) < columns:
@@ -68,30 +70,31 @@ def cut(text: str, columns: int) -> str:
     return text[:end] + "…"
 
 
-def heat(used: float) -> str:
-    """The colour of a bucket of which this share is used: green below a half, yellow up to 80 %, then red."""
+def usage_colour(used: float) -> str:
+    """The colour of a bucket by the share used: green below 50 %, yellow up to 80 %, then red."""
     return GREEN if used < 0.5 else YELLOW if used <= 0.8 else RED
 
 
-def is_live(out: TextIO) -> bool:
-    """Whether a person looks at it, on a terminal that can do more than print."""
+def is_interactive(out: TextIO) -> bool:
+    """Whether `out` is a terminal that can move the cursor."""
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def painted(text: str, colour: str, out: TextIO) -> str:
-    """A text in a colour, where `out` shows colours and NO_COLOR doesn't forbid them."""
-    if not colour or os.environ.get("NO_COLOR") or not is_live(out):
+def coloured(text: str, colour: str, out: TextIO) -> str:
+    """A text in a colour, if `out` is interactive and NO_COLOR isn't set."""
+    if not colour or os.environ.get("NO_COLOR") or not is_interactive(out):
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> None:
-    """Print rows below their titles, everything made harmless. In a file or a pipe nothing is cut."""
+    """Print rows below their titles, with unprintable characters escaped. In a file or a pipe nothing is cut."""
     out = sys.stdout
     cells = [[Cell(column.title, BOLD) for column in columns]]
-    cells += [[Cell(harmless(one), "") if isinstance(one, str) else Cell(harmless(one.text), one.colour) for one in row]
-              for row in rows]  # fmt: skip
-    widths = [max([width(row[place].text) for row in cells]) for place in range(len(columns))]
+    for row in rows:
+        given = [Cell(one) if isinstance(one, str) else one for one in row]
+        cells.append([Cell(printable(one.text), one.colour) for one in given])
+    widths = [max([display_width(row[place].text) for row in cells]) for place in range(len(columns))]
     if out.isatty():
         over = sum(widths) + 2 * (len(columns) - 1) - shutil.get_terminal_size().columns
         elastic = next((place for place, column in enumerate(columns) if column.elastic), None)
@@ -100,28 +103,28 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]])
     for row in cells:
         line = []
         for column, cell, wide in zip(columns, row, widths, strict=True):
-            text = cut(cell.text, wide)
-            gap, shown = " " * (wide - width(text)), painted(text, cell.colour, out)
+            text = truncate(cell.text, wide)
+            gap, shown = " " * (wide - display_width(text)), coloured(text, cell.colour, out)
             line.append(gap + shown if column.right else shown + gap)
         print("  ".join(line).rstrip())
 
 
-def print_json(found: object) -> None:
-    """Print one object in one line. What isn't ASCII is escaped: no name in it can do harm."""
-    print(json.dumps(found))
+def print_json(value: object) -> None:
+    """Print an object as one line of JSON, in ASCII."""
+    print(json.dumps(value))
 
 
-class Progress:
-    """A line that says how far something is, on a terminal: shown once it has taken a second, gone when it is done."""
+class ProgressLine:
+    """A line of progress on an interactive terminal: appears after a second, and vanishes at the end."""
 
     def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._out, self._now = sys.stderr if out is None else out, now
-        self._live, self._drawn = is_live(self._out), False
+        self._interactive, self._drawn = is_interactive(self._out), False
         self._next = now() + _SOON
 
     def show(self, text: Callable[[], str]) -> None:
-        """Draw the line anew, if it is time to."""
-        if self._live and (now := self._now()) >= self._next:
+        """Redraw the line, if it is time."""
+        if self._interactive and (now := self._now()) >= self._next:
             self._next, self._drawn = now + _REDRAW, True
             self._out.write(f"\r{text()}\x1b[K")
             self._out.flush()
@@ -136,19 +139,19 @@ class Progress:
 
 
 @contextmanager
-def patience(what: str) -> Iterator[None]:
-    """Tell somebody at a terminal what is being waited for, if it takes longer than a second."""
-    if not is_live(sys.stderr):
+def waiting_for(what: str) -> Iterator[None]:
+    """Show a notice on an interactive terminal if the block takes longer than a second."""
+    if not is_interactive(sys.stderr):
         yield
         return
-    told = threading.Event()
+    shown = threading.Event()
 
-    def tell() -> None:
-        told.set()
-        sys.stderr.write(f"{what} …")
+    def show() -> None:
+        shown.set()
+        sys.stderr.write(f"waiting for {what} …")
         sys.stderr.flush()
 
-    timer = threading.Timer(_SOON, tell)
+    timer = threading.Timer(_SOON, show)
     timer.daemon = True
     timer.start()
     try:
@@ -156,6 +159,6 @@ def patience(what: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-        if told.is_set():
+        if shown.is_set():
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""Replay: what a policy would have said to the traffic in a log."""
+"""Replay: what a policy would have done to the traffic in a log."""

@@ -1,41 +1,45 @@
-"""What stands in a line of a log: access logs, JSON lines, CSV. Whatever a line holds, it does no harm."""
+"""Log formats: access logs, JSON lines and CSV. The lines are untrusted input: none of them stops a replay."""
 
 import csv
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from headgate.errors import InvalidInput
+from headgate.errors import InvalidInput, printable
 from headgate.gate.policy import MAX_AGENT
-from headgate.replay.engine import Judges, Kinds
+from headgate.replay.engine import Classifier, TierReplays
 from headgate.replay.logfile import ReplayError
-from headgate.replay.options import FIELDS, FORMATS, Reading
-from headgate.replay.timestamps import moment, moment_of
+from headgate.replay.options import FIELDS, FORMATS, LogOptions
+from headgate.replay.timestamps import parse_number, parse_timestamp
 
-Event: TypeAlias = tuple[int, str, Judges, int]
-"""One request: when, whose, the lanes that judge it, and its cost."""
+LoggedRequest: TypeAlias = tuple[int, str, TierReplays, int]
+"""Time, agent, tier under each policy, and cost."""
 
-_LOOKED_AT: Final = 50  # lines that tell the format
-_SHOWN: Final = 10  # lines that can't be used and are shown
-_SHOWN_TEXT: Final = 200  # characters of each
-_MOST_ROUTED: Final = 10_000  # paths whose route is remembered, unless they are long
-_LONG_PATH: Final = 500
+_SAMPLE: Final = 50  # lines that determine the format
+_MAX_SHOWN: Final = 10  # malformed lines in the report
+_MAX_TEXT: Final = 200  # characters of each
+_MAX_ROUTED: Final = 10_000  # paths in the cache of routes
+_MAX_PATH: Final = 500  # characters of a path in that cache
 _DELIMITERS: Final = (",", ";", "\t")
+_TIME: Final = "time: expected an access log's, ISO 8601, or seconds since 1970"
+_NAME: Final = f"agent: expected 1 to {MAX_AGENT} printable characters"
 
-# Host, user, time, request, status; whatever follows the size isn't needed. A name can't hold a space: if it could,
-# somebody could write a time of their own into it.
+# Host, user, time, request, status; the rest after the size is ignored. A name can't contain a space, or a client
+# could forge a time within it.
 _ACCESS: Final = re.compile(
     r'([^ ]{1,128}) [^ ]+ ([^ ]{1,128}) \[([^\]]{1,64})\] "([^"\\]*(?:\\.[^"\\]*)*)" (\d\d\d) (?:\d+|-)(?: .*)?\r?',
     re.ASCII,
 )
 
 
-class Unusable(NamedTuple):
-    """A line that can't be used."""
+@dataclass(frozen=True)
+class MalformedLine:
+    """A line that can't be parsed."""
 
     log: str
     line: int
@@ -43,58 +47,58 @@ class Unusable(NamedTuple):
     text: str
 
 
-class Unused:
-    """The lines that come to nothing: how many, why, and the first few of them."""
+class UnusedLines:
+    """The lines without a request: their number, the reasons, and the first few malformed ones."""
 
     def __init__(self) -> None:
         self.blank = 0
         self.skipped = 0
-        """Lines without a user, where only those with one are asked for."""
+        """Lines without a user, where requests count by user only."""
         self.reasons: Final[Counter[str]] = Counter()
-        self.first: Final[list[Unusable]] = []
+        self.first: Final[list[MalformedLine]] = []
 
     @property
     def malformed(self) -> int:
         return self.reasons.total()
 
-    def note(self, log: str, number: int, line: str, reason: str) -> None:
+    def add(self, log: str, number: int, line: str, reason: str) -> None:
         line = line.rstrip("\r")
         if not line.strip():
             self.blank += 1
             return
         self.reasons[reason] += 1
-        if len(self.first) < _SHOWN:
-            self.first.append(Unusable(log, number, reason, _harmless(line)))
+        if len(self.first) < _MAX_SHOWN:
+            self.first.append(MalformedLine(log, number, reason, _excerpt(line)))
 
 
-class _Bad(Exception):
-    """A line can't be used, for this reason."""
+class _Malformed(Exception):
+    """The reason why a line can't be parsed."""
 
 
-class Parser:
-    """Turns the lines of one log into events; what can't be used is noted."""
+class LogParser:
+    """Parses the lines of one log into requests, and records the lines without one."""
 
     format = ""
 
-    def __init__(self, name: str, reading: Reading, kinds: Kinds, unused: Unused) -> None:
-        self.name, self.reading, self.kinds, self.unused = name, reading, kinds, unused
+    def __init__(self, name: str, options: LogOptions, classifier: Classifier, unused: UnusedLines) -> None:
+        self.name, self.options, self.classifier, self.unused = name, options, classifier, unused
         self.count = 0
         """Lines so far."""
-        self._routes: Final = [(route.matcher(), (route.tier, route.action)) for route in reading.routes]
+        self._routes: Final = [(route.matcher(), (route.tier, route.action)) for route in options.routes]
         self._routed: Final[dict[str, tuple[str | None, str | None]]] = {}
 
-    def events(self, lines: Sequence[str]) -> Iterator[Event]:
-        """The requests that some more lines tell of."""
+    def requests(self, lines: Sequence[str]) -> Iterator[LoggedRequest]:
+        """Parse the next lines."""
         for number, line in enumerate(lines, self.count + 1):
             try:
-                event = self._event(line)
-            except _Bad as bad:
-                self.unused.note(self.name, number, line, str(bad))
+                request = self._parse(line)
+            except _Malformed as error:
+                self.unused.add(self.name, number, line, str(error))
             else:
-                yield event
+                yield request
         self.count += len(lines)
 
-    def _event(self, line: str) -> Event:
+    def _parse(self, line: str) -> LoggedRequest:
         raise NotImplementedError
 
     def _route(self, request: str) -> tuple[str | None, str | None]:
@@ -103,76 +107,73 @@ class Parser:
         key = f"{method} {rest.partition(' ')[0].partition('?')[0]}"
         found = self._routed.get(key)
         if found is None:
-            found = next((kind for fits, kind in self._routes if fits(key)), (self.reading.tier, None))
-            if len(self._routed) >= _MOST_ROUTED:
+            found = next((kind for matches, kind in self._routes if matches(key)), (self.options.tier, None))
+            if len(self._routed) >= _MAX_ROUTED:
                 self._routed.clear()
-            if len(key) <= _LONG_PATH:
+            if len(key) <= _MAX_PATH:
                 self._routed[key] = found
         return found
 
 
-class AccessParser(Parser):
+class AccessLogParser(LogParser):
     """The common and the combined log format."""
 
     format = "access"
 
-    def events(self, lines: Sequence[str]) -> Iterator[Event]:
-        match, key, channel = _ACCESS.fullmatch, self.reading.key, self.reading.channel
-        find, route = self.kinds.find, self._route if self._routes else None
-        judges = find(channel, self.reading.tier, None)
-        note = partial(self.unused.note, self.name)
+    def requests(self, lines: Sequence[str]) -> Iterator[LoggedRequest]:
+        match, key, channel = _ACCESS.fullmatch, self.options.key, self.options.channel
+        classify, route = self.classifier.classify, self._route if self._routes else None
+        tiers = classify(channel, self.options.tier, None)
+        reject = partial(self.unused.add, self.name)
         stamp, at = "", 0
         for number, line in enumerate(lines, self.count + 1):
             found = match(line)
             if found is None:
-                note(number, line, "not a line of an access log")
+                reject(number, line, "not an access log line")
                 continue
             agent, user, time, request, status = found.groups()
             if time != stamp:
-                now = moment(time)
+                now = parse_timestamp(time)
                 if now is None:
-                    note(number, line, "a time that can't be read")
+                    reject(number, line, _TIME)
                     continue
                 stamp, at = time, now
-            if user != "-" and key != "address" and status != "401":  # who fails to sign in may claim to be anybody
+            if user != "-" and key != "address" and status != "401":  # an unauthenticated client can claim any name
                 agent = user
             elif key == "user":
                 self.unused.skipped += 1
                 continue
             if not agent.isprintable():
-                note(number, line, _NAME)
+                reject(number, line, _NAME)
                 continue
-            yield at, agent, judges if route is None else find(channel, *route(request)), 1
+            yield at, agent, tiers if route is None else classify(channel, *route(request)), 1
         self.count += len(lines)
 
 
-_NAME: Final = f"an agent's name that isn't 1 to {MAX_AGENT} printable characters"
+class _RecordParser(LogParser):
+    """Lines with named fields."""
 
+    def __init__(self, name: str, options: LogOptions, classifier: Classifier, unused: UnusedLines) -> None:
+        super().__init__(name, options, classifier, unused)
+        self._names: Final = {what: options.fields.get(what, what) for what in FIELDS}
 
-class _Named(Parser):
-    """Lines whose values have names."""
+    def _request(self, get: Callable[[str], Any]) -> LoggedRequest:
+        """Build the request of a line, from a function that returns its fields."""
+        return self._time(get("time")), self._agent(get("agent")), self._tiers(get), self._cost(get("cost"))
 
-    def __init__(self, name: str, reading: Reading, kinds: Kinds, unused: Unused) -> None:
-        super().__init__(name, reading, kinds, unused)
-        self._names: Final = {what: reading.fields.get(what, what) for what in FIELDS}
-
-    def _made(self, get: Callable[[str], Any]) -> Event:
-        """The event of a line whose values can be got by what they are."""
-        return self._time(get("time")), self._agent(get("agent")), self._judges(get), self._cost(get("cost"))
-
-    def _missing(self, what: str) -> _Bad:
-        return _Bad(f"no field {self._names[what]!r} for the {what}")
+    def _missing(self, what: str) -> _Malformed:
+        return _Malformed(f"no field {self._names[what]!r} for the {what}")
 
     def _time(self, value: Any) -> int:
         if value is None or value == "":
             raise self._missing("time")
         at = None
         if isinstance(value, str):
-            at = moment(value)
+            at = parse_timestamp(value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            at = moment_of(value)
+            at = parse_number(value)
         if at is None:
-            raise _Bad("a time that can't be read")
+            raise _Malformed(_TIME)
         return at
 
     def _agent(self, value: Any) -> str:
@@ -181,23 +182,23 @@ class _Named(Parser):
         if value is None or value == "":
             raise self._missing("agent")
         if not isinstance(value, str) or len(value) > MAX_AGENT or not value.isprintable():
-            raise _Bad(_NAME)
+            raise _Malformed(_NAME)
         return value
 
-    def _judges(self, get: Callable[[str], Any]) -> Judges:
-        channel, tier, action = get("channel") or self.reading.channel, get("tier") or None, get("action") or None
+    def _tiers(self, get: Callable[[str], Any]) -> TierReplays:
+        channel, tier, action = get("channel") or self.options.channel, get("tier") or None, get("action") or None
         if tier:
-            action = None  # a log may tell both
+            action = None  # a log may have both
         elif not action:
             method, path = get("method"), get("path")
             routed = self._routes and isinstance(method, str) and isinstance(path, str)
-            tier, action = self._route(f"{method} {path}") if routed else (self.reading.tier, None)
+            tier, action = self._route(f"{method} {path}") if routed else (self.options.tier, None)
         if not all([isinstance(one, str) for one in (channel, tier or "", action or "")]):
-            raise _Bad("a channel, tier or action that isn't a text")
+            raise _Malformed("channel, tier, action: expected text")
         try:
-            return self.kinds.find(channel, tier, action)
+            return self.classifier.classify(channel, tier, action)
         except InvalidInput as error:
-            raise _Bad(f"a {str(error).partition(', got')[0].replace(': expected', ' other than')}") from None
+            raise _Malformed(str(error).partition(", got")[0]) from None
 
     def _cost(self, value: Any) -> int:
         if value is None or value == "":
@@ -205,28 +206,28 @@ class _Named(Parser):
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _Bad("a cost that isn't a whole number of at least 1")
+            raise _Malformed("cost: expected a whole number of at least 1")
         return value
 
 
-class JsonParser(_Named):
+class JsonLinesParser(_RecordParser):
     """A JSON object in each line."""
 
     format = "json"
 
-    def _event(self, line: str) -> Event:
+    def _parse(self, line: str) -> LoggedRequest:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
-            raise _Bad("not JSON") from None
+            raise _Malformed("not JSON") from None
         if not isinstance(found, dict):
-            raise _Bad("not a JSON object")
+            raise _Malformed("not a JSON object")
         names = self._names
-        return self._made(lambda what: _within(found, names[what]))
+        return self._request(lambda what: _within(found, names[what]))
 
 
 def _within(found: Any, name: str) -> Any:
-    """A field by its name, or by the names that lead to it."""
+    """A field by its name, or by its path."""
     if name in found:
         return found[name]
     for part in name.split("."):
@@ -236,46 +237,46 @@ def _within(found: Any, name: str) -> Any:
     return found
 
 
-class CsvParser(_Named):
-    """A header that names the columns, and a record in each line after it."""
+class CsvParser(_RecordParser):
+    """A header with the names of the columns, then one record per line."""
 
     format = "csv"
 
-    def __init__(self, name: str, reading: Reading, kinds: Kinds, unused: Unused) -> None:
-        super().__init__(name, reading, kinds, unused)
+    def __init__(self, name: str, options: LogOptions, classifier: Classifier, unused: UnusedLines) -> None:
+        super().__init__(name, options, classifier, unused)
         self._delimiter = ","
         self._width = 0
         self._places: dict[str, int] = {}
 
-    def events(self, lines: Sequence[str]) -> Iterator[Event]:
+    def requests(self, lines: Sequence[str]) -> Iterator[LoggedRequest]:
         while lines and not self._width:
             self.count += 1
             if lines[0].strip():
-                self._head(lines[0].rstrip("\r"))
+                self._read_header(lines[0].rstrip("\r"))
             else:
                 self.unused.blank += 1
             lines = lines[1:]
-        yield from super().events(lines)
+        yield from super().requests(lines)
 
-    def _head(self, line: str) -> None:
+    def _read_header(self, line: str) -> None:
         self._delimiter = _delimiter(line)
         columns = [cell.strip() for cell in _cells(line, self._delimiter)]
         self._width = len(columns)
         self._places = {what: columns.index(name) for what, name in self._names.items() if name in columns}
         for what in ("time", "agent"):
             if what not in self._places:
-                there = ", ".join([_harmless(column) for column in columns[:20]])
+                there = ", ".join([_excerpt(column) for column in columns[:20]])
                 raise ReplayError(
-                    f"{self.name}: expected a column {self._names[what]!r} in its first line, got: {there}; "
-                    f"--field {what}=NAME says which one is the {what}"
+                    f"{self.name}: expected a column {self._names[what]!r} in the header, got: {there}; "
+                    f"--field {what}=NAME names the one for the {what}"
                 )
 
-    def _event(self, line: str) -> Event:
+    def _parse(self, line: str) -> LoggedRequest:
         cells = _cells(line.rstrip("\r"), self._delimiter)
         if len(cells) != self._width:
-            raise _Bad(f"not the {self._width} columns that its first line names")
+            raise _Malformed(f"expected {self._width} columns, as in the header")
         places = self._places
-        return self._made(lambda what: cells[places[what]].strip() if what in places else None)
+        return self._request(lambda what: cells[places[what]].strip() if what in places else None)
 
 
 def _delimiter(line: str) -> str:
@@ -283,7 +284,7 @@ def _delimiter(line: str) -> str:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of one line: a record doesn't go on in the next."""
+    """The cells of one line; a record can't span several."""
     if '"' not in line:
         return line.split(delimiter)
     try:
@@ -292,25 +293,25 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-_PARSERS: Final[dict[str, type[Parser]]] = {one.format: one for one in (AccessParser, JsonParser, CsvParser)}
+_PARSERS: Final[dict[str, type[LogParser]]] = {one.format: one for one in (AccessLogParser, JsonLinesParser, CsvParser)}
 
 
-def parser_of(name: str, lines: Iterable[str], reading: Reading) -> type[Parser]:
-    """What reads a log that begins with these lines."""
-    if reading.format is not None:
-        return _PARSERS[reading.format]
-    some = list(islice((line.rstrip("\r") for line in lines if line.strip()), _LOOKED_AT))
+def choose_parser(name: str, lines: Iterable[str], options: LogOptions) -> type[LogParser]:
+    """Choose the parser of a log by its first lines."""
+    if options.format is not None:
+        return _PARSERS[options.format]
+    some = list(islice((line.rstrip("\r") for line in lines if line.strip()), _SAMPLE))
     access = sum([_ACCESS.fullmatch(line) is not None for line in some])
     objects = sum([_is_object(line) for line in some])
     if access or objects:
-        return AccessParser if access >= objects else JsonParser
+        return AccessLogParser if access >= objects else JsonLinesParser
     wide = [len(_cells(line, _delimiter(some[0]))) for line in some[:2]]
     if len(wide) == 2 and wide[0] == wide[1] > 1:
         return CsvParser
-    shown = f", got: {_harmless(some[0])}" if some else ", got an empty one"
+    got = f"got: {_excerpt(some[0])}" if some else "got an empty log"
     raise ReplayError(
-        f"{name}: expected an access log, JSON lines, or CSV whose first line names the columns{shown}\n"
-        f"  --format says which one it is: {', '.join(FORMATS)}"
+        f"{name}: expected an access log, JSON lines, or CSV with a header, {got}\n"
+        f"  --format sets the log format: {', '.join(FORMATS)}"
     )
 
 
@@ -323,9 +324,6 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _harmless(line: str) -> str:
-    """The beginning of a line, with everything escaped that a terminal might obey."""
-    start = line[:_SHOWN_TEXT]
-    if not start.isprintable():
-        start = "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in start])
-    return start + ("…" if len(line) > _SHOWN_TEXT else "")
+def _excerpt(line: str) -> str:
+    """The beginning of a line, safe to print."""
+    return printable(line[:_MAX_TEXT]) + ("…" if len(line) > _MAX_TEXT else "")

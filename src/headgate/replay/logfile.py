@@ -1,4 +1,4 @@
-"""Logs as lines: files or streams, gzip or not, a block at a time, however long a line is."""
+"""Log files: read as lines from a file or a stream, plain or gzip, one block at a time."""
 
 import os
 import sys
@@ -11,28 +11,28 @@ from headgate.errors import HeadgateError
 
 STDIN: Final = "-"
 
-_BLOCK: Final = 262_144  # bytes that are in memory at a time, whatever the size of the log
+_BLOCK: Final = 262_144  # bytes in memory at a time
 _GZIP: Final = b"\x1f\x8b"
-_GZIP_BITS: Final = 31  # zlib's word for data with gzip's header and checksum around it
+_GZIP_BITS: Final = 31  # tells zlib to expect gzip's header and checksum
 _BOM: Final = b"\xef\xbb\xbf"
 
 
 class ReplayError(HeadgateError):
-    """A log can't be replayed. The text says why, and what to do."""
+    """A log can't be replayed."""
 
 
-class Log:
-    """One log: `name` is a path, or "-" for standard input. What isn't a file can be read twice only with `again`."""
+class LogFile:
+    """A log: `name` is a path, or "-" for standard input. A stream can be read twice only with `again`."""
 
     def __init__(self, name: str, *, again: bool = False) -> None:
         self.name: Final = name
         self.size: int | None = None
-        """Bytes of the file; None where nobody knows."""
+        """Size of the file in bytes; None for a stream."""
         self.done = 0
-        """How many of them have been read."""
+        """Bytes read so far."""
         self.damage = ""
-        """What is wrong with its end, if something is."""
-        self._stream = _opened(name)
+        """Why the end of the log couldn't be read; empty if it could."""
+        self._stream = _open(name)
         self._copy: IO[bytes] | None = None
         self._start = 0
         if self._stream.seekable():
@@ -47,7 +47,7 @@ class Log:
                 stream.close()
 
     def rewind(self) -> None:
-        """Begin again with the first line."""
+        """Go back to the first line."""
         if self._copy is not None:
             copy, self._copy = self._copy, None
             self.close()
@@ -56,39 +56,39 @@ class Log:
         self.done, self.damage = 0, ""
 
     def lines(self) -> Iterator[list[str]]:
-        r"""The lines, a block at a time, without their ends. Bytes that are no UTF-8 are shown as \x..
+        r"""The lines, a block at a time, without line ends. Bytes that aren't UTF-8 are escaped as \x..
 
-        Of a line that is longer than a block only the beginning is there.
+        A line longer than a block is cut.
         """
         rest, cut = b"", False
-        for number, data in enumerate(self._plain()):
+        for number, data in enumerate(self._decompressed()):
             whole, end, begun = (data if number else data.removeprefix(_BOM)).rpartition(b"\n")
             if cut and end:
                 _, gap, more = whole.partition(b"\n")
                 whole, cut = gap + more, False
             if end:
-                yield _decoded(rest + whole)
+                yield _decode(rest + whole)
                 rest = begun
             else:
                 rest += begun
             if len(rest) > _BLOCK:
                 rest, cut = rest[:_BLOCK], True
         if rest:
-            yield _decoded(rest)
+            yield _decode(rest)
 
-    def _plain(self) -> Iterator[bytes]:
-        """The bytes of the log, unpacked if they are packed."""
-        packed, part = False, None
+    def _decompressed(self) -> Iterator[bytes]:
+        """The bytes of the log, decompressed."""
+        compressed, part = False, None
         for number, raw in enumerate(self._raw()):
             if number == 0:
-                packed = raw.startswith(_GZIP)
-            if not packed:
+                compressed = raw.startswith(_GZIP)
+            if not compressed:
                 yield raw
                 continue
             data = raw
             while data:
                 if part is None:
-                    data = data.lstrip(b"\0")  # what fills up the last block of a tape
+                    data = data.lstrip(b"\0")  # padding
                     if not data:
                         break
                     part = zlib.decompressobj(_GZIP_BITS)
@@ -96,15 +96,15 @@ class Log:
                 try:
                     plain = part.decompress(data, _BLOCK)
                 except zlib.error:
-                    self.damage = "its gzip data is damaged, and was read up to there"
-                    yield _salvaged(spare, data)
+                    self.damage = "damaged gzip data; read up to the damage"
+                    yield _salvage(spare, data)
                     return
                 yield plain
                 data = part.unconsumed_tail
-                if part.eof:  # another part may follow, as `cat a.gz b.gz` writes them
+                if part.eof:  # another member may follow, as after `cat a.gz b.gz`
                     data, part = part.unused_data, None
         if part is not None:
-            self.damage = "its gzip data ends in the middle, and was read up to there"
+            self.damage = "truncated gzip data; read up to its end"
 
     def _raw(self) -> Iterator[bytes]:
         try:
@@ -114,11 +114,11 @@ class Log:
                     self._copy.write(data)
                 yield data
         except OSError as error:
-            raise ReplayError(f"{self.name}: can't be read to its end: {error.strerror}") from error
+            raise ReplayError(f"{self.name}: can't read to the end: {error.strerror}") from error
 
 
-def _salvaged(part: "zlib._Decompress", data: bytes) -> bytes:
-    """What can be unpacked of data that is damaged somewhere."""
+def _salvage(part: "zlib._Decompress", data: bytes) -> bytes:
+    """The part before the damage, decompressed."""
     plain = b""
     for place in range(len(data)):
         try:
@@ -128,15 +128,15 @@ def _salvaged(part: "zlib._Decompress", data: bytes) -> bytes:
     return plain
 
 
-def _decoded(data: bytes) -> list[str]:
+def _decode(data: bytes) -> list[str]:
     return data.decode("utf-8", "backslashreplace").split("\n")
 
 
-def _opened(name: str) -> IO[bytes]:
+def _open(name: str) -> IO[bytes]:
     if name == STDIN:
         return sys.stdin.buffer
     try:
         return open(name, "rb")
     except OSError as error:
         hint = "; '-' reads standard input" if isinstance(error, FileNotFoundError) else ""
-        raise ReplayError(f"{name}: can't be read: {error.strerror}{hint}") from error
+        raise ReplayError(f"{name}: can't read the log: {error.strerror}{hint}") from error

@@ -1,4 +1,4 @@
-"""How the lines of logs are read: what an operator may choose."""
+"""Options for reading logs."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,8 +14,8 @@ KEYS: Final = ("auto", "user", "address")
 FIELDS: Final = ("time", "agent", "channel", "tier", "action", "cost", "method", "path")
 
 
-class Route(NamedTuple):
-    """Requests that are of one tier, or one action: their method, or "*", and their path, in which * is anything."""
+class RouteRule(NamedTuple):
+    """Assigns a tier or an action to requests by their method, or "*", and their path, where * matches anything."""
 
     method: str
     path: str
@@ -23,14 +23,14 @@ class Route(NamedTuple):
     action: str | None
 
     @classmethod
-    def read(cls, text: str) -> "Route":
-        """Read "POST /api/tasks=heavy"; InvalidInput if it isn't like that.
+    def parse(cls, text: str) -> "RouteRule":
+        """Parse a rule such as "POST /api/tasks=heavy"; `InvalidInput` for anything else.
 
-        >>> Route.read("GET /api/*=get_agents")
-        Route(method='GET', path='/api/*', tier=None, action='get_agents')
+        >>> RouteRule.parse("GET /api/*=get_agents")
+        RouteRule(method='GET', path='/api/*', tier=None, action='get_agents')
         """
-        what, _, kind = text.rpartition("=")
-        method, _, path = what.strip().partition(" ")
+        request, _, kind = text.rpartition("=")
+        method, _, path = request.strip().partition(" ")
         kind, path = kind.strip(), path.strip()
         if not method or not path.startswith(("/", "*")) or not kind:
             raise InvalidInput(f"expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got {text!r}")
@@ -38,24 +38,24 @@ class Route(NamedTuple):
         return cls(method.upper(), path, tier, action)
 
     def matcher(self) -> Callable[[str], object]:
-        """Says whether "METHOD /path" is of it."""
+        """A function that tells whether "METHOD /path" matches."""
         method = r"[^ ]+" if self.method == "*" else re.escape(self.method)
         return re.compile(f"{method} {translate(self.path.replace('[', '[[]').replace('?', '[?]'))}").match
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the lines of logs are read."""
+class LogOptions:
+    """How to read logs."""
 
     format: str | None = None
-    """One of `FORMATS`; None: by what the first lines look like."""
+    """One of `FORMATS`; None: detected from the first lines."""
     key: str = "auto"
-    """Whom an access log's request counts for: its user, its address, or the user if there is one."""
+    """What identifies the agent in an access log: the user, the address, or (auto) the user if there is one."""
     channel: str = "http"
-    """Of a line that names none."""
+    """The channel of lines without one."""
     tier: str = UNKNOWN_TIER
-    """Of a line that names neither tier nor action, and that no route is for."""
-    routes: tuple[Route, ...] = ()
-    """The first that fits counts."""
+    """The tier of lines without a tier or an action, and without a matching route."""
+    routes: tuple[RouteRule, ...] = ()
+    """The first match counts."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """What the fields of JSON and the columns of CSV are called, if not as in `FIELDS`. "a.b" is b within a."""
+    """Names of JSON fields and CSV columns, where they differ from `FIELDS`. "a.b" is field b of object a."""

@@ -1,4 +1,4 @@
-"""Logs, played through one or several policies in one pass."""
+"""The player: one pass over some logs, under one or several policies."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -6,155 +6,156 @@ from typing import Final, TypeAlias
 
 from headgate.errors import InvalidInput
 from headgate.lifecycle import Closable
-from headgate.replay.engine import DENIED, Counts, Kinds, Run
-from headgate.replay.formats import Event, Parser, Unused, parser_of
-from headgate.replay.logfile import STDIN, Log, ReplayError
-from headgate.replay.options import Reading
+from headgate.replay.engine import DENIED, Classifier, Counts, PolicyReplay
+from headgate.replay.formats import LoggedRequest, LogParser, UnusedLines, choose_parser
+from headgate.replay.logfile import STDIN, LogFile, ReplayError
+from headgate.replay.options import LogOptions
 from headgate.replay.timeline import Timeline
 
-Progress: TypeAlias = Callable[[int, int | None, int], None]
-"""Is told how many bytes have been read, of how many if that is known, and how many lines they were."""
+OnProgress: TypeAlias = Callable[[int, int | None, int], None]
+"""Called with the bytes read so far, all bytes if their number is known, and the lines read so far."""
 
 
-class Source:
+class OpenLog:
     """A log that is being read."""
 
-    def __init__(self, log: Log, parser: Parser, blocks: Iterable[list[str]]) -> None:
-        self.log: Final = log
+    def __init__(self, file: LogFile, parser: LogParser, blocks: Iterable[list[str]]) -> None:
+        self.file: Final = file
         self.parser: Final = parser
         self.blocks: Final = blocks
         self.used = 0
 
 
-class Tape(Closable):
-    """Some logs. They are read one after the other, in the order of their first requests.
+class LogSet(Closable):
+    """Logs that are read one after the other, in the order of their first requests.
 
-    With `again` they can be read several times, even where standard input is among them: it is copied then.
+    With `again` they can be read several times, standard input too: it is copied.
     """
 
-    def __init__(self, names: Sequence[str], reading: Reading, *, again: bool = False) -> None:
+    def __init__(self, names: Sequence[str], options: LogOptions, *, again: bool = False) -> None:
         if names.count(STDIN) > 1:
             raise ReplayError("standard input: expected once among the logs, got it twice")
-        self.reading: Final = reading
-        self.logs: Final[list[Log]] = []
+        self.options: Final = options
+        self.files: Final[list[LogFile]] = []
         self._read = False
         try:
             for name in names:
-                self.logs.append(Log(name, again=again))
+                self.files.append(LogFile(name, again=again))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        for log in self.logs:
-            log.close()
+        for file in self.files:
+            file.close()
 
-    def sources(self, kinds: Kinds, unused: Unused) -> list[Source]:
-        """The logs from their beginning, save those that are empty, in order."""
-        self._refuse_unknown(kinds)
-        found: list[tuple[int, Source]] = []
-        for log in self.logs:
+    def open(self, classifier: Classifier, unused: UnusedLines) -> list[OpenLog]:
+        """Open the logs at their beginning, in order, without the empty ones."""
+        self._check_options(classifier)
+        found: list[tuple[int, OpenLog]] = []
+        for file in self.files:
             if self._read:
-                log.rewind()
-            blocks = log.lines()
+                file.rewind()
+            blocks = file.lines()
             first = next(blocks, [])
-            if not first and log.damage:
-                raise ReplayError(f"{log.name}: no line of it can be read: {log.damage}")
+            if not first and file.damage:
+                raise ReplayError(f"{file.name}: expected a readable log, got {file.damage}")
             if not first:
                 continue
-            parser = parser_of(log.name, first, self.reading)
-            trial = parser(log.name, self.reading, kinds, Unused())
-            begin = next((event[0] for event in trial.events(first)), 0)
-            found.append((begin, Source(log, parser(log.name, self.reading, kinds, unused), chain([first], blocks))))
+            parser = choose_parser(file.name, first, self.options)
+            trial = parser(file.name, self.options, classifier, UnusedLines())
+            begin = next((request[0] for request in trial.requests(first)), 0)
+            log = OpenLog(file, parser(file.name, self.options, classifier, unused), chain([first], blocks))
+            found.append((begin, log))
         self._read = True
-        return [source for _, source in sorted(found, key=lambda one: one[0])]
+        return [log for _, log in sorted(found, key=lambda one: one[0])]
 
-    def _refuse_unknown(self, kinds: Kinds) -> None:
-        """See that what the reading names is there before anything is read."""
-        kinds.find(self.reading.channel, self.reading.tier, None)
-        for route in self.reading.routes:
-            if route.action is not None and not kinds.knows(self.reading.channel, route.action):
+    def _check_options(self, classifier: Classifier) -> None:
+        """Refuse a channel or an action that no policy knows, before anything is read."""
+        classifier.classify(self.options.channel, self.options.tier, None)
+        for route in self.options.routes:
+            if route.action is not None and not classifier.knows(self.options.channel, route.action):
                 raise InvalidInput(
                     f"route '{route.method} {route.path}': expected a tier or an action of the policy for channel "
-                    f"{self.reading.channel}, got {route.action!r}"
+                    f"{self.options.channel}, got {route.action!r}"
                 )
 
-    def report(self, progress: Progress | None, lines: int) -> None:
-        if progress is not None:
-            sizes = [log.size for log in self.logs]
+    def report(self, on_progress: OnProgress | None, lines: int) -> None:
+        if on_progress is not None:
+            sizes = [file.size for file in self.files]
             total = None if None in sizes else sum([size or 0 for size in sizes])
-            progress(sum([log.done for log in self.logs]), total, lines)
+            on_progress(sum([file.done for file in self.files]), total, lines)
 
 
-class Play:
-    """One pass over some logs, and what came of it."""
+class Player:
+    """One pass over some logs, and its results."""
 
-    def __init__(self, tape: Tape, runs: Sequence[Run], progress: Progress | None = None) -> None:
-        self.runs: Final = runs
-        self.unused: Final = Unused()
-        self.kinds: Final = Kinds(runs)
-        self.timeline: Final = Timeline(len(runs))
+    def __init__(self, logs: LogSet, policies: Sequence[PolicyReplay], on_progress: OnProgress | None = None) -> None:
+        self.policies: Final = policies
+        self.unused: Final = UnusedLines()
+        self.classifier: Final = Classifier(policies)
+        self.timeline: Final = Timeline(len(policies))
         self.first = -1
-        """The time of the first request, in microseconds since 1970; below 0 as long as there is none."""
+        """The time of the first request, in microseconds since 1970; below 0 if there is none."""
         self.now = -1
         """The latest time so far."""
         self.late = 0
-        """Lines whose time is before that of a line that came earlier. They count as if they had come with it."""
+        """Lines with a time before that of an earlier line. They count as if they had that line's time."""
         self.late_by = 0
-        self._edge = 0
-        self._row: list[Counts] = []
-        self.sources: Final = tape.sources(self.kinds, self.unused)
+        self._interval_end = 0
+        self._interval: list[Counts] = []
+        self.logs: Final = logs.open(self.classifier, self.unused)
         lines = 0
-        for source in self.sources:
-            for block in source.blocks:
-                source.used += self._play(source.parser.events(block))
+        for log in self.logs:
+            for block in log.blocks:
+                log.used += self._play(log.parser.requests(block))
                 lines += len(block)
-                tape.report(progress, lines)
-            self._see_that_it_was_used(source)
+                logs.report(on_progress, lines)
+            self._check_used(log)
         if self.first < 0:
-            raise ReplayError(f"{', '.join([log.name for log in tape.logs])}: expected requests, got an empty log")
+            raise ReplayError(f"{', '.join([file.name for file in logs.files])}: expected requests, got an empty log")
 
-    def _play(self, events: Iterator[Event]) -> int:
-        """Judge some requests, and say how many they were."""
-        now, edge = self.now, self._edge
+    def _play(self, requests: Iterator[LoggedRequest]) -> int:
+        """Decide some requests, and return their number."""
+        now, interval_end = self.now, self._interval_end
         used = 0
-        for at, agent, judges, cost in events:
+        for at, agent, tiers, cost in requests:
             if at > now:
                 now = at
-                if at >= edge:
-                    used += self._settle()
+                if at >= interval_end:
+                    used += self._flush()
                     self.first = at if self.first < 0 else self.first
-                    self._row, edge = self.timeline.row(at)
+                    self._interval, interval_end = self.timeline.interval(at)
             elif at < now:
                 self.late += 1
                 self.late_by = max(self.late_by, now - at)
-            for lane in judges:
-                outcome = lane.judge(agent, now, cost)
-                account = lane.accounts.get(agent)
-                if account is None:
-                    account = lane.accounts.open(agent)
-                account.counts[outcome] += 1
+            for tier in tiers:
+                outcome = tier.decide(agent, now, cost)
+                stats = tier.agents.get(agent)
+                if stats is None:
+                    stats = tier.agents.add(agent)
+                stats.counts[outcome] += 1
                 if outcome == DENIED:
-                    lane.run.note_denial(account, agent, now, lane.alert)
-        self.now, self._edge = now, edge
-        for run in self.runs:
-            run.tidy(now)
-        return used + self._settle()
+                    tier.policy.record_denial(stats, agent, now, tier.alert)
+        self.now, self._interval_end = now, interval_end
+        for policy in self.policies:
+            policy.drop_full(now)
+        return used + self._flush()
 
-    def _settle(self) -> int:
-        """Put what came of the last requests where it belongs, and say how many they were."""
-        settled = 0
-        for run, counts in zip(self.runs, self._row, strict=False):
-            taken = run.taken()
-            settled = sum(taken)
+    def _flush(self) -> int:
+        """Add the last outcomes to their interval, and return the number of requests."""
+        requests = 0
+        for policy, counts in zip(self.policies, self._interval, strict=False):
+            taken = policy.take_counts()
+            requests = sum(taken)
             for outcome, count in enumerate(taken):
                 counts[outcome] += count
-        return settled
+        return requests
 
-    def _see_that_it_was_used(self, source: Source) -> None:
-        if source.used == 0 and source.parser.count:
-            name, parser = source.log.name, source.parser
+    def _check_used(self, log: OpenLog) -> None:
+        if log.used == 0 and log.parser.count:
+            name, parser = log.file.name, log.parser
             lines = [f"{name}: expected requests, got none in {parser.count:,} lines read as {parser.format}"]
             lines += [f"  line {one.line}: {one.reason}: {one.text}" for one in self.unused.first if one.log == name]
-            lines.append("  --format says what it is, --field what its fields are called, --key whom it counts")
+            lines.append("  --format sets the log format, --field the names of its fields, --key the agent's identity")
             raise ReplayError("\n".join(lines))

@@ -1,6 +1,6 @@
-"""What came of a replay, as one value: `asdict` of it is the JSON document, and the other reports are made from it.
+"""The report of a replay. `asdict` makes the JSON document of it; the summary and the HTML page are made from it too.
 
-Times are ISO 8601 in UTC. Where two policies were compared, the first is the one that was, the second the other.
+Times are ISO 8601 in UTC. Where two policies are compared, the first one is "before" and the second one "after".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,16 +9,17 @@ from fractions import Fraction
 from heapq import nsmallest
 
 from headgate.gate.policy import Policy
-from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, Account, Counts, Run
-from headgate.replay.options import Reading
-from headgate.replay.player import Play, Progress, Tape
+from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, AgentStats, Counts, PolicyReplay
+from headgate.replay.formats import MalformedLine
+from headgate.replay.options import LogOptions
+from headgate.replay.player import LogSet, OnProgress, Player
 from headgate.replay.suggest import HIGHEST, Suggestion, suggest
-from headgate.replay.timestamps import text_of
+from headgate.replay.timestamps import format_timestamp
 
 
 @dataclass(frozen=True)
-class Outcomes:
-    """What came of some requests. Each is counted once: `requests` is the sum of the others."""
+class OutcomeCounts:
+    """Requests by outcome. Each counts once: `requests` is the sum of the others."""
 
     requests: int
     allowed: int
@@ -28,7 +29,7 @@ class Outcomes:
     shadowed: int
 
     @classmethod
-    def of(cls, counts: Counts) -> "Outcomes":
+    def of(cls, counts: Counts) -> "OutcomeCounts":
         return cls(
             sum(counts), counts[ALLOWED], counts[WARNED], counts[DENIED], counts[EXEMPT], counts[SHADOWED]
         )  # fmt: skip
@@ -39,36 +40,36 @@ class Outcomes:
 
 
 @dataclass(frozen=True)
-class OfTier:
-    """A channel and tier, its limit, and what came of its requests."""
+class TierReport:
+    """A channel and tier, its limit, and the outcomes of its requests."""
 
     channel: str
     tier: str
     limit: str
-    outcomes: Outcomes
+    outcomes: OutcomeCounts
 
 
 @dataclass(frozen=True)
-class OfAgent:
-    """An agent that was denied, or would have been."""
+class AgentReport:
+    """An agent with denials, including those of shadow mode."""
 
     agent: str
-    outcomes: Outcomes
+    outcomes: OutcomeCounts
     alerts: int
     first_denied: str | None
     last_denied: str | None
 
 
 @dataclass(frozen=True)
-class OfInterval:
+class IntervalReport:
     """An interval of the timeline."""
 
     start: str
-    outcomes: Outcomes
+    outcomes: OutcomeCounts
 
 
 @dataclass(frozen=True)
-class Alert:
+class AlertReport:
     """An alert that would have been raised."""
 
     time: str
@@ -76,24 +77,24 @@ class Alert:
 
 
 @dataclass(frozen=True)
-class OfPolicy:
-    """What came of all requests under one policy."""
+class PolicyReport:
+    """The outcomes of all requests under one policy."""
 
     policy: str
-    outcomes: Outcomes
-    tiers: list[OfTier]
+    outcomes: OutcomeCounts
+    tiers: list[TierReport]
     agents_denied: int
-    """Agents that were denied, or would have been."""
+    """Agents with denials, including those of shadow mode."""
     agents_short_by: int
-    """0: the counts of denials in `worst` are exact. Otherwise they may be short by so many."""
-    worst: list[OfAgent]
-    timeline: list[OfInterval]
+    """By how much the numbers of denials in `worst` may be short; 0 if they are exact."""
+    worst: list[AgentReport]
+    timeline: list[IntervalReport]
     alerts: int
-    first_alerts: list[Alert]
+    first_alerts: list[AlertReport]
 
 
 @dataclass(frozen=True)
-class Changed:
+class AgentChange:
     """An agent's denials under the first policy and under the second."""
 
     agent: str
@@ -102,18 +103,18 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Who is denied under one of two policies only."""
+class PolicyDifference:
+    """The agents that only one of two policies denies."""
 
     newly_denied: int
     no_longer_denied: int
-    worst_newly_denied: list[Changed]
-    worst_no_longer_denied: list[Changed]
+    worst_newly_denied: list[AgentChange]
+    worst_no_longer_denied: list[AgentChange]
 
 
 @dataclass(frozen=True)
-class OfLog:
-    """A log, and how much of it could be used."""
+class LogReport:
+    """A log, and how much of it was used."""
 
     name: str
     format: str
@@ -123,18 +124,8 @@ class OfLog:
 
 
 @dataclass(frozen=True)
-class Malformed:
-    """A line that couldn't be used."""
-
-    log: str
-    line: int
-    reason: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Lines:
-    """What became of all lines. `read` is the sum of `used`, `blank`, `skipped`, `malformed` and headers of CSV."""
+class LineCounts:
+    """Lines by use. `read` is the sum of `used`, `blank`, `skipped`, `malformed` and CSV headers."""
 
     read: int
     used: int
@@ -143,142 +134,146 @@ class Lines:
     malformed: int
     late: int
     late_by: float
-    """Seconds: the most that a line's time was behind that of a line before it."""
+    """The longest delay of a late line, in seconds."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a replay."""
+    """The results of a replay."""
 
-    logs: list[OfLog]
-    lines: Lines
+    logs: list[LogReport]
+    lines: LineCounts
     reasons: dict[str, int]
-    first_malformed: list[Malformed]
+    first_malformed: list[MalformedLine]
     first: str
     last: str
     seconds: float
     agents: int
     agents_complete: bool
-    """Whether all agents are counted in `agents`, and each with all of its requests in `worst`."""
+    """Whether `agents` counts all agents, and `worst` all requests of each."""
     unknown_actions: list[str]
     interval: float
-    """Seconds of an interval of the timeline."""
-    policies: list[OfPolicy]
-    difference: Difference | None
+    """Seconds per interval of the timeline."""
+    policies: list[PolicyReport]
+    difference: PolicyDifference | None
     share: float | None
-    """The share of requests that the suggestions may deny."""
+    """The share of requests that suggested limits may deny."""
     suggestions: list[Suggestion] | None
 
     def toml(self) -> str:
-        """The suggested limits, as a piece of a policy."""
+        """The suggested limits, in the form of a policy file."""
         lines = [f"# Denies at most {(self.share or 0) * 100:.6g}% of the requests of each tier.", "[limits]"]
         for one in self.suggestions or ():
             if one.limit is None:
-                lines.append(f"# {one.tier}: no limit up to {HIGHEST:,}/minute would do")
+                lines.append(f"# {one.tier}: no limit up to {HIGHEST:,}/minute is high enough")
                 continue
-            said = f"denies {one.denied:,} of {one.requests:,} requests"
+            comment = f"denies {one.denied:,} of {one.requests:,} requests"
             if one.denied_one_less is not None:
-                said += f"; one less a minute would deny {one.denied_one_less:,}"
+                comment += f"; one less a minute would deny {one.denied_one_less:,}"
             if not one.lowest:
-                said += "; costs differ, so that a lower one may do by chance"
-            lines.append(f'{one.tier} = "{one.limit}/minute"  # {said}')
+                comment += "; costs differ, so a lower limit may do by chance"
+            lines.append(f'{one.tier} = "{one.limit}/minute"  # {comment}')
         return "\n".join(lines) + "\n"
 
 
 def replay(
     logs: Sequence[str],
     policies: Mapping[str, Policy],
-    reading: Reading | None = None,
+    options: LogOptions | None = None,
     *,
     share: Fraction | None = None,
     worst: int = 10,
-    progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Report:
-    """Play logs through a policy, or through two to compare them, and report what came of it.
+    """Replay logs under a policy, or under two to compare them.
 
-    `logs` are paths, or "-" for standard input; `policies` have names. With a `share`, limits are suggested that would
-    have denied no more than it under the first policy. `worst` is how many agents each list has at the most.
+    `logs` are paths, or "-" for standard input; `policies` are given by name. With a `share`, the report suggests
+    limits that deny at most this share of requests under the first policy. `worst` is the maximum length of each
+    list of agents.
     """
-    with Tape(logs, reading or Reading(), again=share is not None) as tape:
-        play = Play(tape, [Run(name, policy) for name, policy in policies.items()], progress)
-        suggestions = None if share is None else suggest(tape, play.runs[0].policy, share, progress)
-    return _report(play, worst, share, suggestions)
+    with LogSet(logs, options or LogOptions(), again=share is not None) as found:
+        player = Player(found, [PolicyReplay(name, policy) for name, policy in policies.items()], on_progress)
+        suggestions = None if share is None else suggest(found, player.policies[0].policy, share, on_progress)
+    return _report(player, worst, share, suggestions)
 
 
-def _report(play: Play, worst: int, share: Fraction | None, suggestions: list[Suggestion] | None) -> Report:
-    unused, accounts = play.unused, play.runs[0].accounts
+def _report(player: Player, worst: int, share: Fraction | None, suggestions: list[Suggestion] | None) -> Report:
+    unused, agents = player.unused, player.policies[0].agents
     logs = [
-        OfLog(one.log.name, one.parser.format, one.parser.count, one.used, one.log.damage) for one in play.sources
+        LogReport(log.file.name, log.parser.format, log.parser.count, log.used, log.file.damage) for log in player.logs
     ]  # fmt: skip
-    lines = Lines(
+    lines = LineCounts(
         read=sum([log.lines for log in logs]),
         used=sum([log.used for log in logs]),
         blank=unused.blank,
         skipped=unused.skipped,
         malformed=unused.malformed,
-        late=play.late,
-        late_by=play.late_by / 1_000_000,
+        late=player.late,
+        late_by=player.late_by / 1_000_000,
     )
     return Report(
         logs=logs,
         lines=lines,
         reasons=dict(unused.reasons.most_common()),
-        first_malformed=[Malformed(*one) for one in unused.first],
-        first=text_of(play.first),
-        last=text_of(play.now),
-        seconds=(play.now - play.first) / 1_000_000,
-        agents=len(accounts),
-        agents_complete=accounts.complete,
-        unknown_actions=list(play.kinds.unknown),
-        interval=play.timeline.width / 1_000_000,
-        policies=[_of_policy(play, number, worst) for number in range(len(play.runs))],
-        difference=_difference(play.runs, worst) if len(play.runs) == 2 else None,
+        first_malformed=unused.first,
+        first=format_timestamp(player.first),
+        last=format_timestamp(player.now),
+        seconds=(player.now - player.first) / 1_000_000,
+        agents=len(agents),
+        agents_complete=agents.complete,
+        unknown_actions=list(player.classifier.unknown_actions),
+        interval=player.timeline.width / 1_000_000,
+        policies=[_policy_report(player, number, worst) for number in range(len(player.policies))],
+        difference=_difference(player.policies, worst) if len(player.policies) == 2 else None,
         share=None if share is None else float(share),
         suggestions=suggestions,
     )
 
 
-def _of_policy(play: Play, number: int, worst: int) -> OfPolicy:
-    run = play.runs[number]
+def _policy_report(player: Player, number: int, worst: int) -> PolicyReport:
+    policy = player.policies[number]
     tiers = [
-        OfTier(lane.channel, lane.tier, str(lane.limit), Outcomes.of(lane.total))
-        for lane in run.lanes.values()
-        if any(lane.total)
+        TierReport(tier.channel, tier.tier, str(tier.limit), OutcomeCounts.of(tier.total))
+        for tier in policy.tiers.values()
+        if any(tier.total)
     ]
-    troubled = [(agent, account) for agent, account in run.accounts.items() if account.trouble]
-    first = nsmallest(worst, troubled, key=lambda one: (-one[1].counts[DENIED], -one[1].trouble, one[0]))
-    return OfPolicy(
-        policy=run.name,
-        outcomes=Outcomes.of(
-            [sum(counts) for counts in zip(*[lane.total for lane in run.lanes.values()], strict=True)]
+    denied = [(agent, stats) for agent, stats in policy.agents.items() if stats.denials]
+    first = nsmallest(worst, denied, key=lambda one: (-one[1].counts[DENIED], -one[1].denials, one[0]))
+    return PolicyReport(
+        policy=policy.name,
+        outcomes=OutcomeCounts.of(
+            [sum(counts) for counts in zip(*[tier.total for tier in policy.tiers.values()], strict=True)]
         ),
         tiers=tiers,
-        agents_denied=len(troubled),
-        agents_short_by=run.accounts.short_by,
-        worst=[_of_agent(agent, account) for agent, account in first],
-        timeline=[OfInterval(text_of(one.start), Outcomes.of(one.counts[number])) for one in play.timeline.intervals()],
-        alerts=run.alert_count,
-        first_alerts=[Alert(text_of(at), agent) for at, agent in run.alerts],
+        agents_denied=len(denied),
+        agents_short_by=policy.agents.short_by,
+        worst=[_agent_report(agent, stats) for agent, stats in first],
+        timeline=[
+            IntervalReport(format_timestamp(one.start), OutcomeCounts.of(one.counts[number]))
+            for one in player.timeline.intervals()
+        ],
+        alerts=policy.alert_count,
+        first_alerts=[AlertReport(format_timestamp(at), agent) for at, agent in policy.alerts],
     )
 
 
-def _of_agent(agent: str, account: Account) -> OfAgent:
-    denied = account.counts[DENIED] > 0
-    return OfAgent(
+def _agent_report(agent: str, stats: AgentStats) -> AgentReport:
+    denied = stats.counts[DENIED] > 0
+    return AgentReport(
         agent,
-        Outcomes.of(account.counts),
-        account.alerts,
-        text_of(account.first_denied) if denied else None,
-        text_of(account.last_denied) if denied else None,
+        OutcomeCounts.of(stats.counts),
+        stats.alerts,
+        format_timestamp(stats.first_denied) if denied else None,
+        format_timestamp(stats.last_denied) if denied else None,
     )
 
 
-def _difference(runs: Sequence[Run], worst: int) -> Difference:
-    before, after = [{agent: one.counts[DENIED] for agent, one in run.accounts.items()} for run in runs]
-    newly = [Changed(agent, 0, count) for agent, count in after.items() if count and not before.get(agent)]
-    no_longer = [Changed(agent, count, 0) for agent, count in before.items() if count and not after.get(agent)]
-    return Difference(len(newly), len(no_longer), _most(newly, worst), _most(no_longer, worst))
+def _difference(policies: Sequence[PolicyReplay], worst: int) -> PolicyDifference:
+    before, after = [{agent: one.counts[DENIED] for agent, one in policy.agents.items()} for policy in policies]
+    newly = [AgentChange(agent, 0, count) for agent, count in after.items() if count and not before.get(agent)]
+    no_longer = [AgentChange(agent, count, 0) for agent, count in before.items() if count and not after.get(agent)]
+    return PolicyDifference(len(newly), len(no_longer), _most(newly, worst), _most(no_longer, worst))
 
 
-def _most(changed: Iterable[Changed], worst: int) -> list[Changed]:
+def _most(changed: Iterable[AgentChange], worst: int) -> list[AgentChange]:
     return nsmallest(worst, changed, key=lambda one: (-(one.before + one.after), one.agent))

@@ -1,12 +1,12 @@
-"""The lowest limits that would have denied next to nothing.
+"""Suggested limits: the lowest that deny next to nothing.
 
-For each tier the search looks for a whole number n such that a limit of n a minute, with a burst of n, denies no more
-than the given share of the tier's requests, while n - 1 a minute denies more. Both are found by judging the whole log
-by them. Where every request costs 1, n is the lowest such number: of requests that cost the same a bucket lets as many
-pass as its limit can let pass at all, up to any moment (to let one pass when it can never costs more than one later),
-and what conforms to a limit conforms to a higher one; so a higher limit never denies more. Where costs differ it can: a
-large request that passes leaves less for small ones. There n is right, and so is n - 1, but a number below both may be
-right by chance.
+For each tier the search finds a whole number n such that a limit of n per minute, with a burst of n, denies at most the
+given share of the tier's requests, while n - 1 per minute denies more. Both are verified by replaying the whole log.
+
+Where all requests cost the same, n is the lowest such number: at any moment a bucket has let as many of them pass as
+its limit permits (one that passes now costs at most one later), and traffic that conforms to a limit conforms to a
+higher one, so a higher limit never denies more. Where costs differ it can: a large request that passes leaves less for
+small ones. The statements about n and n - 1 still hold, but a lower number may do by chance.
 """
 
 from collections.abc import Mapping
@@ -15,30 +15,30 @@ from fractions import Fraction
 from typing import Final
 
 from headgate.gate.policy import TIERS, Lane, Policy
-from headgate.replay.engine import DENIED, EXEMPT, Judges, Kinds, Run
-from headgate.replay.formats import Unused
-from headgate.replay.player import Progress, Tape
+from headgate.replay.engine import DENIED, EXEMPT, Classifier, PolicyReplay, TierReplays
+from headgate.replay.formats import UnusedLines
+from headgate.replay.player import LogSet, OnProgress
 
-_AT_ONCE: Final = 4  # limits that one pass over the log tries for each tier
+_AT_ONCE: Final = 4  # limits tried for each tier in one pass over the log
 _GROWTH: Final = 8
 HIGHEST: Final = _GROWTH**9
-"""Requests a minute: no higher limit is looked for."""
+"""The highest limit tried, in requests per minute."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A limit for a tier, and how it does."""
+    """A limit for a tier, and its effect."""
 
     tier: str
     limit: int | None
-    """So many a minute, and at once; None if none up to `HIGHEST` would do."""
+    """Requests per minute, and burst; None if no limit up to `HIGHEST` is high enough."""
     requests: int
-    """Those that the limit is for: not those of agents that are exempt or have a limit of their own."""
+    """Requests under this limit: without those of exempt agents and of agents with an override."""
     denied: int
     denied_one_less: int | None
-    """How many a limit of one less a minute would deny; None if the limit is 1."""
+    """Denials under a limit of one less per minute; None if the limit is 1."""
     lowest: bool
-    """Whether no lower limit would do: certain if every request costs the same."""
+    """Whether it is certain that no lower limit would do: if all requests cost the same."""
 
 
 class _Search:
@@ -46,8 +46,8 @@ class _Search:
 
     def __init__(self, share: Fraction) -> None:
         self._share: Final = share
-        self._low = 0  # denies too much
-        self._high = 0  # doesn't; 0 as long as none is known
+        self._low = 0  # a limit that denies too much
+        self._high = 0  # a limit that doesn't; 0 if none is known yet
         self._denied: Final[dict[int, int]] = {}
         self.requests = 0
         self.costs: Final[set[int]] = set()
@@ -60,8 +60,8 @@ class _Search:
         gap = self._high - self._low
         return sorted({self._low + gap * part // (_AT_ONCE + 1) for part in range(1, _AT_ONCE + 1)} - {self._low})
 
-    def learn(self, denied: dict[int, int], requests: int) -> None:
-        """Take in how many requests each of the limits that were tried denies."""
+    def record(self, denied: dict[int, int], requests: int) -> None:
+        """Record how many requests each limit of the last pass denied."""
         self._denied.update(denied)
         self.requests = requests
         for limit in self.tries:
@@ -71,7 +71,7 @@ class _Search:
             self._low = limit
         self.tries = self._next() if requests else []
 
-    def found(self, tier: str) -> Suggestion:
+    def suggestion(self, tier: str) -> Suggestion:
         limit = self._high or None
         return Suggestion(
             tier=tier,
@@ -83,62 +83,62 @@ class _Search:
         )
 
 
-class _Trials(Kinds):
-    """Judges each request by the limits that are tried for its tier."""
+class _Trials(Classifier):
+    """Sends each request to the limits that are tried for its tier."""
 
     def __init__(self, policy: Policy, tries: Mapping[str, list[int]]) -> None:
-        super().__init__([Run("", policy)])
-        self.runs: Final = {tier: [_trial(policy, limit) for limit in limits] for tier, limits in tries.items()}
+        super().__init__([PolicyReplay("", policy)])
+        self.policies: Final = {tier: [_trial(policy, limit) for limit in limits] for tier, limits in tries.items()}
         self._trials: Final = {
-            lane: tuple([run.lanes[lane] for run in self.runs[lane[1]]]) for lane in policy.limits
+            lane: tuple([trial.tiers[lane] for trial in self.policies[lane[1]]]) for lane in policy.limits
         }  # fmt: skip
 
-    def find(self, channel: str, tier: str | None, action: str | None) -> Judges:
-        (lane,) = super().find(channel, tier, action)
-        return self._trials[lane.channel, lane.tier]
+    def classify(self, channel: str, tier: str | None, action: str | None) -> TierReplays:
+        (found,) = super().classify(channel, tier, action)
+        return self._trials[found.channel, found.tier]
 
 
-def suggest(tape: Tape, policy: Policy, share: Fraction, progress: Progress | None = None) -> list[Suggestion]:
-    """A limit for each tier that has requests, by as many passes over the logs as it takes.
+def suggest(logs: LogSet, policy: Policy, share: Fraction, on_progress: OnProgress | None = None) -> list[Suggestion]:
+    """Suggest a limit for each tier with requests, in as many passes over the logs as it takes.
 
-    Each limit is judged by itself: no backoff is enforced, and nothing is only watched. Agents that are exempt, or have
-    a limit of their own for that channel and tier, are left out: the limit isn't theirs.
+    Each limit is tried alone: without an enforced backoff and without shadow mode. Agents that are exempt, or have an
+    override for that channel and tier, are left out: the limit doesn't apply to them.
     """
     searches = {tier: _Search(share) for tier in TIERS}
     while any([search.tries for search in searches.values()]):
         trials = _Trials(policy, {tier: search.tries for tier, search in searches.items()})
-        _judge(tape, trials, {tier: search.costs for tier, search in searches.items()}, progress)
+        _try(logs, trials, {tier: search.costs for tier, search in searches.items()}, on_progress)
         for tier, search in searches.items():
             if search.tries:
-                totals = [run.taken() for run in trials.runs[tier]]
+                totals = [trial.take_counts() for trial in trials.policies[tier]]
                 denied = [total[DENIED] for total in totals]
-                search.learn(dict(zip(search.tries, denied, strict=True)), sum(totals[0]) - totals[0][EXEMPT])
-    return [search.found(tier) for tier, search in searches.items() if search.requests]
+                search.record(dict(zip(search.tries, denied, strict=True)), sum(totals[0]) - totals[0][EXEMPT])
+    return [search.suggestion(tier) for tier, search in searches.items() if search.requests]
 
 
-def _judge(tape: Tape, trials: _Trials, costs: Mapping[str, set[int]], progress: Progress | None) -> None:
+def _try(logs: LogSet, trials: _Trials, costs: Mapping[str, set[int]], on_progress: OnProgress | None) -> None:
     """One pass over the logs."""
     now = lines = 0
-    for source in tape.sources(trials, Unused()):
-        for block in source.blocks:
-            for at, agent, judges, cost in source.parser.events(block):
+    for log in logs.open(trials, UnusedLines()):
+        for block in log.blocks:
+            for at, agent, tiers, cost in log.parser.requests(block):
                 now = max(now, at)
-                for lane in judges:
-                    if lane.judge(agent, now, cost) != EXEMPT and len(costs[lane.tier]) < 2:
-                        costs[lane.tier].add(cost)
-            for runs in trials.runs.values():
-                for run in runs:
-                    run.tidy(now)
+                for tier in tiers:
+                    if tier.decide(agent, now, cost) != EXEMPT and len(costs[tier.tier]) < 2:
+                        costs[tier.tier].add(cost)
+            for policies in trials.policies.values():
+                for policy in policies:
+                    policy.drop_full(now)
             lines += len(block)
-            tape.report(progress, lines)
+            logs.report(on_progress, lines)
 
 
-def _trial(policy: Policy, limit: int) -> Run:
-    """A policy that differs from another in nothing but its limits."""
+def _trial(policy: Policy, limit: int) -> PolicyReplay:
+    """A replay of a policy that has this limit in every tier."""
     settings = policy.settings() | {"exempt": [], "agents": {}, "shadow": False, "warn_at": 1, "backoff": {}}
     settings["limits"] = dict.fromkeys(TIERS, f"{limit}/minute")
 
-    def spared(lane: Lane) -> frozenset[str]:
+    def left_out(lane: Lane) -> frozenset[str]:
         return policy.exempt.union([agent for agent, own in policy.overrides.items() if lane in own])
 
-    return Run("", Policy(**settings), spared=spared)
+    return PolicyReplay("", Policy(**settings), left_out=left_out)

@@ -1,4 +1,4 @@
-"""When it happened: counts by intervals of one width, which grows with the log so that there are never many."""
+"""The timeline: counts per interval. All intervals have one width, which grows with the log to bound their number."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -6,32 +6,32 @@ from typing import Final, NamedTuple
 from headgate.replay.engine import OUTCOMES, Counts
 
 MOST: Final = 240
-"""Intervals at the most."""
+"""Maximum number of intervals."""
 
-# Each is a multiple of the one before, so that intervals can be joined; beyond a day the width doubles.
+# Each width is a multiple of the one before, so that intervals can be merged; beyond a day the width doubles.
 _SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
 
 
 class Interval(NamedTuple):
-    """What came of the requests from `start` on, in microseconds, for each policy."""
+    """The outcomes under each policy of the requests from `start` on, in microseconds."""
 
     start: int
     counts: list[Counts]
 
 
 class Timeline:
-    """Counts of some policies by time. The intervals begin at whole multiples of their width, in UTC."""
+    """Counts over time, for each policy. Intervals begin at whole multiples of their width, in UTC."""
 
     def __init__(self, policies: int) -> None:
         self._policies: Final = policies
         self._step = 0
         self.width = _SECONDS[0] * 1_000_000
-        """Of an interval, in microseconds."""
+        """Width of an interval, in microseconds."""
         self._rows: dict[int, list[Counts]] = {}
         self._first: int | None = None
 
-    def row(self, at: int) -> tuple[list[Counts], int]:
-        """The counts of the interval that a moment falls into, to be added to, and the moment at which it ends."""
+    def interval(self, at: int) -> tuple[list[Counts], int]:
+        """The counts of the interval that contains a time, to be added to, and the end of that interval."""
         if self._first is None:
             self._first = at // self.width
         while at // self.width - self._first >= MOST:
@@ -43,7 +43,7 @@ class Timeline:
         return row, (place + 1) * self.width
 
     def intervals(self) -> Iterator[Interval]:
-        """All of them, in order, those in which nothing happened too."""
+        """All intervals in order, including empty ones."""
         if self._first is not None:
             for place in range(self._first, max(self._rows) + 1):
                 yield Interval(place * self.width, self._rows.get(place) or self._empty())

@@ -1,4 +1,4 @@
-"""Times as logs write them, as microseconds since 1970, UTC."""
+"""Timestamps in logs, as microseconds since 1970, UTC."""
 
 import re
 from datetime import UTC, date, datetime, timedelta
@@ -15,12 +15,14 @@ _EPOCH_DAY: Final = _EPOCH.toordinal()
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def moment(text: str) -> int | None:
-    """A time: as access logs write it, in ISO 8601 (UTC if it says no zone), or as a number; None if it is neither.
+def parse_timestamp(text: str) -> int | None:
+    """Parse an access log's time, ISO 8601 (UTC without a zone) or a number; None for anything else.
 
-    A number is seconds since 1970, or milliseconds, microseconds or nanoseconds where it is too large for that.
+    A number is in seconds since 1970, or in milliseconds, microseconds or nanoseconds if it is too large for that.
 
-    >>> moment("10/Oct/2000:13:55:36 -0700") == moment("2000-10-10T20:55:36Z") == moment("971211336000")
+    >>> parse_timestamp("10/Oct/2000:13:55:36 -0700")
+    971211336000000
+    >>> parse_timestamp("2000-10-10T20:55:36Z") == parse_timestamp("971211336000") == 971211336000000
     True
     """
     text = text.strip()
@@ -37,18 +39,18 @@ def moment(text: str) -> int | None:
     return at if at is not None and 0 <= at <= LARGEST else None
 
 
-def moment_of(number: float) -> int | None:
-    """The same for a number."""
+def parse_number(number: float) -> int | None:
+    """Parse a time that is a number, as `parse_timestamp` does."""
     if isinstance(number, int):
         at = _scaled(number, "") if 0 <= number < 10**19 else None
     else:
-        # A float has the microsecond only if nothing is lost on the way through its shortest text.
-        at = moment(repr(number)) if 0 <= number < 1e16 else None
+        # The shortest text of a float keeps its microseconds.
+        at = parse_timestamp(repr(number)) if 0 <= number < 1e16 else None
     return at if at is not None and at <= LARGEST else None
 
 
-def text_of(at: int) -> str:
-    """A time in ISO 8601, to the second unless there is more to it."""
+def format_timestamp(at: int) -> str:
+    """Format a time in ISO 8601, without a fraction if it is a whole second."""
     return (_EPOCH + timedelta(microseconds=at)).isoformat().replace("+00:00", "Z")
 
 
@@ -66,7 +68,7 @@ def _access(found: re.Match[str]) -> int | None:
 
 
 def _scaled(number: int, decimals: str) -> int:
-    """Microseconds of a number whose unit its size tells: 10**11 seconds are 3,000 years."""
+    """Microseconds of a number. Its size determines its unit: 10**11 seconds are 3,000 years."""
     digits = 6
     for most in (10**11, 10**14, 10**17):
         if number < most:

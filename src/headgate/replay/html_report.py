@@ -1,11 +1,11 @@
-"""A replay's report as one HTML page: everything is in it, it runs no script and asks no other host for anything."""
+"""The report of a replay as one HTML page: self-contained, without scripts and without requests to other hosts."""
 
 import re
 from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from headgate.replay.report import Changed, Difference, OfPolicy, Outcomes, Report
+from headgate.replay.report import AgentChange, OutcomeCounts, PolicyDifference, PolicyReport, Report
 
 _WIDTH: Final = 960
 _HEIGHT: Final = 200
@@ -39,8 +39,8 @@ pre { padding: 1rem; border: 1px solid var(--line); overflow-x: auto; }
 """
 
 
-def page(report: Report) -> str:
-    """The page of a report."""
+def render_page(report: Report) -> str:
+    """Render a report as an HTML page."""
     title = "Replay of " + ", ".join([log.name for log in report.logs])
     parts = [f"<h1>{escape(title)}</h1>", _facts(report)]
     if report.difference is not None:
@@ -64,20 +64,22 @@ def page(report: Report) -> str:
 def _facts(report: Report) -> str:
     lines = report.lines
     agents = f"{report.agents:,}" if report.agents_complete else f"more than {report.agents:,}"
-    said = [
+    sentences = [
         f"{lines.used:,} requests of {agents} agents, from {report.first} to {report.last}.",
-        f"{lines.malformed:,} of {lines.read:,} lines could not be used." if lines.malformed else "",
+        f"{lines.malformed:,} of {lines.read:,} lines are malformed." if lines.malformed else "",
         f"{lines.skipped:,} lines without a user were left out." if lines.skipped else "",
-        f"{lines.late:,} lines came late, by up to {lines.late_by:,g} s: they count as if they had come with the line "
-        "before." if lines.late else "",
+        f"{lines.late:,} lines are out of order, by up to {lines.late_by:,g} s: they count at the time of the "
+        "line before." if lines.late else "",
         *[f"{log.name}: {log.damage}." for log in report.logs if log.damage],
     ]  # fmt: skip
     if report.unknown_actions:
-        said.append(f"Actions that the policy doesn't classify, taken as normal: {', '.join(report.unknown_actions)}.")
-    return f"<p>{escape(' '.join([one for one in said if one]))}</p>"
+        sentences.append(
+            f"Actions that the policy doesn't classify, counted as normal: {', '.join(report.unknown_actions)}."
+        )
+    return f"<p>{escape(' '.join([one for one in sentences if one]))}</p>"
 
 
-def _policy(report: Report, policy: OfPolicy, most: int) -> str:
+def _policy(report: Report, policy: PolicyReport, most: int) -> str:
     total = policy.outcomes
     shown = [(name, getattr(total, name)) for name in ("requests", "allowed", "warned", "denied", "exempt", "shadowed")]
     sums = [(name, f"{count:,}") for name, count in shown if count or name in ("requests", "denied")]
@@ -96,11 +98,11 @@ def _policy(report: Report, policy: OfPolicy, most: int) -> str:
     ])  # fmt: skip
 
 
-def _timeline(report: Report, policy: OfPolicy, most: int) -> str:
+def _timeline(report: Report, policy: PolicyReport, most: int) -> str:
     step = _WIDTH / max(len(policy.timeline), 1)
     bars = []
     for place, one in enumerate(policy.timeline):
-        told = ", ".join([f"{getattr(one.outcomes, name):,} {name}" for name in _STACK[::-1]])
+        label = ", ".join([f"{getattr(one.outcomes, name):,} {name}" for name in _STACK[::-1]])
         bottom = float(_HEIGHT)
         rects = []
         for name in _STACK:
@@ -110,32 +112,32 @@ def _timeline(report: Report, policy: OfPolicy, most: int) -> str:
                 at = f"x='{place * step:.2f}' y='{bottom:.2f}' width='{max(step - 0.6, 0.4):.2f}' height='{height:.2f}'"
                 rects.append(f"<rect class='{name}' {at}/>")
         if rects:
-            bars.append(f"<g><title>{one.start}: {told}</title>{''.join(rects)}</g>")
+            bars.append(f"<g><title>{one.start}: {label}</title>{''.join(rects)}</g>")
     total = policy.outcomes
-    about = f"{total.allowed:,} allowed, {total.warned:,} warned and {total.denied:,} denied, by time"
+    label = f"{total.allowed:,} allowed, {total.warned:,} warned and {total.denied:,} denied, by time"
     rows = [
         [one.start, *[f"{getattr(one.outcomes, name):,}" for name in _STACK[::-1]]]
         for one in policy.timeline
         if one.outcomes.requests
     ]
     return (
-        f"<figure><svg viewBox='0 -24 {_WIDTH} {_HEIGHT + 48}' role='img' aria-label='{about}'>"
+        f"<figure><svg viewBox='0 -24 {_WIDTH} {_HEIGHT + 48}' role='img' aria-label='{label}'>"
         f"<line class='grid' x1='0' x2='{_WIDTH}' y1='0' y2='0'/>"
         f"<line class='grid' x1='0' x2='{_WIDTH}' y1='{_HEIGHT}' y2='{_HEIGHT}'/>{''.join(bars)}"
         f"<text x='0' y='-6'>{most:,}</text><text x='0' y='{_HEIGHT + 18}'>{report.first}</text>"
         f"<text x='{_WIDTH}' y='{_HEIGHT + 18}' text-anchor='end'>{report.last}</text></svg>"
-        f"<figcaption>Requests in each {report.interval:,g} s.</figcaption></figure>{_key(total)}"
+        f"<figcaption>Requests per {report.interval:,g} s.</figcaption></figure>{_key(total)}"
         f"<details><summary>The same as a table</summary>{_table(['from', *_STACK[::-1]], rows)}</details>"
     )
 
 
-def _key(total: Outcomes) -> str:
+def _key(total: OutcomeCounts) -> str:
     square = "<svg viewBox='0 0 10 10' aria-hidden='true'><rect class='{0}' width='10' height='10'/></svg>"
     items = [f"<li>{square.format(name)}{name}</li>" for name in _STACK[::-1] if getattr(total, name)]
     return f"<ul class='key'>{''.join(items)}</ul>"
 
 
-def _tiers(policy: OfPolicy) -> str:
+def _tiers(policy: PolicyReport) -> str:
     kinds = _seen(policy.outcomes)
     rows = []
     for one in policy.tiers:
@@ -146,12 +148,12 @@ def _tiers(policy: OfPolicy) -> str:
     return _table(["channel", "tier", "limit", "", "requests", *kinds, "denied share"], rows)
 
 
-def _seen(total: Outcomes) -> list[str]:
-    """The outcomes that are told of: those that can be seen in every report, and others that there were."""
+def _seen(total: OutcomeCounts) -> list[str]:
+    """The outcomes to show: the usual ones, and others that occurred."""
     return [name for name in _OUTCOMES if name in ("allowed", "warned", "denied") or getattr(total, name)]
 
 
-def _agents(policy: OfPolicy) -> str:
+def _agents(policy: PolicyReport) -> str:
     if not policy.worst:
         return "<p>Nobody was denied.</p>"
     kinds, most = _seen(policy.outcomes), max([one.outcomes.requests for one in policy.worst])
@@ -164,19 +166,20 @@ def _agents(policy: OfPolicy) -> str:
         cells = [_Name(one.agent), _Bar(_parts(counts, most)), *numbers, _share(counts)]
         rows.append([*cells, one.first_denied or "-", one.last_denied or "-"])
     head = ["agent", "", "requests", *kinds, "alerts", "denied share", "first denied", "last denied"]
-    short = f" Their counts may be short by up to {policy.agents_short_by:,}." if policy.agents_short_by else ""
-    said = f"Agents that were denied, or would have been: {policy.agents_denied:,}. The worst of them:{short}"
-    return f"<p>{said}</p>{_table(head, rows)}"
+    short = f" Numbers of denials may be short by up to {policy.agents_short_by:,}." if policy.agents_short_by else ""
+    intro = f"Agents with denials, including those of shadow mode: {policy.agents_denied:,}. The worst:{short}"
+    return f"<p>{intro}</p>{_table(head, rows)}"
 
 
-def _alerts(policy: OfPolicy) -> str:
+def _alerts(policy: PolicyReport) -> str:
     if not policy.alerts:
         return ""
     rows = [[one.time, _Name(one.agent)] for one in policy.first_alerts]
-    return f"<h3>Alerts</h3><p>Would have been raised: {policy.alerts:,}.</p>{_table(['time', 'agent'], rows)}"
+    table = _table(["time", "agent"], rows)
+    return f"<h3>Alerts</h3><p>Alerts that the policy would have raised: {policy.alerts:,}.</p>{table}"
 
 
-def _compared(report: Report, difference: Difference) -> str:
+def _compared(report: Report, difference: PolicyDifference) -> str:
     before, after = report.policies
     rows = [["all", "", "", *_change(before.outcomes, after.outcomes)]]
     others = {(one.channel, one.tier): one for one in after.tiers}
@@ -199,13 +202,13 @@ def _compared(report: Report, difference: Difference) -> str:
     ])  # fmt: skip
 
 
-def _change(before: Outcomes | None, after: Outcomes | None) -> list[str]:
+def _change(before: OutcomeCounts | None, after: OutcomeCounts | None) -> list[str]:
     old, new = before.denied if before else 0, after.denied if after else 0
     return [f"{old:,}", f"{new:,}", f"{new - old:+,}"]
 
 
-def _differences(before: OfPolicy, after: OfPolicy) -> str:
-    """Denials that come to be, above the line, and those that are no more, below it."""
+def _differences(before: PolicyReport, after: PolicyReport) -> str:
+    """Additional denials above the line, avoided ones below it."""
     changes = [
         (one.start, other.outcomes.denied - one.outcomes.denied)
         for one, other in zip(before.timeline, after.timeline, strict=True)
@@ -223,11 +226,11 @@ def _differences(before: OfPolicy, after: OfPolicy) -> str:
         f"<figure><svg viewBox='0 -8 {_WIDTH} {_HEIGHT + 16}' role='img' aria-label='Difference in denials by time'>"
         f"<line class='grid' x1='0' x2='{_WIDTH}' y1='{middle}' y2='{middle}'/>{''.join(bars)}"
         f"<text x='0' y='14'>+{most:,}</text><text x='0' y='{_HEIGHT}'>-{most:,}</text></svg>"
-        "<figcaption>Above the line: more are denied than before. Below it: fewer.</figcaption></figure>"
+        "<figcaption>Above the line: more denials than before. Below it: fewer.</figcaption></figure>"
     )
 
 
-def _changed(title: str, count: int, agents: Sequence[Changed]) -> str:
+def _changed(title: str, count: int, agents: Sequence[AgentChange]) -> str:
     rows = [[_Name(one.agent), f"{one.before:,}", f"{one.after:,}"] for one in agents]
     table = _table(["agent", "denied before", "denied after"], rows) if rows else ""
     return f"<h3>{title}</h3><p>Agents: {count:,}.</p>{table}"
@@ -237,22 +240,22 @@ def _unused(report: Report) -> str:
     if not report.first_malformed:
         return ""
     rows = [[_Name(one.log), f"{one.line:,}", one.reason, _Name(one.text)] for one in report.first_malformed]
-    return f"<h2>Lines that could not be used</h2>{_table(['log', 'line', 'reason', 'begins'], rows)}"
+    return f"<h2>Malformed lines</h2>{_table(['log', 'line', 'reason', 'begins'], rows)}"
 
 
 class _Name(str):
-    """Somebody else's text."""
+    """Text from a log or a file."""
 
     __slots__ = ()
 
 
 class _Bar(str):
-    """A drawing."""
+    """An SVG bar, which is not escaped."""
 
     __slots__ = ()
 
 
-def _parts(counts: Outcomes, whole: int) -> str:
+def _parts(counts: OutcomeCounts, whole: int) -> str:
     """A bar of 100 by 10: denied first, as long as its share of the whole."""
     at, rects = 0.0, []
     for name in _STACK[::-1]:
@@ -262,7 +265,7 @@ def _parts(counts: Outcomes, whole: int) -> str:
     return f"<svg viewBox='0 0 100 10' preserveAspectRatio='none' aria-hidden='true'>{''.join(rects)}</svg>"
 
 
-def _share(counts: Outcomes) -> str:
+def _share(counts: OutcomeCounts) -> str:
     return f"{counts.share(counts.denied):.2%}"
 
 

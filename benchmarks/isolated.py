@@ -1,4 +1,4 @@
-"""Measurements that need a process of their own, since they depend on what the process's memory went through before."""
+"""Measurements that each need a new process: they depend on the history of its memory."""
 
 import gc
 import os
@@ -16,19 +16,19 @@ from benchmarks.report import Single
 from headgate import Limiter, ManualClock, MemoryStore, per_day, per_minute
 
 REPETITIONS: Final = 3
-"""How often the same single checks are made."""
+"""Repetitions of the same single checks."""
 
-_BEFORE: Final = 1000  # keys that are there before the memory is counted, so that what is made once is not counted
+_BEFORE: Final = 1000  # keys to begin with, so that one-time allocations are not counted
 _OTHERS: Final = 1000
-_BLOCK: Final = 1000  # single checks, between which the clock stands still
-_SECONDS: Final = 0.01  # that pass from one block to the next
+_BLOCK: Final = 1000  # single checks at one time of the clock
+_SECONDS: Final = 0.01  # from one block to the next
 
 
 def bytes_per_key(label: str, count: int) -> float:
-    """How much the resident memory grows with each key, the key's string included.
+    """Growth of the resident memory per key, including the key's string.
 
-    The strings are made on the fly, and kept by nobody but the contender. The garbage collector runs before each
-    reading only: running all the time, it gives the same figures, later.
+    The strings are made on the fly, and only the contender keeps them. The garbage collector runs before each reading
+    only; running all the time, it gives the same figures, but more slowly.
     """
     gc.disable()
     contender = LIBRARIES[label]([SLOW])
@@ -49,7 +49,7 @@ def _resident() -> int:
 
 
 def expiring(count: int, checks: int) -> Single:
-    """Single checks of a few keys, while very many others are full again and get dropped."""
+    """Single checks of a few keys, while very many other keys expire."""
     order = shuffled([f"other-{number}" for number in range(_OTHERS)], checks)
     times = []
     kept = 0
@@ -60,13 +60,13 @@ def expiring(count: int, checks: int) -> Single:
         for number in range(count):
             limiter.check(name(number))
         clock.advance(60)
-        times.append(_one_by_one(limiter.check, order, partial(clock.advance, _SECONDS)))
+        times.append(_time_each(limiter.check, order, partial(clock.advance, _SECONDS)))
         kept = len(store)
     return _single(f"{checks:,} of {_OTHERS:,} keys, while {count:,} other keys expire", times, kept)
 
 
 def growing(count: int) -> Single:
-    """Single checks of keys that are all new."""
+    """Single checks of new keys only."""
     keys = [name(number) for number in range(count)]
     times = []
     kept = 0
@@ -74,23 +74,23 @@ def growing(count: int) -> Single:
         clock = ManualClock()
         store = MemoryStore(clock=clock)
         limiter = Limiter(per_day(100), store=store)
-        times.append(_one_by_one(limiter.check, keys, partial(clock.advance, _SECONDS)))
+        times.append(_time_each(limiter.check, keys, partial(clock.advance, _SECONDS)))
         kept = len(store)
     return _single(f"{count:,} new keys", times, kept)
 
 
 def growing_set(count: int) -> Single:
-    """The same for one hash table, which has to move all that it holds whenever it grows."""
+    """The same for one hash table, which moves all its entries whenever it grows."""
     keys = [name(number) for number in range(count)]
     times = []
     for _ in range(REPETITIONS):
         known: set[str] = set()
-        times.append(_one_by_one(known.add, keys, lambda: None))
+        times.append(_time_each(known.add, keys, lambda: None))
     return _single(f"for comparison: {count:,} new keys into one `set`", times, count)
 
 
-def _one_by_one(check: Callable[[str], object], keys: Sequence[str], pass_time: Callable[[], None]) -> "array[int]":
-    """Nanoseconds of every single check."""
+def _time_each(check: Callable[[str], object], keys: Sequence[str], pass_time: Callable[[], None]) -> "array[int]":
+    """Nanoseconds of each check."""
     times = array("q", bytes(8 * len(keys)))
     gc.collect()
     gc.freeze()
@@ -106,10 +106,10 @@ def _one_by_one(check: Callable[[str], object], keys: Sequence[str], pass_time: 
 
 
 def _single(what: str, repetitions: Sequence["array[int]"], kept: int) -> Single:
-    """What single checks took.
+    """Times of single checks.
 
-    Under a clock set by hand the n-th check does the same work in every repetition. The least that it took is its own
-    time; what it took more in another repetition was the machine.
+    Under a manual clock the n-th check does the same work in every repetition. Its shortest time is its own; the rest
+    of a longer one is the machine's.
     """
     own = sorted(map(min, zip(*repetitions, strict=True)))
     worst_seen = max([max(times) for times in repetitions])

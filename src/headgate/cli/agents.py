@@ -1,0 +1,90 @@
+"""`headgate agents`: list agents and their limits."""
+
+import argparse
+import sys
+from typing import Any, Final
+
+from headgate.cli.hub_api import AgentStatus, HubApi, HubError, add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import Cell, Column, ProgressLine, print_json, print_table, usage_colour
+
+_MOST: Final = 1000  # agents that a hub lists at once
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "agents",
+        _run,
+        "list agents and their bucket usage",
+        "List the agents that are connected, active within the last minutes, denied within the last hour, overridden "
+        "or exempt. For each, show the bucket nearest to its limit.",
+        "headgate agents",
+        "headgate agents --all --json",
+        json=True,
+    )
+    parser.add_argument("--all", action="store_true", help="list all registered agents; requires the admin token")
+    add_hub_options(parser, viewer=True)
+
+
+def _run(options: argparse.Namespace) -> int:
+    hub = hub_from(options, viewer=True)
+    found = hub.active_agents(_MOST)
+    if options.all:
+        found = _registered(hub, {one["agent_id"]: one for one in found})
+    elif len(found) == _MOST:
+        print(f"only the first {_MOST:,} are listed; --all lists all", file=sys.stderr)
+    if options.json:
+        print_json({"agents": found})
+        return 0
+    agents = hub.parse(lambda: [AgentStatus.parse(one) for one in found])
+    if not agents:
+        print("no agent is registered" if options.all else "no agent is connected or was recently active")
+        return 0
+    columns = [
+        Column("agent", elastic=True), Column("here"), Column("used", right=True), Column("left", right=True),
+        Column("bucket"), Column("in a row", right=True), Column("hour", right=True), Column("wait", right=True),
+        Column("marks"),
+    ]  # fmt: skip
+    print_table(columns, [_row(agent) for agent in agents])
+    return 0
+
+
+def _registered(hub: HubApi, active: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The status of every registered agent."""
+    agents: list[dict[str, Any]] = []
+    with ProgressLine() as progress:
+        page = hub.registered_agents()
+        while page:
+            for one in page:
+                name = one["agent_id"]
+                agents.append({**(active.get(name) or _status(hub, name)), "revoked": bool(one.get("revoked"))})
+                progress.show(lambda: f"agents: {len(agents):,}")
+            page = hub.registered_agents(after=page[-1]["agent_id"])
+    return agents
+
+
+def _status(hub: HubApi, agent: str) -> dict[str, Any]:
+    try:
+        return hub.agent(agent)
+    except HubError as error:
+        if error.status != 404:
+            raise
+    unknown: dict[str, Any] = {"agent_id": agent, "connected": False, "usage": None, "violations": 0}
+    unknown |= {"violations_last_hour": 0, "wait_left_ms": 0, "rate_limited": False}
+    return unknown | {"exempt": False, "override": False}
+
+
+def _row(agent: AgentStatus) -> list[str | Cell]:
+    return [
+        agent.name,
+        "yes" if agent.connected else "no",
+        Cell("-") if agent.used is None else Cell(f"{agent.used:.0%}", usage_colour(agent.used)),
+        agent.left or "-",
+        agent.bucket or "-",
+        str(agent.violations),
+        str(agent.last_hour),
+        agent.wait,
+        agent.marks,
+    ]

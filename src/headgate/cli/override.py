@@ -1,0 +1,124 @@
+"""`headgate override`: limits for single agents."""
+
+import argparse
+from typing import Any
+
+from headgate.cli.hub_api import add_hub_options, hub_from, note_unregistered
+from headgate.cli.parser import Commands, add_command, add_group
+from headgate.cli.terminal import Column, print_json, print_table
+from headgate.errors import HeadgateError, printable
+from headgate.gate.policy import TIERS
+from headgate.limits.notation import parse
+
+
+def add(commands: Commands) -> None:
+    """Add the commands."""
+    verbs = add_group(commands, "override", "set, remove or list overrides")
+    verb = add_command(
+        verbs,
+        "set",
+        _set,
+        "override limits of an agent",
+        "Override limits of an agent, from its next request on. Overrides survive a restart; tiers that aren't named "
+        "stay as they are. Limits are written as in the policy: 60/minute, '60/minute burst 10', unlimited.",
+        "headgate override set planner heavy=100/minute",
+        "headgate override set planner light=600/minute 'normal=5/second burst 20' --channel ws",
+        json=True,
+    )
+    add_hub_options(verb, agent=True)
+    verb.add_argument(
+        "limits",
+        type=_tier_limit,
+        action=_TierLimits,
+        nargs="+",
+        metavar="TIER=LIMIT",
+        help=f"tier ({', '.join(TIERS)}) and its limit",
+    )
+    verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http")
+    verb = add_command(
+        verbs,
+        "remove",
+        _remove,
+        "remove the overrides of an agent",
+        "Remove all overrides of an agent: the defaults apply to it again.",
+        "headgate override remove planner",
+        json=True,
+    )
+    add_hub_options(verb, agent=True)
+    verb = add_command(
+        verbs, "list", _list, "list all overrides", "List the overrides of all agents.",
+        "headgate override list", json=True,
+    )  # fmt: skip
+    add_hub_options(verb)
+
+
+def _tier_limit(text: str) -> tuple[str, str]:
+    tier, equals, limit = text.partition("=")
+    if not equals or tier not in TIERS:
+        raise argparse.ArgumentTypeError(
+            f"expected {', '.join(TIERS)} and a limit, such as heavy=100/minute, got {text!r}"
+        )
+    try:
+        parse(limit)
+    except HeadgateError as error:
+        raise argparse.ArgumentTypeError(f"{tier}: {error}") from None
+    return tier, limit
+
+
+class _TierLimits(argparse.Action):
+    """Limits by tier, each tier once."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object) -> None:
+        limits = dict(values)
+        if len(limits) < len(values):
+            parser.error(
+                f"argument {self.metavar}: expected each tier once, got {' '.join([one[0] for one in values])}"
+            )
+        setattr(namespace, self.dest, limits)
+
+
+def _set(options: argparse.Namespace) -> int:
+    hub, agent = hub_from(options), options.agent
+    answer = hub.set_override(agent, options.limits if options.channel is None else {options.channel: options.limits})
+    if options.json:
+        print_json(answer)
+        return 0
+    rows = hub.parse(lambda: _rows({agent: answer["override"]}))
+    print(f"overrides of {printable(agent)}:")
+    _print(rows)
+    note_unregistered(hub, agent)
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    answer = hub_from(options).remove_override(options.agent)
+    if options.json:
+        print_json(answer)
+    else:
+        print(f"{printable(options.agent)} has no overrides now: the defaults apply")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    overrides = hub.overrides()
+    if options.json:
+        print_json({"overrides": overrides})
+    elif not overrides:
+        print("no agent has overrides")
+    else:
+        _print(hub.parse(lambda: _rows(overrides)))
+    return 0
+
+
+def _rows(overrides: dict[str, Any]) -> list[list[str]]:
+    return [
+        [agent, channel, tier, str(limit)]
+        for agent, channels in overrides.items()
+        for channel, tiers in channels.items()
+        for tier, limit in tiers.items()
+    ]
+
+
+def _print(rows: list[list[str]]) -> None:
+    print_table([Column("agent", elastic=True), Column("channel"), Column("tier"), Column("limit")], rows)
