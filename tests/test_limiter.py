@@ -99,6 +99,12 @@ def test_a1_the_warning_can_be_set(warn_at: float, outcomes: str) -> None:
     assert "".join(limiter.check("a").outcome.value[0] for _ in range(10)) == outcomes
 
 
+def test_a3_keys_are_independent() -> None:
+    limiter = Limiter(per_day(1))
+    assert all(limiter.check(key) for key in ("a", "b", "a:b", "", "A", "a "))
+    assert not any(limiter.check(key) for key in ("a", "b", "a:b", "", "A", "a "))
+
+
 def test_peers_defect_8_setting_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = Limiter(per_second(1000, burst=1))
     assert limiter.check("a")

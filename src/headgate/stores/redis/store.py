@@ -73,8 +73,8 @@ class RedisStore(Closable):
 
     Two options ask the server less. With `remember_denials`, a key that was denied is denied here until its wait is
     over, for a second at most. With `draw_ahead`, say 0.05, this process draws up to that share of a busy bucket's
-    capacity ahead of its checks. All processes together never let more pass than the limit, but each of the others may
-    hold up to that share for a second.
+    capacity ahead of its checks. All processes together never let more pass than the limit, but one may find up to that
+    share held by each of the others, for a second.
     """
 
     def __init__(
