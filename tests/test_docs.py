@@ -58,7 +58,17 @@ def parameters(thing: Callable[..., Any]) -> list[str]:
 
 
 INSIDE = ("alerts", "ask", "aask", "book", "decide_without", "keys", "roll", "spare", "traffic")
-FOR_STORES = ("after", "as_degraded", "as_denied", "as_shadow", "own_wait", "reset_us", "retry_us", "with_violation")
+FOR_STORES = (
+    "after",
+    "as_degraded",
+    "as_denied",
+    "as_shadow",
+    "own_wait",
+    "reset_us",
+    "retry_ms",
+    "retry_us",
+    "with_violation",
+)
 
 
 @pytest.mark.parametrize(
