@@ -71,7 +71,17 @@ INSIDE = (
     "traffic",
     "windows",
 )
-FOR_STORES = ("after", "as_degraded", "as_denied", "as_shadow", "own_wait", "reset_us", "retry_us", "with_violation")
+FOR_STORES = (
+    "after",
+    "as_degraded",
+    "as_denied",
+    "as_shadow",
+    "own_wait",
+    "reset_us",
+    "retry_ms",
+    "retry_us",
+    "with_violation",
+)
 
 
 @pytest.mark.parametrize(
