@@ -13,7 +13,7 @@ import pytest
 
 from headgate import Gate, Policy, parse
 from headgate.errors import HeadgateError
-from headgate.gate.changes import effective
+from headgate.gate.changes import effective, exemption
 from headgate.stores.base import Change
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 
@@ -46,7 +46,7 @@ def test_changes_survive_a_restart(tmp_path: Path) -> None:
         assert again.capacity("anybody", "http", "light") == 240
 
 
-def test_without_a_book_changes_end_with_the_process() -> None:
+def test_without_a_file_changes_end_with_the_process() -> None:
     gate = Gate()
     make_changes(gate)
     assert len(gate.history()) == 9
@@ -77,14 +77,14 @@ def test_a_change_that_cannot_be_remembered_is_not_made(tmp_path: Path) -> None:
     gate = Gate(remember=tmp_path / "headgate.db")
     gate.set_override("a", "heavy", "20/minute")
     gate.close()
-    with pytest.raises(ChangeLogError, match="it can't be remembered: Cannot operate on a closed"):
+    with pytest.raises(ChangeLogError, match="since it can't be recorded: Cannot operate on a closed"):
         gate.add_exemption("a")
     assert not gate.is_exempt("a")
     assert gate.capacity("a", "ws", "heavy") == 20
     assert issubclass(ChangeLogError, HeadgateError)
 
 
-def test_a_file_that_is_no_book(tmp_path: Path) -> None:
+def test_a_file_that_is_no_change_log(tmp_path: Path) -> None:
     bad = tmp_path / "bad.db"
     bad.write_bytes(b"this is not a database, but it is long enough to be looked at" * 20)
     with pytest.raises(ChangeLogError) as caught:
@@ -95,16 +95,16 @@ def test_a_file_that_is_no_book(tmp_path: Path) -> None:
     newer = tmp_path / "newer.db"
     with closing(sqlite3.connect(newer)) as file:
         file.execute("PRAGMA user_version=7")
-    with pytest.raises(ChangeLogError, match="expected a book of format 1, got format 7; use a newer headgate"):
+    with pytest.raises(ChangeLogError, match="expected a change log of format 1, got format 7; use a newer headgate"):
         Gate(remember=newer)
 
 
-def test_two_gates_can_write_one_book(tmp_path: Path) -> None:
+def test_two_gates_can_write_one_log(tmp_path: Path) -> None:
     path = tmp_path / "headgate.db"
     with closing(SqliteChangeLog(path)) as one, closing(SqliteChangeLog(path)) as two:
         for i in range(20):
-            (one if i % 2 else two).write(Change("exemption", f"agent-{i}", value="exempt"))
-        assert [change.agent for change in one.read()] == [f"agent-{i}" for i in range(20)]
+            (one if i % 2 else two).write(Change((exemption(f"agent-{i}"),)))
+        assert [edit.agent for edit in one.read().edits()] == [f"agent-{i}" for i in range(20)]
 
 
 def test_a_change_of_a_channel_that_is_no_more_is_passed_over(tmp_path: Path) -> None:
@@ -161,9 +161,8 @@ def test_killed_at_any_moment_a_prefix_with_every_acknowledged_change_is_left(tm
                 writer.stdout.readline()
             writer.kill()
             acknowledged += len(writer.stdout.readlines())
-        book = SqliteChangeLog(path)
-        written = book.read()
-        found = effective(Policy(), written)
-        assert found == prefixes[len(written)]
+        log = SqliteChangeLog(path)
+        written = log.read().edits()
+        assert effective(Policy(), written) == prefixes[len(written)]
         assert len(written) >= acknowledged
-        book.close()
+        log.close()

@@ -187,7 +187,7 @@ class Slow(MemoryChangeLog):
     def write(self, change):
         writing.set()
         go_on.wait()
-        super().write(change)
+        return super().write(change)
 
 writing, go_on = threading.Event(), threading.Event()
 gate = Gate(remember=Slow())

@@ -21,7 +21,7 @@ from headgate.limits.violations import Backoff
 from headgate.stores.base import ON_FAILURE
 
 Network: TypeAlias = IPv4Network | IPv6Network
-Lane: TypeAlias = tuple[str, str]
+ChannelTier: TypeAlias = tuple[str, str]
 """A channel and a tier."""
 T = TypeVar("T")
 
@@ -70,12 +70,12 @@ class Policy:
     """
 
     channels: tuple[str, ...]
-    limits: Mapping[Lane, Limit]
-    actions: Mapping[Lane, str]
+    limits: Mapping[ChannelTier, Limit]
+    actions: Mapping[ChannelTier, str]
     """The tier of each (channel, action)."""
     warn_at: float
     exempt: frozenset[str]
-    overrides: Mapping[str, Mapping[Lane, Limit]]
+    overrides: Mapping[str, Mapping[ChannelTier, Limit]]
     shadow: bool
     """Whether everything is watched and nothing enforced."""
     shadow_tiers: frozenset[str]
@@ -228,10 +228,10 @@ class _Reader:
             self._wrong("channels", "at least one channel", given)
         return tuple(dict.fromkeys(self._each("channels", given, _channel)))
 
-    def _lanes(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[Lane, Limit]:
+    def _lanes(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
         self._known(path, given, [*TIERS, *channels, "shadow"] if path.startswith("agents.") else [*TIERS, *channels])
-        lanes: dict[Lane, Limit] = {}
+        lanes: dict[ChannelTier, Limit] = {}
         for tier in TIERS:
             if (limit := self._value(f"{path}.{tier}", given, None, _limit)) is not None:
                 lanes |= {(channel, tier): limit for channel in channels}
@@ -245,14 +245,14 @@ class _Reader:
 
     def _overrides(
         self, agents: Mapping[str, Any], channels: tuple[str, ...]
-    ) -> Iterator[tuple[str, dict[Lane, Limit]]]:
+    ) -> Iterator[tuple[str, dict[ChannelTier, Limit]]]:
         for agent in agents:
             path = f"agents.{_key(agent)}"
             self._tried(path, agent, check_agent)
             if lanes := self._lanes(path, self._table(agent, agents, path), channels):
                 yield agent, lanes
 
-    def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[Lane, str]:
+    def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, str]:
         self._known("actions", given, channels)
         actions = {
             (channel, action): tier

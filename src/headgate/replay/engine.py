@@ -18,7 +18,7 @@ from headgate.gate._hot import GateChecks
 from headgate.gate.changes import effective
 from headgate.gate.lookup import Lookup
 from headgate.gate.policy import TIERS, UNKNOWN_TIER, Policy
-from headgate.gate.policy import Lane as PolicyLane
+from headgate.gate.policy import ChannelTier as PolicyLane
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.stores.memory import MemoryStore
@@ -129,7 +129,7 @@ class Run:
         self.alert_count = 0
         clock = _LogClock()
         store = MemoryStore(clock=clock)
-        plan = Lookup(policy, effective(policy), store, set())
+        plan = Lookup(policy, effective(policy), store)
         gate = GateChecks(store, plan)
         self.lanes: Final = {
             lane: Lane(self, gate, plan, clock, lane, spared(lane) if spared else frozenset()) for lane in policy.limits
@@ -184,10 +184,10 @@ class Lane:
         """Whether the last denial raised an alert."""
         self.full_at: dict[str, int] = {}
         self.channel, self.tier = lane
-        meter = plan.meters[self.channel][self.tier]
+        meter = plan.defaults[self.channel][self.tier]
         self.limit: Final = meter.limit
         self._check, self._clock, self._spared = gate.check, clock, spared
-        self._special: Final = frozenset([*plan.exempt, *plan.own, *spared])
+        self._special: Final = frozenset([*(agent for agent, _ in plan.own.items()), *spared])
         self._shadow: Final = meter.shadow or bool(plan.policy.shadow_agents)
         self._room = _FEW
         self._buckets = None
