@@ -1,7 +1,7 @@
 """A map that is never changed: setting a key makes a new map, which shares nearly everything with the old one.
 
-A tree: the inner nodes are lists of 32 nodes, chosen by five bits of the key's hash at each level; the leaves are dicts.
-A new map copies one leaf and the nodes above it, within a few microseconds, however many keys there are.
+A tree: inner nodes are lists of 32 nodes, chosen by five bits of the key's hash at each level; leaves are dicts. A new
+map copies one leaf and the nodes above it, within a few microseconds, however many keys there are.
 """
 
 from typing import Final, Generic, TypeVar
