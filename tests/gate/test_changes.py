@@ -249,6 +249,7 @@ WRITER = (
     COURSE
     + """
 import sys
+import headgate.gate.gate
 from headgate import Gate
 headgate.gate.gate.KEPT, headgate.gate.gate._COMPACT_EVERY = 10, 3  # so that it is often killed while it compacts
 gate = Gate(remember=sys.argv[1])
