@@ -348,7 +348,7 @@ async def _changes(call: Call) -> Changes:
 async def _reload(call: Call) -> Reloaded:
     config = call.hub.config
     if config is None:
-        raise Refused(409, "no_config", "the hub was started without --config: there is nothing to reload")
+        raise Refused(409, "no_config", "the hub was started without --config, so there is no file to reload")
     await call.hub.gate.areload(await asyncio.to_thread(Policy.load, config), by=call.by)
     return Reloaded(True)
 
@@ -360,7 +360,7 @@ async def _write_signal(call: Call) -> SignalNumber:
 
 _LIMITS: Final = "/api/admin/rate-limits"
 ROUTES: Final = (
-    Route("GET", _LIMITS, "admin", Who.ADMIN, _rate_limits, RateLimits, "the defaults and overrides"),
+    Route("GET", _LIMITS, "admin", Who.ADMIN, _rate_limits, RateLimits, "all defaults and overrides"),
     Route(
         "PUT", f"{_LIMITS}/defaults", "admin", Who.ADMIN, _set_defaults, RateLimits, "change the defaults",
         body=NewLimits,
@@ -388,7 +388,7 @@ ROUTES: Final = (
     ),
     Route(
         "GET", "/api/admin/violations", "admin", Who.ADMIN, _violations, Violations,
-        "the agents with violations in the last hour, the worst first",
+        "agents with violations in the last hour, most violations first",
     ),
     Route(
         "DELETE", "/api/admin/violations/{agent}", "admin", Who.ADMIN, _reset_violations, Reset,
@@ -396,7 +396,7 @@ ROUTES: Final = (
     ),
     Route(
         "POST", "/api/admin/check", "admin", Who.ADMIN, _check, Verdict,
-        "may an agent do something? Counts it, as if the agent had asked", body=NewCheck,
+        "decide a request as if the agent had made it, and count it", body=NewCheck,
     ),
     Route(
         "GET", "/api/admin/agents", "admin", Who.ADMIN, _agents, RegisteredAgents, "all agents, by name",
@@ -404,33 +404,33 @@ ROUTES: Final = (
     ),
     Route(
         "POST", "/api/admin/agents", "admin", Who.ADMIN, _register, Registered,
-        "register an agent, whatever registration is", body=NewAgent, status=201,
+        "register an agent, even where registration is closed", body=NewAgent, status=201,
     ),
-    Route("GET", "/api/admin/agents/{agent}", "admin", Who.ADMIN, _agent, AgentCard, "how an agent stands"),
+    Route("GET", "/api/admin/agents/{agent}", "admin", Who.ADMIN, _agent, AgentCard, "the state of an agent"),
     Route(
         "POST", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _rotate, Registered,
-        "give an agent a new token; the old one is worth nothing any more",
+        "give an agent a new token; the old one stops working",
     ),
     Route(
         "DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked,
-        "take an agent's token away",
+        "revoke an agent's token",
     ),
     Route(
         "POST", "/api/admin/invitations", "admin", Who.ADMIN, _invite, Invitation,
-        "invite somebody to register", status=201,
+        "create an invitation to register", status=201,
     ),
     Route(
-        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task, "a task for whoever is idle",
-        body=NewTask, status=201,
+        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task,
+        "add a task for any idle agent", body=NewTask, status=201,
     ),
     Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, Tasks, "all tasks", query=TaskPage),
     Route(
         "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
-        "who changed what, and when, newest first", query=ChangesPage,
+        "who changed what and when, newest first", query=ChangesPage,
     ),
-    Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "read the policy file again"),
+    Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),
     Route(
         "POST", "/api/admin/signals", "admin", Who.ADMIN, _write_signal, SignalNumber,
-        "write a signal of the application's own, which no limit holds for", body=NewSignal, status=201,
+        "write a signal of the application, which is not limited", body=NewSignal, status=201,
     ),
 )  # fmt: skip
