@@ -54,7 +54,8 @@ class GateChecks:
         buckets = active.buckets
         if buckets is None or request_id is not None:
             return self._apply(CHECK, active, check_agent(key), cost, request_id)
-        decision = buckets.take(key, _cost(cost), active.low, active.offenders)
+        number: i64 = cost if type(cost) is int and 0 < cost <= LARGEST else cost_of(cost)
+        decision = buckets.take(key, number, active.low, active.offenders)
         if active.shadow or self._emits_checks or (self._emits_violations and decision.violation is not None):
             return self._report(CHECK, active, key, decision)
         return decision
@@ -102,9 +103,3 @@ def store_request(
     """What to ask a store about a key under a limit. A denied check is recorded as a violation if it is enforced."""
     offence = Offence(active.group, key, active.backoff) if verb is CHECK and not active.shadow else None
     return verb, [Ask(active.name, key, active.limit, cost_of(cost))], active.low, offence, id_of(request_id)
-
-
-def _cost(cost: object) -> i64:
-    if type(cost) is int and 0 < cost <= LARGEST:
-        return cost
-    return cost_of(cost)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from typing import Final, SupportsIndex, get_args
 
@@ -80,7 +80,7 @@ class Gate(GateChecks, Closable):
         subscribe: Callable[[Callable[..., None]], Callable[[], None]] | None = getattr(where, "subscribe", None)
         self._unsubscribe_store: Final = None if subscribe is None else subscribe(self._on_store_event)
         if isinstance(self._log, SharedChangeLog):
-            self._log.follow(self._follow)
+            self._log.follow(self._sync)
 
     def _after_fork(self) -> None:
         """In a forked process: the parent's thread that may hold the lock doesn't exist here."""
@@ -271,10 +271,23 @@ class Gate(GateChecks, Closable):
         for edit in change.edits:
             if edit.channel not in ("", *channels):
                 refuse("channel", f"one of {', '.join(channels)}", edit.channel)
-        if change.edits:
-            with self._change_lock:
-                made = self._commit(change)
-            self._announce(made)
+        if not change.edits:
+            return
+        with self._change_lock:
+            after = self._lookup_with(change.edits)
+            for agent in _agents(change.edits):
+                # First, so that listeners find them empty: they may be left from a time when that limit was in effect.
+                # No check uses them until the switch, except where a limit stays the same.
+                self._drop_buckets(after, agent)
+            position = self._log.write(change)
+            if self._shared and position - len(change.edits) != self._position:
+                made = self._catch_up()
+            else:
+                self._lookup, self._position, made = after, position, [change]
+                self._logged += 1
+            if self._logged >= KEPT + _COMPACT_EVERY:
+                self._compact()
+        self._announce(made)
 
     def set_override(
         self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
@@ -313,7 +326,7 @@ class Gate(GateChecks, Closable):
             refuse("reload", "a Policy", policy)
         author = _author(by)
         if self._shared:
-            self._follow()
+            self._sync()
         with self._change_lock:
             before = self._lookup
             after = Lookup(policy, effective(policy, self._read_log()), self._store, before)
@@ -350,24 +363,7 @@ class Gate(GateChecks, Closable):
     async def adrop_agent(self, agent: str) -> None:
         await asyncio.to_thread(self.drop_agent, agent)
 
-    def _commit(self, change: Change) -> list[Change]:
-        """Record a change and let it take effect. Return it, with the changes of other nodes that came before it."""
-        after = self._lookup_with(change.edits)
-        for agent in _agents(change.edits):
-            # First, so that whoever is told of the change finds them empty: they may be left from a time when that
-            # limit was in effect before. No check uses them until the switch, except where a limit stays the same.
-            self._drop_buckets(after, agent)
-        position = self._log.write(change)
-        if position - len(change.edits) == self._position:
-            self._lookup, self._position, made = after, position, [change]
-            self._logged += 1
-        else:
-            made = self._catch_up()
-        if self._logged >= KEPT + _COMPACT_EVERY:
-            self._compact()
-        return made
-
-    def _follow(self) -> None:
+    def _sync(self) -> None:
         """Apply the changes of other nodes."""
         with self._change_lock:
             made = self._catch_up()
@@ -400,7 +396,7 @@ class Gate(GateChecks, Closable):
         except HeadgateError as error:  # it will be tried again; the change itself was made
             _log.warning("%s", error)
 
-    def _lookup_with(self, edits: list[Edit] | tuple[Edit, ...]) -> Lookup:
+    def _lookup_with(self, edits: Sequence[Edit]) -> Lookup:
         before = self._lookup
         after = apply_edits(before.effective, before.policy, edits)
         return Lookup(before.policy, after, self._store, before, _agents(edits))

@@ -92,7 +92,15 @@ class Lookup:
         self.by_action: Final[dict[str, dict[str, ActiveLimit]]] = {channel: {} for channel in policy.channels}
         for (channel, action), tier in policy.actions.items():
             self.by_action[channel][action] = self.defaults[channel][tier]
-        self.own: Final[ImmutableMap[OwnLimits]] = self._own(before, changed)
+        own: ImmutableMap[OwnLimits] = ImmutableMap()
+        if changed is None:
+            changed = {*[agent for agent, _ in effective.agents.items()], *policy.shadow_agents}
+        elif before is not None:
+            own = before.own
+        for agent in changed:
+            limits = self._own_limits(agent)
+            own = own.delete(agent) if limits is None else own.set(agent, limits)
+        self.own: Final[ImmutableMap[OwnLimits]] = own
         self.any_own: Final = len(self.own) > 0
         self.addresses: Final = {
             "request": ActiveLimit(
@@ -104,18 +112,7 @@ class Lookup:
         }
         self.exempt_address: Final = ActiveLimit(self, ADDRESSES, "address", "", "exempt", UNLIMITED, False, 0)
 
-    def _own(self, before: "Lookup | None", changed: Iterable[str] | None) -> ImmutableMap[OwnLimits]:
-        own: ImmutableMap[OwnLimits] = ImmutableMap()
-        if changed is None:
-            changed = {*[agent for agent, _ in self.effective.agents.items()], *self.policy.shadow_agents}
-        elif before is not None:
-            own = before.own
-        for agent in changed:
-            limits = self._limits_of(agent)
-            own = own.delete(agent) if limits is None else own.set(agent, limits)
-        return own
-
-    def _limits_of(self, agent: str) -> OwnLimits | None:
+    def _own_limits(self, agent: str) -> OwnLimits | None:
         policy, rules = self.policy, self.effective.agents.get(agent)
         shadow = agent in policy.shadow_agents
         limits: list[ActiveLimit | None] = [None] * len(self.exempt)
