@@ -51,11 +51,13 @@ class GateChecks:
             agent = check_agent(agent)
         key: str = agent
         active = self._lookup.find(key, channel, tier, action)
-        buckets = active.buckets
-        if buckets is None or request_id is not None:
-            return self._apply(CHECK, active, check_agent(key), cost, request_id)
         number: i64 = cost if type(cost) is int and 0 < cost <= LARGEST else cost_of(cost)
-        decision = buckets.take(key, number, active.low, active.offenders)
+        if active.exempt:
+            decision = EXEMPT
+        elif active.buckets is not None and request_id is None:
+            decision = active.buckets.take(key, number, active.low, active.offenders)
+        else:
+            return self._apply(CHECK, active, check_agent(key), number, request_id)
         if active.shadow or self._emits_checks or (self._emits_violations and decision.violation is not None):
             return self._report(CHECK, active, key, decision)
         return decision
