@@ -21,6 +21,7 @@ COMPILED = [
     "stores/redis/protocol.py",
     "stores/redis/local_cache.py",
     "_limiter_hot.py",
+    "gate/immutable_map.py",
     "gate/lookup.py",
     "gate/_hot.py",
 ]

@@ -55,6 +55,13 @@ class Alerted:
 
 
 @dataclass(frozen=True, slots=True)
+class ViolationsReset:
+    """An agent's violations were reset, before they were forgotten by themselves."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
 class AddressChecked:
     """One check of an address, for an anonymous caller."""
 
@@ -79,7 +86,7 @@ class PolicyChanged:
     by: str
 
 
-Event: TypeAlias = Checked | Violated | Alerted | AddressChecked | Degraded | PolicyChanged
+Event: TypeAlias = Checked | Violated | Alerted | ViolationsReset | AddressChecked | Degraded | PolicyChanged
 Listener: TypeAlias = Callable[[Event], object]
 
 

@@ -1,21 +1,28 @@
-"""Changes made while running hold, are remembered, and survive a kill at any moment once they are acknowledged."""
+"""Changes made while running take effect, are recorded, and once acknowledged survive a kill at any moment.
+
+How a log is compacted: test_change_log.py.
+"""
 
 import os
 import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headgate import Gate, Policy, parse
+from headgate import Gate, InvalidInput, Policy, parse
 from headgate.errors import HeadgateError
-from headgate.gate.changes import effective
+from headgate.events import Event, PolicyChanged
+from headgate.gate.changes import default, effective, exemption, no_override, override
 from headgate.stores.base import Change
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
+from tests.support.lookups import count_lookups
 
 
 def make_changes(gate: Gate) -> None:
@@ -46,7 +53,7 @@ def test_changes_survive_a_restart(tmp_path: Path) -> None:
         assert again.capacity("anybody", "http", "light") == 240
 
 
-def test_without_a_book_changes_end_with_the_process() -> None:
+def test_without_a_file_changes_end_with_the_process() -> None:
     gate = Gate()
     make_changes(gate)
     assert len(gate.history()) == 9
@@ -77,14 +84,14 @@ def test_a_change_that_cannot_be_remembered_is_not_made(tmp_path: Path) -> None:
     gate = Gate(remember=tmp_path / "headgate.db")
     gate.set_override("a", "heavy", "20/minute")
     gate.close()
-    with pytest.raises(ChangeLogError, match="it can't be remembered: Cannot operate on a closed"):
+    with pytest.raises(ChangeLogError, match="since it can't be recorded: Cannot operate on a closed"):
         gate.add_exemption("a")
     assert not gate.is_exempt("a")
     assert gate.capacity("a", "ws", "heavy") == 20
     assert issubclass(ChangeLogError, HeadgateError)
 
 
-def test_a_file_that_is_no_book(tmp_path: Path) -> None:
+def test_a_file_that_is_no_change_log(tmp_path: Path) -> None:
     bad = tmp_path / "bad.db"
     bad.write_bytes(b"this is not a database, but it is long enough to be looked at" * 20)
     with pytest.raises(ChangeLogError) as caught:
@@ -95,16 +102,16 @@ def test_a_file_that_is_no_book(tmp_path: Path) -> None:
     newer = tmp_path / "newer.db"
     with closing(sqlite3.connect(newer)) as file:
         file.execute("PRAGMA user_version=7")
-    with pytest.raises(ChangeLogError, match="expected a book of format 1, got format 7; use a newer headgate"):
+    with pytest.raises(ChangeLogError, match="expected a change log of format 1, got format 7; use a newer headgate"):
         Gate(remember=newer)
 
 
-def test_two_gates_can_write_one_book(tmp_path: Path) -> None:
+def test_two_gates_can_write_one_log(tmp_path: Path) -> None:
     path = tmp_path / "headgate.db"
     with closing(SqliteChangeLog(path)) as one, closing(SqliteChangeLog(path)) as two:
         for i in range(20):
-            (one if i % 2 else two).write(Change("exemption", f"agent-{i}", value="exempt"))
-        assert [change.agent for change in one.read()] == [f"agent-{i}" for i in range(20)]
+            (one if i % 2 else two).write(Change((exemption(f"agent-{i}"),)))
+        assert [edit.agent for edit in one.read().edits()] == [f"agent-{i}" for i in range(20)]
 
 
 def test_a_change_of_a_channel_that_is_no_more_is_passed_over(tmp_path: Path) -> None:
@@ -117,36 +124,154 @@ def test_a_change_of_a_channel_that_is_no_more_is_passed_over(tmp_path: Path) ->
         assert again.check("a", "ws", "heavy").remaining == 9
 
 
-WRITER = """
+# Several edits as one change ------------------------------------------------------------------------------------------
+
+
+def test_several_edits_are_one_change(tmp_path: Path) -> None:
+    gate = Gate(remember=tmp_path / "headgate.db")
+    events: list[Event] = []
+    gate.subscribe(events.append)
+    gate.check("a", "ws", "heavy", cost=3)
+    gate.change([override("a", "heavy", "4/minute"), exemption("vip"), default("light", "9/minute", "ws")], by="ada")
+    texts = [
+        "override of 'a' for heavy set to 4/minute",
+        "exemption of 'vip' set to exempt",
+        "default for ws light set to 9/minute",
+    ]
+    assert events[1:] == [PolicyChanged(", ".join(texts), "ada")]
+    assert gate.check("a", "ws", "heavy").remaining == 3
+    assert gate.is_exempt("vip")
+    assert gate.capacity("b", "ws", "light") == 9
+    gate.change([no_override("a"), exemption("vip", exempt=False)])
+    gate.change([])
+    before, history = gate.effective, gate.history()
+    assert [len(change.edits) for change in history] == [3, 2]
+    gate.close()
+    with Gate(remember=tmp_path / "headgate.db") as again:
+        assert (again.effective, again.history()) == (before, history)
+
+
+def test_a_change_with_a_bad_edit_changes_nothing() -> None:
+    gate = Gate()
+    attempts: list[tuple[Any, str]] = [
+        (
+            lambda: [exemption("a"), override("a", "heavy", "1/s", "smtp")],
+            "channel: expected one of ws, http, got 'smtp'",
+        ),
+        (
+            lambda: [exemption("a"), override("a", "huge", "1/s")],
+            "tier: expected one of light, normal, heavy, got 'huge'",
+        ),
+        (lambda: [default("heavy", "1/s", "")], "channel: expected the name of a channel, got ''"),
+        (lambda: [no_override("a", "")], "tier: expected one of light, normal, heavy, got ''"),
+    ]
+    for edits, text in attempts:
+        with pytest.raises(InvalidInput) as caught:
+            gate.change(edits())
+        assert str(caught.value) == text
+    assert gate.history() == []
+
+
+def test_each_reader_sees_all_of_a_change_or_nothing() -> None:
+    gate = Gate()
+    done = threading.Event()
+    torn: list[object] = []
+
+    def look() -> None:
+        while not done.is_set():
+            seen = gate.effective
+            if (
+                len({seen.limits["ws", "light"].capacity, seen.limits["http", "heavy"].capacity, 9 + len(seen.exempt)})
+                > 1
+            ):
+                torn.append(seen)
+
+    gate.change([default("light", "9/minute"), default("heavy", "9/minute")])
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(300):
+        gate.change([default("light", "10/minute"), exemption("a"), default("heavy", "10/minute")])
+        gate.change([default("heavy", "9/minute"), exemption("a", exempt=False), default("light", "9/minute")])
+    done.set()
+    thread.join()
+    assert torn == []
+
+
+def test_a_change_builds_one_lookup_and_shares_what_it_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(Policy(agents={f"agent-{i}": {"heavy": "5/minute"} for i in range(3000)}))
+    built = count_lookups(monkeypatch)
+    before = gate._lookup.own
+    gate.change([override("agent-1", "heavy", "7/minute"), override("new", "light", "8/minute"), exemption("agent-2")])
+    assert built == [gate._lookup], "the one that was built is the one in effect"
+    after = gate._lookup.own
+    different = {agent for agent, own in after.items() if before.get(agent) is not own}
+    assert (different, len(after)) == ({"agent-1", "agent-2", "new"}, 3001)
+    gate.set_default("heavy", "30/minute")
+    assert gate._lookup.own is after
+    assert [gate.capacity(agent, "ws", "heavy") for agent in ("agent-1", "new", "agent-3")] == [7, 30, 5]
+
+
+def test_listeners_are_called_without_the_lock() -> None:
+    gate = Gate()
+    changed = threading.Event()
+
+    def listen(event: Event) -> None:
+        if event == PolicyChanged("exemption of 'a' set to exempt", ""):
+            other = threading.Thread(target=gate.add_exemption, args=("b",))
+            other.start()
+            other.join(60)
+            changed.set()
+
+    gate.subscribe(listen, PolicyChanged)
+    gate.add_exemption("a")
+    assert changed.is_set()
+    assert gate.is_exempt("b")
+
+
+# A kill ---------------------------------------------------------------------------------------------------------------
+
+COURSE = """
+from headgate.gate.changes import default, exemption, override
+
+def make_change(gate, number):
+    agent = f"agent-{number % 7}"
+    if number % 4 == 0:
+        gate.set_override(agent, "heavy", f"{number + 1}/minute")
+    elif number % 4 == 1:
+        gate.add_exemption(agent)
+    elif number % 4 == 2:
+        gate.remove_exemption(agent)
+    else:
+        limit = f"{number}/hour"
+        gate.change([override(agent, "light", limit), exemption(agent), default("heavy", limit)])
+"""
+WRITER = (
+    COURSE
+    + """
 import sys
+import headgate.gate.gate
 from headgate import Gate
+headgate.gate.gate.KEPT, headgate.gate.gate._COMPACT_EVERY = 10, 3  # so that it is often killed while it compacts
 gate = Gate(remember=sys.argv[1])
 print("ready", flush=True)
 for number in range(200):
-    agent = f"agent-{number % 7}"
-    if number % 3 == 0:
-        gate.set_override(agent, "heavy", f"{number + 1}/minute")
-    elif number % 3 == 1:
-        gate.add_exemption(agent)
-    else:
-        gate.remove_exemption(agent)
+    make_change(gate, number)
     print(number, flush=True)
 """
+)
 
 
 def test_killed_at_any_moment_a_prefix_with_every_acknowledged_change_is_left(tmp_path: Path) -> None:
-    """Kill -9 after so many acknowledgements, while the next change is on its way."""
+    """Kill -9 after so many acknowledgements, while the next change or a compaction is on its way."""
+    course: dict[str, Any] = {}
+    exec(COURSE, course)
     expected = Gate()
-    prefixes = [expected.effective]
+    prefixes = {0: expected.effective}
+    changes = {0: 0}
     for number in range(200):
-        agent = f"agent-{number % 7}"
-        if number % 3 == 0:
-            expected.set_override(agent, "heavy", f"{number + 1}/minute")
-        elif number % 3 == 1:
-            expected.add_exemption(agent)
-        else:
-            expected.remove_exemption(agent)
-        prefixes.append(expected.effective)
+        course["make_change"](expected, number)
+        position = expected._log.read().position
+        prefixes[position], changes[position] = expected.effective, number + 1
     chance = random.Random(3)
     for trial in range(8):
         path = tmp_path / f"{trial}.db"
@@ -161,9 +286,9 @@ def test_killed_at_any_moment_a_prefix_with_every_acknowledged_change_is_left(tm
                 writer.stdout.readline()
             writer.kill()
             acknowledged += len(writer.stdout.readlines())
-        book = SqliteChangeLog(path)
-        written = book.read()
-        found = effective(Policy(), written)
-        assert found == prefixes[len(written)]
-        assert len(written) >= acknowledged
-        book.close()
+        log = SqliteChangeLog(path)
+        page = log.read()
+        assert effective(Policy(), page.edits()) == prefixes[page.position]
+        assert changes[page.position] >= acknowledged
+        assert len(page.changes) in range(min(10, acknowledged), 14)
+        log.close()

@@ -19,7 +19,7 @@ from headgate import (
     SlidingWindow,
     per_minute,
 )
-from headgate.events import AddressChecked, Alerted, Checked, Event, PolicyChanged, Violated
+from headgate.events import AddressChecked, Alerted, Checked, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.stores.base import Store
 from tests.support.agents import use_up
 
@@ -419,6 +419,16 @@ def test_a13_buckets_and_violations_of_agents_that_went_away_are_forgotten() -> 
     for _ in range(2000):
         gate.check("here", "ws", "light", cost=1)
     assert len(store) == 2, "one bucket, and its violations"
+
+
+def test_a12_a_reset_of_violations_is_an_event(gate: Gate, verb: Verbs) -> None:
+    events: list[Event] = []
+    gate.subscribe(events.append, ViolationsReset)
+    gate.record_violation("a")
+    assert verb(gate, "reset_violations")("a")
+    assert not verb(gate, "reset_violations")("a")
+    verb(gate, "drop_agent")("b")
+    assert events == [ViolationsReset("a"), ViolationsReset("a"), ViolationsReset("b")]
 
 
 def test_a13_drop_agent_forgets_everything_about_it(gate: Gate) -> None:

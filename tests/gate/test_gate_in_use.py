@@ -178,7 +178,7 @@ def test_bad_gates() -> None:
     attempts: list[tuple[Any, str]] = [
         ({"policy": "headgate.toml"}, "Gate policy: expected a Policy, got 'headgate.toml'"),
         ({"store": 5}, f"Gate store: expected {A_STORE}, got 5"),
-        ({"remember": 5}, "Gate remember: expected a path, a book of changes, or None, got 5"),
+        ({"remember": 5}, "Gate remember: expected a path, a change log, or None, got 5"),
     ]
     for options, text in attempts:
         with pytest.raises(InvalidInput) as caught:

@@ -13,7 +13,9 @@ import pytest
 
 from headgate import Gate, ManualClock, Outcome, Policy, RedisStore
 from headgate.events import Alerted, Degraded, Event, PolicyChanged
+from headgate.gate.changes import default, exemption, override
 from tests.support.agents import use_up
+from tests.support.lookups import count_lookups
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 _numbers = count()
@@ -187,7 +189,7 @@ class Slow(MemoryChangeLog):
     def write(self, change):
         writing.set()
         go_on.wait()
-        super().write(change)
+        return super().write(change)
 
 writing, go_on = threading.Event(), threading.Event()
 gate = Gate(remember=Slow())
@@ -230,10 +232,37 @@ def test_c5_what_an_admin_has_set_is_kept_without_expiry_under_a_prefix_of_its_o
         assert all(client.pttl(name) > 0 for name in counting)
 
 
+def test_several_edits_are_one_change_on_every_node(server: Server) -> None:
+    with Nodes(server) as (nodes, one, other), server.client() as client:
+        one.change(
+            [default("heavy", "5/minute", "ws"), exemption("vip"), override("a", "light", "7/minute")], by="root"
+        )
+        wait_for(lambda: other.effective == one.effective, "the change")
+        assert other.history() == one.history()
+        assert [len(change.edits) for change in one.history()] == [3]
+        for events in nodes.events:
+            wait_for(lambda events=events: len(events) == 1, "the event")  # type: ignore[misc]
+        rows = [json.loads(row) for row in client.lrange(f"{nodes.prefix[:-1]}-admin:changes", 0, -1)]
+        assert [(row["kind"], row["by"], row.get("more")) for row in rows] == [
+            ("default", "root", True), ("exemption", "root", True), ("override", "root", None),
+        ]  # fmt: skip
+
+
+def test_a_change_is_not_read_again_by_the_node_that_made_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Nodes(server) as (_, one, other):
+        one.set_override("a", "heavy", "3/minute")
+        wait_for(lambda: other.effective == one.effective, "the change")
+        built = count_lookups(monkeypatch)
+        one.set_override("b", "heavy", "3/minute")
+        wait_for(lambda: other.effective == one.effective, "the change")
+        assert sorted(map(id, built)) == sorted(map(id, (one._lookup, other._lookup)))
+
+
 def test_a_change_written_by_a_newer_node_is_understood(server: Server) -> None:
     with Nodes(server) as (nodes, one, _), server.client() as client:
         newer = {"kind": "override", "agent": "a", "tier": "heavy", "value": "2/minute", "reason": "flood", "at": 1.0}
-        client.rpush(f"{nodes.prefix[:-1]}-admin:changes", json.dumps(newer))
+        key = f"{nodes.prefix[:-1]}-admin:changes"
+        client.rpush(key, json.dumps({"kind": "holiday", "agent": "a", "at": 1.0}), json.dumps(newer))
         client.publish(f"{nodes.prefix[:-1]}-admin:changes", "1")
         wait_for(lambda: one.capacity("a", "ws", "heavy") == 2, "the override")
 

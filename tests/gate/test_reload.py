@@ -49,7 +49,7 @@ def test_a_broken_file_keeps_the_old_policy_and_drops_nothing(
     assert gate.peek("a", "ws", "heavy").remaining == 2
     assert gate.is_rate_limited("a")
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"policy not reloaded, the old one holds: {path}: 1 mistake\n  ")
+    assert record.getMessage().startswith(f"policy not reloaded, the old one stays in effect: {path}: 1 mistake\n  ")
 
 
 def test_a_change_of_the_file_is_seen(path: Path) -> None:

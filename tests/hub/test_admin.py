@@ -291,7 +291,7 @@ def test_the_policy_file_is_read_again(tmp_path: Path) -> None:
 def test_without_a_policy_file_nothing_is_read_again() -> None:
     with running() as hub, hub.http(ADMIN) as admin:
         answer = admin.post("/api/admin/reload")
-        detail = "the hub was started without --config: there is nothing to reload"
+        detail = "the hub was started without --config, so there is no file to reload"
         assert (answer.status_code, answer.json()) == (409, {"error": "no_config", "detail": detail})
 
 

@@ -11,7 +11,10 @@ import httpx
 import pytest
 
 from headgate import Policy
+from headgate.events import Event, PolicyChanged
+from headgate.gate.changes import MemoryChangeLog
 from headgate.hub.app import ROUTES, Hub
+from headgate.stores.sqlite import ChangeLogError
 from tests.support.admin import FEW, LIMITS, called, changes, ping, use_up
 from tests.support.hub import ADMIN, Running, hub_settings, running
 
@@ -120,9 +123,7 @@ def test_b6_an_exemption_holds_at_once_on_open_connections_until_it_is_removed()
         assert changes(admin) == [
             "exemption of 'away' removed",
             "exemption of 'other' removed",
-            "exemption of 'other' set to exempt",
-            "exemption of 'away' set to exempt",
-            "exemption of 'planner' removed",
+            "exemption of 'away' set to exempt, exemption of 'other' set to exempt, exemption of 'planner' removed",
             "exemption of 'planner' set to exempt",
         ]
 
@@ -152,7 +153,7 @@ def test_b6_all_of_it_survives_a_restart(tmp_path: Path) -> None:
         admin.put(f"{LIMITS}/whitelist", json={"agents": ["monitor", "other"]})
         admin.delete(f"{LIMITS}/whitelist/other")
         before = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
-        assert len(before[2]["changes"]) == 7
+        assert len(before[2]["changes"]) == 6
     with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         after = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
         assert after == before
@@ -179,7 +180,46 @@ def test_b6_who_changed_what_and_when_is_kept() -> None:
         assert admin.get("/api/admin/changes?limit=1").json() == {"changes": found[:1]}
 
 
+def test_b6_a_put_of_several_limits_is_one_change() -> None:
+    async def work() -> None:
+        async with Hub(hub_settings()) as hub, called(hub) as admin:
+            events: list[Event] = []
+            hub.gate.subscribe(events.append)
+            body = {"light": "5/minute", "ws": {"light": "6/minute", "heavy": "1/minute"}}
+            texts = ["light set to 5/minute", "ws light set to 6/minute", "ws heavy set to 1/minute"]
+            expected = []
+            for where, what in (("defaults", "default for"), ("planner", "override of 'planner' for")):
+                assert (await admin.put(f"{LIMITS}/{where}", json=body)).status_code == 200
+                expected.append(", ".join(f"{what} {text}" for text in texts))
+            assert events == [PolicyChanged(what, "admin at 127.0.0.1") for what in expected]
+            found = (await admin.get("/api/admin/changes")).json()["changes"]
+            assert [change["what"] for change in found] == expected[::-1]
+            await admin.put(f"{LIMITS}/whitelist", json={"agents": []})
+            assert len(events) == 2, "nothing was different"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("where", ["planner", "defaults"])
+def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with Hub(hub_settings()) as hub, called(hub) as admin:
+            before = hub.gate.effective
+
+            def full(*_: object) -> int:
+                raise ChangeLogError("the disk is full")
+
+            monkeypatch.setattr(MemoryChangeLog, "write", full)
+            answer = await admin.put(f"{LIMITS}/{where}", json={"light": "5/minute", "heavy": "1/minute"})
+            assert answer.status_code >= 500
+            assert hub.gate.effective == before
+
+    asyncio.run(work())
+
+
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
+A_LIMIT = "a limit such as '60/minute', or a list of 1 to 10"
+BY_TIER = "an object with limits by tier, such as {'light': '60/minute'}"
 SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 
 
@@ -191,14 +231,21 @@ SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slidin
         ({"ws": {}}, "body: expected limits for some of light, normal, heavy, got none"),
         ({"hevy": "1/s"}, "body: expected one of light, normal, heavy, ws, http, got 'hevy'"),
         ({"ws": {"hevy": "1/s"}}, "ws: expected one of light, normal, heavy, got 'hevy'"),
-        ({"ws": "1/s"}, "ws: expected an object with limits by tier, got '1/s'"),
-        ({"light": {"1/s": "1/s"}},
-         "light: expected a limit such as '60/minute', or a list of several, got {'1/s': '1/s'}"),
+        ({"ws": "1/s"}, f"ws: expected {BY_TIER}, got '1/s'"),
+        ({"ws": 240}, f"ws: expected {BY_TIER}, got 240"),
+        ({"light": {"1/s": "1/s"}}, f"light: expected {A_LIMIT}, got {{'1/s': '1/s'}}"),
         ({"light": "x"}, f"light: limit 'x': expected {SYNTAX}, got 'x'"),
         ({"light": "5/minute", "http": {"heavy": "x"}}, f"http.heavy: limit 'x': expected {SYNTAX}, got 'x'"),
         ({"light": "0/minute"}, f"light: limit '0/minute': {NOTHING}"),
-        ({"light": 5}, "body: Expected `str | object | array`, got `int` - at `$[...]`"),
-        ({"light": []}, "body: Expected `array` of length >= 1 - at `$[...]`"),
+        ({"light": 240}, "light: expected a limit such as '240/minute', or a list of 1 to 10, got 240"),
+        ({"ws": {"light": 240}}, "ws.light: expected a limit such as '240/minute', or a list of 1 to 10, got 240"),
+        ({"light": -1}, f"light: expected {A_LIMIT}, got -1"),
+        ({"light": True}, f"light: expected {A_LIMIT}, got True"),
+        ({"light": None}, f"light: expected {A_LIMIT}, got None"),
+        ({"light": []}, f"light: expected {A_LIMIT}, got []"),
+        ({"light": ["1/s", 5]}, f"light: expected {A_LIMIT}, got ['1/s', 5]"),
+        ({"light": ["1/s"] * 11}, f"light: expected {A_LIMIT}, got {['1/s'] * 11!s}"),
+        ({"light": "1/s;" * 51}, f"light: expected at most 200 characters for a limit, got '{'1/s;' * 24}..."),
         ([], "body: Expected `object`, got `array`"),
     ],
 )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Final, SupportsIndex
 
 from headgate._limiter_hot import id_of
 from headgate._native import Text, i64, mypyc_attr
-from headgate.events import Alerted, Checked, Event, Listener, Violated, emit
-from headgate.gate.lookup import AGENTS, Lookup, Meter
+from headgate.events import AddressChecked, Alerted, Checked, Event, Listener, Violated, emit
+from headgate.gate.lookup import AGENTS, ActiveLimit, Lookup
 from headgate.gate.policy import MAX_AGENT, check_agent
 from headgate.limits.decision import Decision, Outcome, Violation
 from headgate.limits.fixed import UNLIMITED
@@ -17,19 +17,20 @@ from headgate.stores.base import Ask, Offence, Store, Verb
 from headgate.stores.memory import in_process
 
 EXEMPT: Final = Decision(Outcome.EXEMPT, UNLIMITED, LARGEST, 0, 0, -1)
+CHECK: Final = Verb.CHECK
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GateChecks:
-    """A plan, where it is counted, and who listens."""
+    """Limits, the store that counts, and listeners."""
 
-    def __init__(self, store: Store, plan: Lookup) -> None:
+    def __init__(self, store: Store, lookup: Lookup) -> None:
         self._store: Final = store
         self._memory: Final = in_process(store) is not None
-        self._lookup = plan
+        self._lookup = lookup
         self._listeners: dict[type[Event], tuple[Listener, ...]] = {}
-        self._watched = False  # whether somebody listens to every check
-        self._heeded = False  # whether somebody listens to violations
+        self._emits_checks = False  # whether there is a listener for every check
+        self._emits_violations = False  # whether there is a listener for violations
 
     def check(
         self,
@@ -46,41 +47,47 @@ class GateChecks:
         Name the tier, or the action that the policy classifies into one. With a `request_id` it is counted once,
         however often it is asked within a minute.
         """
-        plan = self._lookup
         if type(agent) is not str or not 0 < len(agent) <= MAX_AGENT:
             agent = check_agent(agent)
-        name: str = agent
-        meter = plan.meter(name, channel, tier, action)
-        number = _cost(cost)
-        if plan.any_exempt and name in plan.exempt:
+        key: str = agent
+        active = self._lookup.find(key, channel, tier, action)
+        number: i64 = cost if type(cost) is int and 0 < cost <= LARGEST else cost_of(cost)
+        if active.exempt:
             decision = EXEMPT
+        elif active.buckets is not None and request_id is None:
+            decision = active.buckets.check(key, number, active.low, active.offenders)
         else:
-            if meter.buckets is not None and request_id is None:
-                decision = meter.buckets.check(name, number, plan.low, None if meter.shadow else plan.offenders)
-            else:
-                ask = Ask(meter.name, check_agent(name), meter.limit, number)
-                offence = self._offence(plan, name, meter)
-                decision = self._store.apply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
-            if meter.shadow:
-                decision = decision.as_shadow()
-        if self._watched or (self._heeded and decision.violation is not None):
-            self._tell(name, meter, decision)
+            return self._apply(CHECK, active, check_agent(key), number, request_id)
+        if active.shadow or self._emits_checks or (self._emits_violations and decision.violation is not None):
+            return self._report(CHECK, active, key, decision)
         return decision
 
     def tier_of(self, channel: Text, action: Text) -> str:
-        """The tier that an action is classified into; one that nobody has classified is normal, and is logged once."""
-        return self._lookup.meter("", channel, None, action).tier
+        """The tier that an action is classified into; an unknown action is normal, and is logged once."""
+        return self._lookup.find("", channel, None, action).tier
 
-    def _offence(self, plan: Lookup, agent: str, meter: Meter) -> Offence | None:
-        return None if meter.shadow else Offence(AGENTS, agent, plan.backoff)
+    # A key under a limit, whether it is an agent's or an address's ----------------------------------------------------
 
-    def _tell(self, agent: str, meter: Meter, decision: Decision) -> None:
-        if self._watched:
-            self._emit(Checked(agent, meter.channel, meter.tier, decision))
-        if decision.violation is not None:
-            self._tell_violation(agent, meter.channel, meter.tier, decision.violation)
+    def _apply(self, verb: Verb, active: ActiveLimit, key: str, cost: object, request_id: object = None) -> Decision:
+        request = store_request(verb, active, key, cost, request_id)
+        return self._report(verb, active, key, EXEMPT if active.exempt else self._store.apply(*request))
 
-    def _tell_violation(self, agent: str, channel: str, tier: str, violation: Violation) -> None:
+    def _report(self, verb: Verb, active: ActiveLimit, key: str, decision: Decision) -> Decision:
+        """Emit the events of a check, and return the decision that the caller gets."""
+        if verb is not CHECK:
+            return decision
+        if active.shadow:
+            decision = decision.as_shadow()
+        if active.group == AGENTS:
+            if self._emits_checks:
+                self._emit(Checked(key, active.channel, active.tier, decision))
+            if decision.violation is not None:
+                self._emit_violation(key, active.channel, active.tier, decision.violation)
+        elif not active.exempt:
+            self._emit(AddressChecked(key, active.tier, decision))
+        return decision
+
+    def _emit_violation(self, agent: str, channel: str, tier: str, violation: Violation) -> None:
         self._emit(Violated(agent, channel, tier, violation.count, violation.advised))
         if violation.alert:
             backoff = self._lookup.backoff
@@ -92,7 +99,9 @@ class GateChecks:
             emit(listeners, event)
 
 
-def _cost(cost: object) -> i64:
-    if type(cost) is int and 0 < cost <= LARGEST:
-        return cost
-    return cost_of(cost)
+def store_request(
+    verb: Verb, active: ActiveLimit, key: str, cost: object, request_id: object
+) -> tuple[Verb, list[Ask], int, Offence | None, str]:
+    """What to ask a store about a key under a limit. A denied check is recorded as a violation if it is enforced."""
+    offence = Offence(active.group, key, active.backoff) if verb is CHECK and not active.shadow else None
+    return verb, [Ask(active.name, key, active.limit, cost_of(cost))], active.low, offence, id_of(request_id)

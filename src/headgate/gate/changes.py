@@ -1,73 +1,202 @@
-"""What an operator has apply_change on top of the policy, and a book that remembers it.
+"""Changes that operators make while a gate runs, on top of the policy.
 
-Changes are kept as they were made, one after the other, with who made them and when. What holds is what comes of
-applying them in order, by the one function that also applies them while running. So what runs and what is remembered
+Changes are recorded as they were made, one after the other, with who made them and when. What is in effect results from
+applying their edits in order, by the one function that also applies them while running. So the log and the running gate
 can't differ.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
 
-from headgate.gate.policy import Lane, Policy
+from headgate.errors import refuse
+from headgate.gate.immutable_map import ImmutableMap
+from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
-from headgate.limits.notation import parse
-from headgate.stores.base import Change
+from headgate.limits.notation import LimitLike, limit_of, parse
+from headgate.stores.base import Change, Edit, LogPage
+
+KEPT: Final = 10_000
+"""The newest changes, which stay readable when a log is compacted."""
 
 
-class MemoryChangeLog:
-    """A book in memory, gone with the process."""
+# What can be changed --------------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self._changes: list[Change] = []
 
-    def read(self) -> list[Change]:
-        return list(self._changes)
+def override(agent: str, tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
+    """Give an agent a limit of its own for a tier, on one channel or on all."""
+    return _edit("override", check_agent(agent), channel, tier, str(limit_of("override", limit)))
 
-    def write(self, change: Change) -> None:
-        self._changes.append(change)
 
-    def close(self) -> None:
-        """Nothing to let go of."""
+def no_override(agent: str, tier: str | None = None) -> Edit:
+    """Put an agent back to the defaults, for a tier or for all."""
+    return _edit("override", check_agent(agent), None, tier, None)
+
+
+def exemption(agent: str, exempt: bool = True) -> Edit:
+    """Let an agent always pass, or hold it to its limits again."""
+    return Edit("exemption", check_agent(agent), value="exempt" if exempt else None)
+
+
+def default(tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
+    """Change the limit of a tier for every agent without an override."""
+    return _edit("default", "", channel, tier, str(limit_of("default", limit)))
+
+
+def _edit(kind: str, agent: str, channel: object, tier: object, value: str | None) -> Edit:
+    if (tier is not None or value is not None) and (not isinstance(tier, str) or tier not in TIERS):
+        refuse("tier", f"one of {', '.join(TIERS)}", tier)
+    if channel is not None and (not isinstance(channel, str) or not channel):
+        refuse("channel", "the name of a channel", channel)
+    return Edit(kind, agent, channel or "", tier or "", value)
+
+
+# What is in effect ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRules:
+    """What is in effect for one agent only."""
+
+    overrides: Mapping[ChannelTier, Limit]
+    exempt: bool
+
+
+_NO_RULES: Final = AgentRules({}, False)
 
 
 @dataclass(frozen=True)
 class Effective:
-    """What holds: the policy with all changes applied."""
+    """What is in effect: the policy with all changes applied."""
 
-    limits: Mapping[Lane, Limit]
-    overrides: Mapping[str, Mapping[Lane, Limit]]
-    exempt: frozenset[str]
-    turns: Mapping[Lane, int] = field(default_factory=dict)
-    """How often a default was apply_change. Each time counts in buckets of its own, so that everybody begins full."""
+    limits: Mapping[ChannelTier, Limit]
+    agents: ImmutableMap[AgentRules]
+    """The agents that have rules of their own."""
+    generations: Mapping[ChannelTier, int]
+    """How often a default was changed. Each generation is counted in buckets of its own, so that all begin full."""
 
+    @cached_property
+    def overrides(self) -> Mapping[str, Mapping[ChannelTier, Limit]]:
+        """The limits of agents that have their own."""
+        return {agent: rules.overrides for agent, rules in self.agents.items() if rules.overrides}
 
-def effective(policy: Policy, changes: Iterable[Change] = ()) -> Effective:
-    """What holds after these changes to a policy."""
-    result = Effective(policy.limits, policy.overrides, policy.exempt)
-    for change in changes:
-        result = apply_change(result, policy, change)
-    return result
+    @cached_property
+    def exempt(self) -> frozenset[str]:
+        """The agents that always pass."""
+        return frozenset([agent for agent, rules in self.agents.items() if rules.exempt])
 
-
-def apply_change(before: Effective, policy: Policy, change: Change) -> Effective:
-    """What holds after one more change."""
-    if change.kind == "exemption":
-        one = {change.agent}
-        return replace(before, exempt=before.exempt - one if change.value is None else before.exempt | one)
-    lanes = [
-        lane for lane in policy.limits if change.channel in ("", lane[0]) and change.tier in ("", lane[1])
-    ]  # a lane that the policy no longer has is left out
-    if change.kind == "default":
-        values = _values(lanes, change, policy)
-        turns = {lane: before.turns.get(lane, 0) + 1 for lane in lanes if values[lane] != before.limits[lane]}
-        return replace(before, limits={**before.limits, **values}, turns={**before.turns, **turns})
-    own = {lane: limit for lane, limit in before.overrides.get(change.agent, {}).items() if lane not in lanes}
-    if change.value is not None:
-        own |= dict.fromkeys(lanes, parse(change.value))
-    overrides = {agent: of_agent for agent, of_agent in before.overrides.items() if agent != change.agent}
-    return replace(before, overrides={**overrides, change.agent: own} if own else overrides)
+    def is_exempt(self, agent: str) -> bool:
+        rules = self.agents.get(agent)
+        return rules is not None and rules.exempt
 
 
-def _values(lanes: Iterable[Lane], change: Change, policy: Policy) -> dict[Lane, Limit]:
-    """The limit set, or the policy's own where it was taken back."""
-    return {lane: policy.limits[lane] if change.value is None else parse(change.value) for lane in lanes}
+def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
+    """What is in effect after these edits to a policy."""
+    agents: ImmutableMap[AgentRules] = ImmutableMap()
+    for agent in {*policy.overrides, *policy.exempt}:
+        agents = agents.set(agent, AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt))
+    return apply_edits(Effective(policy.limits, agents, {}), policy, edits)
+
+
+def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Effective:
+    """What is in effect after some more edits."""
+    after = before
+    for edit in edits:
+        if edit.kind == "default":
+            after = _with_default(after, policy, edit)
+        elif edit.kind in ("override", "exemption"):  # a kind of a later version is ignored
+            rules = _with_rules(after.agents.get(edit.agent) or _NO_RULES, policy, edit)
+            agents = after.agents.delete(edit.agent) if rules == _NO_RULES else after.agents.set(edit.agent, rules)
+            after = replace(after, agents=agents)
+    return after
+
+
+def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
+    if edit.kind == "exemption":
+        return AgentRules(before.overrides, edit.value is not None)
+    places = _places(policy, edit)
+    own = {place: limit for place, limit in before.overrides.items() if place not in places}
+    if edit.value is not None:
+        own |= dict.fromkeys(places, parse(edit.value))
+    return AgentRules(own, before.exempt)
+
+
+def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
+    limits, generations = dict(before.limits), dict(before.generations)
+    for place in _places(policy, edit):
+        limits[place] = policy.limits[place] if edit.value is None else parse(edit.value)
+        if edit.generation:
+            generations[place] = edit.generation
+        elif limits[place] != before.limits[place]:
+            generations[place] = generations.get(place, 0) + 1
+    return replace(before, limits=limits, generations=generations)
+
+
+def _places(policy: Policy, edit: Edit) -> list[ChannelTier]:
+    """Where an edit applies; a channel that the policy no longer has is left out."""
+    return [place for place in policy.limits if edit.channel in ("", place[0]) and edit.tier in ("", place[1])]
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+
+def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
+    """The edits that still have an effect, for the snapshot of a compacted log.
+
+    An edit has none once a later one covers it. A removal has none if there is nothing that it removes. Defaults carry
+    their generation, which can't be counted any more.
+    """
+    generations = effective(policy, edits).generations
+    defaults = [edit for edit in edits if edit.kind == "default"]
+    numbered = [
+        Edit(
+            "default",
+            "",
+            *place,
+            next(edit.value for edit in reversed(defaults) if place in _places(policy, edit)),
+            number,
+        )
+        for place, number in generations.items()
+    ]
+    kept: dict[tuple[str, str], list[Edit]] = {}
+    for edit in [*edits, *numbered]:
+        earlier = kept.setdefault((edit.kind, edit.agent), [])
+        earlier[:] = [*[other for other in earlier if not _covers(edit, other)], edit]
+    filed = {"override": policy.overrides, "exemption": policy.exempt, "default": {""}}
+    return [
+        edit
+        for (kind, agent), of_agent in kept.items()
+        if agent in filed.get(kind, ()) or any(edit.value is not None for edit in of_agent)
+        for edit in of_agent
+    ]
+
+
+def _covers(later: Edit, earlier: Edit) -> bool:
+    return later.channel in ("", earlier.channel) and later.tier in ("", earlier.tier)
+
+
+class MemoryChangeLog:
+    """A change log in memory, gone with the process."""
+
+    def __init__(self) -> None:
+        self._snapshot: tuple[Edit, ...] = ()
+        self._changes: list[Change] = []
+        self._position = 0
+
+    def read(self, after: int = 0) -> LogPage:
+        return LogPage(self._snapshot, list(self._changes), self._position)
+
+    def write(self, change: Change) -> int:
+        self._changes.append(change)
+        self._position += len(change.edits)
+        return self._position
+
+    def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
+        dropped, kept = self._changes[:-keep], self._changes[-keep:]
+        self._snapshot = tuple(condense([*self._snapshot, *(edit for change in dropped for edit in change.edits)]))
+        self._changes = kept
+        return len(kept)
+
+    def close(self) -> None:
+        """Nothing to close."""

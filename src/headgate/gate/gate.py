@@ -3,28 +3,27 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from typing import Final, SupportsIndex, get_args
 
-from headgate._limiter_hot import id_of
-from headgate.errors import StoreAway, refuse
-from headgate.events import AddressChecked, Alerted, Checked, Degraded, Event, Listener, PolicyChanged, Violated
-from headgate.gate._hot import EXEMPT, GateChecks
-from headgate.gate.changes import Effective, MemoryChangeLog, apply_change, effective
-from headgate.gate.lookup import ADDRESSES, AGENTS, Lookup, address_key, address_meter
-from headgate.gate.policy import TIERS, Policy, check_agent
+from headgate.errors import HeadgateError, StoreAway, refuse
+from headgate.events import Alerted, Checked, Degraded, Event, Listener, PolicyChanged, Violated, ViolationsReset
+from headgate.gate import changes
+from headgate.gate._hot import CHECK, EXEMPT, GateChecks, store_request
+from headgate.gate.changes import KEPT, Effective, MemoryChangeLog, apply_edits, condense, effective
+from headgate.gate.lookup import ADDRESSES, AGENTS, ActiveLimit, Lookup
+from headgate.gate.policy import Policy, check_agent
 from headgate.gate.sessions import Session, Sessions
 from headgate.lifecycle import Closable, after_fork
-from headgate.limits.decision import Decision, Limit
+from headgate.limits.decision import Decision, Limit, Violation
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
-from headgate.limits.numbers import cost_of
 from headgate.limits.violations import Standing
 from headgate.stores.base import (
-    Ask,
     Change,
     ChangeLog,
+    Edit,
     ObservableStore,
     Offence,
     RecordedViolation,
@@ -36,15 +35,17 @@ from headgate.stores.base import (
 from headgate.stores.sqlite import SqliteChangeLog
 from headgate.stores.urls import aclose_store, close_store, open_store
 
+_COMPACT_EVERY = 1000  # changes from one compaction of the log to the next
+
 _log = logging.getLogger("headgate")
 
 
 class Gate(GateChecks, Closable):
-    """Says whether an agent may do something, and keeps account of it.
+    """Says whether an agent may do something, and counts it.
 
-    `store` is where it is counted: a store, the URL of a Redis or Valkey server, or None for this process's memory.
-    `remember` is where changes made while running are kept: the path of a file, or None. Without a path they are kept
-    in the server, where all gates share them, and in memory they are forgotten with the process.
+    `store` counts: a store, the URL of a Redis or Valkey server, or None for this process's memory. `remember` is the
+    path of a file for the changes made while running. Without it they are kept in the server, where all gates share
+    them; in memory they end with the process.
 
     >>> from headgate import Gate, Policy
     >>> gate = Gate(Policy())
@@ -53,7 +54,7 @@ class Gate(GateChecks, Closable):
     >>> gate.check("agent-7", "http", action="post_task").remaining
     9
 
-    Each verb that waits for the store or the disk has an async twin that begins with an "a".
+    Every verb that waits for the store or the disk has an async twin that begins with an "a".
     """
 
     def __init__(
@@ -70,30 +71,31 @@ class Gate(GateChecks, Closable):
             "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
         )
         self._opened: Final = isinstance(store, str)
-        self._book: Final[ChangeLog] = _book(remember, where)
-        self._changing = threading.RLock()
+        self._log: Final[ChangeLog] = _change_log(remember, where)
+        self._shared: Final = isinstance(self._log, SharedChangeLog)
+        self._position = 0  # in the log: the changes up to there are in effect
+        self._logged = 0  # changes in the log
+        self._change_lock = threading.RLock()
         after_fork(self)
         self._sessions: Final = Sessions(where)
-        self._known = 0  # changes that are taken in
-        self._shared: Final = isinstance(self._book, SharedChangeLog)
-        super().__init__(where, Lookup(rules, effective(rules, self._changes()), where, set()))
-        self._unsubscribe_store: Final = where.subscribe(self._hear) if isinstance(where, ObservableStore) else None
-        if isinstance(self._book, SharedChangeLog):
-            self._book.follow(self._take_over)
+        super().__init__(where, Lookup(rules, effective(rules, self._first_edits()), where))
+        self._unsubscribe_store: Final = (
+            where.subscribe(self._on_store_event) if isinstance(where, ObservableStore) else None
+        )
+        if isinstance(self._log, SharedChangeLog):
+            self._log.follow(self._sync)
 
     def _after_fork(self) -> None:
-        """In a process that was forked: whichever thread of the parent was changing something isn't here."""
-        self._changing = threading.RLock()
+        """In a forked process: the parent's thread that may hold the lock doesn't exist here."""
+        self._change_lock = threading.RLock()
 
-    def _changes(self) -> list[Change]:
-        """The changes that are remembered; none yet, if the server that remembers them is away."""
+    def _first_edits(self) -> list[Edit]:
+        """The edits in the log; none yet, if the server that has it is away."""
         try:
-            changes = self._book.read()
+            return self._read_log()
         except StoreAway as away:
             _log.error("starting without the changes made while running, until they can be read: %s", away)
             return []
-        self._known = len(changes)
-        return changes
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -109,103 +111,66 @@ class Gate(GateChecks, Closable):
     ) -> Decision:
         if self._memory:
             return self.check(agent, channel, tier, action=action, cost=cost, request_id=request_id)
-        plan = self._lookup
-        name = check_agent(agent)
-        if name in plan.exempt:
-            return self.check(name, channel, tier, action=action, cost=cost, request_id=request_id)
-        meter = plan.meter(name, channel, tier, action)
-        ask, offence = Ask(meter.name, name, meter.limit, cost_of(cost)), self._offence(plan, name, meter)
-        decision = await self._store.aapply(Verb.CHECK, [ask], plan.low, offence, id_of(request_id))
-        if meter.shadow:
-            decision = decision.as_shadow()
-        if self._watched or (self._heeded and decision.violation is not None):
-            self._tell(name, meter, decision)
-        return decision
+        return await self._aapply(CHECK, *self._agent(agent, channel, tier, action), cost, request_id)
 
     def check_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
-        """The check for somebody who isn't known yet, by address. `purpose` is "request" or "registration".
+        """Check an unknown caller by address. `purpose` is "request" or "registration".
 
-        An IPv6 address counts by its /64. Denials escalate the advised wait, but are nobody's violations.
+        An IPv6 address counts by its /64. Denials escalate the advised wait, but are no agent's violations.
         """
-        plan, ask, offence = self._by_address(address, purpose, cost)
-        if ask is None:
-            return EXEMPT
-        return self._told_address(purpose, ask, offence, self._store.apply(Verb.CHECK, [ask], plan.low, offence))
+        return self._apply(CHECK, *self._lookup.find_address(address, purpose), cost)
 
     async def acheck_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
-        plan, ask, offence = self._by_address(address, purpose, cost)
-        if ask is None:
-            return EXEMPT
-        decision = await self._store.aapply(Verb.CHECK, [ask], plan.low, offence)
-        return self._told_address(purpose, ask, offence, decision)
+        return await self._aapply(CHECK, *self._lookup.find_address(address, purpose), cost)
 
-    def _by_address(self, address: str, purpose: str, cost: object) -> tuple[Lookup, Ask | None, Offence | None]:
-        """What to ask for an address, nothing if it is exempt, and against whom a denial is recorded."""
-        plan = self._lookup
-        key, meter, number = address_key(plan, address), address_meter(plan, purpose), cost_of(cost)
-        if key is None:
-            return plan, None, None
-        offence = None if meter.shadow else Offence(ADDRESSES, key, plan.backoff)
-        return plan, Ask(meter.name, key, meter.limit, number), offence
+    def peek(self, agent: str, channel: str, tier: str) -> Decision:
+        """Say what a check would say, and count nothing."""
+        return self._apply(Verb.PEEK, *self._agent(agent, channel, tier), 1)
 
-    def _told_address(self, purpose: str, ask: Ask, offence: Offence | None, decision: Decision) -> Decision:
-        if offence is None:
-            decision = decision.as_shadow()
-        self._emit(AddressChecked(ask.key, purpose, decision))
-        return decision
+    async def apeek(self, agent: str, channel: str, tier: str) -> Decision:
+        return await self._aapply(Verb.PEEK, *self._agent(agent, channel, tier), 1)
 
     def charge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
         """Count what an agent has spent already, even if that leaves a debt, which later refill pays off.
 
-        Like `refund`, it answers as `peek` would right after it, and tells nobody.
+        Like `refund`, it answers as `peek` would right after it, and emits no event.
         """
-        return self._apply(Verb.CHARGE, agent, channel, tier, cost)
+        return self._apply(Verb.CHARGE, *self._agent(agent, channel, tier), cost)
 
     async def acharge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
-        return await self._aapply(Verb.CHARGE, agent, channel, tier, cost)
+        return await self._aapply(Verb.CHARGE, *self._agent(agent, channel, tier), cost)
 
     def refund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
         """Give an agent back what a check has counted and it hasn't used, up to the capacity."""
-        return self._apply(Verb.REFUND, agent, channel, tier, cost)
+        return self._apply(Verb.REFUND, *self._agent(agent, channel, tier), cost)
 
     async def arefund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
-        return await self._aapply(Verb.REFUND, agent, channel, tier, cost)
+        return await self._aapply(Verb.REFUND, *self._agent(agent, channel, tier), cost)
 
     def charge_address(self, address: str, cost: SupportsIndex, purpose: str = "request") -> Decision:
-        """`charge` for somebody who isn't known, by address."""
-        return self._apply_address(Verb.CHARGE, address, purpose, cost)
+        """`charge` an unknown caller, by address."""
+        return self._apply(Verb.CHARGE, *self._lookup.find_address(address, purpose), cost)
 
     async def acharge_address(self, address: str, cost: SupportsIndex, purpose: str = "request") -> Decision:
-        return await self._aapply_address(Verb.CHARGE, address, purpose, cost)
+        return await self._aapply(Verb.CHARGE, *self._lookup.find_address(address, purpose), cost)
 
     def refund_address(self, address: str, cost: SupportsIndex = 1, purpose: str = "request") -> Decision:
-        """`refund` for somebody who isn't known, by address."""
-        return self._apply_address(Verb.REFUND, address, purpose, cost)
+        """`refund` an unknown caller, by address."""
+        return self._apply(Verb.REFUND, *self._lookup.find_address(address, purpose), cost)
 
     async def arefund_address(self, address: str, cost: SupportsIndex = 1, purpose: str = "request") -> Decision:
-        return await self._aapply_address(Verb.REFUND, address, purpose, cost)
+        return await self._aapply(Verb.REFUND, *self._lookup.find_address(address, purpose), cost)
 
-    def _apply(self, verb: Verb, agent: str, channel: str, tier: str, cost: object) -> Decision:
-        ask = self._by_agent(agent, channel, tier, cost)
-        return EXEMPT if ask is None else self._store.apply(verb, [ask], self._lookup.low)
+    def _agent(self, agent: object, channel: object, tier: object, action: object = None) -> tuple[ActiveLimit, str]:
+        """The limit that an agent is checked against, and the key that it is counted under."""
+        name = check_agent(agent)
+        return self._lookup.find(name, channel, tier, action), name
 
-    async def _aapply(self, verb: Verb, agent: str, channel: str, tier: str, cost: object) -> Decision:
-        ask = self._by_agent(agent, channel, tier, cost)
-        return EXEMPT if ask is None else await self._store.aapply(verb, [ask], self._lookup.low)
-
-    def _apply_address(self, verb: Verb, address: str, purpose: str, cost: object) -> Decision:
-        plan, ask, _ = self._by_address(address, purpose, cost)
-        return EXEMPT if ask is None else self._store.apply(verb, [ask], plan.low)
-
-    async def _aapply_address(self, verb: Verb, address: str, purpose: str, cost: object) -> Decision:
-        plan, ask, _ = self._by_address(address, purpose, cost)
-        return EXEMPT if ask is None else await self._store.aapply(verb, [ask], plan.low)
-
-    def _by_agent(self, agent: str, channel: str, tier: str, cost: object) -> Ask | None:
-        """What to ask for an agent; nothing if it is exempt."""
-        plan, name, number = self._lookup, check_agent(agent), cost_of(cost)
-        meter = plan.meter(name, channel, tier, None)
-        return None if name in plan.exempt else Ask(meter.name, name, meter.limit, number)
+    async def _aapply(
+        self, verb: Verb, active: ActiveLimit, key: str, cost: object, request_id: object = None
+    ) -> Decision:
+        request = store_request(verb, active, key, cost, request_id)
+        return self._report(verb, active, key, EXEMPT if active.exempt else await self._store.aapply(*request))
 
     def session(self, agent: str, session_id: str | int, limit: LimitLike = UNLIMITED) -> Session:
         """Open a session with a budget of its own: unlimited, unless a limit such as `limited(5, 20)` is given."""
@@ -220,27 +185,28 @@ class Gate(GateChecks, Closable):
 
     def record_violation(self, agent: str) -> float:
         """Record a denial that was made elsewhere, and return the advised wait in seconds."""
-        name, plan = check_agent(agent), self._lookup
-        if name in plan.exempt:
+        if self.is_exempt(agent):
             return 0.0
-        violation = self._store.record_violation(Offence(AGENTS, name, plan.backoff))
-        self._tell_violation(name, "", "", violation)
-        return violation.advised
+        return self._recorded(agent, self._store.record_violation(self._offence(agent)))
 
     async def arecord_violation(self, agent: str) -> float:
-        name, plan = check_agent(agent), self._lookup
-        if name in plan.exempt:
+        if self.is_exempt(agent):
             return 0.0
-        violation = await self._store.arecord_violation(Offence(AGENTS, name, plan.backoff))
-        self._tell_violation(name, "", "", violation)
+        return self._recorded(agent, await self._store.arecord_violation(self._offence(agent)))
+
+    def _recorded(self, agent: str, violation: Violation) -> float:
+        self._emit_violation(agent, "", "", violation)
         return violation.advised
+
+    def _offence(self, agent: object) -> Offence:
+        return Offence(AGENTS, check_agent(agent), self._lookup.backoff)
 
     def standing(self, agent: str) -> Standing:
         """How an agent stands: its violations in a row, and how long they still count."""
-        return self._store.standing(Offence(AGENTS, check_agent(agent), self._lookup.backoff))
+        return self._store.standing(self._offence(agent))
 
     async def astanding(self, agent: str) -> Standing:
-        return await self._store.astanding(Offence(AGENTS, check_agent(agent), self._lookup.backoff))
+        return await self._store.astanding(self._offence(agent))
 
     def is_rate_limited(self, agent: str) -> bool:
         """Whether an agent has violations and the quiet period has not passed. One that is exempt is not."""
@@ -251,16 +217,20 @@ class Gate(GateChecks, Closable):
 
     def reset_violations(self, agent: str) -> bool:
         """Forget an agent's violations, and say whether there were any."""
-        return self._store.forget(AGENTS, check_agent(agent), self._lookup.backoff)
+        had_any = self._store.forget(*self._offence(agent))
+        self._emit(ViolationsReset(agent))
+        return had_any
 
     async def areset_violations(self, agent: str) -> bool:
-        return await self._store.aforget(AGENTS, check_agent(agent), self._lookup.backoff)
+        had_any = await self._store.aforget(*self._offence(agent))
+        self._emit(ViolationsReset(agent))
+        return had_any
 
-    # What holds ------------------------------------------------------------------------------------------------------
+    # What is in effect -----------------------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
-        """Where it is counted."""
+        """The store that counts."""
         return self._store
 
     @property
@@ -270,102 +240,108 @@ class Gate(GateChecks, Closable):
 
     @property
     def effective(self) -> Effective:
-        """The limits, overrides and exemptions that hold now, with the changes."""
+        """The limits, overrides and exemptions in effect now: the policy with the changes."""
         return self._lookup.effective
 
     def is_exempt(self, agent: str) -> bool:
         """Whether an agent always passes."""
-        return check_agent(agent) in self._lookup.exempt
+        return self._lookup.effective.is_exempt(check_agent(agent))
 
     def limits_for(self, agent: str, channel: str, tier: str) -> Limit:
-        """The limit that holds for an agent now: `UNLIMITED` if it is exempt."""
-        plan, name = self._lookup, check_agent(agent)
-        meter = plan.meter(name, channel, tier, None)
-        return UNLIMITED if name in plan.exempt else meter.limit
+        """The limit in effect for an agent now: `UNLIMITED` if it is exempt."""
+        active, _ = self._agent(agent, channel, tier)
+        return active.limit
 
     def capacity(self, agent: str, channel: str, tier: str) -> int:
         """How much an agent can do at once."""
         return self.limits_for(agent, channel, tier).capacity
 
-    def peek(self, agent: str, channel: str, tier: str) -> Decision:
-        """What a check would say, without counting anything."""
-        return self._apply(Verb.PEEK, agent, channel, tier, 1)
-
-    async def apeek(self, agent: str, channel: str, tier: str) -> Decision:
-        return await self._aapply(Verb.PEEK, agent, channel, tier, 1)
-
     def drop_agent(self, agent: str) -> None:
         """Forget what an agent has spent, and its violations."""
-        name, plan = check_agent(agent), self._lookup
-        self._drop_buckets(plan, name)
-        self._store.forget(AGENTS, name, plan.backoff)
+        self._drop_buckets(self._lookup, check_agent(agent))
+        self.reset_violations(agent)
 
     # Changes ---------------------------------------------------------------------------------------------------------
+
+    def change(self, edits: Iterable[Edit], *, by: str = "") -> None:
+        """Make several edits as one change: all of them take effect at the same moment, or none does.
+
+        `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`. They apply from the next
+        check on, and are one record in the history.
+        """
+        change = Change(tuple(edits), _author(by))
+        channels = self._lookup.policy.channels
+        for edit in change.edits:
+            if edit.channel not in ("", *channels):
+                refuse("channel", f"one of {', '.join(channels)}", edit.channel)
+        if not change.edits:
+            return
+        with self._change_lock:
+            after = self._lookup_with(change.edits)
+            for agent in _agents(change.edits):
+                # First, so that listeners find them empty: they may be left from a time when that limit was in effect.
+                # No check uses them until the switch, except where a limit stays the same.
+                self._drop_buckets(after, agent)
+            position = self._log.write(change)
+            if self._shared and position - len(change.edits) != self._position:
+                made = self._catch_up()
+            else:
+                self._lookup, self._position, made = after, position, [change]
+                self._logged += 1
+            if self._logged >= KEPT + _COMPACT_EVERY:
+                self._compact()
+        self._announce(made)
 
     def set_override(
         self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
     ) -> None:
         """Give an agent a limit of its own for a tier, on one channel or on all."""
-        value = str(limit_of("override", limit))
-        self._change(Change("override", check_agent(agent), self._channel(channel), self._tier(tier), value, _by(by)))
+        self.change([changes.override(agent, tier, limit, channel)], by=by)
 
     def remove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
         """Put an agent back to the defaults, for a tier or for all."""
-        self._change(
-            Change("override", check_agent(agent), "", "" if tier is None else self._tier(tier), None, _by(by))
-        )
+        self.change([changes.no_override(agent, tier)], by=by)
 
     def add_exemption(self, agent: str, *, by: str = "") -> None:
         """Let an agent always pass."""
-        self._change(Change("exemption", check_agent(agent), value="exempt", by=_by(by)))
+        self.change([changes.exemption(agent)], by=by)
 
     def remove_exemption(self, agent: str, *, by: str = "") -> None:
         """Hold an agent to its limits again."""
-        self._change(Change("exemption", check_agent(agent), by=_by(by)))
+        self.change([changes.exemption(agent, exempt=False)], by=by)
 
     def set_default(self, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = "") -> None:
         """Change the limit of a tier for every agent without an override."""
-        value = str(limit_of("default", limit))
-        self._change(Change("default", "", self._channel(channel), self._tier(tier), value, _by(by)))
+        self.change([changes.default(tier, limit, channel)], by=by)
 
     def history(self) -> list[Change]:
-        """Every change that was made, with who made it and when, oldest first."""
-        return self._book.read()
+        """The changes that were made, with who made them and when, oldest first: at least the newest 10,000."""
+        return self._log.read().changes
 
     def reload(self, policy: Policy, *, by: str = "") -> None:
-        """Put another policy in the place of the one that holds; changes made while running stay on top of it.
+        """Replace the policy; changes made while running stay on top of it.
 
         Buckets whose limit stays the same keep what they have counted; others begin full. Gates that share a server are
-        reloaded one after the other, and the second must not fill up what the first has counted: there a limit that
-        effective before goes on with what it has counted.
+        reloaded one after the other, and the second must not fill up what the first has counted: there, a limit that
+        was in effect before goes on with what it has counted.
         """
         if not isinstance(policy, Policy):
             refuse("reload", "a Policy", policy)
-        who = _by(by)
-        with self._changing:
+        author = _author(by)
+        if self._shared:
+            self._sync()
+        with self._change_lock:
             before = self._lookup
-            after = Lookup(policy, effective(policy, self._book.read()), self._store, before.unknown)
+            after = Lookup(policy, effective(policy, self._read_log()), self._store, before)
             if not self._shared:
                 self._drop_changed(before, after)
             self._lookup = after
-        self._emit(PolicyChanged("policy reloaded", who))
+        self._emit(PolicyChanged("policy reloaded", author))
 
-    def _drop_changed(self, before: Lookup, after: Lookup) -> None:
-        """Let a new policy begin with full buckets wherever a limit has apply_change."""
-        if after.backoff != before.backoff:
-            self._store.clear(AGENTS, after.backoff)
-            self._store.clear(ADDRESSES, after.backoff)
-        for agent in {*before.own, *after.own}:
-            self._drop_buckets(after, agent, before)
-        for agent in before.exempt ^ after.exempt:
-            self._drop_buckets(after, agent)
-        for channel, of_channel in after.meters.items():
-            for tier, meter in of_channel.items():
-                elsewhere = before.meters.get(channel, {}).get(tier)
-                if elsewhere is None or elsewhere.limit != meter.limit:
-                    self._store.clear(meter.name, meter.limit)
+    # A change waits for the disk and perhaps for a store: the async twins do so in a thread, and leave the loop free.
 
-    # A change waits for the disk and perhaps for a store: the twins do so in a thread, and leave the loop free.
+    async def achange(self, edits: Iterable[Edit], *, by: str = "") -> None:
+        await asyncio.to_thread(self.change, edits, by=by)
 
     async def aset_override(
         self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
@@ -390,98 +366,107 @@ class Gate(GateChecks, Closable):
     async def adrop_agent(self, agent: str) -> None:
         await asyncio.to_thread(self.drop_agent, agent)
 
-    def _tier(self, tier: object) -> str:
-        if not isinstance(tier, str) or tier not in TIERS:
-            refuse("tier", f"one of {', '.join(TIERS)}", tier)
-        return tier
+    def _sync(self) -> None:
+        """Apply the changes of other nodes."""
+        with self._change_lock:
+            made = self._catch_up()
+        self._announce(made)
 
-    def _channel(self, channel: object) -> str:
-        channels = self._lookup.policy.channels
-        if channel is None:
-            return ""
-        if not isinstance(channel, str) or channel not in channels:
-            refuse("channel", f"one of {', '.join(channels)}", channel)
-        return channel
+    def _catch_up(self) -> list[Change]:
+        """Apply the changes that the log has and this gate hasn't, and return them."""
+        page, before = self._log.read(self._position), self._lookup
+        if page.position == self._position:
+            return []
+        if page.snapshot is None:
+            self._lookup = self._lookup_with(page.edits())
+            self._logged += len(page.changes)
+        else:
+            self._lookup = Lookup(before.policy, effective(before.policy, page.edits()), self._store, before)
+            self._logged = len(page.changes)
+        self._position = page.position
+        return page.changes
 
-    def _change(self, change: Change) -> None:
-        """Remember a change and let it hold: the one way in which anything is apply_change while running."""
-        with self._changing:
-            before = self._lookup
-            after = Lookup(
-                before.policy, apply_change(before.effective, before.policy, change), self._store, before.unknown
-            )
-            if change.agent:
-                # First, so that whoever hears of the change finds them empty: they may be left from a time when that
-                # limit effective before. No check uses them until the switch, save where a limit stays the same.
-                self._drop_buckets(after, change.agent)
-            self._book.write(change)
-            if self._shared:
-                self._take_over()
-                return
-            self._lookup = after
-            self._known += 1
-        self._emit(PolicyChanged(str(change), change.by))
+    def _read_log(self) -> list[Edit]:
+        """All edits in the log; from here on this gate is up to date."""
+        page = self._log.read()
+        self._position, self._logged = page.position, len(page.changes)
+        return page.edits()
 
-    def _take_over(self) -> None:
-        """Let the changes hold that are in a book which others write to as well."""
-        with self._changing:
-            changes = self._book.read()
-            before, news = self._lookup, changes[self._known :]
-            if len(changes) != self._known:
-                self._lookup = Lookup(before.policy, effective(before.policy, changes), self._store, before.unknown)
-                self._known = len(changes)
-        for change in news:
+    def _compact(self) -> None:
+        policy = self._lookup.policy
+        try:
+            self._logged = self._log.compact(KEPT, lambda edits: condense(policy, edits))
+        except HeadgateError as error:  # it will be tried again; the change itself was made
+            _log.warning("%s", error)
+
+    def _lookup_with(self, edits: Sequence[Edit]) -> Lookup:
+        before = self._lookup
+        after = apply_edits(before.effective, before.policy, edits)
+        return Lookup(before.policy, after, self._store, before, _agents(edits))
+
+    def _announce(self, made: list[Change]) -> None:
+        for change in made:
             self._emit(PolicyChanged(str(change), change.by))
 
-    def _drop_buckets(self, plan: Lookup, agent: str, other: Lookup | None = None) -> None:
-        """Drop an agent's buckets under a plan, save those that are the same under another."""
-        spared = set() if other is None else {meter.identity for meter in other.meters_of(agent)}
-        for meter in plan.meters_of(agent):
-            if meter.identity not in spared:
-                self._store.forget(meter.name, agent, meter.limit)
+    def _drop_changed(self, before: Lookup, after: Lookup) -> None:
+        """Let a new policy begin with full buckets wherever a limit has changed."""
+        if after.backoff != before.backoff:
+            self._store.clear(AGENTS, after.backoff)
+            self._store.clear(ADDRESSES, after.backoff)
+        for agent in {agent for lookup in (before, after) for agent, _ in lookup.own.items()}:
+            exempted = before.effective.is_exempt(agent) != after.effective.is_exempt(agent)
+            self._drop_buckets(after, agent, None if exempted else before)
+        for channel, of_channel in after.defaults.items():
+            for tier, active in of_channel.items():
+                earlier = before.defaults.get(channel, {}).get(tier)
+                if earlier is None or earlier.limit != active.limit:
+                    self._store.clear(active.name, active.limit)
+
+    def _drop_buckets(self, lookup: Lookup, agent: str, before: Lookup | None = None) -> None:
+        """Drop an agent's buckets under its limits, except those that it had under the same limits before."""
+        spared = set() if before is None else {(active.name, active.limit) for active in before.limits_of(agent)}
+        for active in lookup.limits_of(agent):
+            if (active.name, active.limit) not in spared:
+                self._store.forget(active.name, agent, active.limit)
 
     # Events ----------------------------------------------------------------------------------------------------------
 
     def subscribe(self, listener: Listener, *kinds: type[Event]) -> Callable[[], None]:
-        """Call `listener` with every event from now on, or with those of some kinds; the function returned ends that.
+        """Call `listener` with every event, or with those of some kinds, until the returned function is called.
 
-        Who doesn't ask for `Checked` costs a check nothing.
+        Listeners that skip `Checked` add no cost per check.
         """
         wanted = kinds or get_args(Event)
         for kind in wanted:
             if kind not in get_args(Event):
                 refuse("subscribe", f"one of {', '.join(known.__name__ for known in get_args(Event))}", kind)
-        with self._changing:
+        with self._change_lock:
             before = self._listeners
-            self._listen(before | {kind: (*before.get(kind, ()), listener) for kind in wanted})
+            self._set_listeners(before | {kind: (*before.get(kind, ()), listener) for kind in wanted})
         return lambda: self._unsubscribe(listener)
 
-    def _listen(self, listeners: dict[type[Event], tuple[Listener, ...]]) -> None:
-        self._listeners = listeners
-        self._watched = bool(listeners.get(Checked))
-        self._heeded = bool(listeners.get(Violated) or listeners.get(Alerted))
+    def _unsubscribe(self, listener: Listener) -> None:
+        with self._change_lock:
+            left = {kind: [other for other in of if other is not listener] for kind, of in self._listeners.items()}
+            self._set_listeners({kind: tuple(of) for kind, of in left.items()})
 
-    def _hear(self, event: Degraded | RecordedViolation) -> None:
-        """Pass on what a store has to say."""
+    def _set_listeners(self, listeners: dict[type[Event], tuple[Listener, ...]]) -> None:
+        self._listeners = listeners
+        self._emits_checks = bool(listeners.get(Checked))
+        self._emits_violations = bool(listeners.get(Violated) or listeners.get(Alerted))
+
+    def _on_store_event(self, event: Degraded | RecordedViolation) -> None:
         if isinstance(event, Degraded):
             self._emit(event)
         elif event.violation.alert and event.offence.name == AGENTS:
             backoff = event.offence.backoff
             self._emit(Alerted(event.offence.key, backoff.alert_after, backoff.alert_window))
 
-    def _unsubscribe(self, listener: Listener) -> None:
-        with self._changing:
-            left = {kind: [other for other in of if other is not listener] for kind, of in self._listeners.items()}
-            self._listen({kind: tuple(of) for kind, of in left.items()})
-
     def close(self) -> None:
-        """Let go of where changes are remembered, and of a store that the gate has opened itself.
-
-        A `with` block does so at its end.
-        """
+        """Close the change log, and the store if the gate has opened it. A `with` block does so at its end."""
         if self._unsubscribe_store is not None:
             self._unsubscribe_store()
-        self._book.close()
+        self._log.close()
         if self._opened:
             close_store(self._store)
 
@@ -491,17 +476,22 @@ class Gate(GateChecks, Closable):
             await aclose_store(self._store)
 
 
-def _by(by: object) -> str:
+def _agents(edits: Iterable[Edit]) -> set[str]:
+    """The agents that edits are about; a default is about none."""
+    return {edit.agent for edit in edits if edit.agent}
+
+
+def _author(by: object) -> str:
     if not isinstance(by, str):
         refuse("by", "a string", by)
     return by
 
 
-def _book(remember: object, store: Store) -> ChangeLog:
+def _change_log(remember: object, store: Store) -> ChangeLog:
     if remember is None:
         return store.change_log() if isinstance(store, SharedStore) else MemoryChangeLog()
     if isinstance(remember, (str, PathLike)):
         return SqliteChangeLog(remember)
     if isinstance(remember, ChangeLog):
         return remember
-    return refuse("Gate remember", "a path, a book of changes, or None", remember)
+    return refuse("Gate remember", "a path, a change log, or None", remember)

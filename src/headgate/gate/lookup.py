@@ -1,139 +1,186 @@
-"""What a check looks up: every limit of a policy with its changes, and where it is counted."""
+"""What a check looks up: every limit in effect, by channel, tier, action, agent and address."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from headgate._native import i64
 from headgate.errors import refuse
 from headgate.gate.changes import Effective
+from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import TIERS, UNKNOWN_TIER, Policy, check_agent
 from headgate.limits.decision import Limit
+from headgate.limits.fixed import UNLIMITED
 from headgate.limits.numbers import permille
 from headgate.stores.base import Store
-from headgate.stores.memory import in_process
+from headgate.stores.memory import LimitTable, MemoryStore, ViolationTable, in_process
 
 AGENTS: Final = "agents"
 ADDRESSES: Final = "addresses"
-_LOGGED: Final = 1000  # names of unknown actions that are logged at the most
+_LOGGED: Final = 1000  # names of unknown actions that are logged at most
 
 _log = logging.getLogger("headgate")
 
 
-class Meter:
-    """One limit at work: where it is counted, and whether it is only watched."""
+class ActiveLimit:
+    """A limit in effect, and what the check of a key under it needs besides."""
 
-    def __init__(self, store: Store, channel: str, tier: str, kind: str, limit: Limit, shadow: bool) -> None:
+    def __init__(
+        self, lookup: "Lookup", group: str, channel: str, tier: str, kind: str, limit: Limit, shadow: bool, index: i64
+    ) -> None:
+        self.group: Final = group  # AGENTS or ADDRESSES: the name that violations are recorded under
         self.channel: Final = channel
-        self.tier: Final = tier
+        self.tier: Final = tier  # for an address, the purpose
+        self.index: Final[i64] = index  # of the channel and tier
         self.name: Final = f"{channel}:{tier}:{kind}"
         self.limit: Final = limit
-        self.identity: Final = (self.name, limit)
+        self.exempt: Final = kind == "exempt"
         self.shadow: Final = shadow
-        memory = in_process(store)
-        self.buckets: Final = None if memory is None else memory.limit_table(self.name, limit)
+        self.low: Final[i64] = lookup.low
+        self.backoff: Final = lookup.backoff
+        buckets: LimitTable | None = None
+        if lookup.memory is not None and group == AGENTS and kind != "exempt":
+            buckets = lookup.memory.limit_table(self.name, limit)
+            buckets.validate = check_agent
+        self.buckets: Final[LimitTable | None] = buckets
+        self.offenders: Final[ViolationTable | None] = None if shadow else lookup.offenders
+
+
+class OwnLimits:
+    """The limits of an agent that differ from the defaults."""
+
+    def __init__(self, exempt: bool, shadow: bool, limits: list[ActiveLimit | None]) -> None:
+        self.exempt: Final = exempt
+        self.shadow: Final = shadow
+        self.limits: Final = limits  # by index; None for the default
 
 
 class Lookup:
-    """Everything that a check looks up. It is replaced as a whole, so that each check sees one state of affairs."""
+    """Everything that a check looks up. It is replaced as a whole, so that each check sees one state.
 
-    def __init__(self, policy: Policy, effective: Effective, store: Store, unknown: set[tuple[str, str]]) -> None:
-        self.unknown: Final = unknown  # the actions that were logged; it outlives the plan
+    With `changed`, only the defaults and these agents differ from the lookup `before`; the other agents are shared.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        effective: Effective,
+        store: Store,
+        before: "Lookup | None" = None,
+        changed: Iterable[str] | None = None,
+    ) -> None:
         self.policy: Final = policy
         self.effective: Final = effective
-        self.exempt: Final = effective.exempt
-        self.any_exempt: Final = bool(effective.exempt)
-        self.meters: Final[dict[str, dict[str, Meter]]] = {channel: {} for channel in policy.channels}
-        for lane, limit in effective.limits.items():
-            self.meters[lane[0]][lane[1]] = self._meter(store, lane, self._default(lane), limit, "")
-        self.by_action: Final[dict[str, dict[str, Meter]]] = {channel: {} for channel in policy.channels}
-        for (channel, action), tier in policy.actions.items():
-            self.by_action[channel][action] = self.meters[channel][tier]
-        self.own: Final = {
-            agent: self._own_meters(store, agent) for agent in {*effective.overrides, *policy.shadow_agents}
-        }
-        self.addresses: Final = {
-            "request": Meter(store, "address", "request", "default", policy.address_limit, policy.shadow),
-            "registration": Meter(
-                store, "address", "registration", "default", policy.registration_limit, policy.shadow
-            ),
-        }
+        self.memory: Final[MemoryStore | None] = in_process(store)
         self.low: Final[i64] = 1000 - permille("warn_at", policy.warn_at)
         self.backoff: Final = policy.backoff
-        memory = in_process(store)
-        self.offenders: Final = None if memory is None else memory.violation_table(AGENTS, policy.backoff)
+        self.offenders: Final[ViolationTable | None] = (
+            None if self.memory is None else self.memory.violation_table(AGENTS, policy.backoff)
+        )
+        self.unknown: Final[set[tuple[str, str]]] = set() if before is None else before.unknown  # actions, once logged
+        self.defaults: Final[dict[str, dict[str, ActiveLimit]]] = {channel: {} for channel in policy.channels}
+        self.exempt: Final[list[ActiveLimit]] = []  # by index, for exempt agents
+        self.shadowed: Final[list[ActiveLimit]] = []  # the defaults by index, for agents in shadow mode
+        for (channel, tier), limit in effective.limits.items():
+            shadow, index = policy.shadow or tier in policy.shadow_tiers, len(self.exempt)
+            generation = effective.generations.get((channel, tier), 0)
+            kind = f"default.{generation}" if generation else "default"
+            self.defaults[channel][tier] = ActiveLimit(self, AGENTS, channel, tier, kind, limit, shadow, index)
+            self.shadowed.append(ActiveLimit(self, AGENTS, channel, tier, kind, limit, True, index))
+            self.exempt.append(ActiveLimit(self, AGENTS, channel, tier, "exempt", UNLIMITED, False, index))
+        self.by_action: Final[dict[str, dict[str, ActiveLimit]]] = {channel: {} for channel in policy.channels}
+        for (channel, action), tier in policy.actions.items():
+            self.by_action[channel][action] = self.defaults[channel][tier]
+        own: ImmutableMap[OwnLimits] = ImmutableMap()
+        if changed is None:
+            changed = {*[agent for agent, _ in effective.agents.items()], *policy.shadow_agents}
+        elif before is not None:
+            own = before.own
+        for agent in changed:
+            limits = self._own_limits(agent)
+            own = own.delete(agent) if limits is None else own.set(agent, limits)
+        self.own: Final[ImmutableMap[OwnLimits]] = own
+        self.any_own: Final = len(self.own) > 0
+        self.addresses: Final = {
+            "request": ActiveLimit(
+                self, ADDRESSES, "address", "request", "default", policy.address_limit, policy.shadow, 0
+            ),
+            "registration": ActiveLimit(
+                self, ADDRESSES, "address", "registration", "default", policy.registration_limit, policy.shadow, 0
+            ),
+        }
+        self.exempt_address: Final = ActiveLimit(self, ADDRESSES, "address", "", "exempt", UNLIMITED, False, 0)
 
-    def _default(self, lane: tuple[str, str]) -> str:
-        turn = self.effective.turns.get(lane, 0)
-        return f"default.{turn}" if turn else "default"
+    def _own_limits(self, agent: str) -> OwnLimits | None:
+        policy, rules = self.policy, self.effective.agents.get(agent)
+        shadow = agent in policy.shadow_agents
+        limits: list[ActiveLimit | None] = [None] * len(self.exempt)
+        if rules is not None:
+            for (channel, tier), limit in rules.overrides.items():
+                watched = shadow or policy.shadow or tier in policy.shadow_tiers
+                index = self.defaults[channel][tier].index
+                limits[index] = ActiveLimit(self, AGENTS, channel, tier, "own", limit, watched, index)
+        elif not shadow:
+            return None
+        return OwnLimits(rules is not None and rules.exempt, shadow, limits)
 
-    def _meter(self, store: Store, lane: tuple[str, str], kind: str, limit: Limit, agent: str) -> Meter:
-        policy, (channel, tier) = self.policy, lane
-        shadow = policy.shadow or tier in policy.shadow_tiers or agent in policy.shadow_agents
-        meter = Meter(store, channel, tier, kind, limit, shadow)
-        if meter.buckets is not None:
-            meter.buckets.validate = check_agent
-        return meter
-
-    def _own_meters(self, store: Store, agent: str) -> dict[str, dict[str, Meter]]:
-        """Everybody's meters, save where an agent has its own or is watched."""
-        meters = {channel: dict(of_channel) for channel, of_channel in self.meters.items()}
-        overrides: Mapping[tuple[str, str], Limit] = self.effective.overrides.get(agent, {})
-        lanes = self.effective.limits if agent in self.policy.shadow_agents else overrides
-        for lane in lanes:
-            own = overrides.get(lane)
-            kind, limit = (self._default(lane), self.effective.limits[lane]) if own is None else ("own", own)
-            meters[lane[0]][lane[1]] = self._meter(store, lane, kind, limit, agent)
-        return meters
-
-    def meter(self, agent: str, channel: object, tier: object, action: object) -> Meter:
-        """The meter that an agent's check runs under: of a tier, or of an action, classified."""
+    def find(self, agent: str, channel: object, tier: object, action: object) -> ActiveLimit:
+        """The limit that an agent is checked against: that of a tier, or of an action, which is classified."""
         of_channel = self.by_action.get(channel) if isinstance(channel, str) else None
         if of_channel is None:
             refuse("channel", f"one of {', '.join(self.policy.channels)}", channel)
         if tier is None:
-            meter = of_channel.get(action) if isinstance(action, str) else None
-            if meter is None:
-                meter = self._unclassified(str(channel), action)
+            active = of_channel.get(action) if isinstance(action, str) else None
+            if active is None:
+                active = self._unclassified(str(channel), action)
         elif action is not None:
             refuse("check", "a tier or an action, not both", (tier, action))
         else:
-            found = self.meters[str(channel)].get(tier) if isinstance(tier, str) else None
+            found = self.defaults[str(channel)].get(tier) if isinstance(tier, str) else None
             if found is None:
                 refuse("tier", f"one of {', '.join(TIERS)}", tier)
-            meter = found
-        if self.own:
+            active = found
+        if self.any_own:
             own = self.own.get(agent)
             if own is not None:
-                return own[meter.channel][meter.tier]
-        return meter
+                return self.exempt[active.index] if own.exempt else self._of_agent(own, active)
+        return active
 
-    def _unclassified(self, channel: str, action: object) -> Meter:
+    def _of_agent(self, own: OwnLimits, default: ActiveLimit) -> ActiveLimit:
+        active = own.limits[default.index]
+        if active is not None:
+            return active
+        return self.shadowed[default.index] if own.shadow else default
+
+    def _unclassified(self, channel: str, action: object) -> ActiveLimit:
         if not isinstance(action, str):
             refuse("check", "a tier or an action", action)
         if len(self.unknown) < _LOGGED and (channel, action) not in self.unknown:
             self.unknown.add((channel, action))
             _log.warning("unknown action %.100r on channel %s: taken as %s", action, channel, UNKNOWN_TIER)
-        return self.meters[channel][UNKNOWN_TIER]
+        return self.defaults[channel][UNKNOWN_TIER]
 
-    def meters_of(self, agent: str) -> list[Meter]:
-        """The meters that hold for an agent."""
-        meters = self.own.get(agent, self.meters)
-        return [meter for of_channel in meters.values() for meter in of_channel.values()]
+    def find_address(self, address: object, purpose: object) -> tuple[ActiveLimit, str]:
+        """The limit that an address is checked against, and the key that it is counted under."""
+        found = _address(address)
+        active = self.addresses.get(purpose) if isinstance(purpose, str) else None
+        if active is None:
+            refuse("purpose", f"one of {', '.join(self.addresses)}", purpose)
+        for network in self.policy.exempt_addresses:
+            if found in network:
+                active = self.exempt_address
+        return active, _counted_as(found)
 
-
-def address_key(plan: Lookup, address: object) -> str | None:
-    """The key that an address counts under, or None if it is exempt."""
-    found = _address(address)
-    for network in plan.policy.exempt_addresses:
-        if found in network:
-            return None
-    return _counted_as(found)
+    def limits_of(self, agent: str) -> list[ActiveLimit]:
+        """All limits of an agent, as they are or would be if it weren't exempt."""
+        own = self.own.get(agent)
+        defaults = [active for of_channel in self.defaults.values() for active in of_channel.values()]
+        return defaults if own is None else [self._of_agent(own, active) for active in defaults]
 
 
 def counted_as(address: str) -> str:
-    """What an address counts as: an IPv6 address as its /64."""
+    """The key that an address is counted under: an IPv6 address by its /64."""
     return _counted_as(_address(address))
 
 
@@ -151,10 +198,3 @@ def _address(address: object) -> IPv4Address | IPv6Address:
 
 def _counted_as(found: IPv4Address | IPv6Address) -> str:
     return f"{IPv6Address(int(found) >> 64 << 64)}/64" if isinstance(found, IPv6Address) else str(found)
-
-
-def address_meter(plan: Lookup, purpose: object) -> Meter:
-    meter = plan.addresses.get(purpose) if isinstance(purpose, str) else None
-    if meter is None:
-        refuse("purpose", "one of request, registration", purpose)
-    return meter

@@ -1,7 +1,8 @@
-"""Policy: which limit holds for whom.
+"""Policy: which limit applies to whom.
 
 A policy is a value, read from one TOML file or from the same structure in Python. Everything has a default, so
-`Policy()` is complete. What can't be used is refused as a whole: all mistakes at once, each with its path.
+`Policy()` is complete. A policy with mistakes is refused as a whole; all mistakes are reported at once, each with its
+path.
 """
 
 import difflib
@@ -21,13 +22,13 @@ from headgate.limits.violations import Backoff
 from headgate.stores.base import ON_FAILURE
 
 Network: TypeAlias = IPv4Network | IPv6Network
-Lane: TypeAlias = tuple[str, str]
+ChannelTier: TypeAlias = tuple[str, str]
 """A channel and a tier."""
 T = TypeVar("T")
 
 TIERS: Final = ("light", "normal", "heavy")
 UNKNOWN_TIER: Final = "normal"
-"""The tier of an action that nobody has classified."""
+"""The tier of unclassified actions."""
 MAX_AGENT: Final = 128
 
 _LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
@@ -50,7 +51,7 @@ _ACTIONS: Final = {
 
 
 class PolicyError(HeadgateError, ValueError):
-    """A policy can't be used. `mistakes` has one line for each reason, with its path inside the policy."""
+    """A policy can't be used. `mistakes` has one line for each mistake, with its path inside the policy."""
 
     def __init__(self, source: str, mistakes: list[str]) -> None:
         self.mistakes: Final = tuple(mistakes)
@@ -70,14 +71,14 @@ class Policy:
     """
 
     channels: tuple[str, ...]
-    limits: Mapping[Lane, Limit]
-    actions: Mapping[Lane, str]
-    """The tier of each (channel, action)."""
+    limits: Mapping[ChannelTier, Limit]
+    actions: Mapping[tuple[str, str], str]
+    """The tier of each channel and action."""
     warn_at: float
     exempt: frozenset[str]
-    overrides: Mapping[str, Mapping[Lane, Limit]]
+    overrides: Mapping[str, Mapping[ChannelTier, Limit]]
     shadow: bool
-    """Whether everything is watched and nothing enforced."""
+    """Whether all limits are counted and none is enforced."""
     shadow_tiers: frozenset[str]
     shadow_agents: frozenset[str]
     address_limit: Limit
@@ -85,11 +86,11 @@ class Policy:
     exempt_addresses: tuple[Network, ...]
     backoff: Backoff
     on_failure: str
-    """What holds while the store is away: "open", "closed", or "local"."""
+    """How to decide while the store is away: "open", "closed", or "local"."""
     store_timeout: float
-    """Seconds that a check waits for the store at most."""
+    """The longest that a check waits for the store, in seconds."""
     nodes: int
-    """How many nodes share the store: while it is away, "local" judges by a share of each limit."""
+    """How many nodes share the store: while it is away, "local" enforces a share of each limit."""
 
     def __init__(self, **settings: Any) -> None:
         self._read("policy", settings)
@@ -117,8 +118,8 @@ class Policy:
         """The whole policy in the structure that builds it: `Policy(**policy.settings()) == policy`."""
         shadow: bool | list[str] = self.shadow or sorted(self.shadow_tiers)
         agents: dict[str, Any] = {}
-        for agent, lanes in self.overrides.items():
-            for (channel, tier), limit in lanes.items():
+        for agent, limits in self.overrides.items():
+            for (channel, tier), limit in limits.items():
                 agents.setdefault(agent, {}).setdefault(channel, {})[tier] = _text(limit)
         for agent in sorted(self.shadow_agents):
             agents.setdefault(agent, {})["shadow"] = True
@@ -154,19 +155,19 @@ class Policy:
         return "\n".join(_toml(self.settings(), ())).strip() + "\n"
 
     def changed(self) -> list[tuple[str, str, str]]:
-        """What differs from the default policy: the path, the value, and the default, as TOML writes them."""
-        ordinary = dict(_flat(Policy().settings()))
-        found = [(path, value, ordinary.get(path, "")) for path, value in _flat(self.settings())]
+        """The differences from the default policy: the path, the value, and the default, in TOML."""
+        defaults = dict(_flat(Policy().settings()))
+        found = [(path, value, defaults.get(path, "")) for path, value in _flat(self.settings())]
         return [(path, value, default) for path, value, default in found if value != default]
 
     def __repr__(self) -> str:
-        ordinary = Policy().settings()
-        changed = {name: value for name, value in self.settings().items() if value != ordinary[name]}
+        defaults = Policy().settings()
+        changed = {name: value for name, value in self.settings().items() if value != defaults[name]}
         return f"Policy({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
 
 def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
-    """What a TOML file holds; a `PolicyError` if it can't be read."""
+    """The content of a TOML file; a `PolicyError` if it can't be read."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -183,29 +184,29 @@ def check_agent(agent: object) -> str:
 
 
 class _Reader:
-    """Reads settings and collects what is wrong with them."""
+    """Reads settings and collects the mistakes in them."""
 
     def __init__(self) -> None:
         self.mistakes: list[str] = []
 
     def policy(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         known = "warn_at channels exempt shadow limits actions addresses agents backoff alerts store hub"
-        self._known("", settings, known.split())
+        self._check_keys("", settings, known.split())
         channels = self._channels(settings.get("channels", list(_ACTIONS)))
-        limits = self._lanes("limits", self._table("limits", settings), channels)
-        ordinary = {(channel, tier): parse(_LIMITS[tier]) for channel in channels for tier in TIERS}
+        limits = self._limits("limits", self._table("limits", settings), channels)
+        defaults = {(channel, tier): parse(_LIMITS[tier]) for channel in channels for tier in TIERS}
         shadow, shadow_tiers = self._shadow(settings.get("shadow", False))
         agents = self._table("agents", settings)
         addresses = self._table("addresses", settings)
-        self._known("addresses", addresses, ["limit", "registration", "exempt"])
+        self._check_keys("addresses", addresses, ["limit", "registration", "exempt"])
         store = self._table("store", settings)
-        self._known("store", store, ["on_failure", "timeout", "nodes"])
+        self._check_keys("store", store, ["on_failure", "timeout", "nodes"])
         return {
             "channels": channels,
-            "limits": ordinary | limits,
+            "limits": defaults | limits,
             "actions": self._actions(self._table("actions", settings), channels),
-            "warn_at": self._value("warn_at", settings, 0.8, _share),
-            "exempt": frozenset(self._each("exempt", settings.get("exempt", []), check_agent)),
+            "warn_at": self._value("warn_at", settings, 0.8, _fraction),
+            "exempt": frozenset(self._list("exempt", settings.get("exempt", []), check_agent)),
             "overrides": dict(self._overrides(agents, channels)),
             "shadow": shadow,
             "shadow_tiers": shadow_tiers,
@@ -216,7 +217,7 @@ class _Reader:
             ),
             "address_limit": self._value("addresses.limit", addresses, parse("60/minute"), _limit),
             "registration_limit": self._value("addresses.registration", addresses, parse("5/minute"), _limit),
-            "exempt_addresses": tuple(self._each("addresses.exempt", addresses.get("exempt", []), _network)),
+            "exempt_addresses": tuple(self._list("addresses.exempt", addresses.get("exempt", []), _network)),
             "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
             "on_failure": self._value("store.on_failure", store, "local", _on_failure),
             "store_timeout": self._value("store.timeout", store, 0.25, _seconds),
@@ -225,35 +226,37 @@ class _Reader:
 
     def _channels(self, given: object) -> tuple[str, ...]:
         if given == []:
-            self._wrong("channels", "at least one channel", given)
-        return tuple(dict.fromkeys(self._each("channels", given, _channel)))
+            self._add_mistake("channels", "at least one channel", given)
+        return tuple(dict.fromkeys(self._list("channels", given, _channel)))
 
-    def _lanes(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[Lane, Limit]:
+    def _limits(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
-        self._known(path, given, [*TIERS, *channels, "shadow"] if path.startswith("agents.") else [*TIERS, *channels])
-        lanes: dict[Lane, Limit] = {}
+        self._check_keys(
+            path, given, [*TIERS, *channels, "shadow"] if path.startswith("agents.") else [*TIERS, *channels]
+        )
+        limits: dict[ChannelTier, Limit] = {}
         for tier in TIERS:
             if (limit := self._value(f"{path}.{tier}", given, None, _limit)) is not None:
-                lanes |= {(channel, tier): limit for channel in channels}
+                limits |= {(channel, tier): limit for channel in channels}
         for channel in channels:
             table = self._table(channel, given, f"{path}.{channel}")
-            self._known(f"{path}.{channel}", table, list(TIERS))
+            self._check_keys(f"{path}.{channel}", table, list(TIERS))
             for tier in TIERS:
                 if (limit := self._value(f"{path}.{channel}.{tier}", table, None, _limit)) is not None:
-                    lanes[channel, tier] = limit
-        return lanes
+                    limits[channel, tier] = limit
+        return limits
 
     def _overrides(
         self, agents: Mapping[str, Any], channels: tuple[str, ...]
-    ) -> Iterator[tuple[str, dict[Lane, Limit]]]:
+    ) -> Iterator[tuple[str, dict[ChannelTier, Limit]]]:
         for agent in agents:
             path = f"agents.{_key(agent)}"
-            self._tried(path, agent, check_agent)
-            if lanes := self._lanes(path, self._table(agent, agents, path), channels):
-                yield agent, lanes
+            self._parsed(path, agent, check_agent)
+            if limits := self._limits(path, self._table(agent, agents, path), channels):
+                yield agent, limits
 
-    def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[Lane, str]:
-        self._known("actions", given, channels)
+    def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, str]:
+        self._check_keys("actions", given, channels)
         actions = {
             (channel, action): tier
             for channel in channels
@@ -271,35 +274,35 @@ class _Reader:
         if isinstance(given, bool):
             return given, frozenset()
         if not isinstance(given, list):
-            self._wrong("shadow", "true, false or a list of tiers", given)
+            self._add_mistake("shadow", "true, false or a list of tiers", given)
             return False, frozenset()
-        return False, frozenset(self._each("shadow", given, _tier))
+        return False, frozenset(self._list("shadow", given, _tier))
 
     def _backoff(self, backoff: Mapping[str, Any], alerts: Mapping[str, Any]) -> Backoff:
-        self._known("backoff", backoff, ["steps", "quiet", "enforce"])
-        self._known("alerts", alerts, ["violations", "window"])
-        ordinary = Backoff()
-        given = backoff.get("steps", list(ordinary.steps))
-        steps = self._each("backoff.steps", given, _seconds)
+        self._check_keys("backoff", backoff, ["steps", "quiet", "enforce"])
+        self._check_keys("alerts", alerts, ["violations", "window"])
+        default = Backoff()
+        given = backoff.get("steps", list(default.steps))
+        steps = self._list("backoff.steps", given, _seconds)
         if given == []:
-            self._wrong("backoff.steps", "at least one step", given)
+            self._add_mistake("backoff.steps", "at least one step", given)
         return Backoff(
-            steps=steps or ordinary.steps,
-            quiet=self._value("backoff.quiet", backoff, ordinary.quiet, _seconds),
-            enforce=self._value("backoff.enforce", backoff, ordinary.enforce, _bool),
-            alert_after=self._value("alerts.violations", alerts, ordinary.alert_after, _count),
-            alert_window=self._value("alerts.window", alerts, ordinary.alert_window, _seconds),
+            steps=steps or default.steps,
+            quiet=self._value("backoff.quiet", backoff, default.quiet, _seconds),
+            enforce=self._value("backoff.enforce", backoff, default.enforce, _bool),
+            alert_after=self._value("alerts.violations", alerts, default.alert_after, _count),
+            alert_window=self._value("alerts.window", alerts, default.alert_window, _seconds),
         )
 
-    # How each is read, and what is noted if it can't be --------------------------------------------------------------
+    # Values, and the mistakes in them --------------------------------------------------------------------------------
 
-    def _wrong(self, path: str, expected: str, got: object) -> None:
+    def _add_mistake(self, path: str, expected: str, got: object) -> None:
         try:
             refuse(path, expected, got)
         except InvalidInput as error:
             self.mistakes.append(str(error))
 
-    def _tried(self, path: str, value: object, read: Callable[[object], T]) -> T | None:
+    def _parsed(self, path: str, value: object, read: Callable[[object], T]) -> T | None:
         try:
             return read(value)
         except InvalidInput as error:
@@ -307,29 +310,29 @@ class _Reader:
             return None
 
     def _value(
-        self, path: str, table: Mapping[str, Any], ordinary: T, read: Callable[[object], T], key: str | None = None
+        self, path: str, table: Mapping[str, Any], default: T, read: Callable[[object], T], key: str | None = None
     ) -> T:
         key = path.rpartition(".")[2] if key is None else key
         if key not in table:
-            return ordinary
-        value = self._tried(path, table[key], read)
-        return ordinary if value is None else value
+            return default
+        value = self._parsed(path, table[key], read)
+        return default if value is None else value
 
-    def _each(self, path: str, given: object, read: Callable[[object], T]) -> list[T]:
+    def _list(self, path: str, given: object, read: Callable[[object], T]) -> list[T]:
         if not isinstance(given, (list, tuple, set, frozenset)):
-            self._wrong(path, "a list", given)
+            self._add_mistake(path, "a list", given)
             return []
-        found = [self._tried(f"{path}[{i}]", value, read) for i, value in enumerate(given)]
+        found = [self._parsed(f"{path}[{i}]", value, read) for i, value in enumerate(given)]
         return [value for value in found if value is not None]
 
     def _table(self, key: str, settings: Mapping[str, Any], path: str | None = None) -> Mapping[str, Any]:
         table = settings.get(key, {})
         if isinstance(table, Mapping) and all(isinstance(name, str) for name in table):
             return table
-        self._wrong(path or key, "a table", table)
+        self._add_mistake(path or key, "a table", table)
         return {}
 
-    def _known(self, path: str, table: Mapping[str, Any], known: "list[str] | tuple[str, ...]") -> None:
+    def _check_keys(self, path: str, table: Mapping[str, Any], known: "list[str] | tuple[str, ...]") -> None:
         for key in table:
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
@@ -341,7 +344,7 @@ def _limit(value: object) -> Limit:
     return limit_of("limit", value)
 
 
-def _share(value: object) -> float:
+def _fraction(value: object) -> float:
     return permille("", value) / 1000
 
 
@@ -399,7 +402,7 @@ def _text(limit: Limit) -> str | list[str]:
 
 
 def _key(name: str) -> str:
-    """A key as TOML writes it."""
+    """A key in TOML: quoted unless it is bare."""
     bare = name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()
     return name if bare else _quoted(name)
 

@@ -13,11 +13,11 @@ from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import Ask, Store, Verb
 
 _NAME = "session"
-_LOW = 200
+_LOW = 200  # thousandths of the capacity below which a decision warns
 
 
 class Sessions:
-    """The sessions that are open in one gate."""
+    """The open sessions of one gate."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -25,7 +25,7 @@ class Sessions:
 
     @property
     def active_buckets(self) -> int:
-        """How many have been used and not yet closed, unlimited ones included."""
+        """How many sessions have been used and not yet closed, unlimited ones included."""
         return sum(session.used for session in list(self._open.values()))
 
     def open(self, agent: object, session_id: object, limit: Limit) -> "Session":
@@ -44,7 +44,7 @@ class Sessions:
 
 
 class Session(Closable):
-    """One session of an agent, as `Gate.session` opens it. It closes at the end of a `with` block, or by `close`."""
+    """A session of an agent, opened by `Gate.session`, closed by `close` or at the end of a `with` block."""
 
     def __init__(self, sessions: Sessions, agent: str, session_id: str, key: str, limit: Limit) -> None:
         self.agent = agent
@@ -64,15 +64,15 @@ class Session(Closable):
 
     def require(self, cost: SupportsIndex = 1) -> Decision:
         """`check`, but a denial raises `RateLimited`."""
-        return self._required(self.check(cost))
+        return self._raise_if_denied(self.check(cost))
 
     async def arequire(self, cost: SupportsIndex = 1) -> Decision:
-        return self._required(await self.acheck(cost))
+        return self._raise_if_denied(await self.acheck(cost))
 
     def close(self) -> None:
         """End the session and forget what it has spent."""
         if self._end():
-            with suppress(StoreAway):  # it will be forgotten by itself when it is full
+            with suppress(StoreAway):  # the bucket expires by itself when it is full
                 self._sessions.store.forget(_NAME, self._key, self.limit)
 
     async def aclose(self) -> None:
@@ -87,7 +87,7 @@ class Session(Closable):
         self.used = True
         return Ask(_NAME, self._key, self.limit, number)
 
-    def _required(self, decision: Decision) -> Decision:
+    def _raise_if_denied(self, decision: Decision) -> Decision:
         if not decision:
             raise RateLimited(self.agent, self.limit, _pace(self.limit), decision.retry_ms)
         return decision

@@ -13,7 +13,7 @@ import structlog
 
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
-from headgate.events import Alerted, Event, PolicyChanged
+from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.policy import Policy
 from headgate.hub.agents.presence import Presence
@@ -158,7 +158,7 @@ class Hub:
         self.clock = store.clock
         self.tally = Tally(self.gate, self.clock)
         things.callback(self.tally.stop)
-        things.callback(self.gate.subscribe(self._hear, PolicyChanged, Alerted))
+        things.callback(self.gate.subscribe(self._hear, PolicyChanged, ViolationsReset, Alerted))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         things.push_async_callback(self.webhooks.close)
         alerts = store.alerts() if isinstance(store, HubStore) else None
@@ -301,6 +301,9 @@ class Hub:
         if isinstance(event, PolicyChanged):
             _log.info("limits changed", what=event.what, by=event.by)
             self._loop.call_soon_threadsafe(self._look_again)  # changes are made in threads
+        elif isinstance(event, ViolationsReset):
+            self.tally.forget(event.agent)
+            self._loop.call_soon_threadsafe(self._look_again)
         elif isinstance(event, Alerted):
             self.alerts.hear(event)
 

@@ -15,7 +15,7 @@ from headgate.errors import refuse
 from headgate.gate._hot import GateChecks
 from headgate.gate.changes import effective
 from headgate.gate.lookup import AGENTS, Lookup
-from headgate.gate.policy import TIERS, UNKNOWN_TIER, Lane, Policy
+from headgate.gate.policy import TIERS, UNKNOWN_TIER, ChannelTier, Policy
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import Offence
@@ -115,7 +115,7 @@ class PolicyReplay:
         name: str,
         policy: Policy,
         *,
-        left_out: Callable[[Lane], frozenset[str]] | None = None,
+        left_out: Callable[[ChannelTier], frozenset[str]] | None = None,
         most_agents: int = MOST_AGENTS,
     ) -> None:
         self.name: Final = name
@@ -126,7 +126,7 @@ class PolicyReplay:
         self.alert_count = 0
         self.clock: Final = _LogClock()
         self.store: Final = MemoryStore(clock=self.clock)
-        self.lookup: Final = Lookup(policy, effective(policy), self.store, set())
+        self.lookup: Final = Lookup(policy, effective(policy), self.store)
         self.gate: Final = GateChecks(self.store, self.lookup)
         self.tiers: Final = {
             lane: TierReplay(self, *lane, left_out(lane) if left_out else frozenset()) for lane in policy.limits
@@ -181,11 +181,11 @@ class TierReplay:
         """Whether the last denial raised an alert."""
         self.full_at: dict[str, int] = {}
         lookup = policy.lookup
-        meter = lookup.meters[channel][tier]
+        meter = lookup.defaults[channel][tier]
         self.limit: Final = meter.limit
         self._shadow: Final = meter.shadow
         self._left_out: Final = left_out
-        self._by_gate: Final = frozenset([*lookup.exempt, *lookup.own, *left_out])
+        self._by_gate: Final = frozenset([*[agent for agent, _ in lookup.own.items()], *left_out])
         self._counted_here = False
         self._unit, self._gain, self._full, self._ample = 1, 0, -1, -1  # no request is sure to pass
         self._max_buckets = _MIN_BUCKETS

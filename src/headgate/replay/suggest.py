@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from headgate.gate.policy import TIERS, Lane, Policy
+from headgate.gate.policy import TIERS, ChannelTier, Policy
 from headgate.replay.engine import DENIED, EXEMPT, Classifier, PolicyReplay, TierReplays
 from headgate.replay.formats import UnusedLines
 from headgate.replay.player import LogSet, OnProgress
@@ -138,7 +138,7 @@ def _trial(policy: Policy, limit: int) -> PolicyReplay:
     settings = policy.settings() | {"exempt": [], "agents": {}, "shadow": False, "warn_at": 1, "backoff": {}}
     settings["limits"] = dict.fromkeys(TIERS, f"{limit}/minute")
 
-    def left_out(lane: Lane) -> frozenset[str]:
+    def left_out(lane: ChannelTier) -> frozenset[str]:
         return policy.exempt.union([agent for agent, own in policy.overrides.items() if lane in own])
 
     return PolicyReplay("", Policy(**settings), left_out=left_out)

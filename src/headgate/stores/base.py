@@ -225,10 +225,10 @@ class ResettableStore(Store, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One change: an override, an exemption or a default was set, or (with no value) taken back.
+class Edit:
+    """A part of a change: an override, an exemption or a default is set, or (with no value) removed.
 
-    `channel` and `tier` are empty where every one is meant. `value` is a limit's text, or "exempt".
+    `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
     """
 
     kind: str
@@ -236,28 +236,60 @@ class Change:
     channel: str = ""
     tier: str = ""
     value: str | None = None
+    generation: int = 0
+    """In the snapshot of a compacted log: how often a default had been changed."""
+
+    def __str__(self) -> str:
+        words = [self.kind]
+        if self.agent:
+            words.append(f"of {self.agent!r}")
+        if self.channel or self.tier:
+            words.append("for " + " ".join(filter(None, (self.channel, self.tier))))
+        words.append("removed" if self.value is None else f"set to {self.value}")
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Edits that were made together, with who made them and when. They take effect together, or not at all."""
+
+    edits: tuple[Edit, ...]
     by: str = ""
     at: float = field(default_factory=time.time)
 
     def __str__(self) -> str:
-        what = [self.kind]
-        if self.agent:
-            what.append(f"of {self.agent!r}")
-        if self.channel or self.tier:
-            what.append("for " + " ".join(filter(None, (self.channel, self.tier))))
-        what.append("removed" if self.value is None else f"set to {self.value}")
-        return " ".join(what)
+        return ", ".join(map(str, self.edits))
+
+
+class LogPage(NamedTuple):
+    """A part of a change log, up to its end."""
+
+    snapshot: tuple[Edit, ...] | None
+    """Edits that stand for all changes before these; None where the reader knows the changes before these."""
+    changes: list[Change]
+    position: int
+    """Where the next page begins: the number of edits that were ever recorded."""
+
+    def edits(self) -> list[Edit]:
+        """All edits, in the order in which they have to be applied."""
+        return [*(self.snapshot or ()), *(edit for change in self.changes for edit in change.edits)]
 
 
 @runtime_checkable
 class ChangeLog(Protocol):
-    """Where changes are remembered."""
+    """Where changes are recorded."""
 
-    def read(self) -> list[Change]:
-        """All changes, oldest first."""
+    def read(self, after: int = 0) -> LogPage:
+        """The changes after a position, oldest first. Everything, with a snapshot, if some of them are compacted."""
 
-    def write(self, change: Change) -> None:
-        """Remember a change. When this returns, it is kept, whatever happens next."""
+    def write(self, change: Change) -> int:
+        """Record a change, and return the position after it. From then on it survives a crash."""
+
+    def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
+        """Replace all but the newest `keep` changes by a snapshot, in one step, and return how many changes are left.
+
+        `condense` makes the snapshot of the edits that it stands for.
+        """
 
     def close(self) -> None: ...
 

@@ -1,13 +1,21 @@
-"""A book of changes in an SQLite file, for one node."""
+"""A change log in an SQLite file, for one node.
+
+The rows are those of `headgate.stores.change_rows`. The number of a row is its position; the rows of a snapshot have
+numbers up to 0.
+"""
 
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
+from typing import Any, Final
 
 from headgate.errors import HeadgateError
-from headgate.stores.base import Change
+from headgate.stores.base import Change, Edit, LogPage
+from headgate.stores.change_rows import to_changes, to_edit, to_rows
 
-_SCHEMA = """
+_SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS changes (
     number INTEGER PRIMARY KEY,
     at REAL NOT NULL,
@@ -16,22 +24,36 @@ CREATE TABLE IF NOT EXISTS changes (
     agent TEXT NOT NULL,
     channel TEXT NOT NULL,
     tier TEXT NOT NULL,
-    value TEXT
+    value TEXT,
+    more INTEGER NOT NULL DEFAULT 0,
+    generation INTEGER NOT NULL DEFAULT 0
 )
 """
-_FORMAT = 1
+_FORMAT: Final = 1
+_COLUMNS: Final = ("number", "at", "by", "kind", "agent", "channel", "tier", "value", "more", "generation")
+_ADDED: Final = _COLUMNS[8:]
+"""Columns that files of the first version don't have. That version ignores them."""
+_READ: Final = """
+SELECT number, at, by, kind, agent, channel, tier, value, more, generation FROM changes
+WHERE number > ? ORDER BY number
+"""
+_START: Final = -(2**62)
+_INSERT: Final = """
+INSERT INTO changes (number, at, by, kind, agent, channel, tier, value, more, generation)
+VALUES (:number, :at, :by, :kind, :agent, :channel, :tier, :value, :more, :generation)
+"""
 
 
 class ChangeLogError(HeadgateError):
-    """What is remembered can't be read or written."""
+    """The change log can't be read or written."""
 
 
 def open_file(
     path: str | PathLike[str], what: str, version: int, schema: str, failure: type[HeadgateError]
 ) -> sqlite3.Connection:
-    """An SQLite file, made if there is none, whose every commit is on the disk before it returns.
+    """Open an SQLite file whose every commit is on the disk before it returns; create it if there is none.
 
-    It has to be `what` it says, of this version, or nothing yet: otherwise it is left alone, and `failure` is raised.
+    A file that isn't `what` is expected, or is of another version, is left alone, and `failure` is raised.
     """
     try:
         file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -56,35 +78,69 @@ def open_file(
 
 
 class SqliteChangeLog:
-    """Remembers changes in a file. A change that `write` has taken survives a kill and a loss of power."""
+    """Records changes in a file. A change that `write` has recorded survives a kill and a loss of power."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._file = open_file(path, "a book", _FORMAT, _SCHEMA, ChangeLogError)
+        self._file = open_file(path, "a change log", _FORMAT, _SCHEMA, ChangeLogError)
+        with self._transaction("the change log can't be used"):
+            present = {name for _, name, *_ in self._file.execute("PRAGMA table_info(changes)")}
+            for name in _ADDED:
+                if name not in present:
+                    self._file.execute(f"ALTER TABLE changes ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
 
-    def read(self) -> list[Change]:
-        with self._lock:
-            try:
-                rows = self._file.execute(
-                    "SELECT kind, agent, channel, tier, value, by, at FROM changes ORDER BY number"
-                ).fetchall()
-            except sqlite3.Error as error:
-                raise ChangeLogError(f"{self._path}: the changes can't be read: {error}") from error
-        return [Change(*row) for row in rows]
+    def read(self, after: int = 0) -> LogPage:
+        with self._transaction("the changes can't be read", "BEGIN"):
+            (first, last) = self._file.execute(
+                "SELECT MIN(number), MAX(number) FROM changes WHERE number > 0"
+            ).fetchone()
+            known = first is not None and first - 1 <= after > 0
+            rows = self._rows(after if known else _START)
+        snapshot = None if known else tuple([to_edit(row) for row in rows if row["number"] <= 0])
+        return LogPage(snapshot, to_changes(row for row in rows if row["number"] > 0), last or 0)
 
-    def write(self, change: Change) -> None:
-        row = (change.kind, change.agent, change.channel, change.tier, change.value, change.by, change.at)
-        with self._lock:
-            try:
-                self._file.execute(
-                    "INSERT INTO changes (kind, agent, channel, tier, value, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)", row
-                )
-            except sqlite3.Error as error:
-                raise ChangeLogError(
-                    f"{self._path}: the change is not made, it can't be remembered: {error}"
-                ) from error
+    def write(self, change: Change) -> int:
+        with self._transaction("the change was not made, since it can't be recorded"):
+            (last,) = self._file.execute("SELECT MAX(number) FROM changes WHERE number > 0").fetchone()
+            return self._insert(last or 0, change)
+
+    def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
+        with self._transaction("the change log can't be compacted"):
+            rows = self._rows(_START)
+            snapshot = [row for row in rows if row["number"] <= 0]
+            changes = to_changes(rows[len(snapshot) :])
+            if len(changes) > keep:
+                dropped = len(snapshot) + sum(len(change.edits) for change in changes[:-keep])
+                edits = condense([to_edit(row) for row in rows[:dropped]])
+                self._file.execute("DELETE FROM changes WHERE number < ?", (rows[dropped]["number"],))
+                self._insert(-len(edits), Change(tuple(edits), at=0.0))
+        return min(len(changes), keep)
 
     def close(self) -> None:
         with self._lock:
             self._file.close()
+
+    def _rows(self, after: int) -> list[dict[str, Any]]:
+        return [dict(zip(_COLUMNS, row, strict=True)) for row in self._file.execute(_READ, (after,))]
+
+    def _insert(self, after: int, change: Change) -> int:
+        """Write the rows of a change after a position, and return the position after them."""
+        missing = dict.fromkeys(_ADDED, 0)
+        rows = [missing | row | {"number": number} for number, row in enumerate(to_rows(change), after + 1)]
+        self._file.executemany(_INSERT, rows)
+        return after + len(rows)
+
+    @contextmanager
+    def _transaction(self, failure: str, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+        with self._lock:
+            try:
+                self._file.execute(begin)
+                try:
+                    yield
+                    self._file.execute("COMMIT")
+                except BaseException:
+                    self._file.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise ChangeLogError(f"{self._path}: {failure}: {error}") from error

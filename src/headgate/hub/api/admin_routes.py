@@ -1,12 +1,14 @@
-"""What the admin can ask over HTTP."""
+"""The routes of the admin."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, json
 
 from headgate.errors import InvalidInput, refuse
-from headgate.gate.policy import TIERS, Policy, check_agent
+from headgate.gate.changes import default, exemption, override
+from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.hub.api.agent_routes import Body, NewTask, Registered, Revoked, TaskPage, Tasks
 from headgate.hub.api.routing import Call, Route, Who
 from headgate.hub.dashboard.cards import AgentCard, cards
@@ -15,17 +17,22 @@ from headgate.hub.sockets.frames import AgentId, Count, SessionId, Signal
 from headgate.hub.tasks.task import Task
 from headgate.limits.decision import Limit, Outcome
 from headgate.limits.notation import limit_of
-from headgate.stores.base import Change
+
+_LONGEST_LIMIT: Final = 200
+_MOST_LIMITS: Final = 10
 
 Limits = dict[str, dict[str, str]]
-"""By channel and tier, as text."""
+"""Limits as text, by channel and tier."""
 
-LimitText = Annotated[str, Meta(min_length=1, max_length=200, examples=["60/minute", "60/minute burst 10"])]
-LimitTexts = LimitText | Annotated[list[LimitText], Meta(min_length=1, max_length=10)]
-"""A limit, or several that hold together."""
+LimitText = Annotated[str, Meta(min_length=1, max_length=_LONGEST_LIMIT, examples=["60/minute", "60/minute burst 10"])]
+LimitTexts = LimitText | Annotated[list[LimitText], Meta(min_length=1, max_length=_MOST_LIMITS)]
+"""A limit, or several that apply together."""
 NewLimits = Annotated[
-    dict[str, LimitTexts | dict[str, LimitTexts]],
-    Meta(description="limits by tier, for every channel, or below the name of a channel, for that one"),
+    dict[str, Any],  # `_given` reads it: the texts of msgspec don't name the tier
+    Meta(
+        description="limits by tier, for every channel, or below the name of a channel, for that one",
+        extra_json_schema={"additionalProperties": json.schema(LimitTexts | dict[str, LimitTexts])},
+    ),
 ]
 
 
@@ -37,21 +44,21 @@ class RateLimits(Struct):
 class AgentLimits(Struct):
     agent_id: str
     limits: Limits
-    """What holds for the agent now."""
+    """The limits in effect for the agent."""
     override: Limits
-    """What of it is its own."""
+    """Those of them that are its own."""
     exempt: bool
 
 
-class Whitelist(Struct):
+class ExemptAgents(Struct):
     agents: list[str]
 
 
-class NewWhitelist(Body):
+class NewExemptAgents(Body):
     agents: Annotated[list[AgentId], Meta(max_length=1000)]
 
 
-class Exempt(Body):
+class NewExemption(Body):
     agent_id: AgentId
 
 
@@ -61,7 +68,7 @@ class NewAgent(Body):
 
 class Invitation(Struct):
     invitation: str
-    """Good for one registration."""
+    """A code for one registration."""
 
 
 class AgentsPage(Body):
@@ -94,14 +101,14 @@ class NewCheck(Body):
     channel: Annotated[str, Meta(min_length=1, max_length=64, examples=["ws", "http"])]
     tier: Annotated[str, Meta(examples=["light"])] | None = None
     action: Annotated[str, Meta(min_length=1, max_length=200, examples=["message"])] | None = None
-    """Instead of a tier: the policy knows it."""
+    """Instead of a tier: the policy classifies it."""
     cost: Annotated[int, Meta(ge=1, le=2**53)] = 1
     peek: bool = False
-    """Only look: count nothing."""
+    """Say what a check would say, and count nothing."""
 
 
 class Verdict(Struct):
-    """What the gate has decided."""
+    """The decision of the gate."""
 
     agent_id: str
     channel: str
@@ -114,9 +121,9 @@ class Verdict(Struct):
     """The true wait, rounded up; 0 if it passed, null where no wait would help."""
     exempt: bool
     violations: int
-    """In a row, if this was one."""
+    """Violations in a row, if this was one."""
     would_be: Literal["allow", "warn", "deny", "exempt"] | None
-    """The outcome, if the limit weren't only watched."""
+    """In shadow mode: the outcome if the limit were enforced."""
     degraded: bool
 
 
@@ -146,21 +153,21 @@ class SignalNumber(Struct):
 
 
 async def _rate_limits(call: Call) -> RateLimits:
-    holds = call.hub.gate.effective
-    overrides = {agent: _nested(lanes) for agent, lanes in sorted(holds.overrides.items())}
-    return RateLimits(_nested(holds.limits), overrides)
+    effective = call.hub.gate.effective
+    overrides = {agent: _by_channel(limits) for agent, limits in sorted(effective.overrides.items())}
+    return RateLimits(_by_channel(effective.limits), overrides)
 
 
 async def _set_defaults(call: Call) -> RateLimits:
-    for channel, tier, limit in _given(call, call.body):
-        await call.hub.gate.aset_default(tier, limit, channel, by=call.by)
+    edits = [default(tier, limit, channel) for channel, tier, limit in _given(call)]
+    await call.hub.gate.achange(edits, by=call.by)
     return await _rate_limits(call)
 
 
 async def _set_override(call: Call) -> AgentLimits:
     agent = call.parts["agent"]
-    for channel, tier, limit in _given(call, call.body):
-        await call.hub.gate.aset_override(agent, tier, limit, channel, by=call.by)
+    edits = [override(agent, tier, limit, channel) for channel, tier, limit in _given(call)]
+    await call.hub.gate.achange(edits, by=call.by)
     return _limits_of(call, agent)
 
 
@@ -171,17 +178,17 @@ async def _remove_override(call: Call) -> AgentLimits:
     return _limits_of(call, agent)
 
 
-def _given(call: Call, body: dict[str, Any]) -> list[tuple[str | None, str, Limit]]:
-    """Limits by tier, for every channel, and by tier below a channel, for that one: all of them, or an error."""
+def _given(call: Call) -> list[tuple[str | None, str, Limit]]:
+    """The limits in a body, as channel (None: every channel), tier and limit: all of them, or an error."""
     channels = call.hub.gate.policy.channels
     found: list[tuple[str | None, str, Limit]] = []
-    for name, value in body.items():
+    for name, value in call.body.items():
         if name in TIERS:
             found.append((None, name, _limit(name, value)))
         elif name not in channels:
             refuse("body", f"one of {', '.join([*TIERS, *channels])}", name)
         elif not isinstance(value, dict):
-            refuse(name, "an object with limits by tier", value)
+            refuse(name, "an object with limits by tier, such as {'light': '60/minute'}", value)
         else:
             for tier, text in value.items():
                 if tier not in TIERS:
@@ -189,23 +196,27 @@ def _given(call: Call, body: dict[str, Any]) -> list[tuple[str | None, str, Limi
                 found.append((name, tier, _limit(f"{name}.{tier}", text)))
     if not found:
         raise Refused(400, "invalid", f"body: expected limits for some of {', '.join(TIERS)}, got none")
-    return sorted(found, key=lambda one: one[0] is not None)  # what is said of one channel holds there
+    return sorted(found, key=lambda one: one[0] is not None)  # a limit below a channel goes before one for all
 
 
 def _limit(place: str, given: Any) -> Limit:
-    if isinstance(given, dict):
-        refuse(place, "a limit such as '60/minute', or a list of several", given)
+    texts = given if isinstance(given, list) else [given]
+    if not 1 <= len(texts) <= _MOST_LIMITS or not all(isinstance(text, str) for text in texts):
+        example = f"{given}/minute" if type(given) is int and given > 0 else "60/minute"
+        refuse(place, f"a limit such as '{example}', or a list of 1 to {_MOST_LIMITS}", given)
+    if any(len(text) > _LONGEST_LIMIT for text in texts):
+        refuse(place, f"at most {_LONGEST_LIMIT} characters for a limit", given)
     try:
         return limit_of(place, given)
     except InvalidInput as error:
         raise InvalidInput(f"{place}: {error}") from None
 
 
-def _nested(lanes: Any) -> Limits:
-    nested: Limits = {}
-    for (channel, tier), limit in lanes.items():
-        nested.setdefault(channel, {})[tier] = str(limit)
-    return nested
+def _by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
+    found: Limits = {}
+    for (channel, tier), limit in limits.items():
+        found.setdefault(channel, {})[tier] = str(limit)
+    return found
 
 
 def _limits_of(call: Call, agent: str) -> AgentLimits:
@@ -214,36 +225,33 @@ def _limits_of(call: Call, agent: str) -> AgentLimits:
         channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in TIERS}
         for channel in gate.policy.channels
     }
-    return AgentLimits(agent, limits, _nested(gate.effective.overrides.get(agent, {})), gate.is_exempt(agent))
+    return AgentLimits(agent, limits, _by_channel(gate.effective.overrides.get(agent, {})), gate.is_exempt(agent))
 
 
-# The exempt -----------------------------------------------------------------------------------------------------------
+# Exempt agents: "whitelist" in the paths ------------------------------------------------------------------------------
 
 
-async def _whitelist(call: Call) -> Whitelist:
-    return Whitelist(sorted(call.hub.gate.effective.exempt))
+async def _exempt(call: Call) -> ExemptAgents:
+    return ExemptAgents(sorted(call.hub.gate.effective.exempt))
 
 
-async def _replace_whitelist(call: Call) -> Whitelist:
+async def _replace_exempt(call: Call) -> ExemptAgents:
     wanted = {check_agent(agent) for agent in call.body.agents}
-    before = call.hub.gate.effective.exempt
-    for agent in sorted(before - wanted):
-        await call.hub.gate.aremove_exemption(agent, by=call.by)
-    for agent in sorted(wanted - before):
-        await call.hub.gate.aadd_exemption(agent, by=call.by)
-    return await _whitelist(call)
+    different = sorted(wanted ^ call.hub.gate.effective.exempt)
+    await call.hub.gate.achange([exemption(agent, agent in wanted) for agent in different], by=call.by)
+    return await _exempt(call)
 
 
-async def _add_exempt(call: Call) -> Whitelist:
-    if check_agent(call.body.agent_id) not in call.hub.gate.effective.exempt:
+async def _add_exempt(call: Call) -> ExemptAgents:
+    if not call.hub.gate.is_exempt(call.body.agent_id):
         await call.hub.gate.aadd_exemption(call.body.agent_id, by=call.by)
-    return await _whitelist(call)
+    return await _exempt(call)
 
 
-async def _remove_exempt(call: Call) -> Whitelist:
-    if call.parts["agent"] in call.hub.gate.effective.exempt:
+async def _remove_exempt(call: Call) -> ExemptAgents:
+    if call.hub.gate.is_exempt(call.parts["agent"]):
         await call.hub.gate.aremove_exemption(call.parts["agent"], by=call.by)
-    return await _whitelist(call)
+    return await _exempt(call)
 
 
 # Violations, agents, and the rest -------------------------------------------------------------------------------------
@@ -255,12 +263,7 @@ async def _violations(call: Call) -> Violations:
 
 async def _reset_violations(call: Call) -> Reset:
     agent = call.parts["agent"]
-    reset = await call.hub.gate.areset_violations(agent)
-    call.hub.tally.forget(agent)
-    call.hub.scheduler.look_again()
-    call.hub.board.look_again()
-    call.hub.alerts.look_again()
-    return Reset(agent, reset)
+    return Reset(agent, await call.hub.gate.areset_violations(agent))
 
 
 async def _check(call: Call) -> Verdict:
@@ -338,17 +341,14 @@ async def _tasks(call: Call) -> Tasks:
 
 async def _changes(call: Call) -> Changes:
     history = await asyncio.to_thread(call.hub.gate.history)
-    return Changes([_told(change) for change in reversed(history[-call.query.limit :])])
-
-
-def _told(change: Change) -> dict[str, Any]:
-    return {"what": str(change), "by": change.by, "at": change.at}
+    newest = reversed(history[-call.query.limit :])
+    return Changes([{"what": str(change), "by": change.by, "at": change.at} for change in newest])
 
 
 async def _reload(call: Call) -> Reloaded:
     config = call.hub.config
     if config is None:
-        raise Refused(409, "no_config", "the hub was started without --config: there is nothing to reload")
+        raise Refused(409, "no_config", "the hub was started without --config, so there is no file to reload")
     await call.hub.gate.areload(await asyncio.to_thread(Policy.load, config), by=call.by)
     return Reloaded(True)
 
@@ -360,7 +360,7 @@ async def _write_signal(call: Call) -> SignalNumber:
 
 _LIMITS: Final = "/api/admin/rate-limits"
 ROUTES: Final = (
-    Route("GET", _LIMITS, "admin", Who.ADMIN, _rate_limits, RateLimits, "the defaults and overrides"),
+    Route("GET", _LIMITS, "admin", Who.ADMIN, _rate_limits, RateLimits, "all defaults and overrides"),
     Route(
         "PUT", f"{_LIMITS}/defaults", "admin", Who.ADMIN, _set_defaults, RateLimits, "change the defaults",
         body=NewLimits,
@@ -373,22 +373,22 @@ ROUTES: Final = (
         "DELETE", f"{_LIMITS}/{{agent}}", "admin", Who.ADMIN, _remove_override, AgentLimits,
         "put an agent back to the defaults",
     ),
-    Route("GET", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _whitelist, Whitelist, "the exempt agents"),
+    Route("GET", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _exempt, ExemptAgents, "the exempt agents"),
     Route(
-        "PUT", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _replace_whitelist, Whitelist,
-        "replace the list of exempt agents", body=NewWhitelist,
+        "PUT", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _replace_exempt, ExemptAgents,
+        "replace the list of exempt agents", body=NewExemptAgents,
     ),
     Route(
-        "POST", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _add_exempt, Whitelist, "exempt an agent",
-        body=Exempt,
+        "POST", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _add_exempt, ExemptAgents, "exempt an agent",
+        body=NewExemption,
     ),
     Route(
-        "DELETE", f"{_LIMITS}/whitelist/{{agent}}", "admin", Who.ADMIN, _remove_exempt, Whitelist,
+        "DELETE", f"{_LIMITS}/whitelist/{{agent}}", "admin", Who.ADMIN, _remove_exempt, ExemptAgents,
         "hold an agent to its limits again",
     ),
     Route(
         "GET", "/api/admin/violations", "admin", Who.ADMIN, _violations, Violations,
-        "the agents with violations in the last hour, the worst first",
+        "agents with violations in the last hour, most violations first",
     ),
     Route(
         "DELETE", "/api/admin/violations/{agent}", "admin", Who.ADMIN, _reset_violations, Reset,
@@ -396,7 +396,7 @@ ROUTES: Final = (
     ),
     Route(
         "POST", "/api/admin/check", "admin", Who.ADMIN, _check, Verdict,
-        "may an agent do something? Counts it, as if the agent had asked", body=NewCheck,
+        "decide a request as if the agent had made it, and count it", body=NewCheck,
     ),
     Route(
         "GET", "/api/admin/agents", "admin", Who.ADMIN, _agents, RegisteredAgents, "all agents, by name",
@@ -404,33 +404,33 @@ ROUTES: Final = (
     ),
     Route(
         "POST", "/api/admin/agents", "admin", Who.ADMIN, _register, Registered,
-        "register an agent, whatever registration is", body=NewAgent, status=201,
+        "register an agent, even where registration is closed", body=NewAgent, status=201,
     ),
-    Route("GET", "/api/admin/agents/{agent}", "admin", Who.ADMIN, _agent, AgentCard, "how an agent stands"),
+    Route("GET", "/api/admin/agents/{agent}", "admin", Who.ADMIN, _agent, AgentCard, "the state of an agent"),
     Route(
         "POST", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _rotate, Registered,
-        "give an agent a new token; the old one is worth nothing any more",
+        "give an agent a new token; the old one stops working",
     ),
     Route(
         "DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked,
-        "take an agent's token away",
+        "revoke an agent's token",
     ),
     Route(
         "POST", "/api/admin/invitations", "admin", Who.ADMIN, _invite, Invitation,
-        "invite somebody to register", status=201,
+        "create an invitation to register", status=201,
     ),
     Route(
-        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task, "a task for whoever is idle",
-        body=NewTask, status=201,
+        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task,
+        "add a task for any idle agent", body=NewTask, status=201,
     ),
     Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, Tasks, "all tasks", query=TaskPage),
     Route(
         "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
-        "who changed what, and when, newest first", query=ChangesPage,
+        "who changed what and when, newest first", query=ChangesPage,
     ),
-    Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "read the policy file again"),
+    Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),
     Route(
         "POST", "/api/admin/signals", "admin", Who.ADMIN, _write_signal, SignalNumber,
-        "write a signal of the application's own, which no limit holds for", body=NewSignal, status=201,
+        "write a signal of the application, which is not limited", body=NewSignal, status=201,
     ),
 )  # fmt: skip

@@ -1,30 +1,35 @@
-"""A book of changes in Redis, for many nodes: each hears of what another has written."""
+"""A change log in Redis, for many nodes: each is notified of the others' changes.
+
+The rows are those of `headgate.stores.change_rows`, as JSON, in a list without expiry under a prefix of its own. A
+position is the number of rows that were ever written. After a compaction the list begins with a row of the kind
+"snapshot": its `position` is the number of edits that the snapshot stands for, its `rows` the number of rows that it
+has, this one included. To versions that know no snapshots this row has no effect.
+"""
 
 import json
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, fields
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from headgate.errors import StoreAway
 from headgate.lifecycle import after_fork
-from headgate.stores.base import Change
+from headgate.stores.base import Change, Edit, LogPage
+from headgate.stores.change_rows import to_changes, to_edit, to_rows
 from headgate.stores.redis.clients import ERRORS, Clients, describe_error
 from headgate.stores.redis.script import part
 
-_WRITE: Final = part("changelog.lua")
-_LISTEN: Final = 0.1  # seconds that one look for news takes at most; closing waits for it
-_AGAIN: Final = 0.25  # seconds until a lost connection is tried again
-_FIELDS: Final = {field.name for field in fields(Change)}
+_SCRIPT: Final = part("changelog.lua")
+_POLL: Final = 0.1  # seconds that one wait for a message takes at most; closing waits for it
+_RETRY: Final = 0.25  # seconds until a lost connection is tried again
 
 _log = logging.getLogger("headgate")
 
 
 class RedisChangeLog:
-    """Remembers changes in a list that has no expiry, under a prefix of its own.
+    """Records changes in a list that has no expiry, under a prefix of its own.
 
-    Whoever follows it hears of every change by pub/sub; after a lost connection everything is read again.
+    Followers are notified by pub/sub. After a lost connection they read what they have missed.
     """
 
     def __init__(self, clients: Clients, prefix: str) -> None:
@@ -32,33 +37,49 @@ class RedisChangeLog:
         self._key: Final = f"{prefix.rstrip(':')}-admin:changes"
         self._follower: _Follower | None = None
 
-    def read(self) -> list[Change]:
+    def read(self, after: int = 0) -> LogPage:
+        position, known, texts = self._run("the changes can't be read", "read", after)
+        snapshot, rows = _split([json.loads(text) for text in texts])
+        return LogPage(None if known else tuple(map(to_edit, snapshot[1:])), to_changes(rows), position)
+
+    def write(self, change: Change) -> int:
+        rows = [_text(row) for row in to_rows(change)]
+        position: int = self._run("the change was not made, since it can't be recorded", "write", *rows)
+        return position
+
+    def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
+        failure = "the change log can't be compacted"
+        position, _, texts = self._run(failure, "read", 0)
+        snapshot, rows = _split([json.loads(text) for text in texts])
+        changes = to_changes(rows)
+        if len(changes) <= keep:
+            return len(changes)
+        dropped = sum(len(change.edits) for change in changes[:-keep])
+        edits = condense([to_edit(row) for row in [*snapshot[1:], *rows[:dropped]]])
+        first = {"kind": "snapshot", "position": position - len(rows) + dropped, "rows": len(edits) + 1}
+        new = [_text(row) for row in [first, *to_rows(Change(tuple(edits), at=0.0))]]
+        self._run(failure, "compact", texts[0], len(snapshot) + dropped, *reversed(new))
+        return keep
+
+    def _run(self, failure: str, *arguments: str | bytes | int) -> Any:
         try:
-            rows: Any = self._clients.client().lrange(self._key, 0, -1)
+            return self._clients.client().eval(_SCRIPT, 1, self._key, *arguments)
         except ERRORS as error:
-            raise StoreAway(f"the changes can't be read: {describe_error(error)}") from error
-        return [_change(row) for row in rows]
+            raise StoreAway(f"{failure}: {describe_error(error)}") from error
 
-    def write(self, change: Change) -> None:
-        text = json.dumps(asdict(change), ensure_ascii=False)
-        try:
-            self._clients.client().eval(_WRITE, 1, self._key, text, self._key)
-        except ERRORS as error:
-            raise StoreAway(f"the change is not made, it can't be remembered: {describe_error(error)}") from error
+    def follow(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change`, from another thread, whenever the log may have changed, until it is closed.
 
-    def follow(self, news: Callable[[], None]) -> None:
-        """Call `news` from a thread of its own whenever the book may have changed, until it is closed.
-
-        A process that is forked follows with a thread of its own, too.
+        A forked process follows with a thread of its own.
         """
-        self._news = news
-        self._follower = _Follower(self._clients, self._key, news)
+        self._on_change = on_change
+        self._follower = _Follower(self._clients, self._key, on_change)
         self._follower.start()
-        after_fork(self)  # after whoever hears the news: the thread of a process that is forked calls it at once
+        after_fork(self)  # after the listener: in a forked process the thread calls it at once
 
     def _after_fork(self) -> None:
         if self._follower is not None:
-            self.follow(self._news)
+            self.follow(self._on_change)
 
     def close(self) -> None:
         if self._follower is not None:
@@ -67,11 +88,11 @@ class RedisChangeLog:
 
 
 class _Follower(threading.Thread):
-    def __init__(self, clients: Clients, channel: str, news: Callable[[], None]) -> None:
+    def __init__(self, clients: Clients, channel: str, on_change: Callable[[], None]) -> None:
         super().__init__(name="headgate-changes", daemon=True)
         self._clients = clients
         self._channel = channel
-        self._news = news
+        self._on_change = on_change
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -84,22 +105,27 @@ class _Follower(threading.Thread):
             try:
                 self._listen()
             except (*ERRORS, StoreAway) as error:
-                _log.debug("changes made elsewhere can't be heard: %s", describe_error(error))
-                self._stopped.wait(_AGAIN)
+                _log.debug("can't listen for changes made elsewhere: %s", describe_error(error))
+                self._stopped.wait(_RETRY)
             except Exception:  # noqa: BLE001 - whatever it is, the thread lives on
-                _log.exception("a change made elsewhere could not be taken over")
-                self._stopped.wait(_AGAIN)
+                _log.exception("a change made elsewhere could not be applied")
+                self._stopped.wait(_RETRY)
 
     def _listen(self) -> None:
         with self._clients.client().pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
             channel.subscribe(self._channel)
-            channel.get_message(timeout=_LISTEN)
-            self._news()  # what was missed until now
+            channel.get_message(timeout=_POLL)
+            self._on_change()  # there may be changes from before
             while not self._stopped.is_set():
-                if channel.get_message(timeout=_LISTEN) is not None:
-                    self._news()
+                if channel.get_message(timeout=_POLL) is not None:
+                    self._on_change()
 
 
-def _change(row: bytes | str) -> Change:
-    """A change as it was written; what a later version has added to it is left out."""
-    return Change(**{name: value for name, value in json.loads(row).items() if name in _FIELDS})
+def _split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of the snapshot, if there is one, and the rows after it."""
+    size = rows[0]["rows"] if rows and rows[0]["kind"] == "snapshot" else 0
+    return rows[:size], rows[size:]
+
+
+def _text(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False)

@@ -1,4 +1,44 @@
--- Write a change down and tell every node, in one step.
-local number = redis.call('RPUSH', KEYS[1], ARGV[1])
-redis.call('PUBLISH', ARGV[2], number)
-return number
+-- The change log: a list of rows, one for each edit. After a compaction it begins with a snapshot: a row of the kind
+-- 'snapshot', whose position is the number of edits that the snapshot stands for, then the rows of the snapshot.
+
+local key, verb = KEYS[1], ARGV[1]
+
+-- Where the snapshot ends: the position there, and the number of rows until then.
+local function snapshot()
+  local first = redis.call('LINDEX', key, 0)
+  local row = first and cjson.decode(first)
+  if row and row.kind == 'snapshot' then
+    return row.position, row.rows
+  end
+  return 0, 0
+end
+
+local function push(command, from)
+  for i = from, #ARGV, 1000 do
+    redis.call(command, key, unpack(ARGV, i, math.min(i + 999, #ARGV)))
+  end
+end
+
+if verb == 'write' then  -- the rows of a change: record them and tell every node
+  push('RPUSH', 2)
+  local position, rows = snapshot()
+  position = position + redis.call('LLEN', key) - rows
+  redis.call('PUBLISH', key, position)
+  return position
+end
+
+if verb == 'read' then  -- a position: the rows after it; all rows, if the snapshot stands for some of them
+  local after, position, rows = tonumber(ARGV[2]), snapshot()
+  local last = position + redis.call('LLEN', key) - rows
+  local known = after > 0 and after >= position and after <= last
+  local from = known and rows + after - position or 0
+  return {last, known and 1 or 0, redis.call('LRANGE', key, from, -1)}
+end
+
+-- compact: the first row that was read, the number of rows to replace, and the rows of the snapshot, last first.
+if redis.call('LINDEX', key, 0) ~= ARGV[2] then
+  return 0  -- another node has been quicker
+end
+redis.call('LTRIM', key, ARGV[3], -1)
+push('LPUSH', 4)
+return 1

@@ -1,0 +1,57 @@
+"""How changes are stored: the rows of an SQLite file and of a list in Redis. What is stored is an interface.
+
+A row is one edit:
+
+| field                | meaning                                                             |
+|----------------------|---------------------------------------------------------------------|
+| kind                 | "override", "exemption" or "default"                                |
+| agent, channel, tier | what it is for; channel and tier are "" where all of them are meant |
+| value                | a limit's text, or "exempt"; null: removed                          |
+| by, at               | who made the change, and when, in seconds since 1970                |
+| more (optional)      | the next row belongs to the same change                             |
+| generation (optional)| in a snapshot: how often the default had been changed               |
+
+The rows of one change are written in one step. Applying all rows in their order gives what is in effect. Compaction
+keeps it so: it replaces the oldest rows by a snapshot, rows of the same form and with the same effect. So a version
+that doesn't know the optional fields reads single changes, and enforces the same limits. (In a fleet, once a log is
+compacted, it counts defaults that were changed apart from newer versions: it doesn't know their generation.) Unknown
+fields and kinds are ignored.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from headgate.stores.base import Change, Edit
+
+_EDIT: Final = ("kind", "agent", "channel", "tier", "value")
+
+
+def to_rows(change: Change) -> list[dict[str, Any]]:
+    """The rows of a change."""
+    rows: list[dict[str, Any]] = []
+    for edit in change.edits:
+        row = {name: getattr(edit, name) for name in _EDIT} | {"by": change.by, "at": change.at}
+        if edit.generation:
+            row["generation"] = edit.generation
+        rows.append(row)
+    for row in rows[:-1]:
+        row["more"] = True
+    return rows
+
+
+def to_edit(row: Mapping[str, Any]) -> Edit:
+    """The edit of a row."""
+    edit = {name: row[name] for name in _EDIT if name in row}
+    return Edit(**edit, generation=row.get("generation", 0))
+
+
+def to_changes(rows: Iterable[Mapping[str, Any]]) -> list[Change]:
+    """The changes that rows were made of."""
+    changes: list[Change] = []
+    edits: list[Edit] = []
+    for row in rows:
+        edits.append(to_edit(row))
+        if not row.get("more"):
+            changes.append(Change(tuple(edits), row.get("by", ""), row.get("at", 0.0)))
+            edits = []
+    return changes

@@ -1,0 +1,286 @@
+"""Change logs are bounded: a snapshot, and the newest 10,000 changes. In memory, in a file and in a server."""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import Gate, ManualClock, Policy, RedisStore
+from headgate.gate.changes import (
+    KEPT,
+    Effective,
+    MemoryChangeLog,
+    apply_edits,
+    condense,
+    default,
+    effective,
+    exemption,
+    no_override,
+    override,
+)
+from headgate.stores.base import Change, ChangeLog, Edit
+from headgate.stores.sqlite import SqliteChangeLog
+from tests.support.valkey import PATIENCE, Server, wait_for
+
+POLICY = Policy(exempt=["filed"], agents={"filed": {"heavy": "5/minute"}})
+OLD_SCHEMA = """
+CREATE TABLE changes (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, by TEXT NOT NULL, kind TEXT NOT NULL, agent TEXT NOT NULL,
+    channel TEXT NOT NULL, tier TEXT NOT NULL, value TEXT
+)
+"""
+OLD_COLUMNS = "kind, agent, channel, tier, value, by, at"
+
+agents = st.sampled_from(["a", "b", "filed"])
+tiers = st.sampled_from(["light", "heavy"])
+channels = st.sampled_from([None, "ws", "http", "smtp"])
+limits = st.sampled_from(["1/minute", "2/minute", "5/second; 50/minute", "10/minute"])
+edits = st.one_of(
+    st.builds(override, agents, tiers, limits, channels),
+    st.builds(no_override, agents, st.none() | tiers),
+    st.builds(exemption, agents, st.booleans()),
+    st.builds(default, tiers, limits, channels),
+)
+
+
+def old_rows(count: int) -> list[tuple[Any, ...]]:
+    """Changes as the first version has written them."""
+    rows: list[tuple[Any, ...]] = [("exemption", "filed", "", "", None, "ada", 1.0)]
+    for number in range(1, count):
+        agent, at = f"agent-{number % 3000}", float(number)
+        if number % 5 == 0:
+            rows.append(("override", agent, "", "", None, "bob", at))
+        elif number % 5 == 1:
+            rows.append(("exemption", agent, "", "", "exempt", "ada", at))
+        elif number % 500 == 2:
+            rows.append(("default", "", "ws", "heavy", f"{number}/hour", "", at))
+        else:
+            rows.append(("override", agent, "", "heavy", f"{number}/minute", "eve", at))
+    return rows
+
+
+def as_changes(rows: Iterable[tuple[Any, ...]]) -> list[Change]:
+    return [Change((Edit(*row[:5]),), *row[5:]) for row in rows]
+
+
+def applied(rows: Iterable[tuple[Any, ...]]) -> Effective:
+    return effective(POLICY, [Edit(*row[:5]) for row in rows])
+
+
+def without_generations(one: Effective) -> Any:
+    return one.limits, one.overrides, one.exempt
+
+
+# The snapshot ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(edits, max_size=40), st.lists(edits, max_size=5), st.integers(0, 40))
+def test_a_snapshot_has_the_effect_of_what_it_stands_for(before: list[Edit], after: list[Edit], first: int) -> None:
+    expected = effective(POLICY, [*before, *after])
+    once = condense(POLICY, before)
+    assert effective(POLICY, [*once, *after]) == expected
+    twice = condense(POLICY, [*condense(POLICY, before[:first]), *before[first:]])
+    assert effective(POLICY, [*twice, *after]) == expected
+    assert len(once) <= 60
+    other = Policy(channels=["ws", "smtp"])
+    assert without_generations(effective(other, condense(other, before))) == without_generations(
+        effective(other, before)
+    )
+
+
+def test_a_snapshot_is_no_larger_than_what_is_in_effect() -> None:
+    course = [
+        edit for i in range(500) for edit in (override(f"agent-{i}", "heavy", "5/minute"), exemption(f"agent-{i}"))
+    ]
+    course += [edit for i in range(499) for edit in (no_override(f"agent-{i}"), exemption(f"agent-{i}", exempt=False))]
+    course += [no_override("filed"), exemption("filed", exempt=False)]
+    assert condense(POLICY, course) == [*course[998:1000], *course[-2:]]
+
+
+# Every log ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChangeLog]:
+    if request.param == "memory":
+        yield MemoryChangeLog()
+    elif request.param == "sqlite":
+        with closing(SqliteChangeLog(tmp_path / "headgate.db")) as file:
+            yield file
+    else:
+        server: Server = request.getfixturevalue("redis_server")
+        with RedisStore(server.url, prefix=f"log-{tmp_path.name}:", timeout=PATIENCE) as store:
+            yield store.change_log()
+
+
+def condensed(given: Sequence[Edit]) -> list[Edit]:
+    return condense(POLICY, given)
+
+
+def test_a_log_keeps_the_newest_changes_and_the_effect_of_all(log: ChangeLog) -> None:
+    position, written = 0, []
+    for number in range(30):
+        change = Change(
+            (exemption(f"agent-{number}"), default("heavy", f"{number + 1}/hour"))[: 1 + number % 2], "ada", number
+        )
+        written.append(change)
+        position += len(change.edits)
+        assert log.write(change) == position
+        if number % 7 == 6:
+            assert log.compact(5, condensed) == 5
+    page = log.read()
+    assert page.changes == written[-7:]
+    assert page.position == position
+    assert effective(POLICY, page.edits()) == effective(POLICY, [edit for change in written for edit in change.edits])
+    assert log.compact(7, condensed) == 7
+    assert log.read() == page
+    assert log.compact(100, condensed) == 7
+
+
+@pytest.mark.parametrize("log", ["sqlite", "redis"], indirect=True)
+def test_a_reader_goes_on_where_it_was_or_starts_over(log: ChangeLog) -> None:
+    assert (log.read().snapshot, log.read().position) == ((), 0)
+    changes = [Change((exemption(f"agent-{number}"), default("light", "1/s")), "ada", number) for number in range(10)]
+    positions = [log.write(change) for change in changes]
+    for number, position in enumerate(positions):
+        page = log.read(position)
+        assert (page.snapshot, page.changes, page.position) == (None, changes[number + 1 :], 20)
+    log.compact(4, condensed)
+    for number, position in enumerate(positions):
+        page = log.read(position)
+        assert page.position == 20
+        if number < 5:
+            assert page.snapshot
+            assert page.changes == changes[-4:]
+        else:
+            assert (page.snapshot, page.changes) == (None, changes[number + 1 :])
+
+
+@pytest.mark.parametrize("log", ["sqlite", "redis"], indirect=True)
+def test_one_writes_and_compacts_while_another_reads(log: ChangeLog) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for number in range(300):
+                log.write(
+                    Change(
+                        (
+                            override(f"agent-{number % 9}", "heavy", f"{number + 1}/hour"),
+                            default("heavy", f"{number + 1}/s"),
+                        )
+                    )
+                )
+                if number % 3 == 0:
+                    log.compact(4, condensed)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    position, known = 0, effective(POLICY)
+    while True:
+        last = done.is_set()
+        page = log.read(position)
+        known = apply_edits(known if page.snapshot is None else effective(POLICY), POLICY, page.edits())
+        position = page.position
+        assert known.generations.get(("ws", "heavy"), 0) == position // 2
+        if last:
+            break
+    thread.join()
+    assert (position, known) == (600, effective(POLICY, log.read().edits()))
+
+
+# More than 10,000 changes ---------------------------------------------------------------------------------------------
+
+
+def check_compacted(make: Callable[[], Gate], rows: list[tuple[Any, ...]]) -> Gate:
+    """A gate on a log of the first version: it compacts the log with its next change, and nothing else changes."""
+    gate = make()
+    assert gate.effective == applied(rows)
+    assert gate.history() == as_changes(rows)
+    gate.add_exemption("last", by="ada")
+    expected = applied([*rows, ("exemption", "last", "", "", "exempt")])
+    history = gate.history()
+    assert len(history) == KEPT
+    assert history[:-1] == as_changes(rows[len(rows) - KEPT + 1 :])
+    assert (str(history[-1]), history[-1].by) == ("exemption of 'last' set to exempt", "ada")
+    again = make()
+    for one in (gate, again):
+        assert one.effective == expected
+        assert one.history() == history
+        assert not one.is_exempt("filed")
+    again.change([exemption("more"), default("heavy", "3/s")])
+    assert len(again.history()) == KEPT + 1, "it is compacted now and then, not each time"
+    gate.close()
+    return again
+
+
+def test_an_old_file_of_more_than_10_000_changes_is_compacted(tmp_path: Path) -> None:
+    path, rows = tmp_path / "headgate.db", old_rows(11_500)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(OLD_SCHEMA)
+        file.execute("PRAGMA user_version=1")
+        file.executemany(f"INSERT INTO changes ({OLD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    gate = check_compacted(lambda: Gate(POLICY, remember=path), rows)
+    gate.close()
+    with closing(sqlite3.connect(path)) as file:  # as the first version reads and writes it
+        found = file.execute(f"SELECT {OLD_COLUMNS} FROM changes ORDER BY number").fetchall()
+        assert without_generations(applied(found)) == without_generations(gate.effective)
+        assert len(found) < KEPT + 3100
+        with file:
+            file.execute(f"INSERT INTO changes ({OLD_COLUMNS}) VALUES ('exemption', 'old', '', '', 'exempt', '', 2.0)")
+    with Gate(POLICY, remember=path) as again:
+        assert again.is_exempt("old")
+        assert len(again.history()) == KEPT + 2
+
+
+def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: Server, tmp_path: Path) -> None:
+    prefix, rows = f"old-{tmp_path.name}:", old_rows(11_500)
+    key = f"{prefix[:-1]}-admin:changes"
+    texts = [json.dumps(dict(zip(OLD_COLUMNS.split(", "), row, strict=True))) for row in rows]
+    stores: list[RedisStore] = []
+
+    def make() -> Gate:
+        stores.append(RedisStore(redis_server.url, prefix=prefix, timeout=PATIENCE, clock=ManualClock(start=1000)))
+        return Gate(POLICY, store=stores[-1])
+
+    with redis_server.client() as client:
+        client.rpush(key, *texts)
+        bystander = make()  # which only listens
+        gate = check_compacted(make, rows)
+        wait_for(lambda: bystander.effective == gate.effective, "the other node")
+        found = [json.loads(text) for text in client.lrange(key, 0, -1)]
+        assert found[0] == {"kind": "snapshot", "position": 1501, "rows": len(found) - KEPT - 2}
+        old = [
+            tuple(row.get(name, "" if name != "value" else None) for name in OLD_COLUMNS.split(", ")) for row in found
+        ]
+        old[0] = ("override", *old[0][1:])  # so the first version takes a kind that it doesn't know
+        assert without_generations(applied(old)) == without_generations(gate.effective)
+        assert len(found) < KEPT + 3100
+        assert client.ttl(key) == -1
+        newer = {"kind": "exemption", "agent": "old", "value": "exempt", "at": 2.0}
+        client.rpush(key, json.dumps(newer))
+        client.publish(key, "1")
+        wait_for(lambda: bystander.is_exempt("old") and gate.is_exempt("old"), "a change of the first version")
+    for one in (bystander, gate):
+        one.close()
+    for store in stores:
+        store.close()
+
+
+def test_history_in_memory_is_bounded_too() -> None:
+    gate = Gate()
+    for number in range(KEPT + 1500):
+        gate.set_override(f"agent-{number % 10}", "heavy", f"{number + 1}/hour", by=str(number))
+    history = gate.history()
+    assert KEPT <= len(history) < KEPT + 1000
+    assert [change.by for change in history[-KEPT:]] == [str(number) for number in range(1500, KEPT + 1500)]
+    assert gate.capacity("agent-9", "ws", "heavy") == KEPT + 1500
