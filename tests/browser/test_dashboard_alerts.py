@@ -39,7 +39,7 @@ def test_b8_an_alert_is_announced_once_and_shown_as_resolved_in_the_end(visitors
         expect(page.locator("#alerts li")).to_have_count(2)
         expect(page).to_have_title("(2) headgate")
         with page.expect_websocket():  # it comes back
-            for socket in hub.call(lambda: hub.hub.board.sockets):
+            for socket in hub.call(lambda: hub.hub.dashboard.sockets):
                 hub.run(socket.close(1001))
         expect(page.locator("#state")).to_have_text("Live")
         ping(planner, 1)

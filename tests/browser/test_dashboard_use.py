@@ -177,7 +177,7 @@ def test_b7_it_stays_away_for_as_long_as_the_hub_asks_unless_the_network_is_back
         page.on("websocket", lambda socket: opened.append(socket.url))
 
         def turned_away() -> None:
-            for socket in hub.call(lambda: hub.hub.board.sockets):
+            for socket in hub.call(lambda: hub.hub.dashboard.sockets):
                 hub.run(socket.send('{"type": "going_away", "retry_after_ms": 4000}'))
                 hub.run(socket.close(1012))
             expect(page.locator("#state")).to_contain_text("Reconnecting")

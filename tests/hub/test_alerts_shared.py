@@ -142,7 +142,7 @@ def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert
         offend(one)
         settled(one)
         assert (one.hub.alerts.open, other.hub.alerts.open) == (1, 0)
-        other.hub.alerts.hear(Alerted("planner", 10, 300.0))
+        other.hub.alerts.on_alert(Alerted("planner", 10, 300.0))
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the second")
         first, second = [heard.json()["alert"] for heard in fleet.receiver.heard]
         assert second == {**first, "times": 2}
@@ -186,7 +186,7 @@ def test_nothing_of_it_stays_for_ever(fleet: Fleet) -> None:
         offend(one, "other")
         settled(one)
         one.hub.gate.reset_violations("planner")
-        one.call(one.hub.alerts.look_again)
+        one.call(one.hub.alerts.recheck)
         wait_for(lambda: one.hub.alerts.resolved == 1, "the end of it")
         keys = list(client.scan_iter(match=f"{fleet.prefix}{{alerts}}*", count=1000))
         (ended,) = [key for key in keys if b"ended" in key]

@@ -13,11 +13,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate import Policy
-from headgate.hub.agents.registry import LONGEST_TOKEN, LedgerRoll
+from headgate.hub.agents.registry import LONGEST_TOKEN, DatabaseAgents
 from headgate.hub.agents.tokens import Tokens
+from headgate.hub.api import dashboard_routes
 from headgate.hub.api.routing import Route, Who
 from headgate.hub.app import ROUTES
-from headgate.hub.dashboard import pages
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
 from tests.support.example_requests import remembered, scene
@@ -154,7 +154,7 @@ def test_the_admin_is_no_agent(asking: Asking) -> None:
 def test_every_route_says_who_may_use_it_as_the_requirements_do() -> None:
     """A route that isn't meant for everybody has to be in one of the tests above."""
     found = {who: {route.path for route in ROUTES if route.who is who} for who in Who}
-    page = {route.path for route in pages.ROUTES}
+    page = {route.path for route in dashboard_routes.ROUTES if route.action == "get_dashboard"}
     assert all(re.fullmatch(r"/(dashboard(/(\w+\.(js|css|svg))?)?)?", path) for path in page)
     assert found[Who.PROBE] == {"/health", "/api/health", "/live", "/ready"} | page
     assert found[Who.ANYONE] == {
@@ -339,14 +339,14 @@ def test_there_are_no_other_sockets(hub: Running, path: str) -> None:
 
 
 def test_tokens_are_compared_in_constant_time() -> None:
-    for function in (Tokens._is, LedgerRoll.verify, RedisAgents.verify):
+    for function in (Tokens._is, DatabaseAgents.verify, RedisAgents.verify):
         assert "compare_digest(" in getsource(function)
 
 
 def test_a_hub_keeps_no_token(hub: Running) -> None:
     token = hub.register("kept as a digest")
     code = hub.run(hub.hub.registry.invite())
-    dump = hub.run(hub.hub.ledger.run(lambda db: "\n".join(db.iterdump())))
+    dump = hub.run(hub.hub.database.run(lambda db: "\n".join(db.iterdump())))
     assert "kept as a digest" in dump
     for secret in (token, code, ADMIN, VIEWER):
         assert secret not in dump

@@ -7,7 +7,7 @@ import pytest
 
 from headgate import Policy
 from headgate.http.headers import PROBLEM, Denial, read_denial
-from headgate.hub.protocols import PatientProtocol
+from headgate.hub.protocols import WebSocketProtocol
 from tests.support.agent_connections import (
     BEHIND_A_PROXY,
     VALID,
@@ -200,7 +200,7 @@ def test_a_token_that_is_replaced_or_revoked_closes_every_connection(change: Cal
             new = change(hub, "planner", one)
             assert ended(two)[0] == 1008
             assert other.ask("ping") == {"type": "pong"}
-        wait_for(lambda: not hub.hub.presence.of("planner"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("planner"), "it to be gone")
         with hub.socket() as wire:
             assert wire.ask("identify", agent_id="planner", token=token)["error"] == "unauthorized"
             if new:
@@ -226,7 +226,7 @@ def open_transports(hub: Running) -> int:
 def ping_now(hub: Running, wire: Wire) -> None:
     """Have the hub ping a connection now, and wait only a moment for the answer."""
     assert hub.server is not None
-    sockets = [one for one in hub.server.server_state.connections if isinstance(one, PatientProtocol)]
+    sockets = [one for one in hub.server.server_state.connections if isinstance(one, WebSocketProtocol)]
     (it,) = [one for one in sockets if one.client == wire.socket.local_address]
     assert it.ping_timer is not None, "which it would do by itself, in a while"
     it.ping_timeout = 0.05
@@ -236,7 +236,7 @@ def ping_now(hub: Running, wire: Wire) -> None:
 def test_one_that_neither_reads_nor_answers_is_dropped() -> None:
     with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
         hub.call(ping_now, hub, slow)
-        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")
 
 
@@ -244,5 +244,5 @@ def test_one_that_says_goodbye_and_does_not_read_is_dropped() -> None:
     with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
         goodbye = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
         slow.socket.socket.sendall(goodbye)
-        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")

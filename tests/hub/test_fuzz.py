@@ -21,7 +21,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from headgate.hub.app import ROUTES
-from headgate.hub.protocols import ImpatientHttp
+from headgate.hub.protocols import HttpProtocol
 from tests.support.fuzz_campaign import AGENTS, HANDSHAKE, Hunt
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
 from tests.support.hub import VIEWER, Running, Wire, running
@@ -269,7 +269,7 @@ def in_time(hub: Running, agent: str) -> Iterator[Wire]:
 
 
 def test_b11_a_handshake_does_not_wait_for_a_body_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ImpatientHttp, "head_within", 0.2)
+    monkeypatch.setattr(HttpProtocol, "head_within", 0.2)
     with running() as hub, in_time(hub, "a") as still_there:
         with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
             raw.sendall(f"GET /ws {HANDSHAKE}Content-Length: 5\r\n\r\n".encode())
@@ -289,7 +289,7 @@ def test_b11_whoever_hangs_up_on_several_requests_is_no_mistake_of_the_hub(caplo
             begun.set()
             go_on.wait(PATIENCE)
 
-        held = asyncio.run_coroutine_threadsafe(hub.hub.ledger.run(hold), hub.loop)
+        held = asyncio.run_coroutine_threadsafe(hub.hub.database.run(hold), hub.loop)
         assert begun.wait(PATIENCE)
         assert hub.server is not None
         connections = hub.server.server_state.connections

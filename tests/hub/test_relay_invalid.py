@@ -89,7 +89,7 @@ def test_b11_a_run_of_denials_is_read_more_slowly() -> None:
         alice.spend(10)
         for _ in range(9):
             assert alice.say("bob").type == LIMITED
-        hub.flood.connections = DENIALS // 20 - 1  # who share what the hub spends on them, each 20 times a second
+        hub.flood_counter.connections = DENIALS // 20 - 1  # they share the denials: each gets 20 a second
         begun = time.monotonic()
         for _ in range(6):
             assert alice.say("bob").type == LIMITED

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.hub.errors import Refused
+from headgate.hub.errors import RequestError
 from headgate.hub.tasks.task import Task
 from tests.support.scheduler import MICROSECOND, Floor, changes, open_floor, refused, run, watch
 from tests.support.valkey import PATIENCE
@@ -24,10 +24,10 @@ def test_a_task_from_its_creation_to_its_result() -> None:
         await floor.arrive("a")
         assert floor.told == [("a", task.task_id)]
         assert (floor.scheduler.task_of("a"), floor.scheduler.is_idle("a")) == (task.task_id, False)
-        assert (await floor.scheduler.accepted("a", task.task_id)).state == "accepted"
-        task = await floor.scheduler.progressed("a", task.task_id, 0.5, "half")
+        assert (await floor.scheduler.accept("a", task.task_id)).state == "accepted"
+        task = await floor.scheduler.report_progress("a", task.task_id, 0.5, "half")
         assert (task.state, task.progress, task.note) == ("accepted", 0.5, "half")
-        task = await floor.scheduler.completed("a", task.task_id, b"[1, 2]")
+        task = await floor.scheduler.complete("a", task.task_id, b"[1, 2]")
         assert (task.state, task.agent, task.attempt) == ("completed", "a", 1)
         assert task.changed_at >= task.created_at
         assert await floor.scheduler.find(task.task_id) == task
@@ -69,7 +69,7 @@ def test_first_come_first_served_on_both_sides() -> None:
 def test_a_hundred_tasks_at_once_go_to_a_hundred_agents() -> None:
     async def test(floor: Floor) -> None:
         for number in range(100):
-            floor.scheduler.arrived(f"a{number}")
+            floor.scheduler.agent_connected(f"a{number}")
         tasks = await asyncio.gather(*[floor.scheduler.add("boss", b"1") for _ in range(100)])
         async with asyncio.timeout(PATIENCE):
             while len(floor.told) < 100:
@@ -82,18 +82,18 @@ def test_a_hundred_tasks_at_once_go_to_a_hundred_agents() -> None:
 
 def test_who_is_busy_gets_nothing_until_it_is_idle() -> None:
     async def test(floor: Floor) -> None:
-        await floor.ledger.run(watch)
+        await floor.database.run(watch)
         await floor.arrive("a", "b")
-        floor.scheduler.available("a", False)
+        floor.scheduler.set_available("a", False)
         assert not floor.scheduler.is_idle("a")
         one, two = await floor.add(), await floor.add()
         assert floor.told == [("b", one)]
-        assert await floor.ledger.run(changes) == 1
-        floor.scheduler.available("a", False)
-        floor.scheduler.available("a", True)
+        assert await floor.database.run(changes) == 1
+        floor.scheduler.set_available("a", False)
+        floor.scheduler.set_available("a", True)
         await floor.settle()
         assert floor.told == [("b", one), ("a", two)]
-        floor.scheduler.available("nobody", True)
+        floor.scheduler.set_available("nobody", True)
         assert not floor.scheduler.is_idle("nobody")
         assert floor.scheduler.task_of("nobody") is None
 
@@ -103,8 +103,8 @@ def test_who_is_busy_gets_nothing_until_it_is_idle() -> None:
 def test_saying_twice_that_one_is_idle_costs_no_place_in_line() -> None:
     async def test(floor: Floor) -> None:
         await floor.arrive("a", "b")
-        floor.scheduler.available("a", True)
-        floor.scheduler.arrived("a")
+        floor.scheduler.set_available("a", True)
+        floor.scheduler.agent_connected("a")
         task = await floor.add()
         assert floor.told == [("a", task)]
 
@@ -119,12 +119,12 @@ def test_only_the_holder_is_heard() -> None:
 
         def frames(agent: str, task_id: str) -> list[Awaitable[Task]]:
             return [
-                scheduler.accepted(agent, task_id),
-                scheduler.progressed(agent, task_id, 0.1, ""),
-                scheduler.completed(agent, task_id, b"1"),
-                scheduler.failed(agent, task_id, "no", False),
-                scheduler.failed(agent, task_id, "no", True),
-                scheduler.recovering(agent, task_id),
+                scheduler.accept(agent, task_id),
+                scheduler.report_progress(agent, task_id, 0.1, ""),
+                scheduler.complete(agent, task_id, b"1"),
+                scheduler.fail(agent, task_id, "no", False),
+                scheduler.fail(agent, task_id, "no", True),
+                scheduler.recover(agent, task_id),
             ]
 
         for agent in ("b", "boss", ""):
@@ -132,9 +132,9 @@ def test_only_the_holder_is_heard() -> None:
         for unknown in ("", "x" * 32, "é", "\ud800", "'; --"):
             assert [await refused(frame) for frame in frames("a", unknown)] == [(404, "unknown_task")] * 6
             assert await scheduler.find(unknown) is None
-        await scheduler.accepted("a", task)
-        assert await refused(scheduler.accepted("a", task)) == (409, "not_possible")
-        await scheduler.completed("a", task, b"1")
+        await scheduler.accept("a", task)
+        assert await refused(scheduler.accept("a", task)) == (409, "not_possible")
+        await scheduler.complete("a", task, b"1")
         assert [await refused(frame) for frame in frames("a", task)] == [(409, "not_possible")] * 6
         assert [await refused(frame) for frame in frames("b", task)] == [(409, "not_yours")] * 6
         assert (await floor.task(task)).outcome == msgspec.Raw(b"1")
@@ -146,11 +146,11 @@ def test_who_does_the_work_has_accepted_it() -> None:
     async def test(floor: Floor) -> None:
         await floor.arrive("a")
         task = await floor.add()
-        assert (await floor.scheduler.progressed("a", task, 0.2, "on it")).state == "accepted"
+        assert (await floor.scheduler.report_progress("a", task, 0.2, "on it")).state == "accepted"
         await floor.advance(31)
-        assert (await floor.scheduler.completed("a", task, None)).state == "completed"
+        assert (await floor.scheduler.complete("a", task, None)).state == "completed"
         task = await floor.add()
-        assert (await floor.scheduler.completed("a", task, b"2")).state == "completed"
+        assert (await floor.scheduler.complete("a", task, b"2")).state == "completed"
 
     run(test)
 
@@ -160,11 +160,11 @@ def test_a_task_is_completed_once_even_if_said_twice_at_once() -> None:
         await floor.arrive("a")
         task = await floor.add()
         answers = await asyncio.gather(
-            *[floor.scheduler.completed("a", task, str(number).encode()) for number in range(5)],
+            *[floor.scheduler.complete("a", task, str(number).encode()) for number in range(5)],
             return_exceptions=True,
         )
         assert isinstance(answers[0], Task)
-        assert [type(answer) for answer in answers[1:]] == [Refused] * 4
+        assert [type(answer) for answer in answers[1:]] == [RequestError] * 4
         assert await floor.task(task) == answers[0]
         assert floor.scheduler.counts()["completed"] == 1
 
@@ -175,16 +175,16 @@ def test_what_failed_is_tried_again_behind_the_others_five_times_in_all() -> Non
     async def test(floor: Floor) -> None:
         await floor.arrive("a")
         one, two = await floor.add(), await floor.add()
-        again = await floor.scheduler.failed("a", one, "no network", True)
+        again = await floor.scheduler.fail("a", one, "no network", True)
         assert (again.state, again.agent, again.attempt, again.note) == ("queued", None, 1, "no network")
         await floor.settle()
         await floor.work("a", two)
         for attempt in range(2, 5):
-            task = await floor.scheduler.failed("a", one, "no network", True)
+            task = await floor.scheduler.fail("a", one, "no network", True)
             assert (task.state, task.attempt, task.outcome) == ("queued", attempt, None)
             await floor.settle()
         assert [task for _, task in floor.told] == [one, two, one, one, one, one]
-        last = await floor.scheduler.failed("a", one, "no network", True)
+        last = await floor.scheduler.fail("a", one, "no network", True)
         assert (last.state, last.agent, last.attempt) == ("failed", "a", 5)
         assert last.outcome == msgspec.Raw(b'"no network"')
         await floor.settle()
@@ -197,7 +197,7 @@ def test_what_failed_for_good_has_ended() -> None:
     async def test(floor: Floor) -> None:
         await floor.arrive("a", "b")
         task = await floor.add()
-        assert (await floor.scheduler.failed("a", task, "nonsense", False)).state == "failed"
+        assert (await floor.scheduler.fail("a", task, "nonsense", False)).state == "failed"
         await floor.settle()
         assert floor.told == [("a", task)]
 
@@ -224,10 +224,10 @@ def test_b5_work_that_a_limited_agent_has_goes_on() -> None:
         await floor.arrive("a")
         one, two = await floor.add(), await floor.add()
         floor.gate.record_violation("a")
-        await floor.scheduler.accepted("a", one)
+        await floor.scheduler.accept("a", one)
         await floor.advance(20)
-        await floor.scheduler.progressed("a", one, 0.5, "")
-        assert (await floor.scheduler.completed("a", one, b"1")).state == "completed"
+        await floor.scheduler.report_progress("a", one, 0.5, "")
+        assert (await floor.scheduler.complete("a", one, b"1")).state == "completed"
         await floor.settle()
         assert floor.told == [("a", one)]
         await floor.advance(40)
@@ -270,7 +270,7 @@ def test_b5_who_was_limited_has_kept_its_place() -> None:
         await floor.arrive("a", "b", "c")
         floor.gate.record_violation("a")
         one = await floor.add()
-        await floor.scheduler.accepted("b", one)
+        await floor.scheduler.accept("b", one)
         await floor.advance(60)
         two = await floor.add()
         assert floor.told == [("b", one), ("a", two)]
@@ -285,7 +285,7 @@ def test_b5_a_limited_agent_that_left_or_is_busy_is_not_brought_back_by_the_cloc
         floor.gate.record_violation("b")
         task = await floor.add()
         await floor.leave("a")
-        floor.scheduler.available("b", False)
+        floor.scheduler.set_available("b", False)
         await floor.advance(100)
         assert floor.told == []
         await floor.arrive("a")
@@ -301,8 +301,8 @@ def test_b5_coming_back_does_not_lift_the_limit() -> None:
         task = await floor.add()
         await floor.leave("a")
         await floor.arrive("a")
-        floor.scheduler.available("a", False)
-        floor.scheduler.available("a", True)
+        floor.scheduler.set_available("a", False)
+        floor.scheduler.set_available("a", True)
         await floor.settle()
         assert floor.told == []
         await floor.advance(60)
@@ -318,11 +318,11 @@ def test_b10_what_ends_a_limit_early_is_seen_at_once() -> None:
             floor.gate.record_violation(agent)
         one, two = await floor.add(), await floor.add()
         floor.gate.reset_violations("a")
-        floor.scheduler.look_again()
+        floor.scheduler.recheck()
         await floor.settle()
         assert floor.told == [("a", one)]
         floor.gate.add_exemption("b")
-        floor.scheduler.look_again()
+        floor.scheduler.recheck()
         await floor.settle()
         assert floor.told == [("a", one), ("b", two)]
         await floor.work("b", two)
@@ -339,10 +339,10 @@ def test_b10_it_is_looked_up_at_the_agents_turn() -> None:
         floor.gate.reset_violations("a")
         one = await floor.add()
         assert floor.told == [("a", one)]
-        await floor.scheduler.accepted("a", one)
+        await floor.scheduler.accept("a", one)
         floor.gate.record_violation("a")
         await floor.advance(60)
-        await floor.scheduler.completed("a", one, None)
+        await floor.scheduler.complete("a", one, None)
         two = await floor.add()
         assert floor.told[1:] == [("a", two)]
 
@@ -376,12 +376,12 @@ def test_finished_tasks_are_forgotten_those_first_that_ended_first(tmp_path: Pat
             await floor.work("a", tasks[0])
             for task in tasks[2:]:
                 await floor.work("a", task)
-            await floor.scheduler.failed("slow", tasks[1], "late", False)
+            await floor.scheduler.fail("slow", tasks[1], "late", False)
             await floor.settle()
             assert [task.task_id for task in await floor.scheduler.tasks()] == [tasks[4], tasks[3], tasks[1]]
             assert floor.scheduler.counts() == {"queued": 0, "assigned": 0, "accepted": 0, "completed": 2, "failed": 1}
             assert await floor.scheduler.find(tasks[0]) is None
-            assert await refused(floor.scheduler.completed("a", tasks[0], None)) == (404, "unknown_task")
+            assert await refused(floor.scheduler.complete("a", tasks[0], None)) == (404, "unknown_task")
         async with open_floor(path, most_finished=2) as floor:
             await floor.settle()
             assert [task.task_id for task in await floor.scheduler.tasks()] == [tasks[4], tasks[1]]

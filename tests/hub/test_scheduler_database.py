@@ -1,4 +1,4 @@
-"""The scheduler over its ledger: restarts, deaths, an end in order; and what can't be written, or looked up."""
+"""The scheduler over its database: restarts, deaths, an end in order; and what can't be written, or looked up."""
 
 import asyncio
 import sqlite3
@@ -12,7 +12,7 @@ import pytest
 
 from headgate import Gate, ManualClock, Policy
 from headgate.errors import StoreError
-from headgate.hub.storage.database import Ledger, LedgerError
+from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.task import Task
 from headgate.limits.violations import Standing
 from headgate.stores.base import Offence
@@ -27,10 +27,10 @@ def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
         async with open_floor(path) as floor:
             tasks = [await floor.add(str(number).encode()) for number in range(6)]
             await floor.arrive("a", "b", "c")
-            await floor.scheduler.accepted("b", tasks[1])
-            await floor.scheduler.progressed("b", tasks[1], 0.5, "half")
+            await floor.scheduler.accept("b", tasks[1])
+            await floor.scheduler.report_progress("b", tasks[1], 0.5, "half")
             await floor.work("c", tasks[2])
-            await floor.scheduler.failed("c", tasks[3], "", True)
+            await floor.scheduler.fail("c", tasks[3], "", True)
             await floor.settle()
             assert await floor.holders() == dict(zip(tasks, ["a", "b", "c", None, "c", None], strict=True))
         async with open_floor(path) as floor:
@@ -40,7 +40,7 @@ def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
             assert lost.note == "the hub was restarted"
             floor.gate.record_violation("b")
             await floor.arrive("b")
-            assert (await floor.scheduler.recovering("b", tasks[1])).attempt == 2
+            assert (await floor.scheduler.recover("b", tasks[1])).attempt == 2
             await floor.arrive("x", "y", "z", "w")
             assert floor.told == [("x", tasks[0]), ("y", tasks[4]), ("z", tasks[3]), ("w", tasks[5])]
             assert [(await floor.task(task)).attempt for task in tasks] == [2, 2, 1, 2, 2, 1]
@@ -49,18 +49,18 @@ def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
 
 
 def test_b5_nothing_is_lost_when_the_hub_dies_at_any_moment(tmp_path: Path) -> None:
-    """The loop is torn down in the middle: memory is gone, and the ledger has what it has."""
+    """The loop is torn down in the middle: memory is gone, and the database has what it has."""
 
     async def die(path: Path, turns: int) -> None:
-        with closing(Ledger(path)) as ledger, closing(Gate(Policy())) as gate:
-            floor = Floor(ledger, gate, ManualClock())
+        with closing(Database(path)) as database, closing(Gate(Policy())) as gate:
+            floor = Floor(database, gate, ManualClock())
             await floor.scheduler.start()
             for agent in ("a", "b"):
-                floor.scheduler.arrived(agent)
+                floor.scheduler.agent_connected(agent)
             tasks = [asyncio.ensure_future(floor.scheduler.add("boss", b"1")) for _ in range(3)]
             await asyncio.gather(*tasks)
             await some(floor, turns)
-            floor.scheduler.left("a")
+            floor.scheduler.agent_disconnected("a")
             await some(floor, turns % 4)
             await floor.cut()
 
@@ -80,7 +80,7 @@ def test_b5_nothing_is_lost_when_the_hub_dies_at_any_moment(tmp_path: Path) -> N
 
 @contextmanager
 def broken(path: Path) -> Iterator[None]:
-    """A ledger that can write nothing, since somebody else has locked it."""
+    """A database that can write nothing, since somebody else has locked it."""
     with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -90,41 +90,41 @@ def broken(path: Path) -> Iterator[None]:
 def run_on_file(path: Path, test: Callable[[Floor], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with open_floor(path, **options) as floor:
-            await floor.ledger.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
+            await floor.database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
             await test(floor)
 
     asyncio.run(main())
 
 
-def test_what_the_ledger_did_not_take_has_not_happened(tmp_path: Path) -> None:
+def test_what_the_database_did_not_take_has_not_happened(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
 
     async def test(floor: Floor) -> None:
         scheduler = floor.scheduler
-        with broken(path), pytest.raises(LedgerError):
+        with broken(path), pytest.raises(DatabaseError):
             await scheduler.add("boss", b"1")
         assert scheduler.counts()["queued"] == 0
         await floor.arrive("a")
         one = await floor.add()
         frames: tuple[Callable[[], Awaitable[Task]], ...] = (
-            lambda: scheduler.accepted("a", one),
-            lambda: scheduler.progressed("a", one, 0.5, ""),
-            lambda: scheduler.failed("a", one, "", True),
-            lambda: scheduler.failed("a", one, "", False),
-            lambda: scheduler.completed("a", one, None),
+            lambda: scheduler.accept("a", one),
+            lambda: scheduler.report_progress("a", one, 0.5, ""),
+            lambda: scheduler.fail("a", one, "", True),
+            lambda: scheduler.fail("a", one, "", False),
+            lambda: scheduler.complete("a", one, None),
         )
         for frame in frames:
-            with broken(path), pytest.raises(LedgerError):
+            with broken(path), pytest.raises(DatabaseError):
                 await frame()
             assert (scheduler.task_of("a"), scheduler.counts()["assigned"]) == (one, 1)
         await floor.work("a", one)
         two = await floor.add()
         await floor.advance(30)
-        with broken(path), pytest.raises(LedgerError):
-            await scheduler.recovering("a", two)
+        with broken(path), pytest.raises(DatabaseError):
+            await scheduler.recover("a", two)
         assert scheduler.counts()["queued"] == 1
         await floor.settle()
-        await floor.advance(1)  # if it was tried at once, the ledger had failed again
+        await floor.advance(1)  # if it was tried at once, the database had failed again
         assert floor.told[1:] == [("a", two), ("a", two)]  # it was heard of, and is idle
 
     run_on_file(path, test, most_queued=1)
@@ -152,8 +152,8 @@ def test_what_could_not_be_written_is_done_later_by_itself(tmp_path: Path) -> No
         with broken(path):
             await floor.leave("b")
             await floor.arrive("b")
-            assert not floor.scheduler.is_idle("b")  # its former task is still its own, as far as the ledger knows
-        assert await refused(floor.scheduler.completed("b", one, None)) == (409, "not_yours")
+            assert not floor.scheduler.is_idle("b")  # its former task is still its own, as far as the database knows
+        assert await refused(floor.scheduler.complete("b", one, None)) == (409, "not_yours")
         await floor.advance(1)
         assert floor.told == [("a", one), ("b", one), ("b", one)]
         await floor.work("b", one)
@@ -161,7 +161,7 @@ def test_what_could_not_be_written_is_done_later_by_itself(tmp_path: Path) -> No
     run_on_file(path, test)
 
 
-def test_a_frame_that_is_not_taken_while_the_ledger_fails(tmp_path: Path) -> None:
+def test_a_frame_that_is_not_taken_while_the_database_fails(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
 
     async def test(floor: Floor) -> None:
@@ -187,13 +187,13 @@ def test_a_frame_that_is_not_taken_while_the_ledger_fails(tmp_path: Path) -> Non
 def test_what_could_not_be_forgotten_is_forgotten_with_the_next() -> None:
     async def test(floor: Floor) -> None:
         keep = "CREATE TRIGGER keep BEFORE DELETE ON tasks BEGIN SELECT RAISE(ABORT, 'not now'); END"
-        await floor.ledger.run(lambda db: db.execute(keep).close())
+        await floor.database.run(lambda db: db.execute(keep).close())
         await floor.arrive("a")
         tasks = [await floor.add() for _ in range(3)]
         await floor.work("a", tasks[0])
         await floor.work("a", tasks[1])
         assert floor.scheduler.counts()["completed"] == len(await floor.scheduler.tasks(state="completed")) == 2
-        await floor.ledger.run(lambda db: db.execute("DROP TRIGGER keep").close())
+        await floor.database.run(lambda db: db.execute("DROP TRIGGER keep").close())
         await floor.work("a", tasks[2])
         assert [task.task_id for task in await floor.scheduler.tasks()] == [tasks[2]]
         assert floor.scheduler.counts()["completed"] == 1
@@ -213,8 +213,8 @@ def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> None:
     async def main() -> None:
         clock = ManualClock()
         store = Failing(clock=clock)
-        with closing(Ledger()) as ledger, closing(Gate(Policy(), store=store)) as gate:
-            floor = Floor(ledger, gate, clock)
+        with closing(Database()) as database, closing(Gate(Policy(), store=store)) as gate:
+            floor = Floor(database, gate, clock)
             await floor.scheduler.start()
             await floor.arrive("a")
             task = await floor.add()
@@ -233,10 +233,10 @@ def test_closing_ends_what_has_begun_and_begins_nothing(turns: int) -> None:
     async def main() -> None:
         async with open_floor() as floor:
             scheduler = floor.scheduler
-            await floor.ledger.run(watch)
+            await floor.database.run(watch)
             await floor.arrive("a")
             one = await floor.add()
-            scheduler.arrived("b")
+            scheduler.agent_connected("b")
             adding = asyncio.ensure_future(scheduler.add("boss", b"1"))
             await some(floor, turns)
             closing_it = asyncio.ensure_future(scheduler.close())
@@ -246,24 +246,24 @@ def test_closing_ends_what_has_begun_and_begins_nothing(turns: int) -> None:
             await closing_it
             assert asyncio.all_tasks() == {asyncio.current_task()}
             assert floor.told == told
-            written = await floor.ledger.run(changes)
+            written = await floor.database.run(changes)
             for request in (
                 scheduler.add("boss", b"1"),
                 scheduler.find(one),
                 scheduler.tasks(),
-                scheduler.completed("a", one, None),
-                scheduler.recovering("a", one),
+                scheduler.complete("a", one, None),
+                scheduler.recover("a", one),
             ):
                 assert await refused(request) == (503, "stopping")
-            scheduler.left("a")
-            scheduler.arrived("c")
-            scheduler.available("c", True)
-            scheduler.look_again()
+            scheduler.agent_disconnected("a")
+            scheduler.agent_connected("c")
+            scheduler.set_available("c", True)
+            scheduler.recheck()
             floor.clock.advance(1000)
             await floor.settle()
             assert floor.told == told
-            assert await floor.ledger.run(changes) == written
-            again = Floor(floor.ledger, floor.gate, floor.clock)
+            assert await floor.database.run(changes) == written
+            again = Floor(floor.database, floor.gate, floor.clock)
             await again.scheduler.start()
             assert again.scheduler.counts()["queued"] == 1 + isinstance(two, Task)
             await again.scheduler.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headgate import Gate, ManualClock, Policy
-from headgate.hub.errors import Refused
-from headgate.hub.storage.database import Ledger
+from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import Database
 from headgate.hub.tasks.task import STATES, Task
 from tests.support.scheduler import TURNS, Floor, run, some, watch, wrong
 from tests.support.valkey import PATIENCE
@@ -25,13 +25,13 @@ from tests.support.wrapped_store import Elsewhere
 @pytest.mark.parametrize("back", [False, True])
 def test_leaving_at_any_moment_of_an_assignment_loses_nothing(turns: int, back: bool) -> None:
     async def test(floor: Floor) -> None:
-        floor.scheduler.arrived("a")
+        floor.scheduler.agent_connected("a")
         adding = asyncio.ensure_future(floor.scheduler.add("boss", b"1"))
         await some(floor, turns)
-        floor.scheduler.left("a")
+        floor.scheduler.agent_disconnected("a")
         assert floor.scheduler.task_of("a") is None
         if back:
-            floor.scheduler.arrived("a")
+            floor.scheduler.agent_connected("a")
         one = (await adding).task_id
         await floor.settle()
         assert (await floor.task(one)).agent == ("a" if back else None)
@@ -50,7 +50,7 @@ def test_getting_busy_at_any_moment_of_an_assignment(turns: int) -> None:
         await floor.arrive("a", "b")
         adding = asyncio.ensure_future(floor.scheduler.add("boss", b"1"))
         await some(floor, turns)
-        floor.scheduler.available("a", False)
+        floor.scheduler.set_available("a", False)
         told = list(floor.told)
         one = (await adding).task_id
         await floor.settle()
@@ -66,9 +66,9 @@ def test_leaving_at_any_moment_of_the_last_word(turns: int) -> None:
     async def test(floor: Floor) -> None:
         await floor.arrive("a", "b")
         one = await floor.add()
-        saying = asyncio.ensure_future(floor.scheduler.completed("a", one, b"1"))
+        saying = asyncio.ensure_future(floor.scheduler.complete("a", one, b"1"))
         await some(floor, turns)
-        floor.scheduler.left("a")
+        floor.scheduler.agent_disconnected("a")
         (answer,) = await asyncio.gather(saying, return_exceptions=True)
         await floor.settle()
         task = await floor.task(one)
@@ -89,7 +89,7 @@ def test_accepting_at_any_moment_around_the_deadline(turns: int) -> None:
         one = await floor.add()
         floor.clock.advance(30)
         await some(floor, turns)
-        (answer,) = await asyncio.gather(floor.scheduler.accepted("a", one), return_exceptions=True)
+        (answer,) = await asyncio.gather(floor.scheduler.accept("a", one), return_exceptions=True)
         await floor.settle()
         expected = [("a", one)] if isinstance(answer, Task) else [("a", one), ("b", one)]
         assert floor.told == expected
@@ -106,9 +106,9 @@ def test_recovering_at_any_moment_while_it_is_assigned_anew(turns: int) -> None:
         await floor.leave("a")
         floor.gate.record_violation("a")
         await floor.arrive("a")
-        floor.scheduler.arrived("b")
+        floor.scheduler.agent_connected("b")
         await some(floor, turns)
-        (answer,) = await asyncio.gather(floor.scheduler.recovering("a", one), return_exceptions=True)
+        (answer,) = await asyncio.gather(floor.scheduler.recover("a", one), return_exceptions=True)
         await floor.settle()
         task = await floor.task(one)
         assert task.attempt == 2
@@ -126,9 +126,9 @@ def test_who_recovers_and_is_assigned_something_at_the_same_time_holds_one(turns
         await floor.arrive("a")
         one, two = await floor.add(), await floor.add()
         await floor.leave("a")
-        floor.scheduler.arrived("a")
+        floor.scheduler.agent_connected("a")
         await some(floor, turns)
-        await asyncio.gather(floor.scheduler.recovering("a", one), return_exceptions=True)
+        await asyncio.gather(floor.scheduler.recover("a", one), return_exceptions=True)
         await floor.settle()
         assert await floor.holders() == {one: "a", two: None}
 
@@ -136,20 +136,22 @@ def test_who_recovers_and_is_assigned_something_at_the_same_time_holds_one(turns
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_who_comes_back_at_once_holds_one_task_even_in_the_ledger(turns: int) -> None:
+def test_who_comes_back_at_once_holds_one_task_even_in_the_database(turns: int) -> None:
     async def test(floor: Floor) -> None:
-        await floor.ledger.run(watch)
+        await floor.database.run(watch)
         await floor.arrive("a")
         one, two = await floor.add(), await floor.add()
-        await floor.scheduler.accepted("a", one)
-        saying = [asyncio.ensure_future(floor.scheduler.progressed("a", one, 0.1, str(number))) for number in range(5)]
+        await floor.scheduler.accept("a", one)
+        saying = [
+            asyncio.ensure_future(floor.scheduler.report_progress("a", one, 0.1, str(number))) for number in range(5)
+        ]
         await some(floor, turns)
-        floor.scheduler.left("a")
-        floor.scheduler.arrived("a")
+        floor.scheduler.agent_disconnected("a")
+        floor.scheduler.agent_connected("a")
         await asyncio.gather(*saying, return_exceptions=True)
         await floor.settle()
         assert await floor.holders() == {one: "a", two: None}
-        assert await floor.ledger.run(wrong) == []
+        assert await floor.database.run(wrong) == []
 
     run(test)
 
@@ -166,7 +168,7 @@ def test_a_change_is_carried_through_when_whoever_asked_is_cancelled(turns: int)
             assert floor.told == []
             return
         ((agent, one),) = floor.told
-        saying = asyncio.ensure_future(floor.scheduler.completed(agent, one, b"1"))
+        saying = asyncio.ensure_future(floor.scheduler.complete(agent, one, b"1"))
         await some(floor, turns)
         saying.cancel()
         await asyncio.gather(saying, return_exceptions=True)
@@ -197,9 +199,9 @@ class Walk:
         self.here: set[str] = set()
         with closing(sqlite3.connect(self.path, timeout=PATIENCE)) as reader:
             gate = Gate(Policy(), store=Elsewhere(clock=self.clock))
-            with closing(Ledger(self.path)) as ledger, closing(gate):
-                await ledger.run(watch)
-                self.floor = Floor(ledger, gate, self.clock)
+            with closing(Database(self.path)) as database, closing(gate):
+                await database.run(watch)
+                self.floor = Floor(database, gate, self.clock)
                 self.floor.on_assign = lambda agent, task: self.assign(reader, agent, task)
                 await self.floor.scheduler.start()
                 yield self.floor
@@ -207,7 +209,7 @@ class Walk:
     def assign(self, reader: sqlite3.Connection, agent: str, task: Task) -> bool:
         assert agent in self.here
         row = reader.execute("SELECT state, agent, attempt FROM tasks WHERE task = ?", (task.task_id,)).fetchone()
-        assert row == ("assigned", agent, task.attempt)  # it is in the ledger before it is told
+        assert row == ("assigned", agent, task.attempt)  # it is in the database before it is told
         assert [other for other in self.here if self.floor.scheduler.task_of(other) == task.task_id] == [agent]
         self.known.append(task.task_id)
         if self.random.random() < 0.05:
@@ -217,10 +219,10 @@ class Walk:
     def toggle(self, agent: str) -> None:
         if agent in self.here:
             self.here.remove(agent)
-            self.floor.scheduler.left(agent)
+            self.floor.scheduler.agent_disconnected(agent)
         else:
             self.here.add(agent)
-            self.floor.scheduler.arrived(agent)
+            self.floor.scheduler.agent_connected(agent)
 
     async def add(self) -> None:
         self.added.append((await self.floor.scheduler.add("boss", b"1")).task_id)
@@ -232,13 +234,13 @@ class Walk:
         if task_id is None or self.random.random() < 0.2:
             task_id = self.random.choice(self.known[-8:] or ["none"])
         frames: list[Callable[[], Awaitable[Task]]] = [
-            lambda: scheduler.accepted(agent, task_id),
-            lambda: scheduler.progressed(agent, task_id, 0.5, "half"),
-            lambda: scheduler.completed(agent, task_id, b"1"),
-            lambda: scheduler.failed(agent, task_id, "no", self.random.random() < 0.8),
-            lambda: scheduler.recovering(agent, task_id),
+            lambda: scheduler.accept(agent, task_id),
+            lambda: scheduler.report_progress(agent, task_id, 0.5, "half"),
+            lambda: scheduler.complete(agent, task_id, b"1"),
+            lambda: scheduler.fail(agent, task_id, "no", self.random.random() < 0.8),
+            lambda: scheduler.recover(agent, task_id),
         ]
-        with suppress(Refused):
+        with suppress(RequestError):
             task = await self.random.choice(frames)()
             assert task.task_id == task_id
             self.ended[task_id] += task.state in ("completed", "failed")
@@ -252,12 +254,12 @@ class Walk:
         if chance < 0.8:
             self.toggle(agent)
         elif chance < 0.85:
-            self.floor.scheduler.available(agent, self.random.random() < 0.6)
+            self.floor.scheduler.set_available(agent, self.random.random() < 0.6)
         elif chance < 0.9:
             self.floor.gate.record_violation(agent)
         elif chance < 0.93:
             self.floor.gate.reset_violations(agent)
-            self.floor.scheduler.look_again()
+            self.floor.scheduler.recheck()
         else:
             self.clock.advance(self.random.choice([1, 5, 29, 31, 60]))
         return None
@@ -281,7 +283,7 @@ class Walk:
             await floor.scheduler.close()
 
     async def agrees(self, floor: Floor) -> None:
-        """Memory and ledger say the same."""
+        """Memory and database say the same."""
         tasks = await floor.scheduler.tasks(limit=10_000)
         states = Counter(task.state for task in tasks)
         assert floor.scheduler.counts() == {state: states[state] for state in STATES}
@@ -299,7 +301,7 @@ class Walk:
                 self.clock.advance(10)
                 for agent in self.agents:
                     if (task := floor.scheduler.task_of(agent)) is not None:
-                        await floor.scheduler.completed(agent, task, b"1")
+                        await floor.scheduler.complete(agent, task, b"1")
                         self.ended[task] += 1
             await floor.settle()
             await self.agrees(floor)
@@ -308,7 +310,7 @@ class Walk:
             assert set(self.ended) <= {*ended, "none"}
             assert sum(floor.scheduler.counts().values()) == len(ended)
             assert max(self.ended.values()) == 1
-            assert await floor.ledger.run(wrong) == []
+            assert await floor.database.run(wrong) == []
             await floor.scheduler.close()
 
 

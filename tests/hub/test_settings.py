@@ -11,7 +11,7 @@ from headgate.cli import _parser
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.settings import HubSettings, flag, variable
 from headgate.hub.sockets.relay import relay_limiter
-from headgate.hub.storage.database import Ledger
+from headgate.hub.storage.database import Database
 from headgate.stores.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -253,11 +253,11 @@ def test_secrets_are_not_in_the_representation() -> None:
 
 
 def tokens(**settings: Any) -> Tokens:
-    ledger = Ledger()
+    database = Database()
     try:
-        return Tokens(ledger, HubSettings(**settings))
+        return Tokens(database, HubSettings(**settings))
     finally:
-        ledger.close()
+        database.close()
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ def ping(wire: Wire, times: int) -> None:
 
 def waiting(hub: Running, agent: str) -> int:
     """How many frames wait until an agent reads."""
-    (found,) = hub.hub.presence.of(agent)
-    return found.waiting
+    (found,) = hub.hub.presence.sockets_of(agent)
+    return found.queued
 
 
 def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -> None:

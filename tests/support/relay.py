@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore
-from headgate.hub.sockets.flood import Flood
+from headgate.hub.sockets.flood import FloodCounter
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
@@ -34,8 +34,10 @@ class Hub:
         self.tokens = {agent: agent[::-1] for agent in ("alice", "bob", "carol")}
         options = {"failed": self.gate.acheck_address, "verify": self.verify, **options}
         self.limiter = relay_limiter(rate, burst, self.store)
-        self.flood = Flood()
-        self.relay = Relay(**{"limiter": self.limiter, "clock": self.clock, "flood": self.flood, **options})
+        self.flood_counter = FloodCounter()
+        self.relay = Relay(
+            **{"limiter": self.limiter, "clock": self.clock, "flood_counter": self.flood_counter, **options}
+        )
         self.sockets: WeakSet[Socket] = WeakSet()
         self._room = room
         self._ids = count(1)

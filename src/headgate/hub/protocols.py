@@ -22,7 +22,7 @@ HEAD: Final = 64 * 1024
 IGNORED: Final = 64 * 1024  # what may come before a close is answered
 
 
-class ImpatientHttp(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, which waits for the head of a request only so long, and reads only so much of it."""
 
     head_within = 10.0
@@ -86,7 +86,7 @@ class ImpatientHttp(HttpToolsProtocol):
             self._deadline = None
 
 
-class PatientProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol, which parses a slice at a time."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

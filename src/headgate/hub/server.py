@@ -18,7 +18,7 @@ from headgate.errors import HeadgateError
 from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
 from headgate.hub.app import Hub
-from headgate.hub.protocols import ImpatientHttp, PatientProtocol
+from headgate.hub.protocols import HttpProtocol, WebSocketProtocol
 from headgate.hub.settings import HubSettings
 
 _BACKLOG: Final = 2048
@@ -80,10 +80,10 @@ def server_config(hub: Hub, settings: HubSettings) -> uvicorn.Config:
     """How uvicorn serves a hub."""
     return uvicorn.Config(
         hub,
-        ws=PatientProtocol,
+        ws=WebSocketProtocol,
         ws_max_size=settings.max_frame * _LARGER,
         ws_per_message_deflate=False,  # it costs memory by the connection, and lets little become much
-        http=ImpatientHttp,
+        http=HttpProtocol,
         lifespan="off",
         log_config=None,
         access_log=False,

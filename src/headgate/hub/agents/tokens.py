@@ -8,14 +8,14 @@ from typing import Final
 
 from headgate.errors import HeadgateError
 from headgate.hub.settings import A_TOKEN, HubSettings, usable_token
-from headgate.hub.storage.database import Ledger
+from headgate.hub.storage.database import Database
 
 
 class Tokens:
     """Tells admins and viewers by their tokens, of which it keeps digests."""
 
-    def __init__(self, ledger: Ledger, settings: HubSettings) -> None:
-        self._ledger: Final = ledger
+    def __init__(self, database: Database, settings: HubSettings) -> None:
+        self._database: Final = database
         self._given: Final = _given(settings)
         if self._given and self._given == settings.viewer_token:
             raise HeadgateError("the viewer's token: expected another than the admin's")
@@ -41,7 +41,7 @@ class Tokens:
             (kept,) = db.execute("SELECT value FROM settings WHERE name = 'admin_token'").fetchone()
             return str(kept)
 
-        self._admin = bytes.fromhex(await self._ledger.run(remember))
+        self._admin = bytes.fromhex(await self._database.run(remember))
         if self._admin == digest_of(made):
             self.made = made
 

@@ -1,17 +1,27 @@
 """What the admin can ask over HTTP."""
 
 import asyncio
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
 from headgate.errors import InvalidInput, refuse
+from headgate.gate import Gate
 from headgate.gate.policy import TIERS, Policy, check_agent
-from headgate.hub.api.agent_routes import Body, NewTask, Registered, Revoked, TaskPage, Tasks
-from headgate.hub.api.routing import Call, Route, Who
-from headgate.hub.dashboard.cards import AgentCard, cards
-from headgate.hub.errors import Refused
+from headgate.hub.agents.presence import Presence
+from headgate.hub.agents.registry import Registry
+from headgate.hub.api.agent_routes import NewTask, Registered, Revoked, TaskList, TaskPage
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.dashboard.cards import AgentCard, Cards
+from headgate.hub.dashboard.feed import DashboardFeed
+from headgate.hub.errors import RequestError
+from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.alerts import Alerts
+from headgate.hub.monitoring.stats import Stats
 from headgate.hub.sockets.frames import AgentId, Count, SessionId, Signal
+from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.decision import Limit, Outcome
 from headgate.limits.notation import limit_of
@@ -27,6 +37,13 @@ NewLimits = Annotated[
     dict[str, LimitTexts | dict[str, LimitTexts]],
     Meta(description="limits by tier, for every channel, or below the name of a channel, for that one"),
 ]
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """The file that the policy was read from; None for a hub without one."""
+
+    path: Path | None
 
 
 class RateLimits(Struct):
@@ -145,35 +162,35 @@ class SignalNumber(Struct):
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-async def _rate_limits(call: Call) -> RateLimits:
-    holds = call.hub.gate.effective
+async def _rate_limits(_call: Call, gate: Gate) -> RateLimits:
+    holds = gate.effective
     overrides = {agent: _nested(lanes) for agent, lanes in sorted(holds.overrides.items())}
     return RateLimits(_nested(holds.limits), overrides)
 
 
-async def _set_defaults(call: Call) -> RateLimits:
-    for channel, tier, limit in _given(call, call.body):
-        await call.hub.gate.aset_default(tier, limit, channel, by=call.by)
-    return await _rate_limits(call)
+async def _set_defaults(call: Call, gate: Gate) -> RateLimits:
+    for channel, tier, limit in _given(gate, call.body):
+        await gate.aset_default(tier, limit, channel, by=call.by)
+    return await _rate_limits(call, gate)
 
 
-async def _set_override(call: Call) -> AgentLimits:
+async def _set_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
-    for channel, tier, limit in _given(call, call.body):
-        await call.hub.gate.aset_override(agent, tier, limit, channel, by=call.by)
-    return _limits_of(call, agent)
+    for channel, tier, limit in _given(gate, call.body):
+        await gate.aset_override(agent, tier, limit, channel, by=call.by)
+    return _limits_of(gate, agent)
 
 
-async def _remove_override(call: Call) -> AgentLimits:
+async def _remove_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
-    if agent in call.hub.gate.effective.overrides:
-        await call.hub.gate.aremove_override(agent, by=call.by)
-    return _limits_of(call, agent)
+    if agent in gate.effective.overrides:
+        await gate.aremove_override(agent, by=call.by)
+    return _limits_of(gate, agent)
 
 
-def _given(call: Call, body: dict[str, Any]) -> list[tuple[str | None, str, Limit]]:
+def _given(gate: Gate, body: dict[str, Any]) -> list[tuple[str | None, str, Limit]]:
     """Limits by tier, for every channel, and by tier below a channel, for that one: all of them, or an error."""
-    channels = call.hub.gate.policy.channels
+    channels = gate.policy.channels
     found: list[tuple[str | None, str, Limit]] = []
     for name, value in body.items():
         if name in TIERS:
@@ -188,7 +205,7 @@ def _given(call: Call, body: dict[str, Any]) -> list[tuple[str | None, str, Limi
                     refuse(name, f"one of {', '.join(TIERS)}", tier)
                 found.append((name, tier, _limit(f"{name}.{tier}", text)))
     if not found:
-        raise Refused(400, "invalid", f"body: expected limits for some of {', '.join(TIERS)}, got none")
+        raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(TIERS)}, got none")
     return sorted(found, key=lambda one: one[0] is not None)  # what is said of one channel holds there
 
 
@@ -208,8 +225,7 @@ def _nested(lanes: Any) -> Limits:
     return nested
 
 
-def _limits_of(call: Call, agent: str) -> AgentLimits:
-    gate = call.hub.gate
+def _limits_of(gate: Gate, agent: str) -> AgentLimits:
     limits = {
         channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in TIERS}
         for channel in gate.policy.channels
@@ -220,61 +236,63 @@ def _limits_of(call: Call, agent: str) -> AgentLimits:
 # The exempt -----------------------------------------------------------------------------------------------------------
 
 
-async def _whitelist(call: Call) -> Whitelist:
-    return Whitelist(sorted(call.hub.gate.effective.exempt))
+async def _whitelist(_call: Call, gate: Gate) -> Whitelist:
+    return Whitelist(sorted(gate.effective.exempt))
 
 
-async def _replace_whitelist(call: Call) -> Whitelist:
+async def _replace_whitelist(call: Call, gate: Gate) -> Whitelist:
     wanted = {check_agent(agent) for agent in call.body.agents}
-    before = call.hub.gate.effective.exempt
+    before = gate.effective.exempt
     for agent in sorted(before - wanted):
-        await call.hub.gate.aremove_exemption(agent, by=call.by)
+        await gate.aremove_exemption(agent, by=call.by)
     for agent in sorted(wanted - before):
-        await call.hub.gate.aadd_exemption(agent, by=call.by)
-    return await _whitelist(call)
+        await gate.aadd_exemption(agent, by=call.by)
+    return await _whitelist(call, gate)
 
 
-async def _add_exempt(call: Call) -> Whitelist:
-    if check_agent(call.body.agent_id) not in call.hub.gate.effective.exempt:
-        await call.hub.gate.aadd_exemption(call.body.agent_id, by=call.by)
-    return await _whitelist(call)
+async def _add_exempt(call: Call, gate: Gate) -> Whitelist:
+    if check_agent(call.body.agent_id) not in gate.effective.exempt:
+        await gate.aadd_exemption(call.body.agent_id, by=call.by)
+    return await _whitelist(call, gate)
 
 
-async def _remove_exempt(call: Call) -> Whitelist:
-    if call.parts["agent"] in call.hub.gate.effective.exempt:
-        await call.hub.gate.aremove_exemption(call.parts["agent"], by=call.by)
-    return await _whitelist(call)
+async def _remove_exempt(call: Call, gate: Gate) -> Whitelist:
+    if call.parts["agent"] in gate.effective.exempt:
+        await gate.aremove_exemption(call.parts["agent"], by=call.by)
+    return await _whitelist(call, gate)
 
 
 # Violations, agents, and the rest -------------------------------------------------------------------------------------
 
 
-async def _violations(call: Call) -> Violations:
-    return Violations(await cards(call.hub, [one.agent_id for one in call.hub.tally.offenders()[:1000]]))
+async def _violations(_call: Call, stats: Stats, cards: Cards) -> Violations:
+    return Violations(await cards.of([one.agent_id for one in stats.offenders()[:1000]]))
 
 
-async def _reset_violations(call: Call) -> Reset:
+async def _reset_violations(
+    call: Call, gate: Gate, stats: Stats, scheduler: Scheduler, dashboard: DashboardFeed, alerts: Alerts
+) -> Reset:
     agent = call.parts["agent"]
-    reset = await call.hub.gate.areset_violations(agent)
-    call.hub.tally.forget(agent)
-    call.hub.scheduler.look_again()
-    call.hub.board.look_again()
-    call.hub.alerts.look_again()
+    reset = await gate.areset_violations(agent)
+    stats.forget(agent)
+    scheduler.recheck()
+    dashboard.refresh()
+    alerts.recheck()
     return Reset(agent, reset)
 
 
-async def _check(call: Call) -> Verdict:
-    hub, body = call.hub, call.body
+async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
+    body = call.body
     agent, channel = check_agent(body.agent_id), body.channel
     if (body.tier is None) is (body.action is None):
-        raise Refused(400, "invalid", "body: expected a tier or an action, and not both")
-    tier = hub.gate.tier_of(channel, body.action) if body.tier is None else body.tier
+        raise RequestError(400, "invalid", "body: expected a tier or an action, and not both")
+    tier = gate.tier_of(channel, body.action) if body.tier is None else body.tier
     if not body.peek:
-        decision = await hub.check(agent, channel, body.tier, action=body.action, cost=body.cost)
+        decision = await stats.check(agent, channel, tier, body.cost)
     elif body.cost != 1:
         refuse("cost", "1 with peek, which says what is left for any cost", body.cost)
     else:
-        decision = await hub.gate.apeek(agent, channel, tier)
+        decision = await gate.apeek(agent, channel, tier)
     wait, violation, would_be = decision.retry_us, decision.violation, decision.would_be
     return Verdict(
         agent_id=agent,
@@ -292,52 +310,51 @@ async def _check(call: Call) -> Verdict:
     )
 
 
-async def _agents(call: Call) -> RegisteredAgents:
-    found = await call.hub.registry.agents(call.query.after, call.query.limit)
-    here = call.hub.presence
+async def _agents(call: Call, registry: Registry, presence: Presence) -> RegisteredAgents:
+    found = await registry.agents(call.query.after, call.query.limit)
     return RegisteredAgents(
-        [RegisteredAgent(one.agent, one.at, one.revoked, bool(here.of(one.agent))) for one in found]
+        [RegisteredAgent(one.agent, one.at, one.revoked, presence.is_connected(one.agent)) for one in found]
     )
 
 
-async def _agent(call: Call) -> AgentCard:
+async def _agent(call: Call, registry: Registry, cards: Cards) -> AgentCard:
     agent = call.parts["agent"]
-    if not await call.hub.registry.knows(agent):
-        raise Refused(404, "unknown_agent", f"there is no agent {agent!r}")
-    (card,) = await cards(call.hub, [agent])
+    if not await registry.knows(agent):
+        raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
+    (card,) = await cards.of([agent])
     return card
 
 
-async def _register(call: Call) -> Registered:
+async def _register(call: Call, registry: Registry) -> Registered:
     agent = call.body.agent_id
-    return Registered(agent, await call.hub.registry.register(agent, by_admin=True))
+    return Registered(agent, await registry.register(agent, by_admin=True))
 
 
-async def _rotate(call: Call) -> Registered:
+async def _rotate(call: Call, registry: Registry) -> Registered:
     agent = call.parts["agent"]
-    return Registered(agent, await call.hub.registry.rotate(agent, by_admin=True))
+    return Registered(agent, await registry.rotate(agent, by_admin=True))
 
 
-async def _revoke(call: Call) -> Revoked:
+async def _revoke(call: Call, registry: Registry) -> Revoked:
     agent = call.parts["agent"]
-    return Revoked(agent, await call.hub.registry.revoke(agent))
+    return Revoked(agent, await registry.revoke(agent))
 
 
-async def _invite(call: Call) -> Invitation:
-    return Invitation(await call.hub.registry.invite())
+async def _invite(_call: Call, registry: Registry) -> Invitation:
+    return Invitation(await registry.invite())
 
 
-async def _push_task(call: Call) -> Task:
-    return await call.hub.scheduler.add("", bytes(call.body.payload))
+async def _push_task(call: Call, scheduler: Scheduler) -> Task:
+    return await scheduler.add("", bytes(call.body.payload))
 
 
-async def _tasks(call: Call) -> Tasks:
+async def _tasks(call: Call, scheduler: Scheduler) -> TaskList:
     query: TaskPage = call.query
-    return Tasks(await call.hub.scheduler.tasks(state=query.state, limit=query.limit, before=query.before))
+    return TaskList(await scheduler.tasks(state=query.state, limit=query.limit, before=query.before))
 
 
-async def _changes(call: Call) -> Changes:
-    history = await asyncio.to_thread(call.hub.gate.history)
+async def _changes(call: Call, gate: Gate) -> Changes:
+    history = await asyncio.to_thread(gate.history)
     return Changes([_told(change) for change in reversed(history[-call.query.limit :])])
 
 
@@ -345,17 +362,16 @@ def _told(change: Change) -> dict[str, Any]:
     return {"what": str(change), "by": change.by, "at": change.at}
 
 
-async def _reload(call: Call) -> Reloaded:
-    config = call.hub.config
-    if config is None:
-        raise Refused(409, "no_config", "the hub was started without --config: there is nothing to reload")
-    await call.hub.gate.areload(await asyncio.to_thread(Policy.load, config), by=call.by)
+async def _reload(call: Call, file: PolicyFile, gate: Gate) -> Reloaded:
+    if file.path is None:
+        raise RequestError(409, "no_config", "the hub was started without --config: there is nothing to reload")
+    await gate.areload(await asyncio.to_thread(Policy.load, file.path), by=call.by)
     return Reloaded(True)
 
 
-async def _write_signal(call: Call) -> SignalNumber:
+async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:
     body: NewSignal = call.body
-    return SignalNumber(await call.hub.logbook.write(check_agent(body.agent_id), str(body.session), body.signal))
+    return SignalNumber(await sessions.write(check_agent(body.agent_id), str(body.session), body.signal))
 
 
 _LIMITS: Final = "/api/admin/rate-limits"
@@ -423,7 +439,7 @@ ROUTES: Final = (
         "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task, "a task for whoever is idle",
         body=NewTask, status=201,
     ),
-    Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, Tasks, "all tasks", query=TaskPage),
+    Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, TaskList, "all tasks", query=TaskPage),
     Route(
         "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
         "who changed what, and when, newest first", query=ChangesPage,

@@ -103,12 +103,12 @@ class Alerts:
         """The newest alerts, open ones and resolved ones, newest first."""
         return list(reversed(self._recent.values()))
 
-    def hear(self, event: Alerted) -> None:
+    def on_alert(self, event: Alerted) -> None:
         """Raise an alert. It may be called in any thread, and only makes a note."""
         self._news.append(event)
         self._loop.call_soon_threadsafe(self._wake.set)
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Somebody may have been exempted, or their violations reset: see whether alerts are to be resolved."""
         self._due.update(dict.fromkeys(self._open))
         self._wake.set()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import structlog
@@ -32,10 +32,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
-from headgate.hub.monitoring.metrics import METRICS, Distribution, Labels, Metric
-
-if TYPE_CHECKING:
-    from headgate.hub.app import Hub
+from headgate.hub.monitoring.metrics import METRICS, Distribution, Labels, Metric, MetricSources
 
 T = TypeVar("T")
 
@@ -59,8 +56,8 @@ def name_and_unit(metric: Metric) -> tuple[str, str]:
 class Telemetry:
     """Sends a hub's metrics to a collector until it is closed. A collector that is away holds up nothing."""
 
-    def __init__(self, hub: "Hub", endpoint: str) -> None:
-        self._hub: Final = hub
+    def __init__(self, sources: MetricSources, endpoint: str) -> None:
+        self._sources: Final = sources
         self._loop: Final = asyncio.get_running_loop()
         self._closed = False
         self._exporter: Final = _Exporter(endpoint, self._histograms)
@@ -88,12 +85,12 @@ class Telemetry:
 
     # In the SDK's thread ---------------------------------------------------------------------------------------------
 
-    def _in_loop(self, read: Callable[["Hub"], T]) -> T:
+    def _in_loop(self, read: Callable[[MetricSources], T]) -> T:
         answer: Future[T] = Future()
 
         def work() -> None:
             try:
-                answer.set_result(read(self._hub))
+                answer.set_result(read(self._sources))
             except Exception as error:  # noqa: BLE001 - it is the other thread's to deal with
                 answer.set_exception(error)
 
@@ -156,7 +153,7 @@ class _Exporter(OTLPMetricExporter):
             replace(of, scope_metrics=[_joined(scope, more) for scope in of.scope_metrics])
             for of in metrics_data.resource_metrics
         ]
-        lines = _Lines(self._fail)
+        lines = _LogCapture(self._fail)
         _its_log.addFilter(lines)
         try:
             result = super().export(MetricsData(found), timeout_millis, **options)
@@ -179,7 +176,7 @@ class _Exporter(OTLPMetricExporter):
             super().shutdown(timeout_millis, **options)
 
 
-class _Lines(logging.Filter):
+class _LogCapture(logging.Filter):
     """Hears what would be logged, instead of the log: it would be a line for each try, for as long as it fails."""
 
     def __init__(self, hear: Callable[[str], None]) -> None:

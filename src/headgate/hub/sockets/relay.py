@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 
 from headgate.errors import InvalidInput, StoreAway, refuse
 from headgate.gate.policy import check_agent
-from headgate.hub.errors import refusal
-from headgate.hub.sockets.flood import MISTAKES, Flood, Manners
+from headgate.hub.errors import as_request_error
+from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import Socket
 from headgate.hub.timer import Timer
 from headgate.limiter import Limiter
@@ -71,7 +71,7 @@ class Relay:
         clock: Clock,
         *,
         failed: Callable[[str], Awaitable[Decision]],
-        flood: Flood | None = None,
+        flood_counter: FloodCounter | None = None,
         largest: int = 65_536,
         identify_within: float = 10.0,
     ) -> None:
@@ -79,7 +79,7 @@ class Relay:
         self._verify: Final = verify
         self._clock: Final = clock
         self._failed: Final = failed
-        self._flood: Final = Flood() if flood is None else flood
+        self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
         self._largest: Final = largest
         self._identify_within: Final = identify_within
         self.passed = self.denied = 0
@@ -88,7 +88,6 @@ class Relay:
         self._by_address: Final[dict[str, set[Socket]]] = {}
         self._drops = 0
         self._retry_after_ms: Callable[[], int] | None = None  # once the hub stops
-        self._closing: Final[set[asyncio.Task[None]]] = set()
 
     @property
     def connections(self) -> int:
@@ -97,10 +96,10 @@ class Relay:
 
     async def serve(self, socket: Socket) -> None:
         """Converse over a socket that was accepted, until it is closed."""
-        peer = _Peer(socket, Manners(self._clock, self._flood))
+        peer = _Peer(socket, FloodControl(self._clock, self._flood_counter))
         within = microseconds("identify_within", self._identify_within)
         reason = f"no HELLO that could be proved within {self._identify_within:g} s"
-        deadline = Timer(self._clock, self._clock.now() + within, lambda: self._close(socket, POLICY_VIOLATION, reason))
+        deadline = Timer(self._clock, self._clock.now() + within, lambda: socket.close_soon(POLICY_VIOLATION, reason))
         self._open.add(socket)
         try:
             if self._retry_after_ms is not None:
@@ -117,14 +116,14 @@ class Relay:
                     await self._complain(peer, mistake)
         finally:
             deadline.cancel()
-            peer.manners.gone()
+            peer.flood.disconnected()
             self._forget(peer)
 
     def drop(self, agent: str) -> None:
         """Close the connections of an agent whose token doesn't hold any more."""
         self._drops += 1
         for socket in self._by_address.get(agent, ()):
-            self._close(socket, POLICY_VIOLATION, "the token of this agent was revoked or replaced")
+            socket.close_soon(POLICY_VIOLATION, "the token of this agent was revoked or replaced")
 
     async def drain(self, retry_after_ms: Callable[[], int]) -> None:
         """Handle nothing more, send what was acknowledged, and close every socket, telling each when to come back.
@@ -141,14 +140,9 @@ class Relay:
     async def _retire(self, socket: Socket, retry_after_ms: int) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + _FLUSH
-        while socket.waiting and not socket.closed and loop.time() < end:  # noqa: ASYNC110 - a socket rings no bell
+        while socket.queued and not socket.closed and loop.time() < end:  # noqa: ASYNC110 - a socket rings no bell
             await asyncio.sleep(0.01)
         await socket.close(RESTARTING, f"restarting; retry in {retry_after_ms} ms")
-
-    def _close(self, socket: Socket, code: int, reason: str) -> None:
-        task = asyncio.get_running_loop().create_task(socket.close(code, reason))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     def _forget(self, peer: "_Peer") -> None:
         self._open.discard(peer.socket)
@@ -172,7 +166,7 @@ class Relay:
         try:
             proved = await self._proved(address, envelope.hello.token)
         except StoreAway as away:
-            await _send(peer, _error("unavailable", refusal(away).detail), envelope.id)
+            await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False
         if not proved:
             await self._turn_away(peer, envelope.id)
@@ -209,7 +203,7 @@ class Relay:
                 self.denied += 1
                 await _deny(peer, decision, self._id(frame), f"an address may send {decision.limit}")
                 return
-            peer.manners.passed()
+            peer.flood.passed()
             if peer.socket.closed:
                 return
         self.passed += 1
@@ -255,16 +249,16 @@ class Relay:
     async def _complain(self, peer: "_Peer", mistake: "_Invalid") -> None:
         """Say what is wrong with an envelope, and close the connection if that happens too often."""
         await _send(peer, _error(mistake.code, str(mistake)), mistake.answered)
-        if peer.manners.mistaken():
-            await peer.socket.close(POLICY_VIOLATION, f"{MISTAKES} invalid envelopes within a minute")
+        if peer.flood.invalid():
+            await peer.socket.close(POLICY_VIOLATION, f"{MAX_INVALID} invalid envelopes within a minute")
 
 
 class _Peer:
     """The other end of a socket, and how it has behaved."""
 
-    def __init__(self, socket: Socket, manners: Manners) -> None:
+    def __init__(self, socket: Socket, flood: FloodControl) -> None:
         self.socket: Final = socket
-        self.manners: Final = manners
+        self.flood: Final = flood
         self.address = ""  # until it is proved
 
 
@@ -291,5 +285,5 @@ async def _deny(peer: _Peer, decision: Decision, answered: str, why: str) -> Non
     wait = _NO_WAIT_HELPS if decision.retry_us is None else max(-(-decision.retry_us // 1000), 1)
     limited = wire.RateLimited(retry_after_ms=wait, reason=f"{why}; send it again in {wait} ms")
     await _send(peer, wire.Envelope(type=wire.MESSAGE_TYPE_RATE_LIMITED, rate_limited=limited), answered)
-    if pause := peer.manners.denied(decision):
+    if pause := peer.flood.denied(decision):
         await asyncio.sleep(pause)

@@ -1,6 +1,6 @@
 """What one hub has to remember: an SQLite file, written by one thread, many writes to a commit.
 
-    count = await ledger.run(lambda db: db.execute("UPDATE …").rowcount)
+    count = await database.run(lambda db: db.execute("UPDATE …").rowcount)
 
 A piece of work is done as a whole or not at all, pieces one after the other in the order in which they were handed in.
 When `run` returns, what it did survives a kill and a loss of power. Pieces that are handed in while the disk is busy
@@ -61,7 +61,7 @@ CREATE INDEX IF NOT EXISTS signals_by ON signals (agent, number);
 """
 
 
-class Newest:
+class Retention:
     """Of the rows of a table, keeps so many of each value of a column, the newest, and a tenth more at times."""
 
     def __init__(self, table: str, column: str, most: int) -> None:
@@ -80,25 +80,25 @@ class Newest:
             db.execute(self._delete, (value, self._most))
 
 
-class LedgerError(HeadgateError):
+class DatabaseError(HeadgateError):
     """What a hub remembers can't be read or written."""
 
 
-class Ledger:
+class Database:
     """The file at `path`; without one, memory, gone with the process."""
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._path: Final = ":memory:" if path is None else path
-        self._file: Final = open_file(self._path, "a hub's ledger", _FORMAT, _SCHEMA, LedgerError)
+        self._file: Final = open_file(self._path, "a hub's database", _FORMAT, _SCHEMA, DatabaseError)
         self._closed = False
         self._pieces: Final[SimpleQueue[_Piece | None]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="headgate-ledger", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="headgate-database", daemon=True)
         self._thread.start()
 
     async def run(self, work: Work[T]) -> T:
         """Do a piece of work; what it raises is raised here, and nothing of it is kept then."""
         if self._closed:
-            raise LedgerError(f"{self._path}: nothing was written: the ledger is closed")
+            raise DatabaseError(f"{self._path}: nothing was written: the database is closed")
         piece = _Piece(work)
         self._pieces.put(piece)
         result: T = await piece.done
@@ -149,8 +149,8 @@ class Ledger:
         self._file.execute("RELEASE piece")
 
 
-def _told(path: object, error: sqlite3.Error) -> LedgerError:
-    return LedgerError(f"{path}: nothing was written: {error}")
+def _told(path: object, error: sqlite3.Error) -> DatabaseError:
+    return DatabaseError(f"{path}: nothing was written: {error}")
 
 
 class _Piece:
