@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 @pytest.fixture
 def shaky(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr(module, "_EVERY", 0.02)
+    monkeypatch.setattr(module, "_INTERVAL", 0.02)
     monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 0.02)
     with Server() as server:
         yield Fleet(server, receiver)
@@ -142,7 +142,7 @@ def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, mo
         raise StoreAway("no answer in time")
 
     monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
-    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
     with fleet.hub() as one:
         offend(one)
         settled(one)
@@ -150,7 +150,7 @@ def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, mo
         wait_for(lambda: tries == ["done"], "the first try")
         one.call(one.hub.alerts.recheck)
         wait_for(lambda: tries == ["done", "other"], "the second")
-        one.hub.alerts._next_look = 0.0
+        one.hub.alerts._next_comparison = 0.0
         one.call(one.hub.alerts.recheck)
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]

@@ -51,7 +51,7 @@ def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> No
 def test_b8_of_many_alerts_on_many_hubs_each_is_raised_and_resolved_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", patience)
+    monkeypatch.setattr(module, "_GRACE", patience)
     agents = [f"agent-{number}" for number in range(20)]
     with fleet.hub() as one, fleet.hub() as two, fleet.hub() as three:
         hubs = [one, two, three]
@@ -136,7 +136,7 @@ def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
 def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
     with fleet.hub() as one, fleet.hub() as other:
         settled(other)
         offend(one)

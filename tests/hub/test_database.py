@@ -1,4 +1,4 @@
-"""The database: whole pieces, in order, many to a commit, and there after a kill."""
+"""The database: whole jobs, in order, many to a commit, and there after a kill."""
 
 import asyncio
 import signal
@@ -45,7 +45,7 @@ class Held:
 
     def __init__(self, database: Database) -> None:
         self._begun, self._free = threading.Event(), threading.Event()
-        self._piece = asyncio.ensure_future(database.run(self._wait))
+        self._job = asyncio.ensure_future(database.run(self._wait))
 
     def _wait(self, db: sqlite3.Connection) -> None:
         self._begun.set()
@@ -57,7 +57,7 @@ class Held:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(0)  # what was handed in as a task is handed in now
         self._free.set()
-        await self._piece
+        await self._job
 
 
 def test_what_run_returned_from_is_in_the_file(database: Database, tmp_path: Path) -> None:
@@ -77,18 +77,18 @@ def test_without_a_path_it_is_kept_in_memory(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_that_wait_are_committed_together_in_their_order(database: Database) -> None:
+def test_jobs_that_wait_are_committed_together_in_their_order(database: Database) -> None:
     statements: list[str] = []
     order: list[int] = []
 
     async def main() -> None:
         await database.run(lambda db: db.set_trace_callback(statements.append))
         async with Held(database):
-            pieces = [
+            jobs = [
                 asyncio.ensure_future(database.run(lambda db, number=number: order.append(number)))  # type: ignore[misc]
                 for number in range(2500)
             ]
-        await asyncio.gather(*pieces)
+        await asyncio.gather(*jobs)
         await database.run(lambda db: db.set_trace_callback(None))
 
     asyncio.run(main())
@@ -101,7 +101,7 @@ def test_pieces_that_wait_are_committed_together_in_their_order(database: Databa
     ]
 
 
-def test_answers_come_in_the_order_of_the_pieces(database: Database) -> None:
+def test_answers_come_in_the_order_of_the_jobs(database: Database) -> None:
     answered: list[int] = []
 
     async def ask(number: int) -> None:
@@ -114,7 +114,7 @@ def test_answers_come_in_the_order_of_the_pieces(database: Database) -> None:
     assert answered == list(range(3000))
 
 
-def test_a_piece_that_fails_undoes_itself_and_nothing_else(database: Database, tmp_path: Path) -> None:
+def test_a_job_that_fails_undoes_itself_and_nothing_else(database: Database, tmp_path: Path) -> None:
     def fail(db: sqlite3.Connection) -> None:
         put("half")(db)
         raise ValueError("not like this")
@@ -122,8 +122,8 @@ def test_a_piece_that_fails_undoes_itself_and_nothing_else(database: Database, t
     async def main() -> None:
         async with Held(database):
             works = (put("a"), fail, put("b"), put("a"), put("c"))
-            pieces = [asyncio.ensure_future(database.run(work)) for work in works]
-        one, two, three, four, five = await asyncio.gather(*pieces, return_exceptions=True)
+            jobs = [asyncio.ensure_future(database.run(work)) for work in works]
+        one, two, three, four, five = await asyncio.gather(*jobs, return_exceptions=True)
         assert (one, three, five) == ("a", "b", "c")
         assert isinstance(two, ValueError)
         assert str(two) == "not like this"
@@ -149,12 +149,12 @@ def test_what_cannot_be_committed_fails_for_all_and_the_next_is_fine(database: D
     asyncio.run(main())
 
 
-def test_a_piece_that_meddles_with_the_transaction_spoils_it_for_all_and_the_next_is_fine(database: Database) -> None:
+def test_a_job_that_meddles_with_the_transaction_spoils_it_for_all_and_the_next_is_fine(database: Database) -> None:
     async def main() -> None:
         async with Held(database):
-            works = (put("a"), lambda db: db.execute("RELEASE piece").close(), put("b"))
-            pieces = [asyncio.ensure_future(database.run(work)) for work in works]
-        results = await asyncio.gather(*pieces, return_exceptions=True)
+            works = (put("a"), lambda db: db.execute("RELEASE job").close(), put("b"))
+            jobs = [asyncio.ensure_future(database.run(work)) for work in works]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
         assert [type(result) for result in results] == [DatabaseError] * 3
         assert await database.run(put("c")) == "c"
         assert await database.run(names) == ["c"]
@@ -181,13 +181,13 @@ def test_a_full_disk_fails_what_does_not_fit(database: Database, tmp_path: Path)
 def test_who_is_cancelled_hears_nothing_but_the_work_is_done(database: Database, begun: bool) -> None:
     async def main() -> None:
         async with Held(database):
-            pieces = [asyncio.ensure_future(database.run(put(name))) for name in "abc"]
+            jobs = [asyncio.ensure_future(database.run(put(name))) for name in "abc"]
             await asyncio.sleep(0)
             if not begun:
-                pieces[1].cancel()
+                jobs[1].cancel()
         if begun:  # the answer is on its way or there already
-            pieces[1].cancel()
-        results = await asyncio.gather(*pieces, return_exceptions=True)
+            jobs[1].cancel()
+        results = await asyncio.gather(*jobs, return_exceptions=True)
         assert (results[0], results[2]) == ("a", "c")
         assert isinstance(results[1], asyncio.CancelledError) or (begun and results[1] == "b")
         assert await database.run(names) == ["a", "b", "c"]
@@ -199,9 +199,9 @@ def test_a_loop_that_ended_does_not_stop_the_database(database: Database) -> Non
     free = threading.Event()
 
     async def leave() -> None:
-        piece = asyncio.ensure_future(database.run(lambda db: free.wait(PATIENCE)))
+        job = asyncio.ensure_future(database.run(lambda db: free.wait(PATIENCE)))
         await asyncio.sleep(0)
-        piece.cancel()
+        job.cancel()
 
     asyncio.run(leave())
     free.set()
@@ -211,11 +211,11 @@ def test_a_loop_that_ended_does_not_stop_the_database(database: Database) -> Non
 def test_close_finishes_what_was_handed_in(tmp_path: Path) -> None:
     async def main() -> None:
         database = Database(tmp_path / "hub.db")
-        pieces = [asyncio.ensure_future(database.run(put(f"{number:04}"))) for number in range(1500)]
+        jobs = [asyncio.ensure_future(database.run(put(f"{number:04}"))) for number in range(1500)]
         await asyncio.sleep(0)
         database.close()
         assert in_file(tmp_path / "hub.db") == [f"{number:04}" for number in range(1500)]
-        assert await asyncio.gather(*pieces) == [f"{number:04}" for number in range(1500)]
+        assert await asyncio.gather(*jobs) == [f"{number:04}" for number in range(1500)]
 
     asyncio.run(main())
 

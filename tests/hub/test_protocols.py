@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.hub.protocols import HEAD, HttpProtocol, WebSocketProtocol
+from headgate.hub.protocols import MAX_HEAD, HttpProtocol, WebSocketProtocol
 from tests.support.asgi_server import serving
 from tests.support.flooders import frame
 from tests.support.hub import running
@@ -58,7 +58,7 @@ def test_a_connection_with_an_endless_head_is_closed() -> None:
             with pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
                 endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X-More: " + b"x" * 4000 + b"\r\n") * 10_000)
         with socket.create_connection(("127.0.0.1", server.port)) as large:
-            large.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX-More: " + b"x" * (HEAD // 2) + b"\r\n\r\n")
+            large.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX-More: " + b"x" * (MAX_HEAD // 2) + b"\r\n\r\n")
             assert large.recv(1000).startswith(b"HTTP/1.1 204")
 
 

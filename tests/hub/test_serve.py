@@ -109,7 +109,7 @@ def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
 
     async def start() -> str:
         async with Hub(hub_settings(admin_token="", data=tmp_path)) as hub:
-            return hub.tokens.made
+            return hub.tokens.created
 
     def spoil(text: str) -> None:
         with sqlite3.connect(tmp_path / "hub.db") as db:

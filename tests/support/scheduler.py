@@ -38,7 +38,7 @@ class Floor:
         return taken
 
     async def settle(self) -> None:
-        """Let everything happen that is due now; pieces of work are done in their order, so that these are the last."""
+        """Let everything happen that is due now; jobs run in order, so that these are the last."""
         for _ in range(6):
             for _ in range(12):
                 await asyncio.sleep(0)

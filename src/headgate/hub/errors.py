@@ -1,4 +1,4 @@
-"""What the hub says when it can't do what was asked."""
+"""Errors that are answered to callers."""
 
 from typing import Final
 
@@ -12,10 +12,10 @@ _log = structlog.get_logger("headgate.hub")
 
 
 class RequestError(HeadgateError):
-    """A request that can't be carried out.
+    """A request that the hub refuses or can't carry out.
 
-    `error` is one word for programs, `detail` a sentence for people. Over HTTP it is answered with `status`, over a
-    WebSocket with an error frame.
+    `error` is one word for programs, `detail` a sentence for people. Over HTTP it is a response with `status`, over a
+    WebSocket an error frame.
     """
 
     def __init__(self, status: int, error: str, detail: str) -> None:
@@ -26,13 +26,13 @@ class RequestError(HeadgateError):
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """What the caller is told of an error, whichever it is; of what is the hub's own, the log has the rest."""
+    """The error to answer for any exception. The details of the hub's own failures go to the log only."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, (InvalidInput, PolicyError)):
         return RequestError(400, "invalid", str(error))
     if isinstance(error, (StoreAway, DatabaseError)):
-        _log.error("a request could not be carried out", reason=str(error))
+        _log.error("request failed", reason=str(error))
         return RequestError(503, "unavailable", "the hub can't do this at the moment; try again")
-    _log.error("a request was not carried out", exc_info=error)
-    return RequestError(500, "internal", "the hub made a mistake; its log says which")
+    _log.error("request failed unexpectedly", exc_info=error)
+    return RequestError(500, "internal", "internal error of the hub; see its log")

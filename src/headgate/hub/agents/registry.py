@@ -1,8 +1,7 @@
-"""Who is an agent: registration, and the tokens by which agents are known.
+"""The registry of agents and their tokens.
 
-A token has 256 bits of chance and is shown once. Its SHA-256 is all that is kept: against so much chance no guessing
-helps, so nothing slower is needed. An id once taken stays taken, also after its token was revoked, so that nobody
-becomes another.
+A token has 256 random bits and is shown once. Only its SHA-256 is stored: tokens can't be guessed, so no slow hash is
+needed. An id stays taken after its token was revoked, so that no agent can take over the identity of another.
 """
 
 import logging
@@ -25,7 +24,7 @@ AddOutcome: TypeAlias = Literal["done", "exists", "uninvited"]
 ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked"]
 
 LONGEST_TOKEN: Final = 1024
-"""Characters; what is longer is no token, and isn't looked at."""
+"""Characters; anything longer is refused unread."""
 
 _log = logging.getLogger("headgate")
 
@@ -40,10 +39,10 @@ class AgentRecord:
     revoked: bool
 
 
-class AgentStore(Protocol):
-    """Where agents are kept, each with the digest of its token: `DatabaseAgents`, or `headgate.stores.redis.RedisRoll`.
+class AgentDirectory(Protocol):
+    """Stores agents with the digests of their tokens: `DatabaseAgents`, or one of a shared store.
 
-    Every step is done as a whole or not at all.
+    Every method is atomic.
     """
 
     async def start(self, tell: Callable[[str], None]) -> None:
@@ -70,16 +69,16 @@ class AgentStore(Protocol):
 
 
 class Registry:
-    """The agents of a hub, or of several that share a server.
+    """The agents of a hub, or of several hubs that share a store.
 
-    `mode` says who may register: with "open" everybody, with "invitation" whoever has a code that the admin has given
-    out, otherwise only the admin. No agent can have one of the names in `reserved`.
+    `mode` says who may register: "open" anybody, "invitation" anybody with a code from the admin, otherwise only the
+    admin. No agent can have a name in `reserved`.
 
-    With a shared server, whatever needs it raises `StoreAway` while it is away, except that an agent which was verified
-    here before goes on being known.
+    While a shared store is away, every method that needs it raises `StoreAway`, except that agents verified here before
+    can still be verified.
     """
 
-    def __init__(self, store: AgentStore, *, mode: str = "open", reserved: frozenset[str] = frozenset()) -> None:
+    def __init__(self, store: AgentDirectory, *, mode: str = "open", reserved: frozenset[str] = frozenset()) -> None:
         self._store: Final = store
         self._mode: Final = mode
         self._reserved: Final = reserved
@@ -92,7 +91,7 @@ class Registry:
         await self._store.start(self._on_revocation)
 
     async def close(self) -> None:
-        """Finish what is under way. The database and the clients are the caller's to close."""
+        """Finish every change that has begun. The database and the store are the caller's to close."""
         await self._background.wait()
         await self._store.close()
 
@@ -101,9 +100,9 @@ class Registry:
         self._listeners.append(listener)
 
     async def register(self, agent: str, invitation: str | None = None, *, by_admin: bool = False) -> str:
-        """Take an id that nobody has, and make its token. An invitation is used up only if that is done."""
+        """Register a free id, and return its new token. An invitation is used up only on success."""
         name = self._new_name(agent)
-        code = None if by_admin else self._admitted(invitation)
+        code = None if by_admin else self._check_invitation(invitation)
         token = _token()
         outcome = await self._background.finish(self._store.add(name, digest_of(token), time.time(), code))
         if outcome == "exists":
@@ -115,10 +114,9 @@ class Registry:
         return token
 
     async def rotate(self, agent: str, *, by_admin: bool = False) -> str:
-        """Make another token for an agent: the one it had is worth nothing any more.
+        """Replace an agent's token by a new one, and return it.
 
-        Only the admin gives one to an agent whose token was revoked: else the agent itself could undo that, if it asks
-        just before.
+        Only the admin can do so after a revocation: otherwise an agent could undo it by a rotation just before.
         """
         token = _token()
         outcome = await self._background.finish(self._store.replace(_known_name(agent), digest_of(token), by_admin))
@@ -129,31 +127,31 @@ class Registry:
         return token
 
     async def revoke(self, agent: str) -> bool:
-        """Make an agent's token worth nothing; False if it had none any more. The id stays taken."""
+        """Revoke an agent's token; False if it was revoked before. The id stays taken."""
         outcome = await self._background.finish(self._store.replace(_known_name(agent), None, False))
         if outcome == "unknown":
             raise _unknown(agent)
         return outcome == "done"
 
     async def verify(self, agent: str, token: str) -> bool:
-        """Whether a token is that agent's. Both may be anything."""
+        """Whether a token belongs to an agent. Both may be any text."""
         return _is_name(agent) and len(token) <= LONGEST_TOKEN and await self._store.verify(agent, digest_of(token))
 
     async def owner(self, token: str) -> str | None:
-        """Whose token it is. It may be anything."""
+        """The agent that a token belongs to. It may be any text."""
         return await self._store.owner(digest_of(token)) if len(token) <= LONGEST_TOKEN else None
 
     async def knows(self, agent: str) -> bool:
-        """Whether there is such an agent. One whose token was revoked is none."""
+        """Whether there is such an agent, with a token that was not revoked."""
         return _is_name(agent) and await self._store.knows(agent)
 
     async def agents(self, after: str = "", limit: int = 100) -> list[AgentRecord]:
-        """The next agents in the order of their ids, those whose token was revoked too."""
+        """The next agents in the order of their ids, including those with a revoked token."""
         start = after.encode("utf-8", "replace").decode()
         return [AgentRecord(*row) for row in await self._store.page(start, limit)]
 
     async def invite(self) -> str:
-        """A code with which one agent can be registered."""
+        """A code for the registration of one agent."""
         code = f"hgi_{secrets.token_urlsafe(32)}"
         await self._background.finish(self._store.invite(digest_of(code), time.time()))
         return code
@@ -167,8 +165,8 @@ class Registry:
             raise RequestError(400, "reserved", f"agent: expected an id that the hub doesn't use itself, got {name!r}")
         return name
 
-    def _admitted(self, invitation: str | None) -> bytes | None:
-        """The digest of the invitation that has to be there, if one has to be."""
+    def _check_invitation(self, invitation: str | None) -> bytes | None:
+        """The digest of the invitation, if one is required."""
         if self._mode == "open":
             return None
         if self._mode != "invitation":
@@ -182,21 +180,21 @@ class Registry:
         for listener in self._listeners:
             try:
                 listener(agent)
-            except Exception:  # noqa: BLE001 - the others are told all the same
-                _log.exception("that a token has changed could not be taken over")
+            except Exception:  # noqa: BLE001 - the other listeners are called all the same
+                _log.exception("a listener failed after the revocation of a token")
 
 
 class DatabaseAgents:
-    """Agents in a hub's database, all of them in memory too."""
+    """Agents in the hub's database, with a copy in memory."""
 
     def __init__(self, database: Database) -> None:
         self._database: Final = database
-        self._tell: Callable[[str], None] = lambda _agent: None
-        self._digests: Final[dict[str, bytes]] = {}  # of those that are not revoked
+        self._on_revocation: Callable[[str], None] = lambda _agent: None
+        self._digests: Final[dict[str, bytes]] = {}  # without revoked ones
         self._owners: Final[dict[bytes, str]] = {}
 
-    async def start(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    async def start(self, on_revocation: Callable[[str], None]) -> None:
+        self._on_revocation = on_revocation
         query = "SELECT agent, digest FROM agents WHERE digest IS NOT NULL"
         for agent, digest in await self._database.run(lambda db: db.execute(query).fetchall()):
             self._set(agent, digest)
@@ -231,7 +229,7 @@ class DatabaseAgents:
         outcome = await self._database.run(work)
         if outcome == "done":
             self._set(agent, digest)
-            self._tell(agent)
+            self._on_revocation(agent)
         return outcome
 
     def _set(self, agent: str, digest: bytes | None) -> None:

@@ -137,73 +137,73 @@ METRICS: Final = (
         "headgate_checks_total", "counter", "Checks of agents", _checks, ("channel", "tier", "outcome")
     ),
     Metric(
-        "headgate_decision_seconds", "histogram", "How long a check of an agent took, the way to the store included",
+        "headgate_decision_seconds", "histogram", "Time of a check of an agent, including the round trip to the store",
         _decision_times,
     ),
     Metric(
-        "headgate_address_checks_total", "counter", "Checks of addresses, for callers that aren't known yet",
+        "headgate_address_checks_total", "counter", "Checks of addresses, for unidentified callers",
         _address_checks, ("purpose", "outcome"),
     ),
     Metric(
-        "headgate_relay_envelopes_total", "counter", "Envelopes of agents on the relay, as its limiter saw them",
+        "headgate_relay_envelopes_total", "counter", "Envelopes on the relay, by the limiter's decision",
         lambda of: {("passed",): of.relay.passed, ("denied",): of.relay.denied}, ("outcome",),
     ),
     _number(
         "headgate_violations_total", "counter", "Denials that count as violations", lambda of: of.stats.violations
     ),
-    _number("headgate_alerts_total", "counter", "Alerts that were raised", lambda of: of.alerts.raised),
-    _number("headgate_alerts_open", "gauge", "Alerts that are not resolved yet", lambda of: of.alerts.open),
+    _number("headgate_alerts_total", "counter", "Alerts raised", lambda of: of.alerts.raised),
+    _number("headgate_alerts_open", "gauge", "Open alerts", lambda of: of.alerts.open),
     Metric(
-        "headgate_webhooks_total", "counter", "Notifications to webhooks that are done with", _webhooks, ("outcome",)
+        "headgate_webhooks_total", "counter", "Finished notifications to webhooks", _webhooks, ("outcome",)
     ),
     _number(
-        "headgate_webhooks_waiting", "gauge", "Notifications that wait to be sent, or to be sent again",
+        "headgate_webhooks_waiting", "gauge", "Notifications to webhooks queued or being retried",
         lambda of: of.webhooks.waiting,
     ),
     Metric(
-        "headgate_live_buckets", "gauge", "Buckets and records of violations in this process's memory", _live_buckets
+        "headgate_live_buckets", "gauge", "Buckets and violation records in this process's memory", _live_buckets
     ),
     _number(
-        "headgate_store_round_trips_total", "counter", "Calls to the server that counts",
+        "headgate_store_round_trips_total", "counter", "Calls to the store's server",
         lambda of: _traffic(of).round_trips,
     ),
     Metric(
-        "headgate_store_batch_size", "histogram", "Decisions and other questions that went to the server together",
+        "headgate_store_batch_size", "histogram", "Requests sent to the store's server in one call",
         _batches,
     ),
     _number(
-        "headgate_store_errors_total", "counter", "Calls to the server that failed", lambda of: _traffic(of).errors
+        "headgate_store_errors_total", "counter", "Failed calls to the store's server", lambda of: _traffic(of).errors
     ),
     _number(
         "headgate_store_degraded", "gauge", "1 while the store is away, else 0", lambda of: int(of.health.degraded)
     ),
     _number(
-        "headgate_store_outages_total", "counter", "Times that the store went away",
+        "headgate_store_outages_total", "counter", "Outages of the store",
         lambda of: of.stats.outages,
     ),
     _number(
-        "headgate_store_outage_seconds_total", "counter", "Time that the store was away, up to now",
+        "headgate_store_outage_seconds_total", "counter", "Total time of the store's outages",
         lambda of: of.stats.outage_us / 1e6,
     ),
-    Metric("headgate_connections", "gauge", "WebSockets that are open", _connections, ("kind",)),
+    Metric("headgate_connections", "gauge", "Open WebSockets", _connections, ("kind",)),
     _number(
         "headgate_agents_connected", "gauge", "Agents with a connection to /ws", lambda of: len(of.presence.agents())
     ),
     Metric(
-        "headgate_tasks", "gauge", "Tasks, finished ones as far as they are kept",
+        "headgate_tasks", "gauge", "Tasks, including the finished ones that are kept",
         lambda of: {(state,): count for state, count in of.scheduler.counts().items()}, ("state",),
     ),
     _number(
-        "headgate_messages_total", "counter", "Messages that were taken, to agents and to channels",
+        "headgate_messages_total", "counter", "Messages accepted, to agents and to chat channels",
         lambda of: of.messages.accepted,
     ),
-    _number("headgate_sessions_open", "gauge", "Sessions that are open", lambda of: of.sessions.open_sessions),
+    _number("headgate_sessions_open", "gauge", "Open sessions", lambda of: of.sessions.open_sessions),
     _number(
-        "headgate_session_buckets", "gauge", "Sessions that were used and not closed yet",
+        "headgate_session_buckets", "gauge", "Sessions used and not closed yet",
         lambda of: of.gate.active_buckets,
     ),
     Metric(
-        "headgate_build_info", "gauge", "Always 1: which headgate runs, and whether it is compiled",
+        "headgate_build_info", "gauge", "Always 1: the version of headgate, and whether it is compiled",
         lambda _: {(VERSION, str(compiled()).lower()): 1}, ("version", "compiled"),
     ),
 )  # fmt: skip

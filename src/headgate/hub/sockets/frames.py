@@ -1,4 +1,4 @@
-"""The frames of `/ws`: what agents may say, and what the hub says. Their types are the schemas that validate them.
+"""The frames of `/ws`: those of agents and those of the hub. Their types are the schemas that validate them.
 
 A frame of an agent may carry an `id`; every frame that answers it has the same one.
 """
@@ -32,7 +32,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
 Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
 
 
-# What agents say ------------------------------------------------------------------------------------------------------
+# Frames of agents -----------------------------------------------------------------------------------------------------
 
 
 class ClientFrame(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -42,7 +42,7 @@ class ClientFrame(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="t
 
 
 class Identify(ClientFrame, tag="identify"):
-    """Who is there: the first frame of every connection."""
+    """The agent's id and token: the first frame of every connection."""
 
     agent_id: AgentId
     token: Token
@@ -53,21 +53,21 @@ class Ping(ClientFrame, tag="ping"):
 
 
 class Status(ClientFrame, tag="status"):
-    """Asks how the agent stands; with a `status`, first says whether it takes tasks."""
+    """Asks for the agent's status; with a `status`, first sets whether it takes tasks."""
 
     status: Literal["idle", "busy"] | UnsetType = UNSET
 
 
 class ListAgents(ClientFrame, tag="list_agents"):
-    """Asks who is connected."""
+    """Asks for the connected agents."""
 
 
 class ListChannels(ClientFrame, tag="list_channels"):
-    """Asks which channels there are."""
+    """Asks for all chat channels."""
 
 
 class ChannelHistory(ClientFrame, tag="channel_history"):
-    """Asks for the newest messages of a channel, or those before the one with a number."""
+    """Asks for the newest messages of a chat channel, or the newest before a number."""
 
     channel: ChannelName
     limit: Count = 50
@@ -75,39 +75,39 @@ class ChannelHistory(ClientFrame, tag="channel_history"):
 
 
 class SendMessage(ClientFrame, tag="message"):
-    """A message to another agent, or into its mailbox when it is away."""
+    """A message to another agent; if that is not connected, into its mailbox."""
 
     to: AgentId
     body: Raw
 
 
 class ChannelPublish(ClientFrame, tag="channel_publish"):
-    """A message to all who have subscribed to a channel."""
+    """A message to all subscribers of a chat channel."""
 
     channel: ChannelName
     body: Raw
 
 
 class ChannelSubscribe(ClientFrame, tag="channel_subscribe"):
-    """From now on, every message of a channel."""
+    """Subscribes to a chat channel."""
 
     channel: ChannelName
 
 
 class ChannelUnsubscribe(ClientFrame, tag="channel_unsubscribe"):
-    """No more messages of a channel."""
+    """Ends the subscription to a chat channel."""
 
     channel: ChannelName
 
 
 class TaskAccepted(ClientFrame, tag="task_accepted"):
-    """The agent works on the task that it was assigned."""
+    """The agent accepts the task that it was assigned."""
 
     task_id: TaskId
 
 
 class TaskProgress(ClientFrame, tag="task_progress"):
-    """How far it is."""
+    """The progress of a task, 0 to 1."""
 
     task_id: TaskId
     progress: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -115,14 +115,14 @@ class TaskProgress(ClientFrame, tag="task_progress"):
 
 
 class TaskComplete(ClientFrame, tag="task_complete"):
-    """It is done."""
+    """A task is done."""
 
     task_id: TaskId
     result: Raw | UnsetType = UNSET
 
 
 class TaskFailed(ClientFrame, tag="task_failed"):
-    """It can't be done, by this agent (`retry`) or at all."""
+    """A task can't be done by this agent (`retry`), or at all."""
 
     task_id: TaskId
     error: Note
@@ -130,7 +130,7 @@ class TaskFailed(ClientFrame, tag="task_failed"):
 
 
 class TaskRecovering(ClientFrame, tag="task_recovering"):
-    """The agent was interrupted and goes on with a task that it held."""
+    """The agent was interrupted, and resumes a task that it held."""
 
     task_id: TaskId
 
@@ -179,7 +179,7 @@ AnyClientFrame: TypeAlias = (
 
 
 class Signal(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is written to the log of a session."""
+    """An entry in the log of a session."""
 
     type: Annotated[str, Meta(min_length=1, max_length=128)]
     entity: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -188,7 +188,7 @@ class Signal(Struct, kw_only=True, forbid_unknown_fields=True):
     annotation: Annotated[str, Meta(max_length=4096)] | None = None
 
 
-# What the hub says ----------------------------------------------------------------------------------------------------
+# Frames of the hub ----------------------------------------------------------------------------------------------------
 
 
 class ServerFrame(Struct, kw_only=True, tag_field="type"):
@@ -200,7 +200,7 @@ class ServerFrame(Struct, kw_only=True, tag_field="type"):
 class Identified(ServerFrame, tag="identified"):
     agent_id: str
     mail: int
-    """Messages that wait in the mailbox."""
+    """The number of messages in the mailbox."""
 
 
 class Pong(ServerFrame, tag="pong"):
@@ -233,7 +233,7 @@ class Channels(ServerFrame, tag="channels"):
 
 
 class Post(Struct):
-    """A message of a channel."""
+    """A message of a chat channel."""
 
     number: int
     sender: str = msgspec.field(name="from")
@@ -249,11 +249,11 @@ class History(ServerFrame, tag="history"):
 class MessageSent(ServerFrame, tag="message_sent"):
     to: str
     delivered: bool
-    """False: it waits in the mailbox."""
+    """False: it is in the mailbox."""
 
 
 class Message(ServerFrame, tag="message"):
-    """A message of another agent."""
+    """A message from another agent."""
 
     sender: str = msgspec.field(name="from")
     body: Raw
@@ -274,7 +274,7 @@ class ChannelMessage(ServerFrame, tag="channel_message"):
 
 
 class Lagged(ServerFrame, tag="lagged"):
-    """Messages of a channel were left out, since too many waited; `channel_history` has them."""
+    """Messages of a chat channel were skipped, since the queue was full; `channel_history` has them."""
 
     channel: str
     missed: int
@@ -314,7 +314,7 @@ class SessionClosedFrame(ServerFrame, tag="session_closed"):
 
 
 class Problem(ServerFrame, tag="error"):
-    """What the hub didn't do, and why. `error` is a word for programs, `detail` a sentence for people."""
+    """A frame was refused or failed. `error` is a word for programs, `detail` a sentence for people."""
 
     error: str
     detail: str
@@ -339,7 +339,7 @@ class RateLimitWarning(ServerFrame, tag="rate_limit_warning"):
 
 
 class GoingAway(ServerFrame, tag="going_away"):
-    """The hub stops, and the connection is closed next."""
+    """The hub stops, and closes the connection next."""
 
     retry_after_ms: int
 
@@ -370,31 +370,31 @@ AnyServerFrame: TypeAlias = (
 )
 
 
-# From text and to text -----------------------------------------------------------------------------------------------
+# Decoding and encoding ------------------------------------------------------------------------------------------------
 
 
 def tag_of(frame: type[Struct]) -> str:
-    """The `type` that a kind of frame has."""
+    """The `type` of a class of frames."""
     tag = frame.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
 
 
 TYPES: Final = tuple(tag_of(kind) for kind in get_args(AnyClientFrame))
-"""Every type of frame that agents may send."""
+"""The types of all frames that agents may send."""
 
 
-class _Numbered(Struct):
+class _WithId(Struct):
     id: MaybeId = UNSET
 
 
 _frames: Final = msgspec.json.Decoder(AnyClientFrame)
-_ids: Final = msgspec.json.Decoder(_Numbered)
+_ids: Final = msgspec.json.Decoder(_WithId)
 _signals: Final = msgspec.json.Decoder(Signal)
 _encoder: Final = msgspec.json.Encoder()
 
 MALFORMED: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-"""What decoding raises for anything that isn't what was expected."""
+"""The errors of decoding."""
 
 
 def decode(text: str) -> AnyClientFrame:
@@ -418,7 +418,7 @@ def decode_signal(signal: Raw) -> Signal:
 
 
 def id_in(text: str) -> MaybeId:
-    """The id of a frame that can't be used otherwise, if it has one."""
+    """The id of an invalid frame, if it has one."""
     try:
         return _ids.decode(text).id
     except MALFORMED:
@@ -431,20 +431,20 @@ def encode(frame: Struct) -> str:
 
 
 def explain(error: Exception) -> str:
-    """What was wrong with something that could not be decoded."""
+    """The reason why something could not be decoded, for its sender."""
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def schemas() -> dict[str, Any]:
-    """JSON Schemas of all frames: the ones by which they are validated."""
+    """JSON Schemas of all frames, by which they are validated."""
     agents, hub = get_args(AnyClientFrame), get_args(AnyServerFrame)
     found, parts = msgspec.json.schema_components((*agents, *hub, Signal), ref_template="#/$defs/{name}")
     own = {tag_of(kind): schema for kind, schema in zip(agents, found, strict=False)}
-    told = {tag_of(kind): schema for kind, schema in zip(hub, found[len(agents) :], strict=False)}
+    sent = {tag_of(kind): schema for kind, schema in zip(hub, found[len(agents) :], strict=False)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "from_agents": own,
-        "from_the_hub": told,
+        "from_the_hub": sent,
         "signal": found[-1],
         "$defs": parts,
     }
