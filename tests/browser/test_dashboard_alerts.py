@@ -86,5 +86,5 @@ def test_b8_nobody_is_asked_to_allow_notifications_unless_they_click(visitors: V
         expect(page.get_by_role("heading", name="No agents yet")).to_be_visible()
         assert page.evaluate("window.asked") is None
         page.get_by_role("button", name="Notify me").click()
-        expect(page.locator("#toasts")).to_contain_text("doesn't let the dashboard notify you")
+        expect(page.locator("#toasts")).to_contain_text("block notifications")
         assert page.evaluate("window.asked") is True

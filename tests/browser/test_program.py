@@ -119,7 +119,7 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
                 planner.ask("ping")
                 expect(card(page, "planner").locator(".usage")).to_contain_text("1 of 100 used")
                 assert names(page) == ["planner"]
-                expect(by_link.get_by_role("alert")).to_contain_text("A link is good until its hub stops")
+                expect(by_link.get_by_role("alert")).to_contain_text("A link is valid until its hub stops")
             visitors.forgive(GONE)  # a browser says so when nobody listens, whatever the page does
         finally:
             hub.stop()

@@ -264,7 +264,7 @@ def tokens(**settings: Any) -> Tokens:
     ("content", "told"),
     [
         (None, "expected a file with the admin's token, got: No such file or directory"),
-        (b"\xff\xfe", "expected a file with the admin's token, got: no text"),
+        (b"\xff\xfe", "expected a file with the admin's token, got: a binary file"),
         (b"", f"expected {A_TOKEN}"),
         (b"  short\n", f"expected {A_TOKEN}"),
         (b"# the admin's token\na-token-that-is-long-enough\n", f"expected {A_TOKEN}"),

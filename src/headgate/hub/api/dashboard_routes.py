@@ -70,7 +70,7 @@ ROUTES: Final = (
             "alerts": "alerts and notices",
             "changes": "the admin's changes",
             "dom": "the page's nodes",
-            "keeping": "what the browser remembers",
+            "storage": "the browser's storage",
         }.items()
     ),
 )  # fmt: skip
