@@ -30,7 +30,7 @@ from headgate.hub.api import (
     openapi,
 )
 from headgate.hub.api.admin_routes import PolicyFile
-from headgate.hub.api.http import Api, RequestDenied, Response, error_response
+from headgate.hub.api.http import Api, HttpResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import Cards
@@ -362,7 +362,7 @@ def _same_origin(scope: Mapping[str, Any]) -> bool:
     return origin is None or origin.partition(b"://")[2] == headers.get(b"host")
 
 
-async def _refuse(socket: Socket, response: Response) -> None:
+async def _refuse(socket: Socket, response: HttpResponse) -> None:
     await socket.refuse(response.status, response.all_headers(), response.body)
 
 

@@ -30,7 +30,7 @@ _log = structlog.get_logger("headgate.hub")
 _ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.AnyClientFrame.__args__}
 
 
-class _Connection:
+class _AgentConnection:
     """One WebSocket, and the agent that it belongs to."""
 
     def __init__(self, socket: Socket, flood: FloodControl) -> None:
@@ -81,7 +81,7 @@ class AgentSockets:
 
     async def serve(self, socket: Socket) -> None:
         """Serve an accepted socket until it is closed."""
-        connection = _Connection(socket, FloodControl(self._clock, self._flood_counter))
+        connection = _AgentConnection(socket, FloodControl(self._clock, self._flood_counter))
         try:
             if await self._identify(connection):
                 _log.info("agent connected", agent=connection.agent, address=socket.address)
@@ -100,7 +100,7 @@ class AgentSockets:
         for socket in self._presence.sockets_of(agent):
             socket.close_soon(1008, "the token of this agent was revoked or replaced")
 
-    async def _leave(self, connection: _Connection) -> None:
+    async def _leave(self, connection: _AgentConnection) -> None:
         agent, socket = connection.agent, connection.socket
         self._messages.unsubscribe_all(socket)
         if self._presence.remove(agent, socket):
@@ -110,7 +110,7 @@ class AgentSockets:
 
     # Identification --------------------------------------------------------------------------------------------------
 
-    async def _identify(self, connection: _Connection) -> bool:
+    async def _identify(self, connection: _AgentConnection) -> bool:
         """Read frames until the agent has identified; whether it has."""
         socket, within = connection.socket, self._identify_within
         deadline = Timer(
@@ -127,7 +127,7 @@ class AgentSockets:
             deadline.cancel()
         return False
 
-    async def _identified(self, connection: _Connection, frame: frames.AnyClientFrame) -> bool:
+    async def _identified(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
         """Handle a frame of an unknown agent; whether the agent is known now."""
         if not isinstance(frame, frames.Identify):
             await connection.refuse_invalid(frame.id, "not_identified", "identify first")
@@ -159,7 +159,7 @@ class AgentSockets:
 
     # Every frame -----------------------------------------------------------------------------------------------------
 
-    async def _decode(self, connection: _Connection, text: str | bytes) -> frames.AnyClientFrame | None:
+    async def _decode(self, connection: _AgentConnection, text: str | bytes) -> frames.AnyClientFrame | None:
         """A valid frame; an invalid one is answered."""
         most = self._max_frame
         if isinstance(text, bytes):
@@ -173,7 +173,7 @@ class AgentSockets:
                 await connection.refuse_invalid(frames.id_in(text), error.error, error.detail)
         return None
 
-    async def _admit(self, connection: _Connection, frame: frames.AnyClientFrame) -> bool:
+    async def _admit(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
         """Whether the gate lets a frame pass; the agent is told if nothing is left, or little."""
         if isinstance(frame, frames.SessionSignal):  # the session has a limit of its own
             return True
@@ -189,7 +189,7 @@ class AgentSockets:
             await connection.send(warning, frame.id)
         return True
 
-    async def _handle(self, connection: _Connection, frame: frames.AnyClientFrame) -> None:
+    async def _handle(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> None:
         try:
             answer = await _HANDLERS[type(frame)](self, connection, frame)
         except Exception as error:  # noqa: BLE001 - the agent gets an answer; the log has the details
@@ -201,13 +201,13 @@ class AgentSockets:
 
     # One handler per frame type --------------------------------------------------------------------------------------
 
-    async def _identify_again(self, connection: _Connection, _frame: frames.Identify) -> frames.ServerFrame:
+    async def _identify_again(self, connection: _AgentConnection, _frame: frames.Identify) -> frames.ServerFrame:
         raise RequestError(409, "identified", f"this connection is {connection.agent!r} already; open another")
 
-    async def _ping(self, _connection: _Connection, _frame: frames.Ping) -> frames.ServerFrame:
+    async def _ping(self, _connection: _AgentConnection, _frame: frames.Ping) -> frames.ServerFrame:
         return frames.Pong()
 
-    async def _status(self, connection: _Connection, frame: frames.Status) -> frames.ServerFrame:
+    async def _status(self, connection: _AgentConnection, frame: frames.Status) -> frames.ServerFrame:
         agent, scheduler = connection.agent, self._scheduler
         if frame.status is not UNSET:
             scheduler.set_available(agent, frame.status == "idle")
@@ -221,65 +221,65 @@ class AgentSockets:
             quiet_left_ms=ceil(standing.quiet_left * 1000),
         )
 
-    async def _list_agents(self, _connection: _Connection, _frame: frames.ListAgents) -> frames.ServerFrame:
+    async def _list_agents(self, _connection: _AgentConnection, _frame: frames.ListAgents) -> frames.ServerFrame:
         return frames.Agents(agents=self._presence.agents())
 
-    async def _list_channels(self, _connection: _Connection, _frame: frames.ListChannels) -> frames.ServerFrame:
+    async def _list_channels(self, _connection: _AgentConnection, _frame: frames.ListChannels) -> frames.ServerFrame:
         return frames.Channels(channels=self._messages.chat_channels())
 
-    async def _channel_history(self, _connection: _Connection, frame: frames.ChannelHistory) -> frames.ServerFrame:
+    async def _channel_history(self, _connection: _AgentConnection, frame: frames.ChannelHistory) -> frames.ServerFrame:
         before = None if frame.before is UNSET else frame.before
         messages = await self._messages.history(frame.channel, frame.limit, before)
         return frames.History(channel=frame.channel, messages=messages)
 
-    async def _message(self, connection: _Connection, frame: frames.SendMessage) -> frames.ServerFrame:
+    async def _message(self, connection: _AgentConnection, frame: frames.SendMessage) -> frames.ServerFrame:
         delivered = await self._messages.send(connection.agent, frame.to, frame.body)
         return frames.MessageSent(to=frame.to, delivered=delivered)
 
-    async def _publish(self, connection: _Connection, frame: frames.ChannelPublish) -> frames.ServerFrame:
+    async def _publish(self, connection: _AgentConnection, frame: frames.ChannelPublish) -> frames.ServerFrame:
         number = await self._messages.publish(frame.channel, connection.agent, frame.body)
         return frames.Published(channel=frame.channel, number=number)
 
-    async def _subscribe(self, connection: _Connection, frame: frames.ChannelSubscribe) -> frames.ServerFrame:
+    async def _subscribe(self, connection: _AgentConnection, frame: frames.ChannelSubscribe) -> frames.ServerFrame:
         self._messages.subscribe(frame.channel, connection.socket)
         return frames.Subscribed(channel=frame.channel)
 
-    async def _unsubscribe(self, connection: _Connection, frame: frames.ChannelUnsubscribe) -> frames.ServerFrame:
+    async def _unsubscribe(self, connection: _AgentConnection, frame: frames.ChannelUnsubscribe) -> frames.ServerFrame:
         self._messages.unsubscribe(frame.channel, connection.socket)
         return frames.Unsubscribed(channel=frame.channel)
 
-    async def _task_accepted(self, connection: _Connection, frame: frames.TaskAccepted) -> frames.ServerFrame:
+    async def _task_accepted(self, connection: _AgentConnection, frame: frames.TaskAccepted) -> frames.ServerFrame:
         task = await self._scheduler.accept(connection.agent, frame.task_id)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_progress(self, connection: _Connection, frame: frames.TaskProgress) -> frames.ServerFrame:
+    async def _task_progress(self, connection: _AgentConnection, frame: frames.TaskProgress) -> frames.ServerFrame:
         task = await self._scheduler.report_progress(connection.agent, frame.task_id, frame.progress, frame.note)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_complete(self, connection: _Connection, frame: frames.TaskComplete) -> frames.ServerFrame:
+    async def _task_complete(self, connection: _AgentConnection, frame: frames.TaskComplete) -> frames.ServerFrame:
         result = bytes(frame.result) if isinstance(frame.result, Raw) else None
         task = await self._scheduler.complete(connection.agent, frame.task_id, result)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_failed(self, connection: _Connection, frame: frames.TaskFailed) -> frames.ServerFrame:
+    async def _task_failed(self, connection: _AgentConnection, frame: frames.TaskFailed) -> frames.ServerFrame:
         task = await self._scheduler.fail(connection.agent, frame.task_id, frame.error, frame.retry)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_recovering(self, connection: _Connection, frame: frames.TaskRecovering) -> frames.ServerFrame:
+    async def _task_recovering(self, connection: _AgentConnection, frame: frames.TaskRecovering) -> frames.ServerFrame:
         task = await self._scheduler.recover(connection.agent, frame.task_id)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _session_open(self, connection: _Connection, frame: frames.SessionOpen) -> frames.ServerFrame:
+    async def _session_open(self, connection: _AgentConnection, frame: frames.SessionOpen) -> frames.ServerFrame:
         rate = None if frame.rate is UNSET else frame.rate
         burst = None if frame.burst is UNSET else frame.burst
         session = await self._sessions.open(connection.agent, str(frame.session), rate, burst)
         return frames.SessionOpened(session=frame.session, limit=str(session.limit))
 
-    async def _session_signal(self, connection: _Connection, frame: frames.SessionSignal) -> frames.ServerFrame:
+    async def _session_signal(self, connection: _AgentConnection, frame: frames.SessionSignal) -> frames.ServerFrame:
         number = await self._sessions.signal(connection.agent, str(frame.session), frame.signal)
         return frames.SignalLogged(session=frame.session, number=number)
 
-    async def _session_close(self, connection: _Connection, frame: frames.SessionClose) -> frames.ServerFrame:
+    async def _session_close(self, connection: _AgentConnection, frame: frames.SessionClose) -> frames.ServerFrame:
         await self._sessions.close(connection.agent, str(frame.session))
         return frames.SessionClosedFrame(session=frame.session)
 
@@ -300,7 +300,7 @@ def _problem(error: Exception) -> frames.Problem:
     return frames.Problem(error=known.error, detail=known.detail)
 
 
-_HANDLERS: Final[dict[type[Struct], Callable[[AgentSockets, _Connection, Any], Awaitable[frames.ServerFrame]]]] = {
+_HANDLERS: Final[dict[type[Struct], Callable[[AgentSockets, _AgentConnection, Any], Awaitable[frames.ServerFrame]]]] = {
     frames.Identify: AgentSockets._identify_again,
     frames.Ping: AgentSockets._ping,
     frames.Status: AgentSockets._status,

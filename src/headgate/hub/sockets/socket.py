@@ -102,7 +102,7 @@ class Socket:
         """Close it. `reason` is at most 123 bytes of UTF-8."""
         if not self.closed:
             self.closed = True
-            await self._deliver({"type": "websocket.close", "code": code, "reason": reason})
+            await self._put({"type": "websocket.close", "code": code, "reason": reason}, last=True)
 
     def close_soon(self, code: int, reason: str = "") -> None:
         """Close it in a task of its own, for callers that can't wait."""
@@ -126,11 +126,9 @@ class Socket:
             self._queue.popleft()
             self._queued_bytes -= len(frame)
 
-    async def _put(self, message: AsgiMessage) -> None:
-        if not self.closed:
-            await self._deliver(message)
-
-    async def _deliver(self, message: AsgiMessage) -> None:
+    async def _put(self, message: AsgiMessage, *, last: bool = False) -> None:
+        if self.closed and not last:
+            return
         try:
             await self._send(message)
         except OSError:  # the other side is gone
