@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from websockets.sync.client import connect
 
 from tests.support.browser import GONE, STILL, Visitors, card, names, pass_time
-from tests.support.hub import Wire
+from tests.support.hub import AgentConnection
 from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
@@ -37,10 +37,10 @@ def token_of(hub: Program, agent: str) -> str:
 
 
 @contextmanager
-def agent(hub: Program, name: str, token: str) -> Iterator[Wire]:
+def agent(hub: Program, name: str, token: str) -> Iterator[AgentConnection]:
     """An agent that is connected."""
     with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
-        wire = Wire(socket)
+        wire = AgentConnection(socket)
         assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
         yield wire
 

@@ -21,7 +21,7 @@ from headgate.hub.app import ROUTES
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
 from tests.support.example_requests import remembered, scene
-from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
 from tests.support.valkey import PATIENCE
 
 MANY = "1000000/minute"
@@ -283,7 +283,7 @@ def test_only_its_own_token_makes_a_socket_an_agents(hub: Running) -> None:
             assert stranger.ask("identify", agent_id="mine", token=mine)["type"] == "identified"
 
 
-def envelope(socket: Wire, address: str, token: str) -> wire.Envelope:
+def envelope(socket: AgentConnection, address: str, token: str) -> wire.Envelope:
     hello = wire.Envelope(
         id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=address, token=token)
     ).SerializeToString()
@@ -302,7 +302,7 @@ def test_d1_only_its_own_token_proves_an_address(hub: Running) -> None:
             assert envelope(stranger, "sender", mine).type == wire.MESSAGE_TYPE_WELCOME
 
 
-def closed(connection: Wire) -> tuple[int | None, str | None]:
+def closed(connection: AgentConnection) -> tuple[int | None, str | None]:
     """How a connection is closed, whatever else is said before."""
     with suppress(ConnectionClosed):
         while True:

@@ -19,7 +19,7 @@ from tests.support.agent_connections import (
     refusal,
     slow_reader,
 )
-from tests.support.hub import ADMIN, Running, Wire, running
+from tests.support.hub import ADMIN, AgentConnection, Running, running
 from tests.support.valkey import wait_for
 
 # B2: who is it? ------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_an_unknown_socket_is_refused_without_a_word_in_the_log(caplog: pytest.L
     assert not caplog.records
 
 
-def rotated(hub: Running, agent: str, wire: Wire) -> str:
+def rotated(hub: Running, agent: str, wire: AgentConnection) -> str:
     """Another token of an agent, which is cut off by it."""
     with hub.http(ADMIN) as admin:
         token: str = admin.post(f"/api/admin/agents/{agent}/token").json()["token"]
@@ -186,7 +186,7 @@ def rotated(hub: Running, agent: str, wire: Wire) -> str:
     return token
 
 
-def revoked(hub: Running, agent: str, wire: Wire) -> None:
+def revoked(hub: Running, agent: str, wire: AgentConnection) -> None:
     with hub.http(ADMIN) as admin:
         assert admin.delete(f"/api/admin/agents/{agent}/token").json() == {"agent_id": agent, "revoked": True}
     assert ended(wire) == (1008, "the token of this agent was revoked or replaced")
@@ -211,7 +211,7 @@ def test_a_token_that_is_replaced_or_revoked_closes_every_connection(change: Cal
 
 
 @contextmanager
-def stuck(hub: Running) -> Iterator[Wire]:
+def stuck(hub: Running) -> Iterator[AgentConnection]:
     """A connection for which more waits than the kernel takes."""
     with hub.agent("boss") as boss, slow_reader(hub, "slow", hub.register("slow")) as slow:
         overfill(boss, slow)
@@ -223,7 +223,7 @@ def open_transports(hub: Running) -> int:
     return len(hub.server.server_state.connections)
 
 
-def ping_now(hub: Running, wire: Wire) -> None:
+def ping_now(hub: Running, wire: AgentConnection) -> None:
     """Have the hub ping a connection now, and wait only a moment for the answer."""
     assert hub.server is not None
     sockets = [one for one in hub.server.server_state.connections if isinstance(one, WebSocketProtocol)]

@@ -14,7 +14,7 @@ from headgate.hub.dashboard import feed as module
 from headgate.hub.dashboard.feed import MAX_CARDS, MAX_QUEUED
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
 from tests.support.agent_connections import ping
-from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
 from tests.support.valkey import PATIENCE, wait_for
 
 FEW = Policy(limits={"light": "10/minute"})
@@ -37,7 +37,7 @@ def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL", EVERY)
 
 
-class Dashboard(Wire):
+class Dashboard(AgentConnection):
     """What a dashboard knows: the snapshot, with all updates put into it."""
 
     def __init__(self, hub: Running, socket: ClientConnection) -> None:
@@ -75,7 +75,7 @@ def dashboard(hub: Running, token: str | None = ADMIN) -> Iterator[Dashboard]:
         yield Dashboard(hub, wire.socket).open(token)
 
 
-def closing(wire: Wire) -> tuple[int, str]:
+def closing(wire: AgentConnection) -> tuple[int, str]:
     heard: list[dict[str, Any]] = []
     with pytest.raises(ConnectionClosed) as closed:
         heard.extend(iter(wire.hear, None))
@@ -293,7 +293,7 @@ def test_a_page_from_elsewhere_sees_nothing_of_a_public_dashboard() -> None:
         for origin, kind in ((f"http://{hub}", "snapshot"), ("http://elsewhere.example", "error"), ("null", "error")):
             options: dict[str, Any] = {"compression": None, "proxy": None, "origin": origin, "open_timeout": PATIENCE}
             with connect(f"ws://{hub}/ws/dashboard", **options) as socket:
-                assert Wire(socket).ask("watch")["type"] == kind, origin
+                assert AgentConnection(socket).ask("watch")["type"] == kind, origin
 
 
 def test_the_link_lets_in_as_much_as_the_settings_say() -> None:

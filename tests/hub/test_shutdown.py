@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from headgate import Policy
 from headgate.hub.server import server_config
 from tests.support.agent_connections import ended, overfill, slow_reader
-from tests.support.hub import Running, Wire, running
+from tests.support.hub import AgentConnection, Running, running
 from tests.support.hub_process import program
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -146,7 +146,7 @@ def test_the_program_ends_by_a_signal(tmp_path: Path) -> None:
     with program(tmp_path, "--log-format", "json") as hub, hub.http("") as http:
         agent = http.post("/api/onboard/register", json={"agent_id": "planner"}).json()
         with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as opened:
-            wire = Wire(opened)
+            wire = AgentConnection(opened)
             assert wire.ask("identify", **agent)["type"] == "identified"
             with ThreadPoolExecutor(1) as other:
                 stopped = other.submit(hub.stop)

@@ -5,10 +5,10 @@ from random import Random
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
 from headgate.hub.monitoring.stats import AGENT_SLOTS, BOUNDS, SLOT, Stats, TrafficHistory
-from tests.support.hub import ADMIN, VIEWER, Wire, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, running
 
 
-def deny(wire: Wire, times: int) -> None:
+def deny(wire: AgentConnection, times: int) -> None:
     """Use up a full bucket of ten, and be denied so many times."""
     for _ in range(10 + times):
         wire.say("session_open", session="s")

@@ -26,7 +26,7 @@ from tests.support.hub import VIEWER, Running, hub_settings, running
 from tests.support.hub_process import program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.webhook_receiver import Heard, Receiver
+from tests.support.webhook_receiver import ReceivedWebhook, Receiver
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
@@ -53,7 +53,7 @@ class Collector(Receiver):
         return self.newest
 
 
-def decoded(heard: Heard) -> ExportMetricsServiceRequest:
+def decoded(heard: ReceivedWebhook) -> ExportMetricsServiceRequest:
     found = ExportMetricsServiceRequest()
     found.ParseFromString(heard.body)
     return found

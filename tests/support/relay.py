@@ -24,7 +24,7 @@ GARBAGE = b"\xff\xff\xff"
 Frame: TypeAlias = wire.Envelope | bytes | str
 
 
-class Hub:
+class RelayHub:
     """As much of a hub as a relay needs. An agent's token is its name, backwards."""
 
     def __init__(self, rate: str = "1.0", burst: str = "10", room: int = 256, **options: Any) -> None:
@@ -61,15 +61,15 @@ class Hub:
         self._stack.close()
 
     @contextmanager
-    def stranger(self, **options: Any) -> Iterator["Agent"]:
+    def stranger(self, **options: Any) -> Iterator["RelayAgent"]:
         """A connection that hasn't said yet whose it is."""
         with connect(
             f"ws://{self.server}", proxy=None, max_size=None, compression=None, open_timeout=PATIENCE, **options
         ) as socket:
-            yield Agent(self, socket)
+            yield RelayAgent(self, socket)
 
     @contextmanager
-    def agent(self, name: str, **options: Any) -> Iterator["Agent"]:
+    def agent(self, name: str, **options: Any) -> Iterator["RelayAgent"]:
         with self.stranger(**options) as agent:
             assert agent.hello(name).type == wire.MESSAGE_TYPE_WELCOME
             yield agent
@@ -82,10 +82,10 @@ class Hub:
         return f"id-{next(self._ids)}"
 
 
-class Agent:
+class RelayAgent:
     """A client that sends one envelope and waits for its answer."""
 
-    def __init__(self, hub: Hub, socket: ClientConnection) -> None:
+    def __init__(self, hub: RelayHub, socket: ClientConnection) -> None:
         self.hub, self.socket = hub, socket
 
     def ask(self, envelope: Frame) -> wire.Envelope:

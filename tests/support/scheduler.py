@@ -21,7 +21,7 @@ TURNS = [*range(16), 30]
 """After how many turns of the loop something happens, so that it meets what is under way at any moment."""
 
 
-class Floor:
+class SchedulerHarness:
     """A scheduler with its database, gate and clock, and what it has told to whom."""
 
     def __init__(self, database: Database, gate: Gate, clock: ManualClock, **options: Any) -> None:
@@ -84,34 +84,34 @@ class Floor:
 
 
 @asynccontextmanager
-async def open_floor(
+async def open_harness(
     path: Path | None = None, *, clock: ManualClock | None = None, elsewhere: bool = False, **options: Any
-) -> AsyncIterator[Floor]:
+) -> AsyncIterator[SchedulerHarness]:
     clock = clock or ManualClock(start=1000)
     gate = Gate(Policy(), store=Elsewhere(clock=clock) if elsewhere else MemoryStore(clock=clock))
     with closing(Database(path)) as database, closing(gate):
-        floor = Floor(database, gate, clock, **options)
-        await floor.scheduler.start()
-        yield floor
-        await floor.scheduler.close()
+        harness = SchedulerHarness(database, gate, clock, **options)
+        await harness.scheduler.start()
+        yield harness
+        await harness.scheduler.close()
 
 
-def run(test: Callable[[Floor], Awaitable[None]], **options: Any) -> None:
-    """Run a test on a floor of its own, once with a gate that answers at once and once with one that doesn't."""
+def run(test: Callable[[SchedulerHarness], Awaitable[None]], **options: Any) -> None:
+    """Run a test on a harness of its own, once with a gate that answers at once and once with one that doesn't."""
 
     async def main(elsewhere: bool) -> None:
-        async with open_floor(elsewhere=elsewhere, **options) as floor:
-            await test(floor)
+        async with open_harness(elsewhere=elsewhere, **options) as harness:
+            await test(harness)
 
     for elsewhere in (False, True):
         asyncio.run(main(elsewhere))
 
 
-async def some(floor: Floor, turns: int) -> None:
+async def some(harness: SchedulerHarness, turns: int) -> None:
     """Let so many turns of the loop pass."""
     for turn in range(turns):
         if turn % 5 == 4:
-            await floor.database.run(lambda db: None)  # as far as the thread is concerned, too
+            await harness.database.run(lambda db: None)  # as far as the thread is concerned, too
         else:
             await asyncio.sleep(0)
 

@@ -21,14 +21,7 @@ from headgate.gate.policy import Policy
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
-from headgate.hub.api import (
-    admin_routes,
-    agent_routes,
-    dashboard_routes,
-    decision_routes,
-    monitoring_routes,
-    openapi,
-)
+from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
 from headgate.hub.api.http import Api, HttpResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
@@ -126,15 +119,8 @@ class Hub:
         try:
             self._open()
             # The tokens last: the admin's is made once, and would be lost if a later step failed before it is shown.
-            for part in (
-                self.registry,
-                self.messages,
-                self.sessions,
-                self.scheduler,
-                self.webhooks,
-                self.alerts,
-                self.tokens,
-            ):
+            parts = (self.registry, self.messages, self.sessions, self.scheduler, self.webhooks, self.alerts)
+            for part in (*parts, self.tokens):
                 await part.start()
             self._exit_stack.push_async_callback(self.registry.close)
             self._exit_stack.push_async_callback(self.scheduler.close)
@@ -176,12 +162,8 @@ class Hub:
     def _open_gate(self) -> None:
         settings, policy, store = self.settings, self._policy, self._store
         if store is None:
-            options: dict[str, Any] = {
-                "timeout": policy.store_timeout,
-                "on_failure": policy.on_failure,
-                "nodes": policy.nodes,
-            }
-            opened = open_store("store", settings.store or None, **options)
+            timeout, on_failure, nodes = policy.store_timeout, policy.on_failure, policy.nodes
+            opened = open_store("store", settings.store or None, timeout=timeout, on_failure=on_failure, nodes=nodes)
             self._exit_stack.push_async_callback(aclose_store, opened)
             assert isinstance(opened, (MemoryStore, RedisStore))
             store = opened
@@ -192,14 +174,16 @@ class Hub:
         self.store, self.clock, self.health = store, store.clock, Health(store)
 
     def _open_parts(self) -> None:
-        settings, gate, clock, stats, database = self.settings, self.gate, self.clock, self.stats, self.database
-        self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
-        self.tokens = Tokens(database, settings)
-        agents = self.store.roll() if isinstance(self.store, RedisStore) else DatabaseAgents(database)
-        self.registry = Registry(agents, mode=settings.registration, reserved=self.router.reserved("agent"))
-        self.messages = MessageBroker(database, self.presence, self.registry, settings)
-        self.sessions = SessionLog(database, gate, settings)
-        self.scheduler = Scheduler(
+        settings, store, gate, clock, database = self.settings, self.store, self.gate, self.clock, self.database
+        stats, alerts, health = self.stats, self.alerts, self.health
+        presence = self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
+        tokens = self.tokens = Tokens(database, settings)
+        agents = store.roll() if isinstance(store, RedisStore) else DatabaseAgents(database)
+        reserved = self.router.reserved("agent")
+        registry = self.registry = Registry(agents, mode=settings.registration, reserved=reserved)
+        messages = self.messages = MessageBroker(database, presence, registry, settings)
+        sessions = self.sessions = SessionLog(database, gate, settings)
+        scheduler = self.scheduler = Scheduler(
             database,
             gate,
             clock,
@@ -209,60 +193,26 @@ class Hub:
             most_finished=settings.max_tasks,
         )
         self.agent_sockets = AgentSockets(
-            gate,
-            stats,
-            self.presence,
-            self.registry,
-            self.messages,
-            self.sessions,
-            self.scheduler,
-            clock,
-            self.flood_counter,
-            settings,
+            gate, stats, presence, registry, messages, sessions, scheduler, clock, self.flood_counter, settings
         )
-        self.relay = Relay(
-            relay_limiter(settings.relay_rate_limit, settings.relay_rate_burst, self.store),
-            self.registry.verify,
+        relay = self.relay = Relay(
+            relay_limiter(settings.relay_rate_limit, settings.relay_rate_burst, store),
+            registry.verify,
             clock,
             failed=gate.acheck_address,
             flood_counter=self.flood_counter,
             largest=settings.max_frame,
             identify_within=settings.identify_within,
         )
-        cards = Cards(gate, stats, self.presence, self.alerts, self.health)
-        self.dashboard = DashboardFeed(cards, gate, stats, self.presence, self.alerts, self.tokens, clock, settings)
-        self.metric_sources = MetricSources(
-            gate=gate,
-            store=self.store,
-            health=self.health,
-            stats=stats,
-            alerts=self.alerts,
-            webhooks=self.webhooks,
-            presence=self.presence,
-            relay=self.relay,
-            dashboard=self.dashboard,
-            scheduler=self.scheduler,
-            messages=self.messages,
-            sessions=self.sessions,
+        cards = Cards(gate, stats, presence, alerts, health)
+        feed = self.dashboard = DashboardFeed(cards, gate, stats, presence, alerts, tokens, clock, settings)
+        sources = self.metric_sources = MetricSources(
+            gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
         )
-        parts = (
-            self.router,
-            gate,
-            stats,
-            self.health,
-            self.presence,
-            self.registry,
-            self.messages,
-            self.sessions,
-            self.scheduler,
-            self.alerts,
-            self.dashboard,
-            cards,
-            self.metric_sources,
-            RateLimiter(self.store),
-            PolicyFile(self._config),
-        )
-        self._api = Api(Router(bind(ROUTES, parts)), gate, stats, self.tokens, self.registry, settings)
+        windows, file = RateLimiter(store), PolicyFile(self._config)
+        parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
+        routes = bind(ROUTES, [*parts, windows, file, self.router])
+        self._api = Api(Router(routes), gate, stats, tokens, registry, settings)
 
     def _telemetry(self) -> "Telemetry":
         try:
