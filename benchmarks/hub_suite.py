@@ -178,4 +178,4 @@ async def _until_stopped(
             here = [Agent(name, token) for name, token in zip(known, tokens, strict=True)]
             pipe.send(HubProcess(getpid(), listener.getsockname()[1], here))
             await Server(hub, server_config(hub, settings)).serve([listener])
-            return hub.tally.outcomes()
+            return hub.stats.outcomes()

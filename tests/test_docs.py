@@ -151,7 +151,7 @@ def named(kind: Any) -> list[str]:
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
-@pytest.mark.parametrize("kind", get_args(frames.Frame), ids=frames.tag_of)
+@pytest.mark.parametrize("kind", get_args(frames.AnyClientFrame), ids=frames.tag_of)
 def test_every_frame_of_agents_is_in_the_docs(kind: Any) -> None:
     tag = frames.tag_of(kind)
     row = about(tag, rows("| agents say | fields | tier | and hear |"))
@@ -167,7 +167,7 @@ def test_every_field_of_a_signal_is_in_the_docs() -> None:
     assert [name for name in named(frames.Signal) if f"`{name}`" not in row] == []
 
 
-@pytest.mark.parametrize("kind", get_args(frames.HubFrame), ids=frames.tag_of)
+@pytest.mark.parametrize("kind", get_args(frames.AnyServerFrame), ids=frames.tag_of)
 def test_every_frame_of_the_hub_is_in_the_docs(kind: Any) -> None:
     row = about(frames.tag_of(kind), rows("| the hub says | fields | when |"))
     parts = {"channels": named(frames.ChannelInfo), "messages": named(frames.Post)}
@@ -199,7 +199,7 @@ def test_the_docs_have_no_route_frame_or_setting_that_does_not_exist() -> None:
     said = {word for row in rows("| agents say | fields | tier | and hear |") for word in words(row[0])}
     assert said == set(frames.TYPES)
     told = {word for row in rows("| the hub says | fields | when |") for word in words(row[0])}
-    assert told == {frames.tag_of(kind) for kind in get_args(frames.HubFrame)}
+    assert told == {frames.tag_of(kind) for kind in get_args(frames.AnyServerFrame)}
     variables = {word for row in rows(SETTINGS) for word in words(row[1])}
     assert variables == {variable(one.name) for one in fields(HubSettings)} | {"HEADGATE_CONFIG"}
 
@@ -224,8 +224,8 @@ def test_the_annotated_example_has_the_defaults_of_the_hub() -> None:
     assert HubSettings.load({}, {}, config=DOCS / "headgate.toml") == HubSettings()
 
 
-REFUSED = re.findall(r'Refused\(\s*(\d{3}),\s*"(\w+)"', SOURCE)
-OTHERS = re.findall(r'(?:Problem\(\s*error=|_error\(|_refuse_invalid\([^,]+,|\bcode(?:: str)? ?=)\s*"(\w+)"', SOURCE)
+REFUSED = re.findall(r'RequestError\(\s*(\d{3}),\s*"(\w+)"', SOURCE)
+OTHERS = re.findall(r'(?:Problem\(\s*error=|_error\(|refuse_invalid\([^,]+,|\bcode(?:: str)? ?=)\s*"(\w+)"', SOURCE)
 
 
 def test_every_error_is_in_the_docs() -> None:

@@ -39,7 +39,7 @@ def test_b8_an_alert_is_announced_once_and_shown_as_resolved_in_the_end(visitors
         expect(page.locator("#alerts li")).to_have_count(2)
         expect(page).to_have_title("(2) headgate")
         with page.expect_websocket():  # it comes back
-            for socket in hub.call(lambda: hub.hub.board.sockets):
+            for socket in hub.call(lambda: hub.hub.dashboard.sockets):
                 hub.run(socket.close(1001))
         expect(page.locator("#state")).to_have_text("Live")
         ping(planner, 1)
@@ -86,5 +86,5 @@ def test_b8_nobody_is_asked_to_allow_notifications_unless_they_click(visitors: V
         expect(page.get_by_role("heading", name="No agents yet")).to_be_visible()
         assert page.evaluate("window.asked") is None
         page.get_by_role("button", name="Notify me").click()
-        expect(page.locator("#toasts")).to_contain_text("doesn't let the dashboard notify you")
+        expect(page.locator("#toasts")).to_contain_text("block notifications")
         assert page.evaluate("window.asked") is True

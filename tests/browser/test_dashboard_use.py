@@ -27,20 +27,20 @@ def test_b7_an_override_set_by_clicking_lifts_the_limit(visitors: Visitors) -> N
         shown.get_by_label("Channel").select_option("ws")
         shown.get_by_label("Limit", exact=True).fill("600/minute")
         shown.get_by_role("button", name="Set override").click()
-        expect(shown.get_by_role("status")).to_have_text("It has its own limit now: ws, light, 600/minute.")
+        expect(shown.get_by_role("status")).to_have_text("It now has its own limit: ws, light, 600/minute.")
         assert planner.ask("ping")["type"] == "pong"
         expect(card(page, "planner").locator(".usage")).to_contain_text("1 of 600 used, ws light")
         expect(card(page, "planner").get_by_text("override")).to_be_visible()
         assert shown.get_by_role("row").all_inner_texts()[1].split() == ["light", "600/minute", "own", "120/minute"]
 
         shown.get_by_role("button", name="Reset violations").click()
-        expect(shown.get_by_role("status")).to_have_text("Its violations are forgotten.")
+        expect(shown.get_by_role("status")).to_have_text("Its violations are reset.")
         expect(card(page, "planner").get_by_text("rate limited")).to_be_hidden()
         expect(page.locator("#violations")).to_have_text("0")
         expect(page.locator("#no-offenders")).to_be_visible()
 
         shown.get_by_role("button", name="Remove override").click()
-        expect(shown.get_by_role("status")).to_have_text("Its own limits are removed.")
+        expect(shown.get_by_role("status")).to_have_text("Its override is removed.")
         expect(card(page, "planner").get_by_text("override")).to_be_hidden()
         expect(shown.get_by_role("button", name="Remove override")).to_be_hidden()
         assert hub.hub.gate.effective.overrides == {}
@@ -135,7 +135,7 @@ def test_b7_a_token_in_the_address_is_taken_from_it_at_once(visitors: Visitors) 
         expect(page.get_by_role("button", name="Change the limits of planner")).to_have_count(0)
         expect(page).to_have_url(f"http://{hub}/dashboard")
         page.evaluate("location.hash = 'token=a-link-of-yesterday'")
-        expect(page.get_by_role("alert")).to_contain_text("A link is good until its hub stops")
+        expect(page.get_by_role("alert")).to_contain_text("A link is valid until its hub stops")
 
 
 def test_b7_a_public_dashboard_needs_no_token_to_look(visitors: Visitors) -> None:
@@ -177,7 +177,7 @@ def test_b7_it_stays_away_for_as_long_as_the_hub_asks_unless_the_network_is_back
         page.on("websocket", lambda socket: opened.append(socket.url))
 
         def turned_away() -> None:
-            for socket in hub.call(lambda: hub.hub.board.sockets):
+            for socket in hub.call(lambda: hub.hub.dashboard.sockets):
                 hub.run(socket.send('{"type": "going_away", "retry_after_ms": 4000}'))
                 hub.run(socket.close(1012))
             expect(page.locator("#state")).to_contain_text("Reconnecting")

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from websockets.sync.client import connect
 
 from tests.support.browser import GONE, STILL, Visitors, card, names, pass_time
-from tests.support.hub import Wire
+from tests.support.hub import AgentConnection
 from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
@@ -37,10 +37,10 @@ def token_of(hub: Program, agent: str) -> str:
 
 
 @contextmanager
-def agent(hub: Program, name: str, token: str) -> Iterator[Wire]:
+def agent(hub: Program, name: str, token: str) -> Iterator[AgentConnection]:
     """An agent that is connected."""
     with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
-        wire = Wire(socket)
+        wire = AgentConnection(socket)
         assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
         yield wire
 
@@ -119,7 +119,7 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
                 planner.ask("ping")
                 expect(card(page, "planner").locator(".usage")).to_contain_text("1 of 100 used")
                 assert names(page) == ["planner"]
-                expect(by_link.get_by_role("alert")).to_contain_text("A link is good until its hub stops")
+                expect(by_link.get_by_role("alert")).to_contain_text("A link is valid until its hub stops")
             visitors.forgive(GONE)  # a browser says so when nobody listens, whatever the page does
         finally:
             hub.stop()

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from headgate import Policy
 from headgate.cli import main
 from headgate.cli.hub_api import HubApi, HubError, hub_from
-from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE
@@ -78,7 +78,7 @@ def at(monkeypatch: pytest.MonkeyPatch, policy: Policy = FEW, **changes: Any) ->
         yield hub
 
 
-def use_up(wire: Wire, denials: int = 1) -> None:
+def use_up(wire: AgentConnection, denials: int = 1) -> None:
     """Let an agent use its two pings, and be denied."""
     for _ in range(2 + denials):
         wire.say("ping")

@@ -208,7 +208,7 @@ def test_what_the_hub_finds_wrong_is_wrong_usage_and_what_it_cannot_decide_is_no
         code, out, err = check(*light)
         assert (code, out) == (3, "")
         assert err.startswith("headgate check: the hub requires a token: set HEADGATE_ADMIN_TOKEN, ")
-        assert hub.hub.tally.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
+        assert hub.hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
 
 
 # By a server ----------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_what_is_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsy
             ("reader", "ws", "ping", 20),
         ):
             for _ in range(times):
-                hub.run(hub.hub.check(agent, channel, action=action))
+                hub.run(hub.hub.stats.check(agent, channel, hub.hub.gate.tier_of(channel, action)))
         for command, _ in shown():
             capsys.readouterr()
             main(shlex.split(command)[1:])

@@ -74,7 +74,7 @@ def hub() -> Iterator[Running]:
     policy = Policy(limits={"light": "10/minute"})
     with capture_logs(), running(policy) as hub:
         for agent, cost in (("low", 4), ("half", 5), ("most", 8), ("all", 9), (LONG, 1), ("漢字", 1)):
-            hub.run(hub.hub.check(agent, "http", "light", cost=cost))
+            hub.run(hub.hub.stats.check(agent, "http", "light", cost=cost))
             hub.register(agent)
         yield hub
 

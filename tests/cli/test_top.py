@@ -43,7 +43,7 @@ def at_work() -> Iterator[Running]:
     with capture_logs(), running(POLICY) as hub, hub.agent("half"):
         for agent, times in SPENT.items():
             for _ in range(times):
-                hub.run(hub.hub.check(agent, "http", "light"))
+                hub.run(hub.hub.stats.check(agent, "http", "light"))
         yield hub
 
 
@@ -149,7 +149,7 @@ def test_it_follows_what_happens() -> None:
         app = view(hub)
 
         async def play(pilot: Pilot[int]) -> None:
-            hub.run(hub.hub.check("newcomer", "http", "light", cost=9))
+            hub.run(hub.hub.stats.check("newcomer", "http", "light", cost=9))
             await until(lambda: names(app)[:2] == ["planner", "newcomer"], pilot)
             hub.clock.advance(6)
             await until(lambda: table(app)[0][2] == "█████████░  90%", pilot)
@@ -161,7 +161,7 @@ def test_it_follows_what_happens() -> None:
 
 def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: Running) -> None:
     long = "漢" * 60
-    shared.run(shared.hub.check(long, "ws", "heavy"))
+    shared.run(shared.hub.stats.check(long, "ws", "heavy"))
     app = view(shared)
 
     def shown() -> str:
@@ -374,7 +374,7 @@ def test_a_pause_holds_the_picture() -> None:
         async def play(pilot: Pilot[int]) -> None:
             await press(pilot, "p", then=lambda: "paused" in head(app))
             before = table(app)
-            hub.run(hub.hub.check("newcomer", "http", "light"))
+            hub.run(hub.hub.stats.check("newcomer", "http", "light"))
             with hub.http(ADMIN) as admin:
                 assert "newcomer" in admin.get("/api/dashboard/state").text
             polled = app.polled

@@ -26,7 +26,7 @@ async def take(client: HubClient, number: int) -> list[dict[str, Any]]:
 
 async def cut(hub: Any, name: str) -> None:
     """Have the hub close an agent's connection."""
-    for socket in hub.hub.presence.of(name):
+    for socket in hub.hub.presence.sockets_of(name):
         hub.run(socket.close(1001, "goodbye"))
 
 
@@ -215,7 +215,7 @@ def test_d5_a_new_connection_is_subscribed_again_and_gets_what_was_not_answered(
     async def main() -> None:
         async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
             for name in ("one", "two"):
-                hub.run(hub.hub.post.create(name, "bob", ""))
+                hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
                 await alice.ask("channel_subscribe", channel=name)
             await alice.ask("channel_subscribe", channel="general")
             await alice.ask("channel_unsubscribe", channel="two")

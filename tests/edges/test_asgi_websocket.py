@@ -31,7 +31,7 @@ from tests.support.websocket_apps import (
 
 pytestmark = pytest.mark.once
 
-SERVERS = ["websockets-sansio", "websockets", "headgate.hub.protocols:PatientProtocol"]
+SERVERS = ["websockets-sansio", "websockets", "headgate.hub.protocols:WebSocketProtocol"]
 SERVERS += ["wsproto"] if find_spec("wsproto") else []
 
 

@@ -54,5 +54,5 @@ def receiver(patient: None) -> Iterator[Receiver]:
 @pytest.fixture
 def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """Hubs that share a server, and look at it all the time."""
-    monkeypatch.setattr("headgate.hub.monitoring.alerts._EVERY", 0.02)
+    monkeypatch.setattr("headgate.hub.monitoring.alerts._INTERVAL", 0.02)
     return Fleet(redis_server, receiver)

@@ -88,8 +88,8 @@ def test_a_check_counts_as_if_the_agent_had_asked() -> None:
         assert wire.ask("list_agents")["type"] == "rate_limited"
         assert check(channel="http", tier="light", cost=2) == verdict(channel="http", outcome="warn", remaining=0)
         assert admin.get("/api/admin/agents/planner").json()["violations"] == 4
-        assert hub.hub.tally.outcomes() == {"allow": 1, "warn": 2, "deny": 4, "exempt": 0}
-        assert hub.hub.tally.checks["ws", "light", Outcome.DENY] == 4
+        assert hub.hub.stats.outcomes() == {"allow": 1, "warn": 2, "deny": 4, "exempt": 0}
+        assert hub.hub.stats.checks["ws", "light", Outcome.DENY] == 4
         unknown = check(action="something new")
         assert (unknown["tier"], unknown["remaining"]) == ("normal", 59)
 
@@ -137,7 +137,7 @@ def test_a_check_that_cannot_be_made_counts_nothing(body: Any, detail: str) -> N
         async with Hub(hub_settings()) as hub, called(hub) as admin:
             answer = await admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
             assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
-            assert hub.tally.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
+            assert hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
 
     asyncio.run(work())
 

@@ -48,7 +48,7 @@ def test_b1_a_denied_message_is_not_handled_and_can_be_sent_again() -> None:
         use_up(hub, "planner", "normal")
         denied = planner.ask("message", to="friend", body="hello", id=7)
         assert denied == {"type": "rate_limited", "tier": "normal", "retry_after_ms": 1000, "id": 7}
-        assert hub.hub.post.carried == 0
+        assert hub.hub.messages.accepted == 0
         hub.clock.advance(1)
         assert planner.ask("message", to="friend", body="hello again", id=7)["type"] == "rate_limit_warning"
         assert planner.hear() == {"type": "message_sent", "to": "friend", "delivered": True, "id": 7}
@@ -410,19 +410,19 @@ def test_b11_a_flood_is_read_more_slowly_until_it_is_over() -> None:
             use_up(hub, "flooder")
             for _ in range(9):
                 assert wire.ask("ping")["type"] == "rate_limited"
-            assert hub.hub.flood.connections == 0
-            hub.hub.flood.connections = others
+            assert hub.hub.flood_counter.connections == 0
+            hub.hub.flood_counter.connections = others
             begin = time.monotonic()
             for _ in range(6):
                 assert wire.ask("ping")["type"] == "rate_limited"
             assert time.monotonic() - begin > 0.2
-            assert hub.hub.flood.connections == others + 1
+            assert hub.hub.flood_counter.connections == others + 1
             assert good.ask("ping") == {"type": "pong"}
             hub.clock.advance(60)
             assert [wire.ask("ping") for _ in range(20)] == [{"type": "pong"}] * 20
-            assert hub.hub.flood.connections == others
+            assert hub.hub.flood_counter.connections == others
             use_up(hub, "flooder")
             for _ in range(11):
                 wire.ask("ping")
-            assert hub.hub.flood.connections == others + 1
-        wait_for(lambda: hub.hub.flood.connections == others, "the flooder to be gone")
+            assert hub.hub.flood_counter.connections == others + 1
+        wait_for(lambda: hub.hub.flood_counter.connections == others, "the flooder to be gone")

@@ -318,7 +318,7 @@ def test_alerts_come_from_any_thread_and_are_worked_out_in_the_loop() -> None:
             done.set()
 
         alerts = Alerts(gate, clock, send)
-        gate.subscribe(lambda event: alerts.hear(event) if isinstance(event, Alerted) else None)
+        gate.subscribe(lambda event: alerts.on_alert(event) if isinstance(event, Alerted) else None)
         await alerts.start()
         await asyncio.sleep(0)  # it rests now
         await asyncio.to_thread(lambda: [gate.record_violation("planner") for _ in range(10)])

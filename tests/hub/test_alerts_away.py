@@ -19,18 +19,18 @@ pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 @pytest.fixture
 def shaky(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr(module, "_EVERY", 0.02)
-    monkeypatch.setattr("headgate.hub.app._LOOK_EVERY", 0.02)
+    monkeypatch.setattr(module, "_INTERVAL", 0.02)
+    monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 0.02)
     with Server() as server:
         yield Fleet(server, receiver)
 
 
 def away(*hubs: Running) -> None:
-    wait_for(lambda: all(hub.hub.degraded for hub in hubs), "the hubs to miss the server")
+    wait_for(lambda: all(hub.hub.health.degraded for hub in hubs), "the hubs to miss the server")
 
 
 def back(*hubs: Running) -> None:
-    wait_for(lambda: not any(hub.hub.degraded for hub in hubs), "the hubs to find the server")
+    wait_for(lambda: not any(hub.hub.health.degraded for hub in hubs), "the hubs to find the server")
 
 
 def test_b8_without_the_server_a_hub_goes_by_what_it_knows(shaky: Fleet) -> None:
@@ -77,7 +77,7 @@ def test_what_a_hub_counts_itself_resolves_nothing_that_is_in_the_server(fleet: 
         settled(one)
         one.hub.alerts._away = lambda: True
         one.hub.gate.reset_violations("planner")
-        one.call(one.hub.alerts.look_again)
+        one.call(one.hub.alerts.recheck)
         settled(one)
         assert (one.hub.alerts.open, list(fleet.open)) == (1, ["planner"])
         one.hub.alerts._away = lambda: False
@@ -142,16 +142,16 @@ def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, mo
         raise StoreAway("no answer in time")
 
     monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
-    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
     with fleet.hub() as one:
         offend(one)
         settled(one)
         fleet.clock.advance(60)
         wait_for(lambda: tries == ["done"], "the first try")
-        one.call(one.hub.alerts.look_again)
+        one.call(one.hub.alerts.recheck)
         wait_for(lambda: tries == ["done", "other"], "the second")
-        one.hub.alerts._next_look = 0.0
-        one.call(one.hub.alerts.look_again)
+        one.hub.alerts._next_comparison = 0.0
+        one.call(one.hub.alerts.recheck)
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
@@ -199,7 +199,7 @@ def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_aga
         compared(one, other)
         one.hub.alerts._away = lambda: True
         one.hub.gate.reset_violations("planner")
-        other.call(other.hub.alerts.look_again)
+        other.call(other.hub.alerts.recheck)
         compared(other)
         fleet.clock.advance(2)
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it on the other")

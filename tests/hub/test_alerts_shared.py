@@ -51,7 +51,7 @@ def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> No
 def test_b8_of_many_alerts_on_many_hubs_each_is_raised_and_resolved_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", patience)
+    monkeypatch.setattr(module, "_GRACE", patience)
     agents = [f"agent-{number}" for number in range(20)]
     with fleet.hub() as one, fleet.hub() as two, fleet.hub() as three:
         hubs = [one, two, three]
@@ -136,13 +136,13 @@ def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
 def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
     with fleet.hub() as one, fleet.hub() as other:
         settled(other)
         offend(one)
         settled(one)
         assert (one.hub.alerts.open, other.hub.alerts.open) == (1, 0)
-        other.hub.alerts.hear(Alerted("planner", 10, 300.0))
+        other.hub.alerts.on_alert(Alerted("planner", 10, 300.0))
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the second")
         first, second = [heard.json()["alert"] for heard in fleet.receiver.heard]
         assert second == {**first, "times": 2}
@@ -186,7 +186,7 @@ def test_nothing_of_it_stays_for_ever(fleet: Fleet) -> None:
         offend(one, "other")
         settled(one)
         one.hub.gate.reset_violations("planner")
-        one.call(one.hub.alerts.look_again)
+        one.call(one.hub.alerts.recheck)
         wait_for(lambda: one.hub.alerts.resolved == 1, "the end of it")
         keys = list(client.scan_iter(match=f"{fleet.prefix}{{alerts}}*", count=1000))
         (ended,) = [key for key in keys if b"ended" in key]

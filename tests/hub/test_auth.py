@@ -13,15 +13,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate import Policy
-from headgate.hub.agents.registry import LONGEST_TOKEN, LedgerRoll
+from headgate.hub.agents.registry import LONGEST_TOKEN, DatabaseAgents
 from headgate.hub.agents.tokens import Tokens
+from headgate.hub.api import dashboard_routes
 from headgate.hub.api.routing import Route, Who
 from headgate.hub.app import ROUTES
-from headgate.hub.dashboard import pages
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
 from tests.support.example_requests import remembered, scene
-from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
 from tests.support.valkey import PATIENCE
 
 MANY = "1000000/minute"
@@ -154,7 +154,7 @@ def test_the_admin_is_no_agent(asking: Asking) -> None:
 def test_every_route_says_who_may_use_it_as_the_requirements_do() -> None:
     """A route that isn't meant for everybody has to be in one of the tests above."""
     found = {who: {route.path for route in ROUTES if route.who is who} for who in Who}
-    page = {route.path for route in pages.ROUTES}
+    page = {route.path for route in dashboard_routes.ROUTES if route.action == "get_dashboard"}
     assert all(re.fullmatch(r"/(dashboard(/(\w+\.(js|css|svg))?)?)?", path) for path in page)
     assert found[Who.PROBE] == {"/health", "/api/health", "/live", "/ready"} | page
     assert found[Who.ANYONE] == {
@@ -283,7 +283,7 @@ def test_only_its_own_token_makes_a_socket_an_agents(hub: Running) -> None:
             assert stranger.ask("identify", agent_id="mine", token=mine)["type"] == "identified"
 
 
-def envelope(socket: Wire, address: str, token: str) -> wire.Envelope:
+def envelope(socket: AgentConnection, address: str, token: str) -> wire.Envelope:
     hello = wire.Envelope(
         id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=address, token=token)
     ).SerializeToString()
@@ -302,7 +302,7 @@ def test_d1_only_its_own_token_proves_an_address(hub: Running) -> None:
             assert envelope(stranger, "sender", mine).type == wire.MESSAGE_TYPE_WELCOME
 
 
-def closed(connection: Wire) -> tuple[int | None, str | None]:
+def closed(connection: AgentConnection) -> tuple[int | None, str | None]:
     """How a connection is closed, whatever else is said before."""
     with suppress(ConnectionClosed):
         while True:
@@ -339,14 +339,14 @@ def test_there_are_no_other_sockets(hub: Running, path: str) -> None:
 
 
 def test_tokens_are_compared_in_constant_time() -> None:
-    for function in (Tokens._is, LedgerRoll.verify, RedisAgents.verify):
+    for function in (Tokens._is, DatabaseAgents.verify, RedisAgents.verify):
         assert "compare_digest(" in getsource(function)
 
 
 def test_a_hub_keeps_no_token(hub: Running) -> None:
     token = hub.register("kept as a digest")
     code = hub.run(hub.hub.registry.invite())
-    dump = hub.run(hub.hub.ledger.run(lambda db: "\n".join(db.iterdump())))
+    dump = hub.run(hub.hub.database.run(lambda db: "\n".join(db.iterdump())))
     assert "kept as a digest" in dump
     for secret in (token, code, ADMIN, VIEWER):
         assert secret not in dump

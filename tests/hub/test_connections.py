@@ -7,7 +7,7 @@ import pytest
 
 from headgate import Policy
 from headgate.http import PROBLEM_JSON, ProblemDetails, read_denial
-from headgate.hub.protocols import PatientProtocol
+from headgate.hub.protocols import WebSocketProtocol
 from tests.support.agent_connections import (
     BEHIND_A_PROXY,
     VALID,
@@ -19,7 +19,7 @@ from tests.support.agent_connections import (
     refusal,
     slow_reader,
 )
-from tests.support.hub import ADMIN, Running, Wire, running
+from tests.support.hub import ADMIN, AgentConnection, Running, running
 from tests.support.valkey import wait_for
 
 # B2: who is it? ------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_an_unknown_socket_is_refused_without_a_word_in_the_log(caplog: pytest.L
     assert not caplog.records
 
 
-def rotated(hub: Running, agent: str, wire: Wire) -> str:
+def rotated(hub: Running, agent: str, wire: AgentConnection) -> str:
     """Another token of an agent, which is cut off by it."""
     with hub.http(ADMIN) as admin:
         token: str = admin.post(f"/api/admin/agents/{agent}/token").json()["token"]
@@ -186,7 +186,7 @@ def rotated(hub: Running, agent: str, wire: Wire) -> str:
     return token
 
 
-def revoked(hub: Running, agent: str, wire: Wire) -> None:
+def revoked(hub: Running, agent: str, wire: AgentConnection) -> None:
     with hub.http(ADMIN) as admin:
         assert admin.delete(f"/api/admin/agents/{agent}/token").json() == {"agent_id": agent, "revoked": True}
     assert ended(wire) == (1008, "the token of this agent was revoked or replaced")
@@ -200,7 +200,7 @@ def test_a_token_that_is_replaced_or_revoked_closes_every_connection(change: Cal
             new = change(hub, "planner", one)
             assert ended(two)[0] == 1008
             assert other.ask("ping") == {"type": "pong"}
-        wait_for(lambda: not hub.hub.presence.of("planner"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("planner"), "it to be gone")
         with hub.socket() as wire:
             assert wire.ask("identify", agent_id="planner", token=token)["error"] == "unauthorized"
             if new:
@@ -211,7 +211,7 @@ def test_a_token_that_is_replaced_or_revoked_closes_every_connection(change: Cal
 
 
 @contextmanager
-def stuck(hub: Running) -> Iterator[Wire]:
+def stuck(hub: Running) -> Iterator[AgentConnection]:
     """A connection for which more waits than the kernel takes."""
     with hub.agent("boss") as boss, slow_reader(hub, "slow", hub.register("slow")) as slow:
         overfill(boss, slow)
@@ -223,10 +223,10 @@ def open_transports(hub: Running) -> int:
     return len(hub.server.server_state.connections)
 
 
-def ping_now(hub: Running, wire: Wire) -> None:
+def ping_now(hub: Running, wire: AgentConnection) -> None:
     """Have the hub ping a connection now, and wait only a moment for the answer."""
     assert hub.server is not None
-    sockets = [one for one in hub.server.server_state.connections if isinstance(one, PatientProtocol)]
+    sockets = [one for one in hub.server.server_state.connections if isinstance(one, WebSocketProtocol)]
     (it,) = [one for one in sockets if one.client == wire.socket.local_address]
     assert it.ping_timer is not None, "which it would do by itself, in a while"
     it.ping_timeout = 0.05
@@ -236,7 +236,7 @@ def ping_now(hub: Running, wire: Wire) -> None:
 def test_one_that_neither_reads_nor_answers_is_dropped() -> None:
     with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
         hub.call(ping_now, hub, slow)
-        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")
 
 
@@ -244,5 +244,5 @@ def test_one_that_says_goodbye_and_does_not_read_is_dropped() -> None:
     with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
         goodbye = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
         slow.socket.socket.sendall(goodbye)
-        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")

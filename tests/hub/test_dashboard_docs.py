@@ -9,7 +9,7 @@ import pytest
 
 from headgate.hub.dashboard import feed
 from headgate.hub.dashboard.cards import Summary, Usage
-from headgate.hub.dashboard.feed import LiveCard, Snapshot, Update, Watch
+from headgate.hub.dashboard.feed import LiveCard, Snapshot, Update, WatchRequest
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender
 from headgate.hub.settings import HubSettings
 
@@ -42,7 +42,7 @@ def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
     assert set(IN_FRAMES) == named(Snapshot) | named(Update)
     for kind, column in ((Snapshot, 0), (Update, 1)):
         assert {name for name, rest in IN_FRAMES.items() if rest.split("|")[column].strip()} == named(kind)
-    assert all(f"`{name}`?" in rows("| frame | from | |")["watch"] for name in named(Watch))
+    assert all(f"`{name}`?" in rows("| frame | from | |")["watch"] for name in named(WatchRequest))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_b7_the_numbers_in_the_docs_are_those_of_the_hub() -> None:
         assert IN_FRAMES[name].rstrip("| ").endswith(f": {number}")
     limits = PAGE.partition("\n## Limits\n")[2].partition("\n## ")[0]
     assert f"| {HubSettings().max_dashboards}: `--max-dashboards`" in limits
-    assert f"| cards | {feed.MOST_CARDS}," in limits
-    assert f"| {feed.ROOM} frames wait" in limits
-    assert f"one frame of {feed._LARGEST:,} bytes" in limits
+    assert f"| cards | {feed.MAX_CARDS}," in limits
+    assert f"| {feed.MAX_QUEUED} frames wait" in limits
+    assert f"one frame of {feed._MAX_FRAME:,} bytes" in limits

@@ -11,14 +11,14 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Policy
 from headgate.hub.dashboard import feed as module
-from headgate.hub.dashboard.feed import MOST_CARDS, ROOM
+from headgate.hub.dashboard.feed import MAX_CARDS, MAX_QUEUED
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
 from tests.support.agent_connections import ping
-from tests.support.hub import ADMIN, VIEWER, Running, Wire, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
 from tests.support.valkey import PATIENCE, wait_for
 
 FEW = Policy(limits={"light": "10/minute"})
-EVERY = module._EVERY
+EVERY = module._INTERVAL
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +27,17 @@ def with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
     And no update comes by itself, for which a slow machine would have time where there should be none.
     """
-    monkeypatch.setattr(module, "_OTHERS", 0)
-    monkeypatch.setattr(module, "_EVERY", 3600.0)
+    monkeypatch.setattr(module, "_ROTATED", 0)
+    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
 
 
 @pytest.fixture
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates come as they always do."""
-    monkeypatch.setattr(module, "_EVERY", EVERY)
+    monkeypatch.setattr(module, "_INTERVAL", EVERY)
 
 
-class Dashboard(Wire):
+class Dashboard(AgentConnection):
     """What a dashboard knows: the snapshot, with all updates put into it."""
 
     def __init__(self, hub: Running, socket: ClientConnection) -> None:
@@ -53,7 +53,7 @@ class Dashboard(Wire):
 
     def follow(self) -> dict[str, Any]:
         """Take in the next update, without waiting for the next turn."""
-        self._hub.call(self._hub.hub.board.look_again)
+        self._hub.call(self._hub.hub.dashboard.refresh)
         update = self.hear()
         assert update.pop("type") == "update"
         told = dict(update)
@@ -75,7 +75,7 @@ def dashboard(hub: Running, token: str | None = ADMIN) -> Iterator[Dashboard]:
         yield Dashboard(hub, wire.socket).open(token)
 
 
-def closing(wire: Wire) -> tuple[int, str]:
+def closing(wire: AgentConnection) -> tuple[int, str]:
     heard: list[dict[str, Any]] = []
     with pytest.raises(ConnectionClosed) as closed:
         heard.extend(iter(wire.hear, None))
@@ -220,9 +220,9 @@ def test_who_asks_over_http_alone_has_a_card_too() -> None:
 
 def test_a_card_that_comes_late_brings_its_whole_traffic() -> None:
     with running() as hub, dashboard(hub) as board:
-        for number in range(MOST_CARDS):
+        for number in range(MAX_CARDS):
             hub.call(hub.hub.gate.record_violation, f"agent {number:03}")
-        board.until(lambda: board.state["more"] == 0 and len(board.agents) == MOST_CARDS, "as many as there can be")
+        board.until(lambda: board.state["more"] == 0 and len(board.agents) == MAX_CARDS, "as many as there can be")
         with hub.agent("quiet") as quiet:
             ping(quiet, 2)
             hub.clock.advance(SLOT)
@@ -231,18 +231,18 @@ def test_a_card_that_comes_late_brings_its_whole_traffic() -> None:
             assert "quiet" not in board.agents
             hub.clock.advance(SLOT)
             board.follow()
-            hub.call(hub.hub.tally.forget, "agent 007")
+            hub.call(hub.hub.stats.forget, "agent 007")
             board.until(lambda: "quiet" in board.agents, "its card")
             assert board.agents["quiet"]["spark"] == [[200, 2, 0], [201, 1, 0]]
 
 
 def test_there_are_so_many_cards_and_the_worst_are_among_them() -> None:
     with running() as hub:
-        for number in range(MOST_CARDS + 20):
+        for number in range(MAX_CARDS + 20):
             hub.call(hub.hub.gate.add_exemption, f"agent {number:03}")
         hub.call(hub.hub.gate.record_violation, "zebra")
         with dashboard(hub) as board:
-            assert (len(board.agents), board.state["more"]) == (MOST_CARDS, 21)
+            assert (len(board.agents), board.state["more"]) == (MAX_CARDS, 21)
             assert "zebra" in board.agents
 
 
@@ -293,7 +293,7 @@ def test_a_page_from_elsewhere_sees_nothing_of_a_public_dashboard() -> None:
         for origin, kind in ((f"http://{hub}", "snapshot"), ("http://elsewhere.example", "error"), ("null", "error")):
             options: dict[str, Any] = {"compression": None, "proxy": None, "origin": origin, "open_timeout": PATIENCE}
             with connect(f"ws://{hub}/ws/dashboard", **options) as socket:
-                assert Wire(socket).ask("watch")["type"] == kind, origin
+                assert AgentConnection(socket).ask("watch")["type"] == kind, origin
 
 
 def test_the_link_lets_in_as_much_as_the_settings_say() -> None:
@@ -337,15 +337,15 @@ def test_what_is_no_request_to_watch(said: str | bytes, detail: str | None) -> N
 def test_a_dashboard_says_nothing_more() -> None:
     with running() as hub, dashboard(hub) as board:
         board.say("watch", token=ADMIN)
-        assert closing(board) == (1008, "expected a dashboard to say nothing more")
+        assert closing(board) == (1008, "expected no more frames from a dashboard")
 
 
 def test_who_says_nothing_is_sent_away() -> None:
     with running(identify_within=5) as hub, hub.socket("/ws/dashboard") as wire:
-        wait_for(lambda: hub.call(lambda: hub.hub.board.sockets), "the socket")
+        wait_for(lambda: hub.call(lambda: hub.hub.dashboard.sockets), "the socket")
         hub.clock.advance(5)
-        assert closing(wire) == (1008, "say who you are within 5 seconds")
-        wait_for(lambda: not hub.hub.board.sockets, "its end")
+        assert closing(wire) == (1008, "identify within 5 seconds")
+        wait_for(lambda: not hub.hub.dashboard.sockets, "its end")
 
 
 # How many, and how slowly they may read -------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_there_may_be_so_many() -> None:
             assert wire.ask("watch", token=ADMIN)["error"] == "too_many_connections"
             assert closing(wire)[0] == 1013
         second.socket.close()
-        wait_for(lambda: len(hub.hub.board.sockets) == 1, "room")
+        wait_for(lambda: len(hub.hub.dashboard.sockets) == 1, "room")
         with dashboard(hub):
             pass
 
@@ -394,12 +394,12 @@ def test_one_that_reads_too_slowly_is_closed_and_holds_up_nobody() -> None:
 
     with running() as hub, dashboard(hub) as board:
         slow = hub.hub({"type": "websocket", "path": "/ws/dashboard", "headers": []}, receive, send)
-        hub.call(hub.hub.spawn, slow)
+        hub.call(hub.hub._background.spawn, slow)
         wait_for(lambda: len(heard) == 2, "its snapshot")
-        for _ in range(ROOM + 1):
-            assert len(hub.hub.board.sockets) == 2
+        for _ in range(MAX_QUEUED + 1):
+            assert len(hub.hub.dashboard.sockets) == 2
             board.follow()
-        board.until(lambda: len(hub.hub.board.sockets) == 1, "the end of the slow one")
+        board.until(lambda: len(hub.hub.dashboard.sockets) == 1, "the end of the slow one")
         wait_for(lambda: heard[-1]["type"] == "websocket.close", "its close")
         assert (heard[-1]["code"], heard[-1]["reason"]) == (1013, "it reads too slowly")
         assert len(heard) == 4
@@ -409,7 +409,7 @@ def test_at_the_end_of_the_hub_they_are_told() -> None:
     with running() as hub, dashboard(hub) as board:
         assert hub.server is not None
         hub.call(hub.server.handle_exit, 15, None)
-        wait_for(lambda: hub.hub.stopping, "the end")
+        wait_for(lambda: hub.hub.health.stopping, "the end")
         told = board.hear()
         while told["type"] == "update":
             told = board.hear()
@@ -420,10 +420,10 @@ def test_at_the_end_of_the_hub_they_are_told() -> None:
 @pytest.mark.usefixtures("by_itself")
 def test_it_works_out_nothing_while_nobody_looks() -> None:
     with running() as hub:
-        board = hub.hub.board
+        board = hub.hub.dashboard
         with dashboard(hub):
-            assert board._runs
-        wait_for(lambda: not board._runs, "the end of the last turn")
+            assert board._running
+        wait_for(lambda: not board._running, "the end of the last turn")
         with hub.agent("planner") as planner:
             ping(planner, 2)
             with dashboard(hub) as again:

@@ -1,4 +1,4 @@
-"""The ledger: whole pieces, in order, many to a commit, and there after a kill."""
+"""The database: whole jobs, in order, many to a commit, and there after a kill."""
 
 import asyncio
 import signal
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from headgate.hub.storage.database import Ledger, LedgerError
+from headgate.hub.storage.database import Database, DatabaseError
 from tests.support.valkey import PATIENCE
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with closing(Ledger(tmp_path / "hub.db")) as opened:
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(Database(tmp_path / "hub.db")) as opened:
         yield opened
 
 
@@ -41,11 +41,11 @@ def in_file(path: Path) -> list[str]:
 
 
 class Held:
-    """Keeps the ledger's thread busy, so that what is handed in meanwhile comes together."""
+    """Keeps the database's thread busy, so that what is handed in meanwhile comes together."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, database: Database) -> None:
         self._begun, self._free = threading.Event(), threading.Event()
-        self._piece = asyncio.ensure_future(ledger.run(self._wait))
+        self._job = asyncio.ensure_future(database.run(self._wait))
 
     def _wait(self, db: sqlite3.Connection) -> None:
         self._begun.set()
@@ -57,39 +57,39 @@ class Held:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(0)  # what was handed in as a task is handed in now
         self._free.set()
-        await self._piece
+        await self._job
 
 
-def test_what_run_returned_from_is_in_the_file(ledger: Ledger, tmp_path: Path) -> None:
+def test_what_run_returned_from_is_in_the_file(database: Database, tmp_path: Path) -> None:
     async def main() -> None:
-        assert await ledger.run(put("a")) == "a"
+        assert await database.run(put("a")) == "a"
         assert in_file(tmp_path / "hub.db") == ["a"]
-        assert await ledger.run(names) == ["a"]
+        assert await database.run(names) == ["a"]
 
     asyncio.run(main())
 
 
 def test_without_a_path_it_is_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with closing(Ledger()) as ledger:
-        asyncio.run(ledger.run(put("a")))
-        assert asyncio.run(ledger.run(names)) == ["a"]  # from another loop, too
+    with closing(Database()) as database:
+        asyncio.run(database.run(put("a")))
+        assert asyncio.run(database.run(names)) == ["a"]  # from another loop, too
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_that_wait_are_committed_together_in_their_order(ledger: Ledger) -> None:
+def test_jobs_that_wait_are_committed_together_in_their_order(database: Database) -> None:
     statements: list[str] = []
     order: list[int] = []
 
     async def main() -> None:
-        await ledger.run(lambda db: db.set_trace_callback(statements.append))
-        async with Held(ledger):
-            pieces = [
-                asyncio.ensure_future(ledger.run(lambda db, number=number: order.append(number)))  # type: ignore[misc]
+        await database.run(lambda db: db.set_trace_callback(statements.append))
+        async with Held(database):
+            jobs = [
+                asyncio.ensure_future(database.run(lambda db, number=number: order.append(number)))  # type: ignore[misc]
                 for number in range(2500)
             ]
-        await asyncio.gather(*pieces)
-        await ledger.run(lambda db: db.set_trace_callback(None))
+        await asyncio.gather(*jobs)
+        await database.run(lambda db: db.set_trace_callback(None))
 
     asyncio.run(main())
     assert order == list(range(2500))
@@ -101,11 +101,11 @@ def test_pieces_that_wait_are_committed_together_in_their_order(ledger: Ledger) 
     ]
 
 
-def test_answers_come_in_the_order_of_the_pieces(ledger: Ledger) -> None:
+def test_answers_come_in_the_order_of_the_jobs(database: Database) -> None:
     answered: list[int] = []
 
     async def ask(number: int) -> None:
-        answered.append(await ledger.run(lambda db: number))
+        answered.append(await database.run(lambda db: number))
 
     async def main() -> None:
         await asyncio.gather(*[ask(number) for number in range(3000)])
@@ -114,132 +114,132 @@ def test_answers_come_in_the_order_of_the_pieces(ledger: Ledger) -> None:
     assert answered == list(range(3000))
 
 
-def test_a_piece_that_fails_undoes_itself_and_nothing_else(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_job_that_fails_undoes_itself_and_nothing_else(database: Database, tmp_path: Path) -> None:
     def fail(db: sqlite3.Connection) -> None:
         put("half")(db)
         raise ValueError("not like this")
 
     async def main() -> None:
-        async with Held(ledger):
+        async with Held(database):
             works = (put("a"), fail, put("b"), put("a"), put("c"))
-            pieces = [asyncio.ensure_future(ledger.run(work)) for work in works]
-        one, two, three, four, five = await asyncio.gather(*pieces, return_exceptions=True)
+            jobs = [asyncio.ensure_future(database.run(work)) for work in works]
+        one, two, three, four, five = await asyncio.gather(*jobs, return_exceptions=True)
         assert (one, three, five) == ("a", "b", "c")
         assert isinstance(two, ValueError)
         assert str(two) == "not like this"
-        assert isinstance(four, LedgerError)
+        assert isinstance(four, DatabaseError)
         assert str(four).endswith("hub.db: nothing was written: UNIQUE constraint failed: settings.name")
         assert in_file(tmp_path / "hub.db") == ["a", "b", "c"]
 
     asyncio.run(main())
 
 
-def test_what_cannot_be_committed_fails_for_all_and_the_next_is_fine(ledger: Ledger, tmp_path: Path) -> None:
+def test_what_cannot_be_committed_fails_for_all_and_the_next_is_fine(database: Database, tmp_path: Path) -> None:
     async def main() -> None:
-        await ledger.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
+        await database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
         with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            results = await asyncio.gather(ledger.run(put("a")), ledger.run(put("b")), return_exceptions=True)
+            results = await asyncio.gather(database.run(put("a")), database.run(put("b")), return_exceptions=True)
             other.execute("ROLLBACK")
-        assert [type(result) for result in results] == [LedgerError, LedgerError]
+        assert [type(result) for result in results] == [DatabaseError, DatabaseError]
         assert str(results[0]).endswith("hub.db: nothing was written: database is locked")
-        assert await ledger.run(put("a")) == "a"
+        assert await database.run(put("a")) == "a"
         assert in_file(tmp_path / "hub.db") == ["a"]
 
     asyncio.run(main())
 
 
-def test_a_piece_that_meddles_with_the_transaction_spoils_it_for_all_and_the_next_is_fine(ledger: Ledger) -> None:
+def test_a_job_that_meddles_with_the_transaction_spoils_it_for_all_and_the_next_is_fine(database: Database) -> None:
     async def main() -> None:
-        async with Held(ledger):
-            works = (put("a"), lambda db: db.execute("RELEASE piece").close(), put("b"))
-            pieces = [asyncio.ensure_future(ledger.run(work)) for work in works]
-        results = await asyncio.gather(*pieces, return_exceptions=True)
-        assert [type(result) for result in results] == [LedgerError] * 3
-        assert await ledger.run(put("c")) == "c"
-        assert await ledger.run(names) == ["c"]
+        async with Held(database):
+            works = (put("a"), lambda db: db.execute("RELEASE job").close(), put("b"))
+            jobs = [asyncio.ensure_future(database.run(work)) for work in works]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+        assert [type(result) for result in results] == [DatabaseError] * 3
+        assert await database.run(put("c")) == "c"
+        assert await database.run(names) == ["c"]
 
     asyncio.run(main())
 
 
-def test_a_full_disk_fails_what_does_not_fit(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_full_disk_fails_what_does_not_fit(database: Database, tmp_path: Path) -> None:
     def fill(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO settings VALUES ('big', ?)", ("x" * 1_000_000,))
 
     async def main() -> None:
-        pages = await ledger.run(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
-        await ledger.run(lambda db: db.execute(f"PRAGMA max_page_count={pages + 2}").close())
-        with pytest.raises(LedgerError, match="nothing was written"):
-            await ledger.run(fill)
-        assert await ledger.run(put("small")) == "small"
+        pages = await database.run(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
+        await database.run(lambda db: db.execute(f"PRAGMA max_page_count={pages + 2}").close())
+        with pytest.raises(DatabaseError, match="nothing was written"):
+            await database.run(fill)
+        assert await database.run(put("small")) == "small"
         assert in_file(tmp_path / "hub.db") == ["small"]
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_who_is_cancelled_hears_nothing_but_the_work_is_done(ledger: Ledger, begun: bool) -> None:
+def test_who_is_cancelled_hears_nothing_but_the_work_is_done(database: Database, begun: bool) -> None:
     async def main() -> None:
-        async with Held(ledger):
-            pieces = [asyncio.ensure_future(ledger.run(put(name))) for name in "abc"]
+        async with Held(database):
+            jobs = [asyncio.ensure_future(database.run(put(name))) for name in "abc"]
             await asyncio.sleep(0)
             if not begun:
-                pieces[1].cancel()
+                jobs[1].cancel()
         if begun:  # the answer is on its way or there already
-            pieces[1].cancel()
-        results = await asyncio.gather(*pieces, return_exceptions=True)
+            jobs[1].cancel()
+        results = await asyncio.gather(*jobs, return_exceptions=True)
         assert (results[0], results[2]) == ("a", "c")
         assert isinstance(results[1], asyncio.CancelledError) or (begun and results[1] == "b")
-        assert await ledger.run(names) == ["a", "b", "c"]
+        assert await database.run(names) == ["a", "b", "c"]
 
     asyncio.run(main())
 
 
-def test_a_loop_that_ended_does_not_stop_the_ledger(ledger: Ledger) -> None:
+def test_a_loop_that_ended_does_not_stop_the_database(database: Database) -> None:
     free = threading.Event()
 
     async def leave() -> None:
-        piece = asyncio.ensure_future(ledger.run(lambda db: free.wait(PATIENCE)))
+        job = asyncio.ensure_future(database.run(lambda db: free.wait(PATIENCE)))
         await asyncio.sleep(0)
-        piece.cancel()
+        job.cancel()
 
     asyncio.run(leave())
     free.set()
-    assert asyncio.run(ledger.run(put("a"))) == "a"
+    assert asyncio.run(database.run(put("a"))) == "a"
 
 
 def test_close_finishes_what_was_handed_in(tmp_path: Path) -> None:
     async def main() -> None:
-        ledger = Ledger(tmp_path / "hub.db")
-        pieces = [asyncio.ensure_future(ledger.run(put(f"{number:04}"))) for number in range(1500)]
+        database = Database(tmp_path / "hub.db")
+        jobs = [asyncio.ensure_future(database.run(put(f"{number:04}"))) for number in range(1500)]
         await asyncio.sleep(0)
-        ledger.close()
+        database.close()
         assert in_file(tmp_path / "hub.db") == [f"{number:04}" for number in range(1500)]
-        assert await asyncio.gather(*pieces) == [f"{number:04}" for number in range(1500)]
+        assert await asyncio.gather(*jobs) == [f"{number:04}" for number in range(1500)]
 
     asyncio.run(main())
 
 
 def test_it_is_there_when_opened_again(tmp_path: Path) -> None:
     for name in "ab":
-        with closing(Ledger(tmp_path / "hub.db")) as ledger:
-            asyncio.run(ledger.run(put(name)))
+        with closing(Database(tmp_path / "hub.db")) as database:
+            asyncio.run(database.run(put(name)))
     assert in_file(tmp_path / "hub.db") == ["a", "b"]
 
 
 WRITER = """
 import asyncio, sys
-from headgate.hub.storage.database import Ledger
+from headgate.hub.storage.database import Database
 
-async def write(ledger, writer):
+async def write(database, writer):
     for number in range(1_000_000):
         name = f"{writer}-{number}"
-        await ledger.run(lambda db: db.execute("INSERT INTO settings VALUES (?, '')", (name,)).rowcount)
+        await database.run(lambda db: db.execute("INSERT INTO settings VALUES (?, '')", (name,)).rowcount)
         print(name, flush=True)
 
 async def main():
-    ledger = Ledger(sys.argv[1])
-    await asyncio.gather(*[write(ledger, writer) for writer in range(20)])
+    database = Database(sys.argv[1])
+    await asyncio.gather(*[write(database, writer) for writer in range(20)])
 
 asyncio.run(main())
 """
@@ -255,23 +255,23 @@ def test_every_acknowledged_row_survives_a_kill(tmp_path: Path, acknowledged: in
         told += process.stdout.readlines()
     promised = {line.strip() for line in told if line.endswith("\n")}
     assert len(promised) >= acknowledged
-    with closing(Ledger(path)) as ledger:
-        assert promised <= set(asyncio.run(ledger.run(names)))
+    with closing(Database(path)) as database:
+        assert promised <= set(asyncio.run(database.run(names)))
 
 
-def test_a_closed_ledger_refuses_work(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "hub.db")
-    ledger.close()
-    with pytest.raises(LedgerError, match="nothing was written: the ledger is closed"):
-        asyncio.run(ledger.run(put("late")))
+def test_a_closed_database_refuses_work(tmp_path: Path) -> None:
+    database = Database(tmp_path / "hub.db")
+    database.close()
+    with pytest.raises(DatabaseError, match="nothing was written: the database is closed"):
+        asyncio.run(database.run(put("late")))
 
 
 def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE agents (theirs)")
-    with pytest.raises(LedgerError, match="expected a hub's ledger, got a file of another program's"):
-        Ledger(path)
+    with pytest.raises(DatabaseError, match="expected a hub's database, got a file of another program's"):
+        Database(path)
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("agents",)]
 
@@ -280,17 +280,19 @@ def test_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version=7")
-    with pytest.raises(LedgerError, match=r"a hub.s ledger of format 1, got format 7; use a newer headgate"):
-        Ledger(path)
+    with pytest.raises(DatabaseError, match=r"a hub.s database of format 1, got format 7; use a newer headgate"):
+        Database(path)
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
-def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("buy milk\n" * 100)
-    with pytest.raises(LedgerError, match=r"notes\.txt: expected an SQLite file that can be written, got: file is not"):
-        Ledger(path)
+    with pytest.raises(
+        DatabaseError, match=r"notes\.txt: expected an SQLite file that can be written, got: file is not"
+    ):
+        Database(path)
     assert path.read_text() == "buy milk\n" * 100
-    with pytest.raises(LedgerError, match="expected an SQLite file that can be written, got: unable to open"):
-        Ledger(tmp_path)
+    with pytest.raises(DatabaseError, match="expected an SQLite file that can be written, got: unable to open"):
+        Database(tmp_path)

@@ -21,12 +21,12 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from headgate.hub.app import ROUTES
-from headgate.hub.protocols import ImpatientHttp
-from tests.support.fuzz_campaign import AGENTS, HANDSHAKE, Hunt
+from headgate.hub.protocols import HttpProtocol
+from tests.support.fuzz_campaign import AGENTS, HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
-from tests.support.hub import VIEWER, Running, Wire, running
+from tests.support.hub import VIEWER, AgentConnection, Running, running
 from tests.support.hub_process import ADMIN, PLENTY, RAISED, RAISED_ADDRESSES, Program
-from tests.support.response_checker import Judge
+from tests.support.response_checker import ResponseChecker
 from tests.support.valkey import PATIENCE, wait_for
 
 UNLIMITED = f"""{RAISED}
@@ -130,43 +130,45 @@ def works(hub: Program) -> None:
         assert hear("channel_message")["number"] == number
 
 
-def hunt(folder: Path, config: str, seed: int, enough: int, limits: list[Any] = HUGE) -> Judge:
+def campaign(folder: Path, config: str, seed: int, enough: int, limits: list[Any] = HUGE) -> ResponseChecker:
     with fuzzed(folder, config) as (hub, tokens, problems):
-        judge, begin = Judge(problems), time.monotonic()
-        asyncio.run(Hunt(hub.port, Fuzzer(seed, tokens, ADMIN, VIEWER, limits), judge, enough).run())
+        checker, begin = ResponseChecker(problems), time.monotonic()
+        asyncio.run(FuzzCampaign(hub.port, Fuzzer(seed, tokens, ADMIN, VIEWER, limits), checker, enough).run())
         took = time.monotonic() - begin
-        print(f"\n{judge.total:,} inputs in {took:.0f} s: {judge.total / took:,.0f}/s")
-        print(", ".join(f"{entrance} {quality} {times:,}" for (entrance, quality), times in sorted(judge.sent.items())))
-        print(", ".join(f"{what} {times:,}" for what, times in sorted(judge.seen.items())))
-    return judge
+        print(f"\n{checker.total:,} inputs in {took:.0f} s: {checker.total / took:,.0f}/s")
+        print(
+            ", ".join(f"{entrance} {quality} {times:,}" for (entrance, quality), times in sorted(checker.sent.items()))
+        )
+        print(", ".join(f"{what} {times:,}" for what, times in sorted(checker.seen.items())))
+    return checker
 
 
 def test_b11_a_few_thousand_inputs_of_any_kind(tmp_path: Path) -> None:
-    judge = hunt(tmp_path, UNLIMITED, 1, 2000)
-    assert {entrance for entrance, _ in judge.sent} == {"ws", "relay", "http", "handshake"}
+    checker = campaign(tmp_path, UNLIMITED, 1, 2000)
+    assert {entrance for entrance, _ in checker.sent} == {"ws", "relay", "http", "handshake"}
 
 
 @pytest.mark.long
 def test_b11_a_hundred_thousand_inputs_of_any_kind(tmp_path: Path) -> None:
-    judge = hunt(tmp_path, UNLIMITED, 4, 100_000)
+    checker = campaign(tmp_path, UNLIMITED, 4, 100_000)
     routes = {f"{route.method} {route.path}" for route in ROUTES}
     limited = {"rate_limited", "rate_limit_warning"}
     frames = {f"ws {kind}" for kind in FRAMES["from_the_hub"] if kind not in {"lagged", "going_away"} | limited}
-    assert not (routes | frames) - set(judge.seen)  # it came through to all of them
+    assert not (routes | frames) - set(checker.seen)  # it came through to all of them
 
 
 @pytest.mark.long
 def test_b11_inputs_of_any_kind_while_limits_hold(tmp_path: Path) -> None:
     """Those of agents; and registration is by invitation."""
-    judge = hunt(tmp_path, ORDINARY, 5, 20_000, ["120/minute", "60/minute burst 10", ["1/second", "20/minute"]])
+    checker = campaign(tmp_path, ORDINARY, 5, 20_000, ["120/minute", "60/minute burst 10", ["1/second", "20/minute"]])
     limited = {"http 429", "ws rate_limited", "ws rate_limit_warning", "relay MESSAGE_TYPE_RATE_LIMITED"}
-    assert limited | {"http error invitation_required", "http error invitation_unknown"} <= set(judge.seen)
+    assert limited | {"http error invitation_required", "http error invitation_unknown"} <= set(checker.seen)
 
 
 @pytest.mark.long
 def test_b11_inputs_of_any_kind_from_an_address_with_its_limit(tmp_path: Path) -> None:
-    judge = hunt(tmp_path, "[hub]\nshutdown_within = 30", 6, 10_000)
-    assert judge.seen["handshake 429"]
+    checker = campaign(tmp_path, "[hub]\nshutdown_within = 30", 6, 10_000)
+    assert checker.seen["handshake 429"]
 
 
 # The OpenAPI document -------------------------------------------------------------------------------------------------
@@ -254,10 +256,10 @@ def test_b11_a_handshake_with_too_much_is_answered_and_closed(path: str, headers
 
 
 @contextmanager
-def in_time(hub: Running, agent: str) -> Iterator[Wire]:
+def in_time(hub: Running, agent: str) -> Iterator[AgentConnection]:
     """An agent whose handshake came within the time for it; on a busy machine it may take several."""
     token, deadline = hub.register(agent), time.monotonic() + PATIENCE
-    wire: Wire | None = None
+    wire: AgentConnection | None = None
     with ExitStack() as stack:
         while wire is None:
             try:
@@ -269,7 +271,7 @@ def in_time(hub: Running, agent: str) -> Iterator[Wire]:
 
 
 def test_b11_a_handshake_does_not_wait_for_a_body_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ImpatientHttp, "head_within", 0.2)
+    monkeypatch.setattr(HttpProtocol, "head_within", 0.2)
     with running() as hub, in_time(hub, "a") as still_there:
         with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
             raw.sendall(f"GET /ws {HANDSHAKE}Content-Length: 5\r\n\r\n".encode())
@@ -289,7 +291,7 @@ def test_b11_whoever_hangs_up_on_several_requests_is_no_mistake_of_the_hub(caplo
             begun.set()
             go_on.wait(PATIENCE)
 
-        held = asyncio.run_coroutine_threadsafe(hub.hub.ledger.run(hold), hub.loop)
+        held = asyncio.run_coroutine_threadsafe(hub.hub.database.run(hold), hub.loop)
         assert begun.wait(PATIENCE)
         assert hub.server is not None
         connections = hub.server.server_state.connections

@@ -64,7 +64,7 @@ def test_b3_a_denied_request_is_told_when_to_come_back_and_not_handled() -> None
             "retry_after_ms": 30_000,
             "tier": "normal",
         }
-        assert hub.hub.post.carried == 2
+        assert hub.hub.messages.accepted == 2
         hub.clock.advance(30)
         assert http.post("/api/messages", json={"to": "friend", "body": 1}).status_code == 200
 
@@ -118,7 +118,7 @@ def test_b3_the_check_uses_the_agents_id_wherever_it_calls_from() -> None:
             found = [planner.get("/api/mailbox", headers=headers).status_code for headers in from_everywhere]
             assert found == [200, 200, 429]
             assert statuses(other, "/api/agents", 3) == [200, 200, 429], "what anyone may ask is counted so too"
-        assert not hub.hub.tally.addresses
+        assert not hub.hub.stats.addresses
 
 
 def test_a8_every_route_is_counted_in_its_tier() -> None:
@@ -258,8 +258,8 @@ def test_b3_probes_are_not_limited() -> None:
             with hub.http() as http:
                 assert http.get("/api/agents", headers=headers).status_code == 429
                 assert [http.get(path, headers=headers).status_code for path in PROBES * 20] == [200] * 80
-        assert hub.hub.tally.checks.total() == 1, "the agent's one request"
-        assert hub.hub.tally.addresses.total() == 2
+        assert hub.hub.stats.checks.total() == 1, "the agent's one request"
+        assert hub.hub.stats.addresses.total() == 2
 
 
 def test_b3_admins_and_viewers_are_not_limited() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.hub_process import PLENTY, RAISED, Program
-from tests.support.recording_clients import Book, Client, Key, Values
+from tests.support.recording_clients import Client, ExpectedState, Key, Values
 from tests.support.valkey import PATIENCE
-from tests.support.workload import Load
+from tests.support.workload import Workload
 
 CONFIG = f"""{RAISED}
 [hub]
@@ -33,7 +33,7 @@ log_format = "json"
 class Survey:
     """Reads all that a hub remembers, by what anybody can ask it."""
 
-    def __init__(self, client: Client, book: Book, tokens: dict[str, str]) -> None:
+    def __init__(self, client: Client, book: ExpectedState, tokens: dict[str, str]) -> None:
         self._client, self._book, self._tokens = client, book, tokens
         self._found: Values = {}
 
@@ -181,7 +181,7 @@ async def all_tasks(client: Client, state: str = "") -> list[dict[str, Any]]:
     return found
 
 
-async def finish(client: Client, book: Book, tokens: dict[str, str]) -> int:
+async def finish(client: Client, book: ExpectedState, tokens: dict[str, str]) -> int:
     """Agents that come do all that is open, each task once; how many."""
     waiting = {task["task_id"] for task in await all_tasks(client, "queued")}
     times: Counter[str] = Counter()
@@ -225,15 +225,15 @@ async def finish(client: Client, book: Book, tokens: dict[str, str]) -> int:
 
 
 def killed(folder: Path, answers: list[int], seed: int) -> None:
-    """Load a hub and kill it after so many answers, again and again over the same data, and look what is there."""
+    """Workload a hub and kill it after so many answers, again and again over the same data, and look what is there."""
     file = folder / "headgate.toml"
     file.write_text(CONFIG)
-    book, random = Book(), Random(seed)
+    book, random = ExpectedState(), Random(seed)
     tokens: dict[str, str] = {}
 
     async def load(hub: Program, trial: int) -> None:
         async with Client(hub, book) as client:
-            actors = Load(f"t{trial}", client, book, random)
+            actors = Workload(f"t{trial}", client, book, random)
             await actors.prepare()
             tokens.update(actors.tokens)
             await actors.run(hub.pid, answers[trial])

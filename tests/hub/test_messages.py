@@ -105,7 +105,7 @@ def test_a_message_goes_to_the_newest_connection_of_an_agent() -> None:
             with hub.agent("friend", token) as new:
                 planner.ask("message", to="friend", body=1)
                 assert new.hear()["body"] == 1
-            wait_for(lambda: len(hub.hub.presence.of("friend")) == 1, "it to be gone")
+            wait_for(lambda: len(hub.hub.presence.sockets_of("friend")) == 1, "it to be gone")
             planner.ask("message", to="friend", body=2)
             assert old.hear()["body"] == 2
 
@@ -117,7 +117,7 @@ def test_what_waits_for_a_slow_reader_is_bounded_and_in_its_mailbox_when_it_disc
             taken = overfill(planner, slow)
             assert waiting(hub, "slow") == 4
             assert planner.ask("list_agents")["agents"] == ["planner", "slow"], "nobody waits for it"
-        wait_for(lambda: not hub.hub.presence.of("slow"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         with hub.http(token) as mailbox:
             wait_for(lambda: len(mail(mailbox)) == 5, "what it has not taken")
             kept = [(sender, body[0]) for _, sender, body in mail(mailbox)]
@@ -211,12 +211,12 @@ def test_who_disconnects_has_not_subscribed_any_more() -> None:
         with hub.agent("one") as one:
             one.ask("channel_subscribe", channel="general")
             assert boss.get("/api/channels/general").json()["subscribers"] == 1
-        wait_for(lambda: not hub.hub.presence.of("one"), "it to be gone")
+        wait_for(lambda: not hub.hub.presence.sockets_of("one"), "it to be gone")
         assert boss.get("/api/channels/general").json()["subscribers"] == 0
 
 
 def test_a_channel_that_there_is_not() -> None:
-    unknown = {"error": "unknown_channel", "detail": "there is no channel 'none'"}
+    unknown = {"error": "unknown_channel", "detail": "there is no chat channel 'none'"}
     with running() as hub, hub.agent("one") as one, hub.http(hub.register("boss")) as boss:
         for kind in ("channel_publish", "channel_subscribe", "channel_unsubscribe", "channel_history"):
             fields = {"body": 1} if kind == "channel_publish" else {}

@@ -122,8 +122,8 @@ def test_decision_times_are_counted_in_seconds() -> None:
     async def work() -> str:
         async with Hub(hub_settings()) as hub:
             for took in (1_000, 1_001, 2_000_000, 900_000_000):  # nanoseconds
-                hub.tally.checked("planner", "ws", "light", Outcome.ALLOW, took)
-            return exposition(hub).decode()
+                hub.stats.record("planner", "ws", "light", Outcome.ALLOW, took)
+            return exposition(hub.metric_sources).decode()
 
     found = samples(asyncio.run(work()))
     times = within(found, "headgate_decision_seconds")
@@ -263,7 +263,7 @@ async def take(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
     if kind == "check":
         agent, channel, tier = given
         channels = hub.gate.policy.channels
-        await hub.check(agent, channels[channel % len(channels)], tier)
+        await hub.stats.check(agent, channels[channel % len(channels)], tier)
     elif kind == "address":
         await hub.gate.acheck_address(*given)
     elif kind == "reload":
@@ -273,12 +273,12 @@ async def take(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
     elif kind == "advance":
         clock.advance(*given)
     elif kind == "publish":
-        await hub.post.publish("general", "a", Raw(b"1"))
+        await hub.messages.publish("general", "a", Raw(b"1"))
     elif kind == "task":
         await hub.scheduler.add("a", b"1")
     else:
         await hub.gate.areset_violations(*given)
-        hub.tally.forget(*given)
+        hub.stats.forget(*given)
 
 
 def counted(text: bytes) -> dict[Series, float]:
@@ -293,10 +293,10 @@ def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
     async def work() -> None:
         clock = ManualClock(start=1000)
         async with Hub(hub_settings(), store=MemoryStore(clock=clock)) as hub:
-            before = counted(exposition(hub))
+            before = counted(exposition(hub.metric_sources))
             for step in steps:
                 await take(hub, clock, *step)
-                after = counted(exposition(hub))
+                after = counted(exposition(hub.metric_sources))
                 fallen = {one: (count, after.get(one, 0)) for one, count in before.items() if after.get(one, 0) < count}
                 assert fallen == {}
                 before = after
@@ -307,11 +307,11 @@ def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
 def test_a_channel_that_is_gone_keeps_what_it_has_counted() -> None:
     async def work() -> list[float]:
         async with Hub(hub_settings(), Policy(channels=["ws", "http", "mail"])) as hub:
-            await hub.check("a", "mail", "light")
+            await hub.stats.check("a", "mail", "light")
             seen = []
             for policy in (Policy(), Policy(channels=["ws", "http", "mail"])):
                 await hub.gate.areload(policy)
-                found = samples(exposition(hub).decode())
+                found = samples(exposition(hub.metric_sources).decode())
                 seen.append(value(found, "headgate_checks_total", channel="mail", tier="light", outcome="allow"))
             return seen
 
@@ -399,7 +399,7 @@ def test_an_outage_is_measured() -> None:
     ):
 
         def check() -> bool:
-            return hub.run(hub.hub.check("planner", "ws", "light")).degraded
+            return hub.run(hub.hub.stats.check("planner", "ws", "light")).degraded
 
         def measured() -> tuple[float, ...]:
             found = scrape(hub)
@@ -408,7 +408,7 @@ def test_an_outage_is_measured() -> None:
             return tuple(value(found, f"headgate_store_{name}") for name in names)
 
         async def many() -> None:
-            await asyncio.gather(*[hub.hub.check(f"agent {number}", "ws", "light") for number in range(40)])
+            await asyncio.gather(*[hub.hub.stats.check(f"agent {number}", "ws", "light") for number in range(40)])
 
         wait_for(lambda: not check(), "the server")
         hub.run(many())

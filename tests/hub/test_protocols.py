@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.hub.protocols import HEAD, ImpatientHttp, PatientProtocol
+from headgate.hub.protocols import MAX_HEAD, HttpProtocol, WebSocketProtocol
 from tests.support.asgi_server import serving
 from tests.support.flooders import frame
 from tests.support.hub import running
@@ -37,11 +37,11 @@ def ended(connection: socket.socket) -> bytes:
 
 
 def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(answer, http=ImpatientHttp) as server:
+    with serving(answer, http=HttpProtocol) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as second:
             second.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
             assert second.recv(1000).startswith(b"HTTP/1.1 204")
-            monkeypatch.setattr(ImpatientHttp, "head_within", 0.2)
+            monkeypatch.setattr(HttpProtocol, "head_within", 0.2)
             second.sendall(b"GET / HTTP/1.1\r\nHo")
             assert ended(second) == b""
         with socket.create_connection(("127.0.0.1", server.port)) as silent:
@@ -52,13 +52,13 @@ def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.M
 
 
 def test_a_connection_with_an_endless_head_is_closed() -> None:
-    with serving(answer, http=ImpatientHttp) as server:
+    with serving(answer, http=HttpProtocol) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as endless:
             endless.settimeout(PATIENCE)
             with pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
                 endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X-More: " + b"x" * 4000 + b"\r\n") * 10_000)
         with socket.create_connection(("127.0.0.1", server.port)) as large:
-            large.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX-More: " + b"x" * (HEAD // 2) + b"\r\n\r\n")
+            large.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX-More: " + b"x" * (MAX_HEAD // 2) + b"\r\n\r\n")
             assert large.recv(1000).startswith(b"HTTP/1.1 204")
 
 
@@ -115,7 +115,7 @@ def test_b9_one_whose_pong_waits_behind_what_it_sends_is_not_taken_for_dead() ->
     """A flood is read slowly, and the answer to the hub's ping with it. One that sends nothing is given up."""
     with running() as hub, raw(hub) as connection:
         assert hub.server is not None
-        (it,) = [one for one in hub.server.server_state.connections if isinstance(one, PatientProtocol)]
+        (it,) = [one for one in hub.server.server_state.connections if isinstance(one, WebSocketProtocol)]
         it.ping_timeout = PATIENCE
         hub.call(it.send_keepalive_ping)
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Agents' tokens: what holds in a ledger and in a real server alike."""
+"""Agents' tokens: what holds in a database and in a real server alike."""
 
 import asyncio
 import hashlib
@@ -11,18 +11,18 @@ from uuid import uuid4
 import pytest
 
 from headgate.hub.agents.registry import LONGEST_TOKEN
-from headgate.hub.errors import Refused
-from tests.support.registry import in_ledger, in_redis, refused, until
+from headgate.hub.errors import RequestError
+from tests.support.registry import in_database, in_redis, refused, until
 from tests.support.valkey import Server
 
 Open: TypeAlias = Callable[..., Any]
 
 
-@pytest.fixture(params=["ledger", "redis"])
+@pytest.fixture(params=["database", "redis"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens a registry, the same one every time."""
-    if request.param == "ledger":
-        return lambda **options: in_ledger(tmp_path / "hub.db", **options)
+    if request.param == "database":
+        return lambda **options: in_database(tmp_path / "hub.db", **options)
     server: Server = request.getfixturevalue("redis_server")
     prefix = f"test-{uuid4().hex}:"
     return lambda **options: in_redis(server.url, prefix, **options)
@@ -102,7 +102,7 @@ def test_of_fifty_that_want_one_id_at_once_one_gets_it(opened: Open) -> None:
             results = await asyncio.gather(*[registry.register("a") for _ in range(50)], return_exceptions=True)
             tokens = [result for result in results if isinstance(result, str)]
             assert len(tokens) == 1
-            assert {result.status for result in results if isinstance(result, Refused)} == {409}
+            assert {result.status for result in results if isinstance(result, RequestError)} == {409}
             assert await registry.verify("a", tokens[0])
             others = await asyncio.gather(*[registry.register(f"agent-{number}") for number in range(50)])
             assert [await registry.owner(token) for token in others] == [f"agent-{number}" for number in range(50)]
@@ -116,7 +116,7 @@ def test_names_are_checked(opened: Open) -> None:
             for bad in ("", "a\n", "x" * 129, "\ud800", "\u200b"):
                 assert await refused(registry.register(bad)) == (400, "bad_agent")
                 assert await refused(registry.register(bad, by_admin=True)) == (400, "bad_agent")
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RequestError) as caught:
                 await registry.register("whitelist", by_admin=True)
             assert (caught.value.status, caught.value.error) == (400, "reserved")
             assert caught.value.detail == "agent: expected an id that the hub doesn't use itself, got 'whitelist'"
@@ -130,7 +130,7 @@ def test_a_rotated_token_takes_the_place_of_the_old_one(opened: Open) -> None:
     async def walk() -> None:
         told: list[str] = []
         async with opened() as registry:
-            registry.follow(told.append)
+            registry.on_revocation(told.append)
             old = await registry.register("a")
             assert told == []
             new = await registry.rotate("a")
@@ -147,7 +147,7 @@ def test_a_revoked_token_is_worth_nothing_and_the_id_stays_taken(opened: Open) -
     async def walk() -> None:
         told: list[str] = []
         async with opened() as registry:
-            registry.follow(told.append)
+            registry.on_revocation(told.append)
             token = await registry.register("a")
             assert await registry.revoke("a")
             assert told == ["a"]
@@ -241,7 +241,7 @@ def test_everything_is_there_after_a_restart(opened: Open) -> None:
             before = await registry.agents()
         told: list[str] = []
         async with opened(mode="invitation") as registry:
-            registry.follow(told.append)
+            registry.on_revocation(told.append)
             assert await registry.agents() == before
             assert [name for name, token in tokens.items() if not await registry.verify(name, token)] == ["agent-1"]
             assert not await registry.verify("agent-0", old)
@@ -259,7 +259,7 @@ def test_what_was_stored_is_told_even_if_nobody_waits_for_it(opened: Open) -> No
     async def walk() -> None:
         told: list[str] = []
         async with opened() as registry:
-            registry.follow(told.append)
+            registry.on_revocation(told.append)
             token = await registry.register("a")
             request = asyncio.create_task(registry.revoke("a"))
             await asyncio.sleep(0)
@@ -281,14 +281,14 @@ def test_a_listener_that_fails_does_not_keep_the_others_from_hearing(
     async def walk() -> None:
         told: list[str] = []
         async with opened() as registry:
-            registry.follow(fail)
-            registry.follow(told.append)
+            registry.on_revocation(fail)
+            registry.on_revocation(told.append)
             await registry.register("a")
             await registry.rotate("a")
             assert told == ["a"]
 
     asyncio.run(walk())
-    assert "that a token has changed could not be taken over" in caplog.text
+    assert "a listener failed after the revocation of a token" in caplog.text
 
 
 def test_tokens_are_in_no_file_no_log_and_no_error(
@@ -299,9 +299,9 @@ def test_tokens_are_in_no_file_no_log_and_no_error(
             code = await registry.invite()
             token = await registry.register("secret-agent", code)
             secrets = [token, code, await registry.rotate("secret-agent"), await registry.invite()]
-            shown = [repr(registry), repr(vars(registry)), repr(vars(registry._roll)), repr(await registry.agents())]
+            shown = [repr(registry), repr(vars(registry)), repr(vars(registry._store)), repr(await registry.agents())]
             for attempt in (registry.register("secret-agent", code), registry.register("b", code)):
-                with pytest.raises(Refused) as caught:
+                with pytest.raises(RequestError) as caught:
                     await attempt
                 shown += [repr(caught.value), str(caught.value)]
             return secrets, shown

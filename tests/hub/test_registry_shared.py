@@ -24,8 +24,8 @@ def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(redis_ser
         prefix = f"test-{uuid4().hex}:"
         async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
             heard: dict[str, list[str]] = {"one": [], "other": []}
-            one.follow(heard["one"].append)
-            other.follow(heard["other"].append)
+            one.on_revocation(heard["one"].append)
+            other.on_revocation(heard["other"].append)
             token = await one.register("a")
             assert await other.verify("a", token)
             assert await other.owner(token) == "a"
@@ -65,12 +65,12 @@ def test_what_was_missed_while_deaf_is_heard_of_once(redis_server: Server, monke
         prefix = f"test-{uuid4().hex}:"
         async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
             heard: list[str] = []
-            one.follow(heard.append)
+            one.on_revocation(heard.append)
             for name in "abcdef":
                 await other.register(name)
             await other.revoke("a")
             await until(lambda: heard == ["a"], "the first revocation")
-            roll: Any = one._roll
+            roll: Any = one._store
             await roll.close()  # it hears no more
             for name in "bcdef":
                 await other.rotate(name)
@@ -95,7 +95,7 @@ def test_news_are_looked_for_where_a_connection_has_died_in_silence(
         prefix = f"test-{uuid4().hex}:"
         async with in_redis(redis_server.url, prefix) as one:
             heard: list[str] = []
-            one.follow(heard.append)
+            one.on_revocation(heard.append)
             await one.register("a")
             with redis_server.client() as client:  # a change of which no message comes
                 client.zadd(f"{prefix.rstrip(':')}-admin:{{agents}}1:changes", {"a": 5e15})
@@ -109,7 +109,7 @@ def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_good(redis_server:
 
     async def walk() -> None:
         async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
-            roll: Any = registry._roll
+            roll: Any = registry._store
             ask, revoke = roll._ask, registry.revoke
             for name, look_up in (("a", registry.verify), ("b", lambda _name, token: registry.owner(token))):
                 token = await registry.register(name)
@@ -131,7 +131,7 @@ def test_closing_ends_the_follower_wherever_it_is(redis_server: Server) -> None:
         async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
             for _ in range(turns):
                 await asyncio.sleep(0)
-        roll: Any = registry._roll
+        roll: Any = registry._store
         assert roll._follower.done()
 
     for turns in range(24):
@@ -143,7 +143,7 @@ def test_in_a_cluster() -> None:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}"
         async with in_redis(url, "hubs:") as one, in_redis(url, "hubs:") as other:
             heard: list[str] = []
-            one.follow(heard.append)
+            one.on_revocation(heard.append)
             token = await one.register("a")
             assert await other.verify("a", token)
             assert await other.owner(token) == "a"
@@ -162,7 +162,7 @@ def test_known_agents_go_on_while_the_server_is_away_and_nothing_else_does() -> 
     async def walk(server: Server) -> None:
         async with in_redis(server.url, "hubs:") as one, in_redis(server.url, "hubs:") as other:
             heard: list[str] = []
-            one.follow(heard.append)
+            one.on_revocation(heard.append)
             known, unseen = await one.register("known"), await one.register("unseen")
             rotated, revoked = await one.register("rotated"), await one.register("revoked")
             by_token = await one.register("by-token")
@@ -218,7 +218,7 @@ async def _back(registry: Registry, agent: str, token: str) -> bool:
 def test_a_token_that_was_refused_is_not_known_later_when_the_server_is_away() -> None:
     async def walk(server: Server) -> None:
         async with in_redis(server.url, "hubs:") as registry:
-            roll: Any = registry._roll
+            roll: Any = registry._store
             tokens = {name: await registry.register(name) for name in "ab"}
             for name, token in tokens.items():
                 assert await registry.verify(name, token)
@@ -245,7 +245,7 @@ def test_what_is_remembered_is_bounded_to_those_seen_last(
 
     async def walk() -> None:
         async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
-            roll: Any = registry._roll
+            roll: Any = registry._store
             tokens = {name: await registry.register(name) for name in "abcde"}
             for name in "abcade":
                 assert await registry.verify(name, tokens[name])
@@ -272,7 +272,7 @@ async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry,
 def test_a_server_that_hangs_is_waited_for_once_and_not_by_everybody() -> None:
     async def walk(server: Server) -> None:
         async with impatient(server, "a") as (registry, token):
-            roll: Any = registry._roll
+            roll: Any = registry._store
             client, asked = roll._clients.aclient, []
 
             async def noting() -> Any:
@@ -310,7 +310,7 @@ def test_a_hub_that_starts_without_the_server_follows_when_it_comes() -> None:
         server.kill()
         async with in_redis(server.url, "hubs:") as registry:
             heard: list[str] = []
-            registry.follow(heard.append)
+            registry.on_revocation(heard.append)
             with pytest.raises(StoreAway):
                 await registry.verify("a", token)
             server.start()
@@ -327,7 +327,7 @@ def test_a_change_that_was_made_though_no_answer_came_is_heard_of() -> None:
     async def walk(server: Server) -> None:
         async with impatient(server, "a") as (registry, token):
             heard: list[str] = []
-            registry.follow(heard.append)
+            registry.on_revocation(heard.append)
             server.signal(signal.SIGSTOP)
             with pytest.raises(StoreAway):
                 await registry.revoke("a")  # which waits in the server's socket, and is carried out later

@@ -14,14 +14,14 @@ from headgate import BLOCKED, Decision, HeadgateError, Limiter, MemoryStore
 from headgate.errors import StoreAway
 from headgate.hub.sockets.relay import relay_limiter
 from headgate.proto import envelope_pb2 as wire
-from tests.support.relay import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Agent, Hub, sender
+from tests.support.relay import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, RelayAgent, RelayHub, sender
 from tests.support.valkey import PATIENCE, wait_for
 
 # Who it is -----------------------------------------------------------------------------------------------------------
 
 
 def test_d1_an_address_is_an_agents_id_proved_by_its_token() -> None:
-    with Hub() as hub, hub.stranger() as agent:
+    with RelayHub() as hub, hub.stranger() as agent:
         for name, token in (("alice", "wrong"), ("alice", "bob"), ("mallory", "yrollam"), ("alice", "")):
             answer = agent.hello(name, token)
             assert (answer.type, answer.error.code) == (ERROR, "unauthorized")
@@ -30,13 +30,13 @@ def test_d1_an_address_is_an_agents_id_proved_by_its_token() -> None:
 
 
 def test_addresses_that_no_agent_can_have() -> None:
-    with Hub() as hub, hub.stranger() as agent:
+    with RelayHub() as hub, hub.stranger() as agent:
         for name in ("", "a" * 129, "a\nb"):
             assert agent.hello(name).error.code == "invalid"
 
 
 def test_nothing_but_hello_is_accepted_first() -> None:
-    with Hub() as hub, hub.stranger() as agent, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.stranger() as agent, hub.agent("bob") as bob:
         for envelope in (
             hub.data("bob"),
             wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO),
@@ -53,7 +53,7 @@ def test_nothing_but_hello_is_accepted_first() -> None:
 
 
 def test_b2_a_connection_that_does_not_identify_is_closed() -> None:
-    with Hub() as hub, hub.stranger() as late, hub.stranger() as wrong, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.stranger() as late, hub.stranger() as wrong, hub.agent("bob") as bob:
         hub.clock.advance(9.999)
         wrong.hello("alice", "wrong")
         with hub.stranger() as later:
@@ -67,7 +67,7 @@ def test_b2_a_connection_that_does_not_identify_is_closed() -> None:
 
 
 def test_b2_failed_hellos_are_limited_by_address() -> None:
-    with Hub() as hub, hub.stranger() as agent:
+    with RelayHub() as hub, hub.stranger() as agent:
         for _ in range(60):
             assert agent.hello("alice", "wrong").error.code == "unauthorized"
         answer = agent.hello("alice", "wrong")
@@ -77,7 +77,7 @@ def test_b2_failed_hellos_are_limited_by_address() -> None:
 
 
 def test_d3_where_no_wait_helps_a_day_is_said() -> None:
-    with Hub(failed=Limiter(BLOCKED).acheck) as hub, hub.stranger() as agent:
+    with RelayHub(failed=Limiter(BLOCKED).acheck) as hub, hub.stranger() as agent:
         assert agent.hello("alice", "wrong").rate_limited.retry_after_ms == 86_400_000
 
 
@@ -85,7 +85,7 @@ def test_who_can_tell_whose_a_token_is_may_be_away() -> None:
     async def away(*_: str) -> bool:
         raise StoreAway("the server is away")
 
-    with Hub(verify=away) as hub, hub.stranger() as agent:
+    with RelayHub(verify=away) as hub, hub.stranger() as agent:
         answer = agent.hello("alice")
         assert (answer.type, answer.error.code) == (ERROR, "unavailable")
         assert hub.relay.connections == 1
@@ -95,7 +95,7 @@ def test_who_can_tell_whose_a_token_is_may_be_away() -> None:
 
 
 def test_d1_a_burst_of_ten_then_one_a_second() -> None:
-    with Hub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         assert len(hub.store) == 0, "a bucket is made on the first message"
         alice.spend(10)
         for _ in range(3):
@@ -106,14 +106,14 @@ def test_d1_a_burst_of_ten_then_one_a_second() -> None:
 
 
 def test_d1_connections_of_one_address_share_its_bucket() -> None:
-    with Hub() as hub, hub.agent("alice") as one, hub.agent("alice") as other:
+    with RelayHub() as hub, hub.agent("alice") as one, hub.agent("alice") as other:
         one.spend(6)
         other.spend(4)
         assert one.say("alice").type == other.say("alice").type == LIMITED
 
 
 def test_d1_reconnecting_refills_nothing_and_nothing_stays_behind() -> None:
-    with Hub() as hub:
+    with RelayHub() as hub:
         with hub.agent("alice") as alice:
             alice.spend(10)
         wait_for(lambda: hub.relay.connections == 0, "the connection to be gone")
@@ -133,7 +133,7 @@ def test_d1_reconnecting_refills_nothing_and_nothing_stays_behind() -> None:
 
 
 def test_d2_the_check_comes_before_size_and_content() -> None:
-    with Hub() as hub, hub.agent("alice") as alice:
+    with RelayHub() as hub, hub.agent("alice") as alice:
         for frame, code in ((TOO_LARGE, "too_large"), (GARBAGE, "invalid"), ("text", "invalid")):
             for _ in range(3):
                 assert alice.ask(frame).error.code == code
@@ -145,7 +145,7 @@ def test_d2_the_check_comes_before_size_and_content() -> None:
 
 
 def test_d2_an_envelope_may_have_64_kib() -> None:
-    with Hub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         envelope = hub.data("bob")
         envelope.data.body = b"x" * (65_536 - len(hub.data("bob", b"x" * 65_000).SerializeToString()) + 65_000)
         assert len(envelope.SerializeToString()) == 65_536
@@ -157,7 +157,7 @@ def test_d2_an_envelope_may_have_64_kib() -> None:
 
 
 def test_d3_a_denial_says_the_true_wait_rounded_up() -> None:
-    with Hub() as hub, hub.agent("alice") as alice:
+    with RelayHub() as hub, hub.agent("alice") as alice:
         alice.spend(10)
         for seconds, wait in ((0, 1000), (0.25, 750), (0.1999, 551), (0.55, 1), (0.000099, 1)):
             hub.clock.advance(seconds)
@@ -182,7 +182,7 @@ def test_d4_rate_and_burst_are_settings(rate: str, burst: str, limit: str) -> No
 
 
 def test_d4_off_lets_everything_pass() -> None:
-    with Hub(rate="off", burst="") as hub, hub.agent("alice") as alice:
+    with RelayHub(rate="off", burst="") as hub, hub.agent("alice") as alice:
         alice.spend(200)
         assert len(hub.store) == 0
     assert relay_limiter(" OFF ", "10", hub.store) is None
@@ -214,7 +214,7 @@ def test_d4_settings_that_do_not_fit_together() -> None:
 
 
 def test_d3_accepted_ones_are_acknowledged_by_id_and_say_who_sent_them() -> None:
-    with Hub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         question = hub.data("bob", b"\0\xff", **{"from": "carol"})
         answer = alice.ask(question)
         assert (answer.type, answer.WhichOneof("payload"), answer.in_reply_to) == (ACK, "ack", question.id)
@@ -227,7 +227,7 @@ def test_d3_accepted_ones_are_acknowledged_by_id_and_say_who_sent_them() -> None
 
 
 def test_every_connection_of_an_address_gets_it() -> None:
-    with Hub() as hub, hub.agent("alice") as alice, hub.agent("bob") as one, hub.agent("carol") as carol:
+    with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as one, hub.agent("carol") as carol:
         with hub.agent("bob") as other:
             alice.say("bob", b"both")
             assert one.read().data.body == other.read().data.body == b"both"
@@ -240,7 +240,7 @@ def test_every_connection_of_an_address_gets_it() -> None:
 
 def test_what_this_hub_does_not_know_is_not_passed_on() -> None:
     """Else an agent could say what a later schema lets only the hub say."""
-    with Hub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         known = hub.data("bob").SerializeToString()
         assert alice.ask(known + b"\xfa\x3e\x03hub").type == ACK
         frame = bob.socket.recv(timeout=PATIENCE)
@@ -249,7 +249,7 @@ def test_what_this_hub_does_not_know_is_not_passed_on() -> None:
 
 
 def test_an_address_without_a_connection() -> None:
-    with Hub() as hub, hub.agent("alice") as alice:
+    with RelayHub() as hub, hub.agent("alice") as alice:
         with hub.agent("bob"):
             pass
         wait_for(lambda: hub.relay.connections == 1, "the connection to be gone")
@@ -258,7 +258,7 @@ def test_an_address_without_a_connection() -> None:
 
 
 @contextmanager
-def overflowing(hub: Hub, alice: Agent) -> Iterator[tuple[Agent, list[str]]]:
+def overflowing(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, list[str]]]:
     """A connection of bob's that doesn't read, when no more waits for it than may; and what was acknowledged."""
     with hub.agent("bob", max_queue=1) as bob:
         taken: list[str] = []
@@ -272,7 +272,7 @@ def overflowing(hub: Hub, alice: Agent) -> Iterator[tuple[Agent, list[str]]]:
 
 
 def test_a_reader_that_is_too_slow_makes_nobody_wait() -> None:
-    with Hub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
+    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
         assert alice.say("bob").error.code == "busy"
         assert alice.say("alice").type == ACK
         alice.read()
@@ -286,7 +286,7 @@ def test_a_reader_that_is_too_slow_makes_nobody_wait() -> None:
 
 
 def test_an_agent_whose_token_was_revoked_is_dropped() -> None:
-    with Hub() as hub, hub.agent("alice") as one, hub.agent("alice") as other, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.agent("alice") as one, hub.agent("alice") as other, hub.agent("bob") as bob:
         del hub.tokens["alice"]
         hub.server.call(hub.relay.drop, "alice")
         hub.server.call(hub.relay.drop, "nobody")
@@ -305,7 +305,7 @@ def test_a_token_that_is_revoked_while_it_is_looked_up_lets_nobody_in() -> None:
             hub.relay.drop(address)
         return answer
 
-    with Hub(verify=verify) as hub, hub.stranger() as agent:
+    with RelayHub(verify=verify) as hub, hub.stranger() as agent:
         assert agent.hello("alice").error.code == "unauthorized"
         assert answers == []
 
@@ -318,7 +318,7 @@ def test_a_message_that_is_under_way_when_its_agent_is_dropped_goes_nowhere() ->
                 await asyncio.sleep(0)
             return await super().acheck(key, *args, **options)
 
-    with Hub(limiter=Dropping("1/second burst 10")) as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with RelayHub(limiter=Dropping("1/second burst 10")) as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         alice.socket.send(hub.data("bob", b"too late").SerializeToString())
         assert alice.ended()[0] == 1008
         bob.socket.send(hub.data("bob", b"next").SerializeToString())
@@ -326,7 +326,7 @@ def test_a_message_that_is_under_way_when_its_agent_is_dropped_goes_nowhere() ->
 
 
 def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
-    with Hub() as hub:
+    with RelayHub() as hub:
         for _ in range(3):
             with hub.agent("alice") as one, hub.agent("alice"), hub.stranger():
                 one.spend(1)
@@ -337,7 +337,7 @@ def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
 
 def test_a_hub_that_stops_says_when_to_come_back() -> None:
     waits = count(3000, 500)
-    with Hub() as hub, hub.agent("alice") as alice, hub.stranger() as stranger:
+    with RelayHub() as hub, hub.agent("alice") as alice, hub.stranger() as stranger:
         hub.server.run(hub.relay.drain(lambda: next(waits)))
         told = {alice.ended(), stranger.ended()}
         assert told == {(1012, "restarting; retry in 3000 ms"), (1012, "restarting; retry in 3500 ms")}
@@ -349,7 +349,7 @@ def test_a_hub_that_stops_says_when_to_come_back() -> None:
 def test_a_hub_that_stops_sends_what_it_has_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_FLUSH", "_DRAIN"):
         monkeypatch.setattr(f"headgate.hub.sockets.relay.{patience}", PATIENCE)
-    with Hub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
+    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
         with ThreadPoolExecutor() as threads:
             drained = threads.submit(hub.server.run, hub.relay.drain(lambda: 1))
             assert alice.ended()[0] == 1012
@@ -360,17 +360,17 @@ def test_a_hub_that_stops_sends_what_it_has_acknowledged(monkeypatch: pytest.Mon
 
 
 def test_a_hub_that_stops_waits_for_no_reader() -> None:
-    with Hub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, _):
+    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, _):
         hub.server.run(hub.relay.drain(lambda: 1))
         assert alice.ended()[0] == 1012
         bob.socket.socket.close()
 
 
 def test_envelopes_that_passed_and_that_were_denied_are_counted() -> None:
-    with Hub() as hub, hub.agent("alice") as alice:
+    with RelayHub() as hub, hub.agent("alice") as alice:
         alice.spend()
         assert alice.say("bob").type == alice.say("bob").type == LIMITED
         assert (hub.relay.passed, hub.relay.denied) == (10, 2)
-    with Hub(rate="off") as hub, hub.agent("alice") as alice:
+    with RelayHub(rate="off") as hub, hub.agent("alice") as alice:
         alice.spend(12)
         assert (hub.relay.passed, hub.relay.denied) == (12, 0)

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 
 from headgate.edges.flood import DENIALS
 from headgate.proto import envelope_pb2 as wire
-from tests.support.relay import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Frame, Hub, sender
+from tests.support.relay import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, Frame, RelayHub, sender
 from tests.support.valkey import wait_for
 
 UNREADABLE = "expected an Envelope of headgate.v1, got bytes that can't be read as one"
@@ -35,7 +35,7 @@ INVALID: list[tuple[Frame, str]] = [
 
 
 def test_invalid_envelopes() -> None:
-    with Hub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         for envelope, detail in INVALID:
             answer = alice.ask(envelope)
             assert (answer.type, answer.error.code, answer.error.detail) == (ERROR, "invalid", detail)
@@ -47,7 +47,7 @@ def test_invalid_envelopes() -> None:
 
 def test_b9_ten_invalid_envelopes_within_a_minute_close_the_connection() -> None:
     frames: list[Frame] = [GARBAGE, "text", TOO_LARGE, wire.Envelope(id="1")] * 3
-    with Hub(burst="20") as hub, hub.agent("alice") as alice, hub.stranger() as stranger:
+    with RelayHub(burst="20") as hub, hub.agent("alice") as alice, hub.stranger() as stranger:
         for agent in (alice, stranger):
             for frame in frames[:10]:
                 assert agent.ask(frame).type == ERROR
@@ -56,7 +56,7 @@ def test_b9_ten_invalid_envelopes_within_a_minute_close_the_connection() -> None
 
 
 def test_b9_ten_over_more_than_a_minute_do_not() -> None:
-    with Hub(burst="30") as hub, hub.agent("alice") as one, hub.agent("alice") as other:
+    with RelayHub(burst="30") as hub, hub.agent("alice") as one, hub.agent("alice") as other:
         for agent in (one, other):
             for _ in range(9):
                 assert agent.ask(GARBAGE).type == ERROR
@@ -70,7 +70,7 @@ def test_b9_ten_over_more_than_a_minute_do_not() -> None:
 
 
 def test_b9_denials_never_count_and_never_close() -> None:
-    with Hub() as hub, hub.agent("alice") as alice:
+    with RelayHub() as hub, hub.agent("alice") as alice:
         for _ in range(8):
             assert alice.ask(GARBAGE).type == ERROR
         alice.spend(2)
@@ -85,11 +85,11 @@ def test_b9_denials_never_count_and_never_close() -> None:
 
 def test_b11_a_run_of_denials_is_read_more_slowly() -> None:
     """A pause never ends early, so there is a time that it takes at least, on any machine."""
-    with Hub() as hub, hub.agent("alice") as alice:
+    with RelayHub() as hub, hub.agent("alice") as alice:
         alice.spend(10)
         for _ in range(9):
             assert alice.say("bob").type == LIMITED
-        hub.flood.connections = DENIALS // 20 - 1  # who share what the hub spends on them, each 20 times a second
+        hub.flood_counter.connections = DENIALS // 20 - 1  # they share the denials: each gets 20 a second
         begun = time.monotonic()
         for _ in range(6):
             assert alice.say("bob").type == LIMITED
@@ -133,7 +133,7 @@ def random_envelope(chance: random.Random) -> wire.Envelope:
     return wire.Envelope(**fields, **chance.choice(payloads))
 
 
-def fuzz(chance: random.Random, hub: Hub) -> bytes | str:
+def fuzz(chance: random.Random, hub: RelayHub) -> bytes | str:
     kind = chance.randrange(10)
     if kind == 0:
         return chance.randbytes(chance.randrange(300))
@@ -152,7 +152,7 @@ def test_no_envelope_does_any_harm(caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(5)  # the same ones each time
     answers = {ACK: 0, ERROR: 0, wire.MESSAGE_TYPE_DATA: 0}
     sent = 0
-    with caplog.at_level(logging.WARNING), Hub(rate="off") as hub, hub.agent("bob") as bob:
+    with caplog.at_level(logging.WARNING), RelayHub(rate="off") as hub, hub.agent("bob") as bob:
         while sent < 500:
             with hub.stranger() if chance.random() < 0.2 else hub.agent("alice") as agent:
                 try:

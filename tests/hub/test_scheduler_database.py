@@ -1,4 +1,4 @@
-"""The scheduler over its ledger: restarts, deaths, an end in order; and what can't be written, or looked up."""
+"""The scheduler over its database: restarts, deaths, an end in order; and what can't be written, or looked up."""
 
 import asyncio
 import sqlite3
@@ -12,11 +12,11 @@ import pytest
 
 from headgate import Gate, ManualClock, Policy
 from headgate.errors import StoreError
-from headgate.hub.storage.database import Ledger, LedgerError
+from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.task import Task
 from headgate.limits.violations import Standing
 from headgate.stores.base import Offence
-from tests.support.scheduler import TURNS, Floor, changes, open_floor, refused, run, some, watch
+from tests.support.scheduler import TURNS, SchedulerHarness, changes, open_harness, refused, run, some, watch
 from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
@@ -24,53 +24,59 @@ from tests.support.wrapped_store import WrappedStore
 def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "hub.db"
-        async with open_floor(path) as floor:
-            tasks = [await floor.add(str(number).encode()) for number in range(6)]
-            await floor.arrive("a", "b", "c")
-            await floor.scheduler.accepted("b", tasks[1])
-            await floor.scheduler.progressed("b", tasks[1], 0.5, "half")
-            await floor.work("c", tasks[2])
-            await floor.scheduler.failed("c", tasks[3], "", True)
-            await floor.settle()
-            assert await floor.holders() == dict(zip(tasks, ["a", "b", "c", None, "c", None], strict=True))
-        async with open_floor(path) as floor:
-            assert floor.scheduler.counts() == {"queued": 5, "assigned": 0, "accepted": 0, "completed": 1, "failed": 0}
-            lost = await floor.task(tasks[1])
+        async with open_harness(path) as harness:
+            tasks = [await harness.add(str(number).encode()) for number in range(6)]
+            await harness.arrive("a", "b", "c")
+            await harness.scheduler.accept("b", tasks[1])
+            await harness.scheduler.report_progress("b", tasks[1], 0.5, "half")
+            await harness.work("c", tasks[2])
+            await harness.scheduler.fail("c", tasks[3], "", True)
+            await harness.settle()
+            assert await harness.holders() == dict(zip(tasks, ["a", "b", "c", None, "c", None], strict=True))
+        async with open_harness(path) as harness:
+            assert harness.scheduler.counts() == {
+                "queued": 5,
+                "assigned": 0,
+                "accepted": 0,
+                "completed": 1,
+                "failed": 0,
+            }
+            lost = await harness.task(tasks[1])
             assert (lost.state, lost.agent, lost.progress, lost.payload) == ("queued", None, 0, msgspec.Raw(b"1"))
             assert lost.note == "the hub was restarted"
-            floor.gate.record_violation("b")
-            await floor.arrive("b")
-            assert (await floor.scheduler.recovering("b", tasks[1])).attempt == 2
-            await floor.arrive("x", "y", "z", "w")
-            assert floor.told == [("x", tasks[0]), ("y", tasks[4]), ("z", tasks[3]), ("w", tasks[5])]
-            assert [(await floor.task(task)).attempt for task in tasks] == [2, 2, 1, 2, 2, 1]
+            harness.gate.record_violation("b")
+            await harness.arrive("b")
+            assert (await harness.scheduler.recover("b", tasks[1])).attempt == 2
+            await harness.arrive("x", "y", "z", "w")
+            assert harness.told == [("x", tasks[0]), ("y", tasks[4]), ("z", tasks[3]), ("w", tasks[5])]
+            assert [(await harness.task(task)).attempt for task in tasks] == [2, 2, 1, 2, 2, 1]
 
     asyncio.run(main())
 
 
 def test_b5_nothing_is_lost_when_the_hub_dies_at_any_moment(tmp_path: Path) -> None:
-    """The loop is torn down in the middle: memory is gone, and the ledger has what it has."""
+    """The loop is torn down in the middle: memory is gone, and the database has what it has."""
 
     async def die(path: Path, turns: int) -> None:
-        with closing(Ledger(path)) as ledger, closing(Gate(Policy())) as gate:
-            floor = Floor(ledger, gate, ManualClock())
-            await floor.scheduler.start()
+        with closing(Database(path)) as database, closing(Gate(Policy())) as gate:
+            harness = SchedulerHarness(database, gate, ManualClock())
+            await harness.scheduler.start()
             for agent in ("a", "b"):
-                floor.scheduler.arrived(agent)
-            tasks = [asyncio.ensure_future(floor.scheduler.add("boss", b"1")) for _ in range(3)]
+                harness.scheduler.agent_connected(agent)
+            tasks = [asyncio.ensure_future(harness.scheduler.add("boss", b"1")) for _ in range(3)]
             await asyncio.gather(*tasks)
-            await some(floor, turns)
-            floor.scheduler.left("a")
-            await some(floor, turns % 4)
-            await floor.cut()
+            await some(harness, turns)
+            harness.scheduler.agent_disconnected("a")
+            await some(harness, turns % 4)
+            await harness.cut()
 
     async def live(path: Path) -> None:
-        async with open_floor(path) as floor:
-            assert floor.scheduler.counts()["queued"] == 3
-            await floor.arrive("a", "b", "c")
-            assert set((await floor.holders()).values()) == {"a", "b", "c"}
-            for agent, task in list(floor.told):
-                await floor.work(agent, task)
+        async with open_harness(path) as harness:
+            assert harness.scheduler.counts()["queued"] == 3
+            await harness.arrive("a", "b", "c")
+            assert set((await harness.holders()).values()) == {"a", "b", "c"}
+            for agent, task in list(harness.told):
+                await harness.work(agent, task)
 
     for turns in TURNS:
         path = tmp_path / f"{turns}.db"
@@ -80,52 +86,52 @@ def test_b5_nothing_is_lost_when_the_hub_dies_at_any_moment(tmp_path: Path) -> N
 
 @contextmanager
 def broken(path: Path) -> Iterator[None]:
-    """A ledger that can write nothing, since somebody else has locked it."""
+    """A database that can write nothing, since somebody else has locked it."""
     with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
         other.execute("ROLLBACK")
 
 
-def run_on_file(path: Path, test: Callable[[Floor], Awaitable[None]], **options: Any) -> None:
+def run_on_file(path: Path, test: Callable[[SchedulerHarness], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        async with open_floor(path, **options) as floor:
-            await floor.ledger.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
-            await test(floor)
+        async with open_harness(path, **options) as harness:
+            await harness.database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
+            await test(harness)
 
     asyncio.run(main())
 
 
-def test_what_the_ledger_did_not_take_has_not_happened(tmp_path: Path) -> None:
+def test_what_the_database_did_not_take_has_not_happened(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
 
-    async def test(floor: Floor) -> None:
-        scheduler = floor.scheduler
-        with broken(path), pytest.raises(LedgerError):
+    async def test(harness: SchedulerHarness) -> None:
+        scheduler = harness.scheduler
+        with broken(path), pytest.raises(DatabaseError):
             await scheduler.add("boss", b"1")
         assert scheduler.counts()["queued"] == 0
-        await floor.arrive("a")
-        one = await floor.add()
+        await harness.arrive("a")
+        one = await harness.add()
         frames: tuple[Callable[[], Awaitable[Task]], ...] = (
-            lambda: scheduler.accepted("a", one),
-            lambda: scheduler.progressed("a", one, 0.5, ""),
-            lambda: scheduler.failed("a", one, "", True),
-            lambda: scheduler.failed("a", one, "", False),
-            lambda: scheduler.completed("a", one, None),
+            lambda: scheduler.accept("a", one),
+            lambda: scheduler.report_progress("a", one, 0.5, ""),
+            lambda: scheduler.fail("a", one, "", True),
+            lambda: scheduler.fail("a", one, "", False),
+            lambda: scheduler.complete("a", one, None),
         )
         for frame in frames:
-            with broken(path), pytest.raises(LedgerError):
+            with broken(path), pytest.raises(DatabaseError):
                 await frame()
             assert (scheduler.task_of("a"), scheduler.counts()["assigned"]) == (one, 1)
-        await floor.work("a", one)
-        two = await floor.add()
-        await floor.advance(30)
-        with broken(path), pytest.raises(LedgerError):
-            await scheduler.recovering("a", two)
+        await harness.work("a", one)
+        two = await harness.add()
+        await harness.advance(30)
+        with broken(path), pytest.raises(DatabaseError):
+            await scheduler.recover("a", two)
         assert scheduler.counts()["queued"] == 1
-        await floor.settle()
-        await floor.advance(1)  # if it was tried at once, the ledger had failed again
-        assert floor.told[1:] == [("a", two), ("a", two)]  # it was heard of, and is idle
+        await harness.settle()
+        await harness.advance(1)  # if it was tried at once, the database had failed again
+        assert harness.told[1:] == [("a", two), ("a", two)]  # it was heard of, and is idle
 
     run_on_file(path, test, most_queued=1)
 
@@ -133,70 +139,70 @@ def test_what_the_ledger_did_not_take_has_not_happened(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_done_later_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
 
-    async def test(floor: Floor) -> None:
-        one = await floor.add()
+    async def test(harness: SchedulerHarness) -> None:
+        one = await harness.add()
         with broken(path):
-            await floor.arrive("a")
-            await floor.advance(1)
-        assert floor.told == []
-        await floor.advance(1)
-        assert floor.told == [("a", one)]
+            await harness.arrive("a")
+            await harness.advance(1)
+        assert harness.told == []
+        await harness.advance(1)
+        assert harness.told == [("a", one)]
         with broken(path):
-            await floor.advance(30)  # it has not accepted
-            await floor.advance(1)
-        assert (await floor.task(one)).agent == "a"
-        await floor.advance(1)
-        assert (await floor.task(one)).agent is None
-        await floor.arrive("b")
-        assert floor.told == [("a", one), ("b", one)]
+            await harness.advance(30)  # it has not accepted
+            await harness.advance(1)
+        assert (await harness.task(one)).agent == "a"
+        await harness.advance(1)
+        assert (await harness.task(one)).agent is None
+        await harness.arrive("b")
+        assert harness.told == [("a", one), ("b", one)]
         with broken(path):
-            await floor.leave("b")
-            await floor.arrive("b")
-            assert not floor.scheduler.is_idle("b")  # its former task is still its own, as far as the ledger knows
-        assert await refused(floor.scheduler.completed("b", one, None)) == (409, "not_yours")
-        await floor.advance(1)
-        assert floor.told == [("a", one), ("b", one), ("b", one)]
-        await floor.work("b", one)
+            await harness.leave("b")
+            await harness.arrive("b")
+            assert not harness.scheduler.is_idle("b")  # its former task is still its own, as far as the database knows
+        assert await refused(harness.scheduler.complete("b", one, None)) == (409, "not_yours")
+        await harness.advance(1)
+        assert harness.told == [("a", one), ("b", one), ("b", one)]
+        await harness.work("b", one)
 
     run_on_file(path, test)
 
 
-def test_a_frame_that_is_not_taken_while_the_ledger_fails(tmp_path: Path) -> None:
+def test_a_frame_that_is_not_taken_while_the_database_fails(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
 
-    async def test(floor: Floor) -> None:
+    async def test(harness: SchedulerHarness) -> None:
         locking = broken(path)
 
         def assign(agent: str, task: Task) -> bool:
             locking.__enter__()
             return False
 
-        floor.on_assign = assign
-        await floor.arrive("a", "b")
-        one = await floor.add()
+        harness.on_assign = assign
+        await harness.arrive("a", "b")
+        one = await harness.add()
         locking.__exit__(None, None, None)
-        floor.on_assign = lambda agent, task: True
-        await floor.advance(29)
-        assert floor.told == []
-        await floor.advance(1)
-        assert floor.told == [("b", one)]
+        harness.on_assign = lambda agent, task: True
+        await harness.advance(29)
+        assert harness.told == []
+        await harness.advance(1)
+        assert harness.told == [("b", one)]
 
     run_on_file(path, test)
 
 
 def test_what_could_not_be_forgotten_is_forgotten_with_the_next() -> None:
-    async def test(floor: Floor) -> None:
+    async def test(harness: SchedulerHarness) -> None:
         keep = "CREATE TRIGGER keep BEFORE DELETE ON tasks BEGIN SELECT RAISE(ABORT, 'not now'); END"
-        await floor.ledger.run(lambda db: db.execute(keep).close())
-        await floor.arrive("a")
-        tasks = [await floor.add() for _ in range(3)]
-        await floor.work("a", tasks[0])
-        await floor.work("a", tasks[1])
-        assert floor.scheduler.counts()["completed"] == len(await floor.scheduler.tasks(state="completed")) == 2
-        await floor.ledger.run(lambda db: db.execute("DROP TRIGGER keep").close())
-        await floor.work("a", tasks[2])
-        assert [task.task_id for task in await floor.scheduler.tasks()] == [tasks[2]]
-        assert floor.scheduler.counts()["completed"] == 1
+        await harness.database.run(lambda db: db.execute(keep).close())
+        await harness.arrive("a")
+        tasks = [await harness.add() for _ in range(3)]
+        await harness.work("a", tasks[0])
+        await harness.work("a", tasks[1])
+        assert harness.scheduler.counts()["completed"] == len(await harness.scheduler.tasks(state="completed")) == 2
+        await harness.database.run(lambda db: db.execute("DROP TRIGGER keep").close())
+        await harness.work("a", tasks[2])
+        assert [task.task_id for task in await harness.scheduler.tasks()] == [tasks[2]]
+        assert harness.scheduler.counts()["completed"] == 1
 
     run(test, most_finished=1)
 
@@ -213,17 +219,17 @@ def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> None:
     async def main() -> None:
         clock = ManualClock()
         store = Failing(clock=clock)
-        with closing(Ledger()) as ledger, closing(Gate(Policy(), store=store)) as gate:
-            floor = Floor(ledger, gate, clock)
-            await floor.scheduler.start()
-            await floor.arrive("a")
-            task = await floor.add()
-            await floor.advance(1)
-            assert floor.told == []
+        with closing(Database()) as database, closing(Gate(Policy(), store=store)) as gate:
+            harness = SchedulerHarness(database, gate, clock)
+            await harness.scheduler.start()
+            await harness.arrive("a")
+            task = await harness.add()
+            await harness.advance(1)
+            assert harness.told == []
             store.failing = False
-            await floor.advance(1)
-            assert floor.told == [("a", task)]
-            await floor.scheduler.close()
+            await harness.advance(1)
+            assert harness.told == [("a", task)]
+            await harness.scheduler.close()
 
     asyncio.run(main())
 
@@ -231,39 +237,39 @@ def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> None:
 @pytest.mark.parametrize("turns", TURNS)
 def test_closing_ends_what_has_begun_and_begins_nothing(turns: int) -> None:
     async def main() -> None:
-        async with open_floor() as floor:
-            scheduler = floor.scheduler
-            await floor.ledger.run(watch)
-            await floor.arrive("a")
-            one = await floor.add()
-            scheduler.arrived("b")
+        async with open_harness() as harness:
+            scheduler = harness.scheduler
+            await harness.database.run(watch)
+            await harness.arrive("a")
+            one = await harness.add()
+            scheduler.agent_connected("b")
             adding = asyncio.ensure_future(scheduler.add("boss", b"1"))
-            await some(floor, turns)
+            await some(harness, turns)
             closing_it = asyncio.ensure_future(scheduler.close())
             await asyncio.sleep(0)
-            told = list(floor.told)
+            told = list(harness.told)
             (two,) = await asyncio.gather(adding, return_exceptions=True)
             await closing_it
             assert asyncio.all_tasks() == {asyncio.current_task()}
-            assert floor.told == told
-            written = await floor.ledger.run(changes)
+            assert harness.told == told
+            written = await harness.database.run(changes)
             for request in (
                 scheduler.add("boss", b"1"),
                 scheduler.find(one),
                 scheduler.tasks(),
-                scheduler.completed("a", one, None),
-                scheduler.recovering("a", one),
+                scheduler.complete("a", one, None),
+                scheduler.recover("a", one),
             ):
                 assert await refused(request) == (503, "stopping")
-            scheduler.left("a")
-            scheduler.arrived("c")
-            scheduler.available("c", True)
-            scheduler.look_again()
-            floor.clock.advance(1000)
-            await floor.settle()
-            assert floor.told == told
-            assert await floor.ledger.run(changes) == written
-            again = Floor(floor.ledger, floor.gate, floor.clock)
+            scheduler.agent_disconnected("a")
+            scheduler.agent_connected("c")
+            scheduler.set_available("c", True)
+            scheduler.recheck()
+            harness.clock.advance(1000)
+            await harness.settle()
+            assert harness.told == told
+            assert await harness.database.run(changes) == written
+            again = SchedulerHarness(harness.database, harness.gate, harness.clock)
             await again.scheduler.start()
             assert again.scheduler.counts()["queued"] == 1 + isinstance(two, Task)
             await again.scheduler.close()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from headgate import Gate, ManualClock, Policy
-from headgate.hub.errors import Refused
-from headgate.hub.storage.database import Ledger
+from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import Database
 from headgate.hub.tasks.task import STATES, Task
-from tests.support.scheduler import TURNS, Floor, run, some, watch, wrong
+from tests.support.scheduler import TURNS, SchedulerHarness, run, some, watch, wrong
 from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
@@ -24,37 +24,37 @@ from tests.support.wrapped_store import WrappedStore
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("back", [False, True])
 def test_leaving_at_any_moment_of_an_assignment_loses_nothing(turns: int, back: bool) -> None:
-    async def test(floor: Floor) -> None:
-        floor.scheduler.arrived("a")
-        adding = asyncio.ensure_future(floor.scheduler.add("boss", b"1"))
-        await some(floor, turns)
-        floor.scheduler.left("a")
-        assert floor.scheduler.task_of("a") is None
+    async def test(harness: SchedulerHarness) -> None:
+        harness.scheduler.agent_connected("a")
+        adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
+        await some(harness, turns)
+        harness.scheduler.agent_disconnected("a")
+        assert harness.scheduler.task_of("a") is None
         if back:
-            floor.scheduler.arrived("a")
+            harness.scheduler.agent_connected("a")
         one = (await adding).task_id
-        await floor.settle()
-        assert (await floor.task(one)).agent == ("a" if back else None)
-        await floor.arrive("b")
+        await harness.settle()
+        assert (await harness.task(one)).agent == ("a" if back else None)
+        await harness.arrive("b")
         holder = "a" if back else "b"
-        assert (await floor.task(one)).agent == holder
-        assert floor.told[-1] == (holder, one)
-        await floor.work(holder, one)
+        assert (await harness.task(one)).agent == holder
+        assert harness.told[-1] == (holder, one)
+        await harness.work(holder, one)
 
     run(test)
 
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_getting_busy_at_any_moment_of_an_assignment(turns: int) -> None:
-    async def test(floor: Floor) -> None:
-        await floor.arrive("a", "b")
-        adding = asyncio.ensure_future(floor.scheduler.add("boss", b"1"))
-        await some(floor, turns)
-        floor.scheduler.available("a", False)
-        told = list(floor.told)
+    async def test(harness: SchedulerHarness) -> None:
+        await harness.arrive("a", "b")
+        adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
+        await some(harness, turns)
+        harness.scheduler.set_available("a", False)
+        told = list(harness.told)
         one = (await adding).task_id
-        await floor.settle()
-        assert floor.told == (told or [("b", one)])  # who is busy is told nothing any more
+        await harness.settle()
+        assert harness.told == (told or [("b", one)])  # who is busy is told nothing any more
 
     run(test)
 
@@ -63,116 +63,118 @@ def test_getting_busy_at_any_moment_of_an_assignment(turns: int) -> None:
 def test_leaving_at_any_moment_of_the_last_word(turns: int) -> None:
     """Either the task is completed, and said so, or it goes to somebody else: never both."""
 
-    async def test(floor: Floor) -> None:
-        await floor.arrive("a", "b")
-        one = await floor.add()
-        saying = asyncio.ensure_future(floor.scheduler.completed("a", one, b"1"))
-        await some(floor, turns)
-        floor.scheduler.left("a")
+    async def test(harness: SchedulerHarness) -> None:
+        await harness.arrive("a", "b")
+        one = await harness.add()
+        saying = asyncio.ensure_future(harness.scheduler.complete("a", one, b"1"))
+        await some(harness, turns)
+        harness.scheduler.agent_disconnected("a")
         (answer,) = await asyncio.gather(saying, return_exceptions=True)
-        await floor.settle()
-        task = await floor.task(one)
+        await harness.settle()
+        task = await harness.task(one)
         if isinstance(answer, Task):
             assert (task.state, task.agent) == ("completed", "a")
-            assert floor.told == [("a", one)]
+            assert harness.told == [("a", one)]
         else:
             assert (task.state, task.agent) == ("assigned", "b")
-            assert floor.told == [("a", one), ("b", one)]
+            assert harness.told == [("a", one), ("b", one)]
 
     run(test)
 
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_accepting_at_any_moment_around_the_deadline(turns: int) -> None:
-    async def test(floor: Floor) -> None:
-        await floor.arrive("a", "b")
-        one = await floor.add()
-        floor.clock.advance(30)
-        await some(floor, turns)
-        (answer,) = await asyncio.gather(floor.scheduler.accepted("a", one), return_exceptions=True)
-        await floor.settle()
+    async def test(harness: SchedulerHarness) -> None:
+        await harness.arrive("a", "b")
+        one = await harness.add()
+        harness.clock.advance(30)
+        await some(harness, turns)
+        (answer,) = await asyncio.gather(harness.scheduler.accept("a", one), return_exceptions=True)
+        await harness.settle()
         expected = [("a", one)] if isinstance(answer, Task) else [("a", one), ("b", one)]
-        assert floor.told == expected
-        assert (await floor.task(one)).agent == expected[-1][0]
+        assert harness.told == expected
+        assert (await harness.task(one)).agent == expected[-1][0]
 
     run(test)
 
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_recovering_at_any_moment_while_it_is_assigned_anew(turns: int) -> None:
-    async def test(floor: Floor) -> None:
-        await floor.arrive("a")
-        one = await floor.add()
-        await floor.leave("a")
-        floor.gate.record_violation("a")
-        await floor.arrive("a")
-        floor.scheduler.arrived("b")
-        await some(floor, turns)
-        (answer,) = await asyncio.gather(floor.scheduler.recovering("a", one), return_exceptions=True)
-        await floor.settle()
-        task = await floor.task(one)
+    async def test(harness: SchedulerHarness) -> None:
+        await harness.arrive("a")
+        one = await harness.add()
+        await harness.leave("a")
+        harness.gate.record_violation("a")
+        await harness.arrive("a")
+        harness.scheduler.agent_connected("b")
+        await some(harness, turns)
+        (answer,) = await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
+        await harness.settle()
+        task = await harness.task(one)
         assert task.attempt == 2
         if isinstance(answer, Task):
-            assert (task.agent, floor.told) == ("a", [("a", one)])
+            assert (task.agent, harness.told) == ("a", [("a", one)])
         else:
-            assert (task.agent, floor.told) == ("b", [("a", one), ("b", one)])
+            assert (task.agent, harness.told) == ("b", [("a", one), ("b", one)])
 
     run(test)
 
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_who_recovers_and_is_assigned_something_at_the_same_time_holds_one(turns: int) -> None:
-    async def test(floor: Floor) -> None:
-        await floor.arrive("a")
-        one, two = await floor.add(), await floor.add()
-        await floor.leave("a")
-        floor.scheduler.arrived("a")
-        await some(floor, turns)
-        await asyncio.gather(floor.scheduler.recovering("a", one), return_exceptions=True)
-        await floor.settle()
-        assert await floor.holders() == {one: "a", two: None}
+    async def test(harness: SchedulerHarness) -> None:
+        await harness.arrive("a")
+        one, two = await harness.add(), await harness.add()
+        await harness.leave("a")
+        harness.scheduler.agent_connected("a")
+        await some(harness, turns)
+        await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
+        await harness.settle()
+        assert await harness.holders() == {one: "a", two: None}
 
     run(test)
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_who_comes_back_at_once_holds_one_task_even_in_the_ledger(turns: int) -> None:
-    async def test(floor: Floor) -> None:
-        await floor.ledger.run(watch)
-        await floor.arrive("a")
-        one, two = await floor.add(), await floor.add()
-        await floor.scheduler.accepted("a", one)
-        saying = [asyncio.ensure_future(floor.scheduler.progressed("a", one, 0.1, str(number))) for number in range(5)]
-        await some(floor, turns)
-        floor.scheduler.left("a")
-        floor.scheduler.arrived("a")
+def test_who_comes_back_at_once_holds_one_task_even_in_the_database(turns: int) -> None:
+    async def test(harness: SchedulerHarness) -> None:
+        await harness.database.run(watch)
+        await harness.arrive("a")
+        one, two = await harness.add(), await harness.add()
+        await harness.scheduler.accept("a", one)
+        saying = [
+            asyncio.ensure_future(harness.scheduler.report_progress("a", one, 0.1, str(number))) for number in range(5)
+        ]
+        await some(harness, turns)
+        harness.scheduler.agent_disconnected("a")
+        harness.scheduler.agent_connected("a")
         await asyncio.gather(*saying, return_exceptions=True)
-        await floor.settle()
-        assert await floor.holders() == {one: "a", two: None}
-        assert await floor.ledger.run(wrong) == []
+        await harness.settle()
+        assert await harness.holders() == {one: "a", two: None}
+        assert await harness.database.run(wrong) == []
 
     run(test)
 
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_a_change_is_carried_through_when_whoever_asked_is_cancelled(turns: int) -> None:
-    async def test(floor: Floor) -> None:
-        adding = asyncio.ensure_future(floor.scheduler.add("boss", b"1"))
-        await some(floor, turns)
+    async def test(harness: SchedulerHarness) -> None:
+        adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
+        await some(harness, turns)
         adding.cancel()
         await asyncio.gather(adding, return_exceptions=True)
-        await floor.arrive("a")
+        await harness.arrive("a")
         if turns == 0:  # it had not begun
-            assert floor.told == []
+            assert harness.told == []
             return
-        ((agent, one),) = floor.told
-        saying = asyncio.ensure_future(floor.scheduler.completed(agent, one, b"1"))
-        await some(floor, turns)
+        ((agent, one),) = harness.told
+        saying = asyncio.ensure_future(harness.scheduler.complete(agent, one, b"1"))
+        await some(harness, turns)
         saying.cancel()
         await asyncio.gather(saying, return_exceptions=True)
-        await floor.settle()
-        assert (await floor.task(one)).state == "completed"
-        assert floor.scheduler.is_idle("a")
+        await harness.settle()
+        assert (await harness.task(one)).state == "completed"
+        assert harness.scheduler.is_idle("a")
 
     run(test)
 
@@ -193,22 +195,22 @@ class Walk:
         self.known: list[str] = []  # what was ever assigned to anybody
 
     @asynccontextmanager
-    async def life(self) -> AsyncIterator[Floor]:
+    async def life(self) -> AsyncIterator[SchedulerHarness]:
         self.here: set[str] = set()
         with closing(sqlite3.connect(self.path, timeout=PATIENCE)) as reader:
             gate = Gate(Policy(), store=WrappedStore(clock=self.clock))
-            with closing(Ledger(self.path)) as ledger, closing(gate):
-                await ledger.run(watch)
-                self.floor = Floor(ledger, gate, self.clock)
-                self.floor.on_assign = lambda agent, task: self.assign(reader, agent, task)
-                await self.floor.scheduler.start()
-                yield self.floor
+            with closing(Database(self.path)) as database, closing(gate):
+                await database.run(watch)
+                self.harness = SchedulerHarness(database, gate, self.clock)
+                self.harness.on_assign = lambda agent, task: self.assign(reader, agent, task)
+                await self.harness.scheduler.start()
+                yield self.harness
 
     def assign(self, reader: sqlite3.Connection, agent: str, task: Task) -> bool:
         assert agent in self.here
         row = reader.execute("SELECT state, agent, attempt FROM tasks WHERE task = ?", (task.task_id,)).fetchone()
-        assert row == ("assigned", agent, task.attempt)  # it is in the ledger before it is told
-        assert [other for other in self.here if self.floor.scheduler.task_of(other) == task.task_id] == [agent]
+        assert row == ("assigned", agent, task.attempt)  # it is in the database before it is told
+        assert [other for other in self.here if self.harness.scheduler.task_of(other) == task.task_id] == [agent]
         self.known.append(task.task_id)
         if self.random.random() < 0.05:
             self.toggle(agent)
@@ -217,28 +219,28 @@ class Walk:
     def toggle(self, agent: str) -> None:
         if agent in self.here:
             self.here.remove(agent)
-            self.floor.scheduler.left(agent)
+            self.harness.scheduler.agent_disconnected(agent)
         else:
             self.here.add(agent)
-            self.floor.scheduler.arrived(agent)
+            self.harness.scheduler.agent_connected(agent)
 
     async def add(self) -> None:
-        self.added.append((await self.floor.scheduler.add("boss", b"1")).task_id)
+        self.added.append((await self.harness.scheduler.add("boss", b"1")).task_id)
 
     async def say(self, agent: str) -> None:
         """Say something of a task, mostly of one's own."""
-        scheduler = self.floor.scheduler
+        scheduler = self.harness.scheduler
         task_id = scheduler.task_of(agent)
         if task_id is None or self.random.random() < 0.2:
             task_id = self.random.choice(self.known[-8:] or ["none"])
         frames: list[Callable[[], Awaitable[Task]]] = [
-            lambda: scheduler.accepted(agent, task_id),
-            lambda: scheduler.progressed(agent, task_id, 0.5, "half"),
-            lambda: scheduler.completed(agent, task_id, b"1"),
-            lambda: scheduler.failed(agent, task_id, "no", self.random.random() < 0.8),
-            lambda: scheduler.recovering(agent, task_id),
+            lambda: scheduler.accept(agent, task_id),
+            lambda: scheduler.report_progress(agent, task_id, 0.5, "half"),
+            lambda: scheduler.complete(agent, task_id, b"1"),
+            lambda: scheduler.fail(agent, task_id, "no", self.random.random() < 0.8),
+            lambda: scheduler.recover(agent, task_id),
         ]
-        with suppress(Refused):
+        with suppress(RequestError):
             task = await self.random.choice(frames)()
             assert task.task_id == task_id
             self.ended[task_id] += task.state in ("completed", "failed")
@@ -252,64 +254,64 @@ class Walk:
         if chance < 0.8:
             self.toggle(agent)
         elif chance < 0.85:
-            self.floor.scheduler.available(agent, self.random.random() < 0.6)
+            self.harness.scheduler.set_available(agent, self.random.random() < 0.6)
         elif chance < 0.9:
-            self.floor.gate.record_violation(agent)
+            self.harness.gate.record_violation(agent)
         elif chance < 0.93:
-            self.floor.gate.reset_violations(agent)
-            self.floor.scheduler.look_again()
+            self.harness.gate.reset_violations(agent)
+            self.harness.scheduler.recheck()
         else:
             self.clock.advance(self.random.choice([1, 5, 29, 31, 60]))
         return None
 
     async def live(self, *, dies: bool) -> None:
-        async with self.life() as floor:
+        async with self.life() as harness:
             under_way = []
             for _ in range(150):
                 if (asked := self.step()) is not None:
                     under_way.append(asked)
                     if self.random.random() < 0.1:
                         asked.cancel()
-                await some(floor, self.random.choice([0, 0, 1, 2, 3, 5, 8, 20]))
+                await some(harness, self.random.choice([0, 0, 1, 2, 3, 5, 8, 20]))
             if dies:
-                await floor.cut()
+                await harness.cut()
                 return
             results = await asyncio.gather(*under_way, return_exceptions=True)
             assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
-            await floor.settle()
-            await self.agrees(floor)
-            await floor.scheduler.close()
+            await harness.settle()
+            await self.agrees(harness)
+            await harness.scheduler.close()
 
-    async def agrees(self, floor: Floor) -> None:
-        """Memory and ledger say the same."""
-        tasks = await floor.scheduler.tasks(limit=10_000)
+    async def agrees(self, harness: SchedulerHarness) -> None:
+        """Memory and database say the same."""
+        tasks = await harness.scheduler.tasks(limit=10_000)
         states = Counter(task.state for task in tasks)
-        assert floor.scheduler.counts() == {state: states[state] for state in STATES}
+        assert harness.scheduler.counts() == {state: states[state] for state in STATES}
         held = {task.agent: task.task_id for task in tasks if task.state in ("assigned", "accepted")}
-        assert held == {agent: task for agent in self.here if (task := floor.scheduler.task_of(agent)) is not None}
+        assert held == {agent: task for agent in self.here if (task := harness.scheduler.task_of(agent)) is not None}
 
     async def finish(self) -> None:
         """With agents that do their work, everything ends."""
-        async with self.life() as floor:
+        async with self.life() as harness:
             self.random.random = lambda: 0.5  # type: ignore[method-assign]
             for agent in self.agents:
                 self.toggle(agent)
             for _ in range(200):
-                await floor.settle()
+                await harness.settle()
                 self.clock.advance(10)
                 for agent in self.agents:
-                    if (task := floor.scheduler.task_of(agent)) is not None:
-                        await floor.scheduler.completed(agent, task, b"1")
+                    if (task := harness.scheduler.task_of(agent)) is not None:
+                        await harness.scheduler.complete(agent, task, b"1")
                         self.ended[task] += 1
-            await floor.settle()
-            await self.agrees(floor)
-            ended = {task.task_id for task in await floor.scheduler.tasks(limit=10_000) if task.state in STATES[3:]}
+            await harness.settle()
+            await self.agrees(harness)
+            ended = {task.task_id for task in await harness.scheduler.tasks(limit=10_000) if task.state in STATES[3:]}
             assert set(self.added) <= ended
             assert set(self.ended) <= {*ended, "none"}
-            assert sum(floor.scheduler.counts().values()) == len(ended)
+            assert sum(harness.scheduler.counts().values()) == len(ended)
             assert max(self.ended.values()) == 1
-            assert await floor.ledger.run(wrong) == []
-            await floor.scheduler.close()
+            assert await harness.database.run(wrong) == []
+            await harness.scheduler.close()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -26,7 +26,7 @@ from headgate import InvalidInput
 from headgate._version import VERSION
 from headgate.hub.app import Hub
 from headgate.proto import envelope_pb2 as wire
-from tests.support.hub import VIEWER, Wire, hub_settings
+from tests.support.hub import VIEWER, AgentConnection, hub_settings
 from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -38,9 +38,9 @@ MADE = {"HEADGATE_ADMIN_TOKEN": None}
 
 
 @contextmanager
-def conversation(hub: Program, agent: str, token: str) -> Iterator[Wire]:
+def conversation(hub: Program, agent: str, token: str) -> Iterator[AgentConnection]:
     with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as connection:
-        wire = Wire(connection)
+        wire = AgentConnection(connection)
         assert wire.ask("identify", agent_id=agent, token=token)["type"] == "identified"
         yield wire
 
@@ -109,7 +109,7 @@ def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
 
     async def start() -> str:
         async with Hub(hub_settings(admin_token="", data=tmp_path)) as hub:
-            return hub.tokens.made
+            return hub.tokens.created
 
     def spoil(text: str) -> None:
         with sqlite3.connect(tmp_path / "hub.db") as db:
@@ -286,7 +286,7 @@ def test_it_serves_tls(tmp_path: Path) -> None:
         with httpx.Client(base_url=f"https://{hub}", verify=trust, headers=headers, **patient) as admin:
             token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
         with connect(f"wss://{hub}/ws", ssl=trust, proxy=None, open_timeout=PATIENCE) as connection:
-            agent = Wire(connection)
+            agent = AgentConnection(connection)
             assert agent.ask("identify", agent_id="planner", token=token)["type"] == "identified"
             assert agent.ask("ping") == {"type": "pong"}
         with pytest.raises(httpx.ConnectError), httpx.Client(**patient) as stranger:
@@ -415,7 +415,7 @@ def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         yield one, other
 
 
-def ping(agent: Wire) -> str:
+def ping(agent: AgentConnection) -> str:
     answer = agent.ask("ping")
     while answer["type"] == "rate_limit_warning":
         answer = agent.hear()

@@ -6,13 +6,13 @@ import httpx
 
 from headgate import Policy
 from tests.support.agent_connections import left, metrics, use_up
-from tests.support.hub import ADMIN, Running, Wire, running
+from tests.support.hub import ADMIN, AgentConnection, Running, running
 
 SIGNAL = {"type": "seen", "entity": "door-7", "weight": 0.5, "timestamp": 1_700_000_000.25}
 INVALID = {"type": "seen"}
 
 
-def signal(wire: Wire, session: str | int, said: object = SIGNAL) -> str:
+def signal(wire: AgentConnection, session: str | int, said: object = SIGNAL) -> str:
     """Send a signal; what came of it: "signal_logged", or the word for what went wrong."""
     answer = wire.ask("session_signal", session=session, signal=said)
     return str(answer.get("error", answer["type"]))

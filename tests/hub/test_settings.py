@@ -11,7 +11,7 @@ from headgate.cli import build_parser
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.settings import HubSettings, flag, variable
 from headgate.hub.sockets.relay import relay_limiter
-from headgate.hub.storage.database import Ledger
+from headgate.hub.storage.database import Database
 from headgate.stores.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -253,18 +253,18 @@ def test_secrets_are_not_in_the_representation() -> None:
 
 
 def tokens(**settings: Any) -> Tokens:
-    ledger = Ledger()
+    database = Database()
     try:
-        return Tokens(ledger, HubSettings(**settings))
+        return Tokens(database, HubSettings(**settings))
     finally:
-        ledger.close()
+        database.close()
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         (None, "expected a file with the admin's token, got: No such file or directory"),
-        (b"\xff\xfe", "expected a file with the admin's token, got: no text"),
+        (b"\xff\xfe", "expected a file with the admin's token, got: a binary file"),
         (b"", f"expected {A_TOKEN}"),
         (b"  short\n", f"expected {A_TOKEN}"),
         (b"# the admin's token\na-token-that-is-long-enough\n", f"expected {A_TOKEN}"),

@@ -16,13 +16,13 @@ from websockets.sync.client import connect
 from headgate import Policy
 from headgate.hub.server import server_config
 from tests.support.agent_connections import ended, overfill, slow_reader
-from tests.support.hub import Running, Wire, running
+from tests.support.hub import AgentConnection, Running, running
 from tests.support.hub_process import program
 from tests.support.valkey import PATIENCE, wait_for
 
 
 @contextmanager
-def ledger_held_up(hub: Running) -> Iterator[Callable[[], None]]:
+def database_held_up(hub: Running) -> Iterator[Callable[[], None]]:
     """While whatever the hub writes has to wait; the function that lets it go on."""
     held, go_on = threading.Event(), threading.Event()
 
@@ -30,7 +30,7 @@ def ledger_held_up(hub: Running) -> Iterator[Callable[[], None]]:
         held.set()
         go_on.wait()
 
-    waiting = hub.hub.ledger.run(wait)
+    waiting = hub.hub.database.run(wait)
     with ThreadPoolExecutor(1) as other:
         done = other.submit(hub.run, waiting)
         assert held.wait(PATIENCE)
@@ -46,7 +46,7 @@ def stopping(hub: Running) -> Iterator[None]:
     """While a hub is about to stop, as after a signal; it has stopped in the end."""
     with ThreadPoolExecutor(1) as other:
         stopped = other.submit(hub.stop)
-        wait_for(lambda: hub.hub.stopping, "the hub to begin to stop")
+        wait_for(lambda: hub.hub.health.stopping, "the hub to begin to stop")
         yield
         stopped.result()
 
@@ -66,7 +66,7 @@ def test_everybody_is_told_when_to_come_back() -> None:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that ends takes its time, as do its idle connections."""
-    monkeypatch.setattr("headgate.hub.app._FAREWELL", PATIENCE)
+    monkeypatch.setattr("headgate.hub.app._GOODBYE_TIMEOUT", PATIENCE)
 
     def patient(*arguments: Any) -> uvicorn.Config:
         config = server_config(*arguments)
@@ -80,10 +80,10 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_agent_in_the_middle_of_a_request_gets_its_reply_first() -> None:
     with running() as hub, hub.agent("planner") as wire:
         hub.register("friend")
-        with ledger_held_up(hub) as let_go:
+        with database_held_up(hub) as let_go:
             wire.say("message", to="friend", body=1, id=7)
-            (socket,) = hub.hub.presence.of("planner")
-            wait_for(socket.turn.locked, "the message to be handled")
+            (socket,) = hub.hub.presence.sockets_of("planner")
+            wait_for(socket.busy.locked, "the message to be handled")
             with stopping(hub):
                 let_go()
                 assert wire.hear() == {"type": "message_sent", "to": "friend", "delivered": False, "id": 7}
@@ -97,11 +97,11 @@ def test_http_in_flight_finishes_and_the_hub_is_not_ready_while_it_stops() -> No
         hub.register("friend")
         with hub.http(hub.register("caller")) as caller, hub.http() as probe:
             assert probe.get("/ready").json() == {"status": "ready"}
-            with ledger_held_up(hub) as let_go:
+            with database_held_up(hub) as let_go:
                 in_flight = other.submit(caller.post, "/api/messages", json={"to": "friend", "body": 1})
                 wire.say("message", to="friend", body=1)  # which the hub waits for before it closes anything
-                (socket,) = hub.hub.presence.of("planner")
-                wait_for(socket.turn.locked, "the message to be handled")
+                (socket,) = hub.hub.presence.sockets_of("planner")
+                wait_for(socket.busy.locked, "the message to be handled")
                 assert hub.server is not None
                 tasks = hub.server.server_state.tasks
                 wait_for(lambda: len(tasks) == 2, "the request to be handled")
@@ -117,11 +117,11 @@ def test_http_in_flight_finishes_and_the_hub_is_not_ready_while_it_stops() -> No
 
 
 def test_a_request_that_does_not_end_holds_up_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.hub.app._FAREWELL", 0.05)
-    with running() as hub, hub.agent("planner") as wire, ledger_held_up(hub) as let_go:
+    monkeypatch.setattr("headgate.hub.app._GOODBYE_TIMEOUT", 0.05)
+    with running() as hub, hub.agent("planner") as wire, database_held_up(hub) as let_go:
         wire.say("session_open", session=1)
-        (socket,) = hub.hub.presence.of("planner")
-        wait_for(socket.turn.locked, "it to be handled")
+        (socket,) = hub.hub.presence.sockets_of("planner")
+        wait_for(socket.busy.locked, "it to be handled")
         with stopping(hub):
             assert ended(wire)[0] == 1012
             let_go()
@@ -130,7 +130,7 @@ def test_a_request_that_does_not_end_holds_up_nothing_for_long(monkeypatch: pyte
 def test_a_reader_that_does_not_read_holds_up_nothing_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.hub.app._FAREWELL", 0.05)
+    monkeypatch.setattr("headgate.hub.app._GOODBYE_TIMEOUT", 0.05)
     policy = Policy(exempt=["planner"])
     with running(policy, data=tmp_path, max_waiting=4, shutdown_within=1) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")
@@ -146,7 +146,7 @@ def test_the_program_ends_by_a_signal(tmp_path: Path) -> None:
     with program(tmp_path, "--log-format", "json") as hub, hub.http("") as http:
         agent = http.post("/api/onboard/register", json={"agent_id": "planner"}).json()
         with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as opened:
-            wire = Wire(opened)
+            wire = AgentConnection(opened)
             assert wire.ask("identify", **agent)["type"] == "identified"
             with ThreadPoolExecutor(1) as other:
                 stopped = other.submit(hub.stop)

@@ -4,11 +4,11 @@ from collections import Counter
 from random import Random
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
-from headgate.hub.monitoring.stats import AGENT_SLOTS, BOUNDS, SLOT, Tally, Trace
-from tests.support.hub import ADMIN, VIEWER, Wire, running
+from headgate.hub.monitoring.stats import AGENT_SLOTS, BOUNDS, SLOT, Stats, TrafficHistory
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, running
 
 
-def deny(wire: Wire, times: int) -> None:
+def deny(wire: AgentConnection, times: int) -> None:
     """Use up a full bucket of ten, and be denied so many times."""
     for _ in range(10 + times):
         wire.say("session_open", session="s")
@@ -62,7 +62,7 @@ def test_checks_are_counted_by_outcome() -> None:
 
 
 def test_a_trace_remembers_so_many_slots() -> None:
-    trace = Trace(3, 10)
+    trace = TrafficHistory(3, 10)
     for slot, kind in ((10, 0), (10, 2), (11, 1), (13, 0)):
         trace.add(slot, kind)
     assert [trace.at(slot) for slot in range(9, 15)] == [
@@ -74,7 +74,7 @@ def test_a_trace_remembers_so_many_slots() -> None:
 
 def test_a_trace_equals_a_count_of_all_that_came() -> None:
     random = Random(6)
-    trace, slot, came = Trace(7, 0), 0, Counter[tuple[int, int]]()
+    trace, slot, came = TrafficHistory(7, 0), 0, Counter[tuple[int, int]]()
     for _ in range(3000):
         slot += random.choice((0, 0, 0, 1, 1, 2, 9))
         kind = random.randrange(3)
@@ -89,19 +89,19 @@ def test_the_traffic_of_agents_that_went_away_is_forgotten() -> None:
     clock = ManualClock(start=1000)
     store = MemoryStore(clock=clock)
     with Gate(Policy(), store=store) as gate:
-        tally = Tally(gate, clock)
-        tally.checked("gone", "ws", "light", Outcome.ALLOW, 1500)
+        stats = Stats(gate, clock)
+        stats.record("gone", "ws", "light", Outcome.ALLOW, 1500)
         clock.advance(SLOT * (AGENT_SLOTS - 1))
-        tally.checked("here", "ws", "heavy", Outcome.EXEMPT, 999)
-        assert tally.active(tally.slot - AGENT_SLOTS + 1) == ["gone", "here"]
-        assert tally.active(tally.slot) == ["here"]
+        stats.record("here", "ws", "heavy", Outcome.EXEMPT, 999)
+        assert stats.active(stats.slot - AGENT_SLOTS + 1) == ["gone", "here"]
+        assert stats.active(stats.slot) == ["here"]
         clock.advance(SLOT)
-        tally.checked("here", "ws", "heavy", Outcome.DENY, 10**10)
-        assert tally.trace("gone") is None
-        assert tally.active(0) == ["here"]
-        assert {key: times for key, times in tally.checks.items() if times} == {
+        stats.record("here", "ws", "heavy", Outcome.DENY, 10**10)
+        assert stats.traffic("gone") is None
+        assert stats.active(0) == ["here"]
+        assert {key: times for key, times in stats.checks.items() if times} == {
             ("ws", "light", Outcome.ALLOW): 1, ("ws", "heavy", Outcome.EXEMPT): 1, ("ws", "heavy", Outcome.DENY): 1,
         }  # fmt: skip
-        assert [index for index, times in enumerate(tally.times) if times] == [0, 1, len(BOUNDS)]
-        assert tally.time == 1500 + 999 + 10**10
-        tally.stop()
+        assert [index for index, times in enumerate(stats.times) if times] == [0, 1, len(BOUNDS)]
+        assert stats.time == 1500 + 999 + 10**10
+        stats.stop()

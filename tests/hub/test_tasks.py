@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.agent_connections import use_up
-from tests.support.hub import ADMIN, Running, Wire, running
+from tests.support.hub import ADMIN, AgentConnection, Running, running
 from tests.support.valkey import wait_for
 
 
@@ -22,7 +22,7 @@ def task_of(hub: Running, task_id: str) -> dict[str, Any]:
     return found
 
 
-def hear_both(wire: Wire) -> dict[str, dict[str, Any]]:
+def hear_both(wire: AgentConnection) -> dict[str, dict[str, Any]]:
     """The next two frames by type, in whichever order they come: one answers, and the hub sends one by itself."""
     return {frame["type"]: frame for frame in (wire.hear(), wire.hear())}
 
@@ -46,7 +46,7 @@ def test_b5_a_task_is_posted_assigned_worked_on_and_completed() -> None:
             assert [task["task_id"] for task in boss.get("/api/tasks?state=completed").json()["tasks"]] == [task_id]
 
 
-def limit(hub: Running, agent: str, wire: Wire) -> None:
+def limit(hub: Running, agent: str, wire: AgentConnection) -> None:
     """Have an agent denied once."""
     use_up(hub, agent)
     assert wire.ask("ping")["type"] == "rate_limited"

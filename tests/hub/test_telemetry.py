@@ -26,7 +26,7 @@ from tests.support.hub import VIEWER, Running, hub_settings, running
 from tests.support.hub_process import program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.webhook_receiver import Heard, Receiver
+from tests.support.webhook_receiver import ReceivedWebhook, Receiver
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
@@ -53,7 +53,7 @@ class Collector(Receiver):
         return self.newest
 
 
-def decoded(heard: Heard) -> ExportMetricsServiceRequest:
+def decoded(heard: ReceivedWebhook) -> ExportMetricsServiceRequest:
     found = ExportMetricsServiceRequest()
     found.ParseFromString(heard.body)
     return found
@@ -222,7 +222,7 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
         collector.next()
     gone, back = said()
     assert len(collector.heard) > 6
-    assert gone == ("warning", "metrics can't be sent to the collector, which is tried again and again")
+    assert gone == ("warning", "metrics can't be sent to the collector; retrying")
     assert back == ("info", "metrics are sent to the collector again")
     assert complaints(caplog) == []
     assert no_thread_is_left()
@@ -259,7 +259,7 @@ def test_at_the_end_a_collector_that_hangs_is_not_waited_for(
 
 
 def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, tmp_path: Path) -> None:
-    patient = f"from headgate.hub import telemetry\ntelemetry._PATIENCE = telemetry._FAREWELL = {PATIENCE}\n"
+    patient = f"from headgate.hub.monitoring import telemetry\ntelemetry._PATIENCE = telemetry._FAREWELL = {PATIENCE}\n"
     (tmp_path / "sitecustomize.py").write_text(patient)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "OTEL_METRIC_EXPORT_INTERVAL": "3600000", **PATIENT}
     with program(tmp_path / "data", "--otel-endpoint", collector.base, environment=surroundings) as hub:

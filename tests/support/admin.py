@@ -4,13 +4,13 @@ import httpx
 
 from headgate import Policy
 from headgate.hub.app import Hub
-from tests.support.hub import ADMIN, Wire
+from tests.support.hub import ADMIN, AgentConnection
 
 LIMITS = "/api/admin/rate-limits"
 FEW = Policy(limits={"light": "2/minute"})
 
 
-def ping(wire: Wire, times: int = 1) -> list[str]:
+def ping(wire: AgentConnection, times: int = 1) -> list[str]:
     """What pings are answered with, without the warnings."""
     answers = []
     for _ in range(times):
@@ -21,7 +21,7 @@ def ping(wire: Wire, times: int = 1) -> list[str]:
     return answers
 
 
-def use_up(wire: Wire) -> None:
+def use_up(wire: AgentConnection) -> None:
     """Let an agent use what it has, and be denied."""
     assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
 

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from headgate.gate.policy import TIERS
-from tests.support.hub import ADMIN, Running, Wire
+from tests.support.hub import ADMIN, AgentConnection, Running
 from tests.support.valkey import PATIENCE, wait_for
 
 BEHIND_A_PROXY: dict[str, Any] = {"trusted_proxies": ("127.0.0.1",)}
@@ -43,7 +43,7 @@ VALID: dict[str, dict[str, Any]] = {
 """A frame of each type that passes the validation, though the hub may have no such task or agent."""
 
 
-def ended(wire: Wire) -> tuple[int, str]:
+def ended(wire: AgentConnection) -> tuple[int, str]:
     """How the hub has closed a connection, once everything that it has said is heard."""
     with suppress(ConnectionClosed):
         while True:
@@ -53,13 +53,13 @@ def ended(wire: Wire) -> tuple[int, str]:
 
 
 @contextmanager
-def forwarded(hub: Running, address: str) -> Iterator[Wire]:
+def forwarded(hub: Running, address: str) -> Iterator[AgentConnection]:
     """A connection by way of a proxy that says where it is from."""
     headers = {"X-Forwarded-For": address}
     with connect(
         f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE, additional_headers=headers
     ) as socket:
-        yield Wire(socket)
+        yield AgentConnection(socket)
 
 
 def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Response:
@@ -77,7 +77,7 @@ def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Respons
 
 
 @contextmanager
-def slow_reader(hub: Running, name: str, token: str) -> Iterator[Wire]:
+def slow_reader(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
     """An agent that reads nothing unless the test does, over a socket that holds little."""
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -85,17 +85,17 @@ def slow_reader(hub: Running, name: str, token: str) -> Iterator[Wire]:
     with connect(
         f"ws://{hub}/ws", sock=small, compression=None, max_queue=1, open_timeout=PATIENCE, close_timeout=0.1
     ) as opened:
-        wire = Wire(opened)
+        wire = AgentConnection(opened)
         assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
         yield wire
 
 
-def read_ahead(slow: Wire) -> None:
+def read_ahead(slow: AgentConnection) -> None:
     """With two frames under way, wait until a slow reader has read ahead; from then on its socket takes nothing."""
     wait_for(lambda: slow.socket.recv_messages.paused, "the slow reader to have enough")
 
 
-def overfill(sender: Wire, slow: Wire) -> int:
+def overfill(sender: AgentConnection, slow: AgentConnection) -> int:
     """Send large messages to the agent "slow", a slow reader, until one finds no room; how many did."""
     taken = 0
     while sender.ask("message", to="slow", body=[taken, LARGE])["delivered"]:
@@ -106,7 +106,7 @@ def overfill(sender: Wire, slow: Wire) -> int:
     return taken
 
 
-def ping(wire: Wire, times: int) -> None:
+def ping(wire: AgentConnection, times: int) -> None:
     """Send pings, and hear what comes of each."""
     for number in range(times):
         wire.say("ping", id=number)
@@ -117,8 +117,8 @@ def ping(wire: Wire, times: int) -> None:
 
 def waiting(hub: Running, agent: str) -> int:
     """How many frames wait until an agent reads."""
-    (found,) = hub.hub.presence.of(agent)
-    return found.waiting
+    (found,) = hub.hub.presence.sockets_of(agent)
+    return found.queued
 
 
 def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -> None:

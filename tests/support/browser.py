@@ -59,7 +59,7 @@ class Visitors:
             if not (re.search(GONE, text) and is_over(hub)):  # the hub ends before those who look at it leave
                 self.problems.append(text)
 
-        def at_home(url: str) -> None:
+        def same_origin(url: str) -> None:
             if urlsplit(url).netloc != str(hub):
                 problem(f"asked another host: {url}")
 
@@ -83,8 +83,8 @@ class Visitors:
         page.on("pageerror", lambda error: problem(f"page error: {error}"))
         page.on("requestfailed", failed)
         page.on("response", answered)
-        page.on("request", lambda one: at_home(one.url))
-        page.on("websocket", lambda socket: at_home(socket.url))
+        page.on("request", lambda one: same_origin(one.url))
+        page.on("websocket", lambda socket: same_origin(socket.url))
         page.on("dialog", popped_up)
 
     def forgive(self, pattern: str) -> int:

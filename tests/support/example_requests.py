@@ -65,22 +65,22 @@ async def scene(hub: Hub) -> Scene:
     agent, other = f"asker {number}", f"other {number}"
     token = await hub.registry.register(agent, by_admin=True)
     await hub.registry.register(other, by_admin=True)
-    if "plans" not in [channel.name for channel in hub.post.channels()]:
-        await hub.post.create("plans", agent, "")
-    await hub.post.publish("plans", agent, Raw(b'"first"'))
-    await hub.post.send(other, agent, Raw(b'"hello"'))
-    (mail,) = await hub.post.mail(agent, 1)
-    await hub.logbook.open(agent, "42", None, None)
-    await hub.logbook.signal(agent, "42", Raw(b'{"type":"seen","entity":"door","weight":1,"timestamp":0}'))
+    if "plans" not in [channel.name for channel in hub.messages.chat_channels()]:
+        await hub.messages.create_chat_channel("plans", agent, "")
+    await hub.messages.publish("plans", agent, Raw(b'"first"'))
+    await hub.messages.send(other, agent, Raw(b'"hello"'))
+    (mail,) = await hub.messages.mail(agent, 1)
+    await hub.sessions.open(agent, "42", None, None)
+    await hub.sessions.signal(agent, "42", Raw(b'{"type":"seen","entity":"door","weight":1,"timestamp":0}'))
     task = await hub.scheduler.add(agent, b'{"do":"it"}')
     await hub.gate.arecord_violation(other)
     return Scene(agent, token, other, f"newcomer {number}", f"channel-{number}", task.task_id, mail.number)
 
 
 async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:
-    """All that a hub keeps in its ledger, what holds at its gate and why, and how the agents of a scene stand."""
+    """All that a hub keeps in its database, what holds at its gate and why, and how the agents of a scene stand."""
     tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
-    found: dict[str, Any] = await hub.ledger.run(
+    found: dict[str, Any] = await hub.database.run(
         lambda db: {table: db.execute(f"SELECT * FROM {table}").fetchall() for (table,) in db.execute(tables)}
     )
     assert {"agents", "invitations", "mail", "channels", "posts", "tasks", "sessions", "signals"} <= set(found)
@@ -92,5 +92,5 @@ async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:
         "policy": id(hub.gate.policy),
         "holds": (dict(holds.limits), dict(holds.overrides), holds.exempt),
         "violations": [standing.violations for standing in standings],
-        "open sessions": hub.logbook.open_sessions,
+        "open sessions": hub.sessions.open_sessions,
     }

@@ -7,10 +7,10 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from headgate.hub.protocols import ImpatientHttp
+from headgate.hub.protocols import HttpProtocol
 from headgate.proto import envelope_pb2 as wire
 from tests.support.fuzzer import ALMOST, GOOD, NOISE, Fuzzer, Request, websocket_frame
-from tests.support.response_checker import Judge, read
+from tests.support.response_checker import ResponseChecker, read
 from tests.support.valkey import PATIENCE
 
 AGENTS = [f"agent-{number}" for number in range(8)]
@@ -24,7 +24,7 @@ KEPT = 5.0
 """Seconds for which the hub keeps a connection over which nothing comes, which a busy machine may need."""
 
 
-class Wire:
+class RawConnection:
     """One WebSocket, as its bytes.
 
     What belongs together is written at once: a hub that closes while somebody writes cuts him off from its last word.
@@ -35,7 +35,7 @@ class Wire:
         self._ended = False
 
     @classmethod
-    async def open(cls, port: int, path: str) -> "Wire | None":
+    async def open(cls, port: int, path: str) -> "RawConnection | None":
         """A WebSocket, or None if the hub takes no more of them now."""
         begin = asyncio.get_running_loop().time()
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**21)
@@ -43,7 +43,7 @@ class Wire:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
         except (asyncio.IncompleteReadError, ConnectionError):
-            if asyncio.get_running_loop().time() - begin < ImpatientHttp.head_within:
+            if asyncio.get_running_loop().time() - begin < HttpProtocol.head_within:
                 raise
             return await cls.open(port, path)  # it came too late
         if head.startswith(b"HTTP/1.1 429"):
@@ -86,11 +86,11 @@ class Wire:
         self.writer.transport.abort()
 
 
-class Hunt:
+class FuzzCampaign:
     """Sends everything to one hub, over many connections at once, until it was enough."""
 
-    def __init__(self, port: int, fuzzer: Fuzzer, judge: Judge, enough: int) -> None:
-        self._port, self._fuzzer, self._judge, self._enough = port, fuzzer, judge, enough
+    def __init__(self, port: int, fuzzer: Fuzzer, checker: ResponseChecker, enough: int) -> None:
+        self._port, self._fuzzer, self._checker, self._enough = port, fuzzer, checker, enough
         self._random = fuzzer.random
         self._tasks: dict[str, list[str]] = {agent: [] for agent in AGENTS}
         self._numbers = count(1)
@@ -102,23 +102,23 @@ class Hunt:
 
     async def _worker(self) -> None:
         kinds = (self._agent, self._relay, self._requests, self._handshake)
-        while self._judge.total < self._enough and len(self._judge.problems) < 20:
+        while self._checker.total < self._enough and len(self._checker.problems) < 20:
             await self._random.choices(kinds, (8, 3, 8, 1))[0]()
 
-    async def _open(self, path: str) -> Wire | None:
-        opened = await Wire.open(self._port, path)
+    async def _open(self, path: str) -> RawConnection | None:
+        opened = await RawConnection.open(self._port, path)
         if opened is None:
-            self._judge.sent["handshake", GOOD] += 1
-            self._judge.seen["handshake 429"] += 1
+            self._checker.sent["handshake", GOOD] += 1
+            self._checker.seen["handshake 429"] += 1
         return opened
 
     # /ws
 
     async def _agent(self) -> None:
         """A conversation at /ws: batches of frames, each with a ping after it, and perhaps a bad end."""
-        fuzzer, judge, agent = self._fuzzer, self._judge, self._random.choice(AGENTS)
-        wire_ = await self._open("/ws")
-        if wire_ is None:
+        fuzzer, checker, agent = self._fuzzer, self._checker, self._random.choice(AGENTS)
+        connection = await self._open("/ws")
+        if connection is None:
             return
         try:
             greeting = b""
@@ -127,34 +127,36 @@ class Hunt:
                 greeting = websocket_frame(1, json.dumps(identify).encode())
             for _ in range(3):
                 batch = [fuzzer.frame(self._tasks[agent]) for _ in range(7)]
-                if not await self._batch(wire_, agent, batch, greeting):
+                if not await self._batch(connection, agent, batch, greeting):
                     return
                 greeting = b""
             if self._random.random() < 0.4:
                 ill = fuzzer.ill_message()
-                wire_.end(ill)
-                judge.sent["ws", NOISE] += 1
-                judge.closed(await wire_.rest(), ill[:100], otherwise=(0, 1000, 1005))
+                connection.end(ill)
+                checker.sent["ws", NOISE] += 1
+                checker.closed(await connection.rest(), ill[:100], otherwise=(0, 1000, 1005))
         finally:
-            wire_.close()
+            connection.close()
 
-    async def _batch(self, wire_: Wire, agent: str, batch: list[tuple[str, bytes, str]], greeting: bytes) -> bool:
+    async def _batch(
+        self, connection: RawConnection, agent: str, batch: list[tuple[str, bytes, str]], greeting: bytes
+    ) -> bool:
         """Send frames and hear an answer to each; whether the connection is still open."""
-        judge, marker = self._judge, f"last-{next(self._numbers)}"
+        checker, marker = self._checker, f"last-{next(self._numbers)}"
         last = websocket_frame(1, json.dumps({"type": "ping", "id": marker}).encode())
-        wire_.writer.write(b"".join([greeting, *(self._fuzzer.message(text) for _, text, _ in batch), last]))
+        connection.writer.write(b"".join([greeting, *(self._fuzzer.message(text) for _, text, _ in batch), last]))
         answers = -1 if greeting else 0
         sent = (agent, [text[:300] for _, text, _ in batch])
         while True:
-            opcode, payload = await wire_.hear()
+            opcode, payload = await connection.hear()
             if opcode == 8:
                 drowned = _drowned([text for _, text, _ in batch]) or not all(_is_text(text) for _, text, _ in batch)
-                judge.closed(int.from_bytes(payload[:2], "big"), sent, otherwise=(0,) * drowned)
+                checker.closed(int.from_bytes(payload[:2], "big"), sent, otherwise=(0,) * drowned)
                 self._count("ws", batch, answers)
                 return False
             if opcode in (9, 10):
                 continue
-            heard = judge.frame(payload, sent)
+            heard = checker.frame(payload, sent)
             if heard["type"] == "task_assigned":
                 self._tasks[agent].append(heard["task_id"])
                 del self._tasks[agent][:-3]
@@ -166,20 +168,20 @@ class Hunt:
             answers += 1
         self._count("ws", batch, answers)
         if answers != len(batch):
-            judge.blame(f"{len(batch)} frames, {answers} answers", sent, "")
+            checker.blame(f"{len(batch)} frames, {answers} answers", sent, "")
         return True
 
     def _count(self, entrance: str, batch: list[tuple[str, bytes, str]], answers: int) -> None:
         for quality, *_ in batch[: max(answers, 0)]:
-            self._judge.sent[entrance, quality] += 1
+            self._checker.sent[entrance, quality] += 1
 
     # /relay
 
     async def _relay(self) -> None:
         """A conversation at /relay."""
-        fuzzer, judge, agent = self._fuzzer, self._judge, self._random.choice(AGENTS)
-        wire_ = await self._open("/relay")
-        if wire_ is None:
+        fuzzer, checker, agent = self._fuzzer, self._checker, self._random.choice(AGENTS)
+        connection = await self._open("/relay")
+        if connection is None:
             return
         try:
             hello = wire.Hello(address=agent, token=fuzzer.tokens[agent])
@@ -192,25 +194,25 @@ class Hunt:
                 if self._random.random() < 0.01:
                     frames[number] = websocket_frame(1, b"text")
             last = wire.Envelope(id="last", type=wire.MESSAGE_TYPE_DATA, to="nobody", data=wire.Data())
-            wire_.writer.write(b"".join([*frames, websocket_frame(2, last.SerializeToString())]))
+            connection.writer.write(b"".join([*frames, websocket_frame(2, last.SerializeToString())]))
             answers = 0
             while True:
-                opcode, payload = await wire_.hear()
+                opcode, payload = await connection.hear()
                 if opcode == 8:
-                    judge.closed(int.from_bytes(payload[:2], "big"), inputs, otherwise=(0,) * _drowned(frames))
+                    checker.closed(int.from_bytes(payload[:2], "big"), inputs, otherwise=(0,) * _drowned(frames))
                     break
                 if opcode in (9, 10):
                     continue
-                heard = judge.envelope(payload, inputs)
+                heard = checker.envelope(payload, inputs)
                 if heard.in_reply_to == "last" and heard.type != wire.MESSAGE_TYPE_DATA:
                     if answers != len(inputs):
-                        judge.blame(f"{len(inputs)} envelopes, {answers} answers", inputs, "")
+                        checker.blame(f"{len(inputs)} envelopes, {answers} answers", inputs, "")
                     break
                 answers += heard.type != wire.MESSAGE_TYPE_DATA
             for quality, _ in inputs[:answers]:
-                judge.sent["relay", quality] += 1
+                checker.sent["relay", quality] += 1
         finally:
-            wire_.close()
+            connection.close()
 
     async def _handshake(self) -> None:
         """Almost the beginning of a WebSocket, which is answered like any request."""
@@ -221,14 +223,14 @@ class Hunt:
             head = b""
             with suppress(ConnectionError):
                 head = await asyncio.wait_for(reader.readline(), PATIENCE)
-            if not head and self._now() - begin >= ImpatientHttp.head_within:
+            if not head and self._now() - begin >= HttpProtocol.head_within:
                 return  # it came too late
-            self._judge.sent["handshake", ALMOST] += 1
-            self._judge.seen[f"handshake {head[9:12].decode()}"] += 1
+            self._checker.sent["handshake", ALMOST] += 1
+            self._checker.seen[f"handshake {head[9:12].decode()}"] += 1
             if not re.match(rb"HTTP/1.1 (101|200|307|4\d\d) ", head):
-                self._judge.blame("a handshake", raw, head)
+                self._checker.blame("a handshake", raw, head)
         except TimeoutError:
-            self._judge.blame("no answer to a handshake", raw, "")
+            self._checker.blame("no answer to a handshake", raw, "")
         finally:
             writer.transport.abort()
 
@@ -247,13 +249,13 @@ class Hunt:
                 if request.last:
                     writer.write(request.raw)
                     _end(writer)
-                self._judge.sent["http", request.quality] += 1
+                self._checker.sent["http", request.quality] += 1
                 if not await self._answered(reader, request, since):
                     break
                 since = self._now()
         except ConnectionError:
             if not requests[-1].last and self._now() - since < KEPT:
-                self._judge.blame("the connection was lost", requests[-1], "")
+                self._checker.blame("the connection was lost", requests[-1], "")
         finally:
             writer.transport.abort()
 
@@ -262,18 +264,18 @@ class Hunt:
 
     async def _answered(self, reader: asyncio.StreamReader, request: Request, since: float) -> bool:
         """Read the answer to a request; whether another can follow."""
-        judge = self._judge
+        checker = self._checker
         try:
             async with asyncio.timeout(PATIENCE):
                 status, headers, body = await _response(reader, head_only=request.method == "HEAD")
         except asyncio.IncompleteReadError as ended:
             if ended.partial or not (request.last or self._now() - since >= KEPT):
-                judge.blame("no answer", request, ended.partial)
+                checker.blame("no answer", request, ended.partial)
             return False
         except TimeoutError:
-            judge.blame("no answer in time", request, "")
+            checker.blame("no answer in time", request, "")
             return False
-        judge.response(status, headers, body, request)
+        checker.response(status, headers, body, request)
         if request.quality == GOOD and status < 300 and body and headers["content-type"] == "application/json":
             self._learn(request, read(body))
         return headers.get("connection") != "close" and not request.last

@@ -20,7 +20,7 @@ GOOD, ALMOST, NOISE = "good", "almost", "noise"
 LARGEST = 65_536
 """Bytes of a frame or body that the hub takes."""
 
-OPENAPI = document(Router(ROUTES), "any")
+OPENAPI = document(Router(ROUTES))
 FRAMES = schemas()
 GIVING_UP = ("post_onboard_rotate", "post_onboard_revoke")
 """The routes by which agents lose their tokens."""

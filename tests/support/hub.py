@@ -23,7 +23,7 @@ class _Server(Unsignalled, Server):  # type: ignore[misc]
     """The hub's own."""
 
 
-class Wire:
+class AgentConnection:
     """An agent's WebSocket: frames as dicts."""
 
     def __init__(self, socket: ClientConnection) -> None:
@@ -77,13 +77,13 @@ class Running(Threaded):
         return self.run(self.hub.registry.register(agent, by_admin=True))
 
     @contextmanager
-    def socket(self, path: str = "/ws") -> Iterator[Wire]:
+    def socket(self, path: str = "/ws") -> Iterator[AgentConnection]:
         """A WebSocket that nobody has identified on yet."""
         with connect(f"ws://{self}{path}", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
-            yield Wire(socket)
+            yield AgentConnection(socket)
 
     @contextmanager
-    def agent(self, name: str, token: str | None = None) -> Iterator[Wire]:
+    def agent(self, name: str, token: str | None = None) -> Iterator[AgentConnection]:
         """A WebSocket of an agent, registered if it has no token, and identified."""
         token = self.register(name) if token is None else token
         with self.socket() as wire:

@@ -17,7 +17,7 @@ Values: TypeAlias = dict[Key, Any]
 ABSENT = None
 
 
-class Book:
+class ExpectedState:
     """What must be so, by all that was answered; and what may be so, by what was only asked."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Book:
 class Client:
     """Asks a hub, and keeps book of it."""
 
-    def __init__(self, hub: Program, book: Book) -> None:
+    def __init__(self, hub: Program, book: ExpectedState) -> None:
         self._where, self._book = hub.where, book
         once = httpx.Limits(max_keepalive_connections=0)  # an idle one may be closed just when it is to be used again
         self._http = httpx.AsyncClient(base_url=f"http://{hub}", limits=once, timeout=PATIENCE, trust_env=False)
@@ -98,19 +98,19 @@ class Client:
         return answer.json()
 
     @asynccontextmanager
-    async def agent(self, name: str, token: str) -> AsyncIterator["Line"]:
+    async def agent(self, name: str, token: str) -> AsyncIterator["RecordingConnection"]:
         async with connect(
             f"ws://{self._where}/ws", compression=None, proxy=None, open_timeout=PATIENCE, ping_interval=None
         ) as socket:
-            line = Line(socket, self._book)
+            line = RecordingConnection(socket, self._book)
             assert (await line.ask("identify", agent_id=name, token=token))["type"] == "identified"
             yield line
 
 
-class Line:
+class RecordingConnection:
     """An agent's WebSocket."""
 
-    def __init__(self, socket: ClientConnection, book: Book) -> None:
+    def __init__(self, socket: ClientConnection, book: ExpectedState) -> None:
         self._socket, self._book = socket, book
         self._ids = count(1)
         self._assigned: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Registries for tests, in a ledger and in a real server."""
+"""Registries for tests, in a database and in a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headgate.hub.agents.registry import LedgerRoll, Registry
-from headgate.hub.errors import Refused
-from headgate.hub.storage.database import Ledger
+from headgate.hub.agents.registry import DatabaseAgents, Registry
+from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import Database
 from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.clients import Clients
 from tests.support.valkey import PATIENCE
@@ -29,20 +29,20 @@ async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: 
 
 
 @asynccontextmanager
-async def in_ledger(path: Path, **options: Any) -> AsyncIterator[Registry]:
-    ledger = Ledger(path)
-    registry = Registry(LedgerRoll(ledger), **options)
+async def in_database(path: Path, **options: Any) -> AsyncIterator[Registry]:
+    database = Database(path)
+    registry = Registry(DatabaseAgents(database), **options)
     await registry.start()
     try:
         yield registry
     finally:
         await registry.close()
-        ledger.close()
+        database.close()
 
 
 async def refused(work: Awaitable[object]) -> tuple[int, str]:
     """The status and error with which something is refused."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestError) as caught:
         await work
     return caught.value.status, caught.value.error
 

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore
-from headgate.hub.sockets.flood import Flood
+from headgate.hub.sockets.flood import FloodCounter
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
@@ -24,7 +24,7 @@ GARBAGE = b"\xff\xff\xff"
 Frame: TypeAlias = wire.Envelope | bytes | str
 
 
-class Hub:
+class RelayHub:
     """As much of a hub as a relay needs. An agent's token is its name, backwards."""
 
     def __init__(self, rate: str = "1.0", burst: str = "10", room: int = 256, **options: Any) -> None:
@@ -34,8 +34,10 @@ class Hub:
         self.tokens = {agent: agent[::-1] for agent in ("alice", "bob", "carol")}
         options = {"failed": self.gate.acheck_address, "verify": self.verify, **options}
         self.limiter = relay_limiter(rate, burst, self.store)
-        self.flood = Flood()
-        self.relay = Relay(**{"limiter": self.limiter, "clock": self.clock, "flood": self.flood, **options})
+        self.flood_counter = FloodCounter()
+        self.relay = Relay(
+            **{"limiter": self.limiter, "clock": self.clock, "flood_counter": self.flood_counter, **options}
+        )
         self.sockets: WeakSet[Socket] = WeakSet()
         self._room = room
         self._ids = count(1)
@@ -59,15 +61,15 @@ class Hub:
         self._stack.close()
 
     @contextmanager
-    def stranger(self, **options: Any) -> Iterator["Agent"]:
+    def stranger(self, **options: Any) -> Iterator["RelayAgent"]:
         """A connection that hasn't said yet whose it is."""
         with connect(
             f"ws://{self.server}", proxy=None, max_size=None, compression=None, open_timeout=PATIENCE, **options
         ) as socket:
-            yield Agent(self, socket)
+            yield RelayAgent(self, socket)
 
     @contextmanager
-    def agent(self, name: str, **options: Any) -> Iterator["Agent"]:
+    def agent(self, name: str, **options: Any) -> Iterator["RelayAgent"]:
         with self.stranger(**options) as agent:
             assert agent.hello(name).type == wire.MESSAGE_TYPE_WELCOME
             yield agent
@@ -80,10 +82,10 @@ class Hub:
         return f"id-{next(self._ids)}"
 
 
-class Agent:
+class RelayAgent:
     """A client that sends one envelope and waits for its answer."""
 
-    def __init__(self, hub: Hub, socket: ClientConnection) -> None:
+    def __init__(self, hub: RelayHub, socket: ClientConnection) -> None:
         self.hub, self.socket = hub, socket
 
     def ask(self, envelope: Frame) -> wire.Envelope:

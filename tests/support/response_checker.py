@@ -1,4 +1,4 @@
-"""A judge of all that a hub answers, by its documents."""
+"""Checks every answer of a hub against its schemas."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ def read(text: bytes) -> Any:
     return json.loads(text, parse_constant=refuse, parse_int=lambda digits: int(digits) if len(digits) < 4000 else 0)
 
 
-class Judge:
+class ResponseChecker:
     """Looks at every answer. Keeps what is wrong, and counts what was sent and what came back."""
 
     def __init__(self, problems: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler for tests: with its ledger, gate and clock, what it has told to whom, and what it may not do."""
+"""A scheduler for tests: with its database, gate and clock, what it has told to whom, and what it may not do."""
 
 import asyncio
 import sqlite3
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
-from headgate.hub.errors import Refused
-from headgate.hub.storage.database import Ledger, LedgerError
+from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from tests.support.wrapped_store import WrappedStore
@@ -21,14 +21,14 @@ TURNS = [*range(16), 30]
 """After how many turns of the loop something happens, so that it meets what is under way at any moment."""
 
 
-class Floor:
-    """A scheduler with its ledger, gate and clock, and what it has told to whom."""
+class SchedulerHarness:
+    """A scheduler with its database, gate and clock, and what it has told to whom."""
 
-    def __init__(self, ledger: Ledger, gate: Gate, clock: ManualClock, **options: Any) -> None:
-        self.ledger, self.gate, self.clock = ledger, gate, clock
+    def __init__(self, database: Database, gate: Gate, clock: ManualClock, **options: Any) -> None:
+        self.database, self.gate, self.clock = database, gate, clock
         self.told: list[tuple[str, str]] = []
         self.on_assign: Callable[[str, Task], bool] = lambda agent, task: True
-        self.scheduler = Scheduler(ledger, gate, clock, self._assign, **options)
+        self.scheduler = Scheduler(database, gate, clock, self._assign, **options)
 
     def _assign(self, agent: str, task: Task) -> bool:
         assert (task.state, task.agent) == ("assigned", agent)
@@ -38,12 +38,12 @@ class Floor:
         return taken
 
     async def settle(self) -> None:
-        """Let everything happen that is due now; pieces of work are done in their order, so that these are the last."""
+        """Let everything happen that is due now; jobs run in order, so that these are the last."""
         for _ in range(6):
             for _ in range(12):
                 await asyncio.sleep(0)
-            with suppress(LedgerError):  # in the tests in which it fails
-                await self.ledger.run(lambda db: None)
+            with suppress(DatabaseError):  # in the tests in which it fails
+                await self.database.run(lambda db: None)
 
     async def cut(self) -> None:
         """Begin to stop; the end of the loop then cuts off what is under way."""
@@ -52,11 +52,11 @@ class Floor:
 
     async def arrive(self, *agents: str) -> None:
         for agent in agents:
-            self.scheduler.arrived(agent)
+            self.scheduler.agent_connected(agent)
         await self.settle()
 
     async def leave(self, agent: str) -> None:
-        self.scheduler.left(agent)
+        self.scheduler.agent_disconnected(agent)
         await self.settle()
 
     async def advance(self, seconds: float) -> None:
@@ -75,8 +75,8 @@ class Floor:
 
     async def work(self, agent: str, task_id: str) -> None:
         """Do a task that was assigned, from its acceptance to its end."""
-        await self.scheduler.accepted(agent, task_id)
-        await self.scheduler.completed(agent, task_id, None)
+        await self.scheduler.accept(agent, task_id)
+        await self.scheduler.complete(agent, task_id, None)
         await self.settle()
 
     async def holders(self) -> dict[str, str | None]:
@@ -84,40 +84,40 @@ class Floor:
 
 
 @asynccontextmanager
-async def open_floor(
+async def open_harness(
     path: Path | None = None, *, clock: ManualClock | None = None, elsewhere: bool = False, **options: Any
-) -> AsyncIterator[Floor]:
+) -> AsyncIterator[SchedulerHarness]:
     clock = clock or ManualClock(start=1000)
     gate = Gate(Policy(), store=WrappedStore(clock=clock) if elsewhere else MemoryStore(clock=clock))
-    with closing(Ledger(path)) as ledger, closing(gate):
-        floor = Floor(ledger, gate, clock, **options)
-        await floor.scheduler.start()
-        yield floor
-        await floor.scheduler.close()
+    with closing(Database(path)) as database, closing(gate):
+        harness = SchedulerHarness(database, gate, clock, **options)
+        await harness.scheduler.start()
+        yield harness
+        await harness.scheduler.close()
 
 
-def run(test: Callable[[Floor], Awaitable[None]], **options: Any) -> None:
-    """Run a test on a floor of its own, once with a gate that answers at once and once with one that doesn't."""
+def run(test: Callable[[SchedulerHarness], Awaitable[None]], **options: Any) -> None:
+    """Run a test on a harness of its own, once with a gate that answers at once and once with one that doesn't."""
 
     async def main(elsewhere: bool) -> None:
-        async with open_floor(elsewhere=elsewhere, **options) as floor:
-            await test(floor)
+        async with open_harness(elsewhere=elsewhere, **options) as harness:
+            await test(harness)
 
     for elsewhere in (False, True):
         asyncio.run(main(elsewhere))
 
 
-async def some(floor: Floor, turns: int) -> None:
+async def some(harness: SchedulerHarness, turns: int) -> None:
     """Let so many turns of the loop pass."""
     for turn in range(turns):
         if turn % 5 == 4:
-            await floor.ledger.run(lambda db: None)  # as far as the thread is concerned, too
+            await harness.database.run(lambda db: None)  # as far as the thread is concerned, too
         else:
             await asyncio.sleep(0)
 
 
 def watch(db: sqlite3.Connection) -> None:
-    """Have the ledger itself write down every change of a task, and how many others its holder had then."""
+    """Have the database itself write down every change of a task, and how many others its holder had then."""
     db.execute(
         "CREATE TABLE IF NOT EXISTS changes "
         "(task, before, after, agent_before, agent_after, attempt_before, attempt_after, others)"
@@ -162,7 +162,7 @@ def is_right(
 
 async def refused(request: Awaitable[object]) -> tuple[int, str]:
     """The status and error with which something is refused; the detail says what was expected."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestError) as caught:
         await request
     assert "expected" in caught.value.detail
     return caught.value.status, caught.value.error

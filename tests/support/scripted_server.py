@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class Impostor:
+class ScriptedServer:
     """As text its host and port. `asked` has the paths that were asked for."""
 
     def __init__(self, answer: Callable[[str], tuple[int, Mapping[str, str], bytes]], port: int) -> None:
@@ -45,7 +45,7 @@ def impostor(
     before: Callable[[str], object] = lambda _: None,
     answers: Mapping[str, tuple[int, Any]] | None = None,
     port: int = 0,
-) -> Iterator[Impostor]:
+) -> Iterator[ScriptedServer]:
     """One that answers with a body, JSON unless it is bytes, until the block ends.
 
     `before` is called first. `answers` has the status and the body for some paths.
@@ -56,7 +56,7 @@ def impostor(
         code, found = (answers or {}).get(path, (status, body))
         return code, headers or {}, found if isinstance(found, bytes) else json.dumps(found).encode()
 
-    one = Impostor(answer, port)
+    one = ScriptedServer(answer, port)
     thread = threading.Thread(target=one.server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 
-class Heard:
+class ReceivedWebhook:
     """One request."""
 
     def __init__(self, path: str, headers: Message, body: bytes) -> None:
@@ -28,7 +28,7 @@ class Receiver:
     """
 
     def __init__(self, port: int = 0) -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[ReceivedWebhook] = []
         self.answers: deque[int | tuple[int, dict[str, str]] | Callable[[socket.socket], object]] = deque()
         self.let_go = threading.Event()
         handler = type("Handler", (_Handler,), {"receiver": self})
@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         answer = self.receiver.answers.popleft() if self.receiver.answers else 200
-        self.receiver.heard.append(Heard(self.path, self.headers, body))
+        self.receiver.heard.append(ReceivedWebhook(self.path, self.headers, body))
         self.close_connection = True
         with suppress(OSError):
             if callable(answer):

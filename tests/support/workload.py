@@ -13,7 +13,7 @@ import httpx
 from websockets.exceptions import WebSocketException
 
 from tests.support.hub_process import ADMIN
-from tests.support.recording_clients import ABSENT, Book, Client, Key, Line, Values
+from tests.support.recording_clients import ABSENT, Client, ExpectedState, Key, RecordingConnection, Values
 
 TIERS, CHANNELS = ("light", "normal", "heavy"), ("ws", "http")
 LIMITS = [f"{number}000000/second" for number in range(2, 9)]
@@ -21,10 +21,10 @@ GONE = (httpx.TransportError, WebSocketException, OSError)
 """What a client of a hub that was killed gets."""
 
 
-class Load:
+class Workload:
     """Agents and operators who all work at once, until the hub is gone."""
 
-    def __init__(self, name: str, client: Client, book: Book, random: Random) -> None:
+    def __init__(self, name: str, client: Client, book: ExpectedState, random: Random) -> None:
         self._name, self._client, self._book, self._random = name, client, book, random
         self.tokens: dict[str, str] = {}
         """Of the agents that keep them."""
@@ -193,7 +193,7 @@ class Load:
                 if number == 2:
                     await line.assigned()  # which never comes: it holds the other until the end
 
-    async def _do(self, line: Line, task: dict[str, Any], how: float) -> None:
+    async def _do(self, line: RecordingConnection, task: dict[str, Any], how: float) -> None:
         key, which = ("task", task["payload"]), {"task_id": task["task_id"]}
         self._book.details[key] = max(task["attempt"], self._book.details.get(key, 0))
         if how < 0.6:

@@ -1,1 +1,1 @@
-"""The hub: a server that agents connect to, with the gate at every entrance."""
+"""The hub: a server that agents connect to, with the gate in front of every request."""

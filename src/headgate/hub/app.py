@@ -1,84 +1,98 @@
-"""The hub: everything that it is made of, put together, as one ASGI application."""
+"""The hub: all its parts, put together as one ASGI application.
+
+Every part is given the few others that it needs; only this module knows them all. The import contract of `headgate.hub`
+in pyproject.toml keeps it that way.
+"""
 
 import asyncio
 import fcntl
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from time import perf_counter_ns
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import structlog
 
-from headgate._version import VERSION
 from headgate.errors import HeadgateError
 from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.policy import Policy
 from headgate.hub.agents.presence import Presence
-from headgate.hub.agents.registry import LedgerRoll, Registry
+from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
-from headgate.hub.api import admin_routes, agent_routes, decision_routes, openapi
-from headgate.hub.api.http import Answer, Api, Denied, failed
-from headgate.hub.api.routing import Router
-from headgate.hub.dashboard import pages
-from headgate.hub.dashboard.feed import ROOM, Board
-from headgate.hub.errors import Refused
-from headgate.hub.messages.messages import PostOffice
-from headgate.hub.messages.sessions import Logbook
-from headgate.hub.monitoring import metrics
+from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
+from headgate.hub.api.admin_routes import PolicyFile
+from headgate.hub.api.http import Api, HttpResponse, RequestDenied, error_response
+from headgate.hub.api.routing import Router, bind
+from headgate.hub.background import BackgroundTasks
+from headgate.hub.dashboard.cards import Cards
+from headgate.hub.dashboard.feed import MAX_QUEUED, DashboardFeed
+from headgate.hub.errors import RequestError
+from headgate.hub.messages.messages import MessageBroker
+from headgate.hub.messages.sessions import SessionLog
 from headgate.hub.monitoring.alerts import Alerts
-from headgate.hub.monitoring.stats import Tally
+from headgate.hub.monitoring.health import Health
+from headgate.hub.monitoring.metrics import MetricSources
+from headgate.hub.monitoring.stats import Stats
 from headgate.hub.monitoring.webhooks import Webhooks
 from headgate.hub.settings import HubSettings
-from headgate.hub.sockets.agent_socket import Conversation
-from headgate.hub.sockets.flood import Flood
+from headgate.hub.sockets.agent_socket import AgentSockets
+from headgate.hub.sockets.flood import FloodCounter
 from headgate.hub.sockets.frames import GoingAway, TaskAssigned, encode
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Receive, Send, Socket
-from headgate.hub.storage.database import Ledger
+from headgate.hub.storage.database import Database
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
-from headgate.limits.decision import Decision
 from headgate.sliding import RateLimiter
-from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
+from headgate.stores.base import ServerStore, SharedStore, Store
 from headgate.stores.urls import aclose_store, open_store
 
 if TYPE_CHECKING:
     from headgate.hub.monitoring.telemetry import Telemetry
 
-ROUTES: Final = (*agent_routes.ROUTES, *admin_routes.ROUTES, *decision_routes.ROUTES, *pages.ROUTES, *metrics.ROUTES)
+ROUTES: Final = (
+    *monitoring_routes.ROUTES,
+    *openapi.ROUTES,
+    *agent_routes.ROUTES,
+    *admin_routes.ROUTES,
+    *decision_routes.ROUTES,
+    *dashboard_routes.ROUTES,
+)
 RESTARTING: Final = 1012  # the close code of a server that comes back
-_LOOK_EVERY: Final = 1.0  # seconds
-_FAREWELL: Final = 2.0  # seconds for the frame that is being handled, and to say goodbye to whoever doesn't read
+_PROBE_INTERVAL: Final = 1.0  # seconds between two probes of the store
+_GOODBYE_TIMEOUT: Final = 2.0  # seconds to finish the present frame, and to send the last one to a slow reader
 
 _log = structlog.get_logger("headgate.hub")
 
 
 class Hub:
-    """Agents, their messages, tasks and sessions, and the gate before all of it.
+    """Agents, their messages, tasks and sessions, and the gate in front of all of it.
 
-    `async with Hub(settings, policy) as hub` starts it and ends it; in between it is an ASGI application. `store` is
-    for tests and applications that bring their own; otherwise the settings name one.
+    `async with Hub(settings, policy) as hub` starts and stops it; in between it is an ASGI application. `store` is for
+    tests and for applications with a store of their own; by default the settings name one.
     """
 
-    ledger: Ledger
+    database: Database
     store: Store
     gate: Gate
     clock: Clock
-    tally: Tally
+    health: Health
+    stats: Stats
     webhooks: Webhooks
     alerts: Alerts
     presence: Presence
     tokens: Tokens
     registry: Registry
-    post: PostOffice
-    logbook: Logbook
+    messages: MessageBroker
+    sessions: SessionLog
     scheduler: Scheduler
+    agent_sockets: AgentSockets
     relay: Relay
-    windows: RateLimiter
+    dashboard: DashboardFeed
+    metric_sources: MetricSources
 
     def __init__(
         self,
@@ -90,106 +104,113 @@ class Hub:
         gate: type[Gate] = Gate,
     ) -> None:
         self.settings: Final = HubSettings() if settings is None else settings
-        self.config: Final = config
-        """The file that the policy was read from."""
         self._policy = Policy() if policy is None else policy
-        self._store, self._gate = store, gate
-        self._things: Final = AsyncExitStack()
-        self._tasks: Final[set[asyncio.Task[Any]]] = set()
-        self.stopping = False
-        self.flood: Final = Flood()
-        self.board: Final = Board(self)
-        self.revocations = 0
-        """How many tokens were rotated or revoked: whoever verifies one sees whether it may have been that."""
+        self._store, self._config, self._gate_type = store, config, gate
         self.router: Final = Router(ROUTES)
-        self.openapi: Final = openapi.document(self.router, VERSION)
-        self._api: Final = Api(self, self.router)
+        self.flood_counter: Final = FloodCounter()
+        self._background: Final = BackgroundTasks()
+        self._exit_stack: Final = AsyncExitStack()
 
-    # Beginning and end -----------------------------------------------------------------------------------------------
+    # Start and end ---------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         try:
             self._open()
-            # The token last: it is made once, and lost if anything fails before it is shown.
-            parts = (self.registry, self.post, self.logbook, self.scheduler, self.webhooks, self.alerts, self.tokens)
-            for part in parts:
+            # The tokens last: the admin's is made once, and would be lost if a later step failed before it is shown.
+            parts = (self.registry, self.messages, self.sessions, self.scheduler, self.webhooks, self.alerts)
+            for part in (*parts, self.tokens):
                 await part.start()
-            self._things.push_async_callback(self.registry.close)
-            self._things.push_async_callback(self.scheduler.close)
-            self.registry.follow(self._drop)
+            self._exit_stack.push_async_callback(self.registry.close)
+            self._exit_stack.push_async_callback(self.scheduler.close)
+            self.registry.on_revocation(self.agent_sockets.drop)
+            self.registry.on_revocation(self.relay.drop)
             if self.settings.otel_endpoint:
-                self._things.push_async_callback(self._telemetry().close)
+                self._exit_stack.push_async_callback(self._telemetry().close)
             if isinstance(self.store, ServerStore):
-                self.spawn(self._look_at_store())
+                self._background.spawn(self._probe_store())
         except BaseException:
-            await self._things.aclose()
+            await self._exit_stack.aclose()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.stopping = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._things.aclose()
+        self.health.stopping = True
+        await self._background.cancel()
+        await self.dashboard.close()
+        await self._exit_stack.aclose()
 
     def _open(self) -> None:
-        """Put everything together; what has to be closed in the end is, in the opposite order."""
-        settings, policy, things = self.settings, self._policy, self._things
+        """Put the parts together. They are closed in the opposite order."""
+        settings, stack = self.settings, self._exit_stack
         if settings.data is not None:
-            things.callback(_locked(settings.data).close)
-        self.ledger = Ledger(None if settings.data is None else settings.data / "hub.db")
-        things.callback(self.ledger.close)
-        store = self._store
+            stack.callback(_lock_directory(settings.data).close)
+        self.database = Database(None if settings.data is None else settings.data / "hub.db")
+        stack.callback(self.database.close)
+        self._open_gate()
+        self.stats = Stats(self.gate, self.clock)
+        stack.callback(self.stats.stop)
+        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Alerted))
+        self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
+        stack.push_async_callback(self.webhooks.close)
+        shared_alerts = self.store.alerts() if isinstance(self.store, HubStore) else None
+        self.alerts = Alerts(self.gate, self.clock, self.webhooks.send, shared_alerts, lambda: self.health.degraded)
+        stack.push_async_callback(self.alerts.close)
+        self._open_parts()
+
+    def _open_gate(self) -> None:
+        settings, policy, store = self.settings, self._policy, self._store
         if store is None:
-            how: dict[str, Any] = {
-                "timeout": policy.store_timeout,
-                "on_failure": policy.on_failure,
-                "nodes": policy.nodes,
-            }
-            opened = open_store("store", settings.store or None, **how)
-            things.push_async_callback(aclose_store, opened)
+            timeout, on_failure, nodes = policy.store_timeout, policy.on_failure, policy.nodes
+            opened = open_store("store", settings.store or None, timeout=timeout, on_failure=on_failure, nodes=nodes)
+            self._exit_stack.push_async_callback(aclose_store, opened)
             store = opened
         shared = isinstance(store, SharedStore)
         remember = None if shared or settings.data is None else settings.data / "changes.db"
-        self.gate = self._gate(policy, store=store, remember=remember)
-        things.push_async_callback(self.gate.aclose)
-        self.clock = store.clock
-        self.tally = Tally(self.gate, self.clock)
-        things.callback(self.tally.stop)
-        things.callback(self.gate.subscribe(self._hear, PolicyChanged, ViolationsReset, Alerted))
-        self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
-        things.push_async_callback(self.webhooks.close)
-        alerts = store.alerts() if isinstance(store, HubStore) else None
-        self.alerts = Alerts(self.gate, self.clock, self.webhooks.send, alerts, lambda: self.degraded)
-        things.push_async_callback(self.alerts.close)
-        self.store = store
-        self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
-        self.tokens = Tokens(self.ledger, settings)
-        roll = store.agents() if isinstance(store, HubStore) else LedgerRoll(self.ledger)
-        self.registry = Registry(roll, mode=settings.registration, reserved=self.router.reserved("agent"))
-        self.post = PostOffice(self.ledger, self.presence, self.registry, settings)
-        self.logbook = Logbook(self.ledger, self.gate, settings)
-        self.scheduler = Scheduler(
-            self.ledger,
-            self.gate,
-            self.clock,
-            self._assign,
+        self.gate = self._gate_type(policy, store=store, remember=remember)
+        self._exit_stack.push_async_callback(self.gate.aclose)
+        self.store, self.clock, self.health = store, store.clock, Health(store)
+
+    def _open_parts(self) -> None:
+        settings, store, gate, clock, database = self.settings, self.store, self.gate, self.clock, self.database
+        stats, alerts, health = self.stats, self.alerts, self.health
+        presence = self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
+        tokens = self.tokens = Tokens(database, settings)
+        agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
+        reserved = self.router.reserved("agent")
+        registry = self.registry = Registry(agents, mode=settings.registration, reserved=reserved)
+        messages = self.messages = MessageBroker(database, presence, registry, settings)
+        sessions = self.sessions = SessionLog(database, gate, settings)
+        scheduler = self.scheduler = Scheduler(
+            database,
+            gate,
+            clock,
+            self._send_assignment,
             accept_within=settings.accept_within,
             most_queued=settings.max_tasks,
             most_finished=settings.max_tasks,
         )
-        self.relay = Relay(
+        self.agent_sockets = AgentSockets(
+            gate, stats, presence, registry, messages, sessions, scheduler, clock, self.flood_counter, settings
+        )
+        relay = self.relay = Relay(
             relay_limiter(settings.relay_rate_limit, settings.relay_rate_burst, store),
-            self.registry.verify,
-            self.clock,
-            failed=self.gate.acheck_address,
-            flood=self.flood,
+            registry.verify,
+            clock,
+            failed=gate.acheck_address,
+            flood_counter=self.flood_counter,
             largest=settings.max_frame,
             identify_within=settings.identify_within,
         )
-        self.windows = RateLimiter(store)
+        cards = Cards(gate, stats, presence, alerts, health)
+        feed = self.dashboard = DashboardFeed(cards, gate, stats, presence, alerts, tokens, clock, settings)
+        sources = self.metric_sources = MetricSources(
+            gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
+        )
+        windows, file = RateLimiter(store), PolicyFile(self._config)
+        parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
+        routes = bind(ROUTES, [*parts, windows, file, self.router])
+        self._api = Api(Router(routes), gate, stats, tokens, registry, settings)
 
     def _telemetry(self) -> "Telemetry":
         try:
@@ -198,149 +219,121 @@ class Hub:
             raise HeadgateError(
                 f"otel_endpoint: expected OpenTelemetry's packages, got: {error}; pip install 'headgate[otel]'"
             ) from error
-        return Telemetry(self, self.settings.otel_endpoint)
+        return Telemetry(self.metric_sources, self.settings.otel_endpoint)
 
     async def drain(self) -> None:
-        """Take no more work, finish what is under way, and tell everybody when to come back."""
-        self.stopping = True
+        """Take no more work, finish the work in progress, and tell every client when to reconnect."""
+        self.health.stopping = True
         self.webhooks.hurry()
-        sockets = [socket for agent in self.presence.agents() for socket in self.presence.of(agent)]
-        sockets += self.board.sockets
-        async with asyncio.TaskGroup() as farewells:
-            farewells.create_task(self.relay.drain(_later))
+        sockets = [socket for agent in self.presence.agents() for socket in self.presence.sockets_of(agent)]
+        sockets += self.dashboard.sockets
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.relay.drain(_reconnect_delay_ms))
             for socket in sockets:
-                farewells.create_task(_farewell(socket))
+                group.create_task(_say_goodbye(socket))
 
     # ASGI ------------------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         address = _address(scope)
         if scope["type"] == "http":
-            await (await self._api.answer(scope, receive, address)).send(send)
+            await (await self._api.respond(scope, receive, address)).send(send)
         elif scope["type"] == "websocket":
-            await self._socket(scope, receive, send, address)
+            await self._serve_socket(scope, receive, send, address)
         else:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
 
-    async def _socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
-        if scope["path"] == "/ws/dashboard" and not self.stopping:  # which is never limited
-            await self.board.serve(Socket(receive, send, address, ROOM), at_home=_at_home(scope))
+    async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
+        if scope["path"] == "/ws/dashboard" and not self.health.stopping:  # never limited
+            await self.dashboard.serve(Socket(receive, send, address, MAX_QUEUED), same_origin=_same_origin(scope))
             return
         socket = Socket(receive, send, address, self.settings.max_waiting)
         try:
-            serve = self._entrance(scope["path"])
-            self.presence.enter(socket)
-        except HeadgateError as refused:  # an address that is none comes from a proxy
-            await _refuse(socket, failed(refused))
+            serve = self._endpoint(scope["path"])
+            self.presence.admit(socket)
+        except HeadgateError as error:  # also for an invalid address, which a proxy may forward
+            await _refuse(socket, error_response(error))
             return
         try:
             decision = await self.gate.acheck_address(socket.address)
             if not decision:
-                await _refuse(socket, failed(Denied(decision, self.gate.tier_of("ws", "identify"))))
+                await _refuse(socket, error_response(RequestDenied(decision, self.gate.tier_of("ws", "identify"))))
             elif await socket.accept():
                 await serve(socket)
         finally:
-            self.presence.leave(socket)
+            self.presence.release(socket)
 
-    def _entrance(self, path: str) -> Callable[[Socket], Awaitable[None]]:
-        if self.stopping:
-            raise Refused(503, "stopping", "the hub is stopping")
+    def _endpoint(self, path: str) -> Callable[[Socket], Awaitable[None]]:
+        if self.health.stopping:
+            raise RequestError(503, "stopping", "the hub is stopping")
         if path == "/ws":
-            return lambda socket: Conversation(self, socket).hold()
+            return self.agent_sockets.serve
         if path == "/relay":
             return self.relay.serve
-        raise Refused(404, "unknown_route", "there is no such socket; agents connect to /ws, or to /relay")
+        raise RequestError(404, "unknown_route", "there is no such socket; agents connect to /ws, or to /relay")
 
-    async def check(
-        self, agent: str, channel: str, tier: str | None = None, *, action: str | None = None, cost: int = 1
-    ) -> Decision:
-        """Ask the gate for an agent, and count what came of it."""
-        began = perf_counter_ns()
-        decision = await self.gate.acheck(agent, channel, tier, action=action, cost=cost)
-        took = perf_counter_ns() - began
-        known = self.gate.tier_of(channel, action) if action is not None else tier or ""
-        self.tally.checked(agent, channel, known, decision.outcome, took)
-        return decision
+    # Events ----------------------------------------------------------------------------------------------------------
 
-    # What happens ----------------------------------------------------------------------------------------------------
-
-    @property
-    def degraded(self) -> bool:
-        """Whether the store that counts is away."""
-        return isinstance(self.store, ServerStore) and self.store.degraded
-
-    async def _look_at_store(self) -> None:
-        """See whether the store is there, also while nobody asks it for anything, so that health tells."""
+    async def _probe_store(self) -> None:
+        """Ask the store once a second, so that its health is known even without requests."""
         while True:
-            await self.gate.astanding(".")  # which no agent is called
-            await asyncio.sleep(_LOOK_EVERY)
+            await self.gate.astanding(".")  # no agent has this name
+            await asyncio.sleep(_PROBE_INTERVAL)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that nobody waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _assign(self, agent: str, task: Task) -> bool:
+    def _send_assignment(self, agent: str, task: Task) -> bool:
         frame = TaskAssigned(task_id=task.task_id, attempt=task.attempt, payload=task.payload)
         return self.presence.push(agent, encode(frame))
 
-    def _drop(self, agent: str) -> None:
-        """An agent's token was rotated or revoked: whoever is connected by it has to identify anew."""
-        self.revocations += 1
-        for socket in self.presence.of(agent):
-            self.spawn(socket.close(1008, "the token of this agent was revoked or replaced"))
-        self.relay.drop(agent)
-
-    def _look_again(self) -> None:
-        self.scheduler.look_again()
-        self.board.look_again()
-        self.alerts.look_again()
-
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, PolicyChanged):
             _log.info("limits changed", what=event.what, by=event.by)
-            self._loop.call_soon_threadsafe(self._look_again)  # changes are made in threads
+            self._loop.call_soon_threadsafe(self._recheck)  # changes are made in threads
         elif isinstance(event, ViolationsReset):
-            self.tally.forget(event.agent)
-            self._loop.call_soon_threadsafe(self._look_again)
+            self.stats.forget(event.agent)
+            self._loop.call_soon_threadsafe(self._recheck)
         elif isinstance(event, Alerted):
-            self.alerts.hear(event)
+            self.alerts.on_alert(event)
+
+    def _recheck(self) -> None:
+        """Limits or exemptions have changed: look again at everything that depends on them."""
+        self.scheduler.recheck()
+        self.dashboard.refresh()
+        self.alerts.recheck()
 
 
 def _address(scope: Mapping[str, Any]) -> str:
     client = scope.get("client")
-    return str(client[0]) if client else "::1"  # over a socket of the machine's own
+    return str(client[0]) if client else "::1"  # a Unix socket
 
 
-def _at_home(scope: Mapping[str, Any]) -> bool:
-    """Whether a socket was opened by a page of the hub's own, or by no page."""
+def _same_origin(scope: Mapping[str, Any]) -> bool:
+    """Whether a socket was opened by a page of this hub, or by no page."""
     headers = dict(scope["headers"])
     origin = headers.get(b"origin")
     return origin is None or origin.partition(b"://")[2] == headers.get(b"host")
 
 
-async def _refuse(socket: Socket, answer: Answer) -> None:
-    await socket.refuse(answer.status, answer.all_headers(), answer.body)
+async def _refuse(socket: Socket, response: HttpResponse) -> None:
+    await socket.refuse(response.status, response.all_headers(), response.body)
 
 
-async def _farewell(socket: Socket) -> None:
-    wait = _later()
+async def _say_goodbye(socket: Socket) -> None:
+    delay = _reconnect_delay_ms()
     try:
-        async with asyncio.timeout(_FAREWELL), socket.turn:
-            await socket.send(encode(GoingAway(retry_after_ms=wait)))
+        async with asyncio.timeout(_GOODBYE_TIMEOUT), socket.busy:
+            await socket.send(encode(GoingAway(retry_after_ms=delay)))
     except TimeoutError:
-        pass  # it doesn't read
-    await socket.close(RESTARTING, f"restarting; retry in {wait} ms")
+        pass  # it does not read
+    await socket.close(RESTARTING, f"restarting; retry in {delay} ms")
 
 
-def _later() -> int:
-    """Milliseconds until a client comes back: not all at the same time."""
+def _reconnect_delay_ms() -> int:
+    """Milliseconds until a client reconnects: random, so that not all do at once."""
     return random.randint(1000, 5000)  # noqa: S311 - no secret
 
 
-def _locked(data: Path) -> IO[str]:
-    """The data directory, made if there is none, and locked: it belongs to one hub at a time."""
+def _lock_directory(data: Path) -> IO[str]:
+    """Create the data directory if needed, and lock it: it belongs to one hub at a time."""
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (data / "lock").open("w")

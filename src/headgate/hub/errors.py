@@ -1,4 +1,4 @@
-"""What the hub says when it can't do what was asked."""
+"""Errors that are answered to callers."""
 
 from typing import Final
 
@@ -6,16 +6,16 @@ import structlog
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.gate.policy import PolicyError
-from headgate.hub.storage.database import LedgerError
+from headgate.hub.storage.database import DatabaseError
 
 _log = structlog.get_logger("headgate.hub")
 
 
-class Refused(HeadgateError):
-    """A request that can't be carried out.
+class RequestError(HeadgateError):
+    """A request that the hub refuses or can't carry out.
 
-    `error` is one word for programs, `detail` a sentence for people. Over HTTP it is answered with `status`, over a
-    WebSocket with an error frame.
+    `error` is one word for programs, `detail` a sentence for people. Over HTTP it is a response with `status`, over a
+    WebSocket an error frame.
     """
 
     def __init__(self, status: int, error: str, detail: str) -> None:
@@ -25,14 +25,14 @@ class Refused(HeadgateError):
         super().__init__(detail)
 
 
-def refusal(error: Exception) -> Refused:
-    """What the caller is told of an error, whichever it is; of what is the hub's own, the log has the rest."""
-    if isinstance(error, Refused):
+def as_request_error(error: Exception) -> RequestError:
+    """The error to answer for any exception. The details of the hub's own failures go to the log only."""
+    if isinstance(error, RequestError):
         return error
     if isinstance(error, (InvalidInput, PolicyError)):
-        return Refused(400, "invalid", str(error))
-    if isinstance(error, (StoreAway, LedgerError)):
-        _log.error("a request could not be carried out", reason=str(error))
-        return Refused(503, "unavailable", "the hub can't do this at the moment; try again")
-    _log.error("a request was not carried out", exc_info=error)
-    return Refused(500, "internal", "the hub made a mistake; its log says which")
+        return RequestError(400, "invalid", str(error))
+    if isinstance(error, (StoreAway, DatabaseError)):
+        _log.error("request failed", reason=str(error))
+        return RequestError(503, "unavailable", "the hub can't do this at the moment; try again")
+    _log.error("request failed unexpectedly", exc_info=error)
+    return RequestError(500, "internal", "internal error of the hub; see its log")

@@ -1,4 +1,4 @@
-"""What the hub logs, and how: one line for each event, for people or as JSON. No token is ever in it."""
+"""The configuration of logging: one line per event, for people or as JSON. No token is ever logged."""
 
 import logging
 import logging.config
@@ -12,7 +12,7 @@ from headgate.hub.settings import HubSettings
 
 
 def configure(settings: HubSettings) -> None:
-    """Let everything that is logged, by whichever library, come out in one form on standard error."""
+    """Write the logs of all libraries to standard error, in one format."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -20,7 +20,7 @@ def configure(settings: HubSettings) -> None:
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # Tracebacks come without the values of variables, which hold tokens.
+    # Tracebacks without the values of variables, which may hold tokens.
     if settings.log_format == "json":
         tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
         last = [tracebacks, structlog.processors.JSONRenderer()]
@@ -41,7 +41,7 @@ def configure(settings: HubSettings) -> None:
             "root": {"handlers": ["stderr"], "level": "WARNING"},
             "loggers": {
                 "headgate": {"level": settings.log_level.upper()},
-                # Not its lines about single connections: whoever sends nonsense could fill the log with them.
+                # Without its lines about single connections: any client could fill the log with them.
                 "uvicorn": {"level": "ERROR"},
             },
         }

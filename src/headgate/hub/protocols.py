@@ -1,11 +1,36 @@
-"""How bytes become requests and frames: a little at a time, and not for ever.
+"""uvicorn's protocols, with bounds on time and memory that its settings don't offer.
 
-uvicorn reads up to 256 KiB at once from a WebSocket and parses all of it before anything else happens. Of small frames
-that is thousands, and hundreds of connections that flood would keep the loop busy for seconds and fill the memory. Here
-a connection is parsed a slice at a time, the next one when what came of the last is handled, and the kernel is asked to
-keep little in store for it, so that a flood waits at the flooder's.
+uvicorn has no documented interface for these bounds, so its protocol classes are subclassed, and methods and attributes
+are used that may change with any release: pyproject.toml bounds the version. Before raising that bound, compare this
+list with the new release, and run tests/hub/test_protocols.py, test_flood.py and test_fuzz.py.
 
-Nor does uvicorn mind a connection that never finishes the head of a request. Here it is closed.
+`HttpProtocol` overrides, of `httptools_impl.HttpToolsProtocol`:
+
+- `connection_made`, `data_received`, `on_headers_complete`, `handle_websocket_upgrade`, `on_message_complete`: to close
+  a connection that does not finish the head of a request in time, or sends too large a head. uvicorn only bounds the
+  time between requests.
+- `connection_lost`: to tell every pipelined request of the disconnect. uvicorn tells the last only, and logs a
+  traceback when the others are answered.
+
+It reads `cycle`, `loop`, `parser`, `transport` and `_should_upgrade`, and of a cycle `response_complete`,
+`disconnected` and `message_event`.
+
+`WebSocketProtocol` overrides, of `websockets_sansio_impl.WebSocketsSansIOProtocol`:
+
+- `connection_made`, `data_received`, `receive`: to parse a slice at a time, the next when the frames of the last are
+  handled, with a small receive buffer in the kernel, so that a flood waits at its sender. uvicorn reads up to 256 KiB
+  and parses all of it at once: thousands of small frames, so that hundreds of flooding connections would keep the loop
+  busy for seconds and fill the memory.
+- `send`, `handle_close`, `keepalive_timeout`: to close a connection whose peer does not read. uvicorn closes the
+  transport, which waits for ever for the peer to read what is queued.
+- `send_keepalive_ping`, `keepalive_timeout`: to count any data as a sign of life. The pong of a peer that is read
+  slowly may be far behind.
+- `handle_events`: to answer a malformed handshake. uvicorn neither answers nor closes it.
+- `send_receive_event_to_app`: to close after invalid UTF-8 without a traceback in the log.
+
+It uses `close_sent`, `close_timeout`, `close_timer`, `conn`, `curr_msg_data_type`, `frames`, `handle_parser_exception`,
+`handshake_complete`, `handshake_initiated`, `loop`, `ping_timeout`, `pong_timer`, `queue`, `read_paused`, `transport`
+and `writable`.
 """
 
 import asyncio
@@ -17,22 +42,27 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 SLICE: Final = 256
-KERNEL: Final = 32 * 1024
-HEAD: Final = 64 * 1024
-IGNORED: Final = 64 * 1024  # what may come before a close is answered
+"""Bytes of a WebSocket that are parsed at once."""
+RECEIVE_BUFFER: Final = 32 * 1024
+"""Bytes that the kernel may buffer for a WebSocket."""
+MAX_HEAD: Final = 64 * 1024
+"""Bytes of the head of a request."""
+MAX_IGNORED: Final = 64 * 1024
+"""Bytes that a peer may send before it answers a close."""
 
 
-class ImpatientHttp(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which waits for the head of a request only so long, and reads only so much of it."""
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, with bounds on the time and size of a request's head."""
 
     head_within = 10.0
+    """Seconds for the head of a request."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._deadline: asyncio.TimerHandle | None = None
-        self._head = 0  # bytes of it so far
-        self._in_body = False  # which goes on when the answer doesn't depend on it
-        self._cycles: list[RequestResponseCycle] = []  # requests without an answer: several, if they came at once
+        self._head = 0  # bytes received of it
+        self._in_body = False  # it may go on after the answer
+        self._cycles: list[RequestResponseCycle] = []  # unanswered requests: several, if they are pipelined
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,7 +74,7 @@ class ImpatientHttp(HttpToolsProtocol):
             self._expect_head()
         if self._deadline is not None and not self._in_body:
             self._head += len(data)
-            if self._head > HEAD + len(data):
+            if self._head > MAX_HEAD + len(data):
                 self.transport.close()
                 return
         super().data_received(data)
@@ -54,7 +84,7 @@ class ImpatientHttp(HttpToolsProtocol):
         if not upgrading:
             self._have_head()
         elif self._deadline is None:
-            self._expect_head()  # since a body may have to come before
+            self._expect_head()  # a body may have to come first
         self._in_body = True
         super().on_headers_complete()
         if not upgrading:
@@ -70,7 +100,7 @@ class ImpatientHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._have_head()
-        for cycle in self._cycles:  # uvicorn tells the last, and logs a traceback when the others are answered
+        for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
@@ -86,30 +116,30 @@ class ImpatientHttp(HttpToolsProtocol):
             self._deadline = None
 
 
-class PatientProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, which parses a slice at a time."""
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol, which parses a slice at a time and closes peers that don't read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.close_timeout = 2.0  # seconds for the other side to answer a close
-        self._ahead = b""  # what was read and not yet parsed
-        self._ignored = 0  # bytes that came after the close
-        self._heard = False  # whether anything has come since the ping
+        self._unparsed = b""
+        self._ignored = 0  # bytes received after the close
+        self._alive = False  # whether any data was received since the ping
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         opened = transport.get_extra_info("socket")
         if opened is not None:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._alive = True
         if self.close_sent:
             self._ignored += len(data)
-            if self._ignored > IGNORED:
+            if self._ignored > MAX_IGNORED:
                 self.transport.close()
                 return
-        self._ahead += data
+        self._unparsed += data
         self._parse()
 
     async def receive(self) -> Any:
@@ -124,38 +154,38 @@ class PatientProtocol(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         closing = message["type"] == "websocket.close"
         if closing:
-            self.writable.set()  # nothing follows it, and one that doesn't read is closed too
+            self.writable.set()  # nothing follows, and a peer that doesn't read is closed too
         await self.writable.wait()
-        if self.close_sent:  # by the protocol itself, as after a frame that breaks its rules: uvicorn blames the caller
+        if self.close_sent:  # by the protocol itself, as after an invalid frame: uvicorn would blame the application
             raise ClientDisconnected
         await super().send(message)
         if closing and self.close_timer is not None:
             self.close_timer.cancel()
             self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
         if message["type"] == "websocket.http.response.body":
-            self.handshake_complete = True  # uvicorn would log that it is not
+            self.handshake_complete = True  # otherwise uvicorn logs an error
 
     def handle_close(self, event: Any) -> None:
         super().handle_close(event)
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self.loop.call_later(self.close_timeout, self.transport.abort)  # it may never read what waits for it
+            self.loop.call_later(self.close_timeout, self.transport.abort)  # the peer may never read what is queued
 
     def send_keepalive_ping(self) -> None:
-        self._heard = False
+        self._alive = False
         super().send_keepalive_ping()
 
     def keepalive_timeout(self) -> None:
-        if self._heard and self.ping_timeout is not None:  # the pong may be behind what comes: a flood is read slowly
-            self._heard = False
+        if self._alive and self.ping_timeout is not None:  # the pong may be behind other data
+            self._alive = False
             self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
             return
         super().keepalive_timeout()
-        self.transport.abort()  # likewise
+        self.transport.abort()  # as in `handle_close`
 
     def handle_events(self) -> None:
         super().handle_events()
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            self.handshake_complete = self.close_sent = True  # uvicorn would neither send the answer nor close
+            self.handshake_complete = self.close_sent = True
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
@@ -163,16 +193,16 @@ class PatientProtocol(WebSocketsSansIOProtocol):
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()
-            except UnicodeDecodeError:  # which uvicorn would log with a traceback, whoever sends it
+            except UnicodeDecodeError:
                 self.conn.send_close(1007)
                 self.handle_parser_exception()
                 return
         super().send_receive_event_to_app()
 
     def _parse(self) -> None:
-        """Parse until there is something to handle, or nothing left."""
+        """Parse until there is a frame to handle, or nothing left."""
         size = SLICE
-        while self._ahead and (self.queue.empty() or self.close_sent):
-            part, self._ahead = self._ahead[:size], self._ahead[size:]
+        while self._unparsed and (self.queue.empty() or self.close_sent):
+            part, self._unparsed = self._unparsed[:size], self._unparsed[size:]
             super().data_received(part)
-            size *= 2  # nothing came of it yet: it belongs to a large frame
+            size *= 2  # no frame yet: it is a large one

@@ -1,4 +1,4 @@
-"""The hub as a program: listening, signals, and an orderly end."""
+"""The hub as a program: listening, signals and shutdown."""
 
 import asyncio
 import signal
@@ -18,18 +18,18 @@ from headgate.errors import HeadgateError
 from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
 from headgate.hub.app import Hub
-from headgate.hub.protocols import ImpatientHttp, PatientProtocol
+from headgate.hub.protocols import HttpProtocol, WebSocketProtocol
 from headgate.hub.settings import HubSettings
 
 _BACKLOG: Final = 2048
-_EXTRA: Final = 1000  # HTTP connections beside the WebSockets
-_LARGER: Final = 4  # times the largest frame is read, to be refused with a word; what is larger closes the connection
+_HTTP_CONNECTIONS: Final = 1000  # beside the WebSockets
+_OVERSIZE: Final = 4  # times the largest frame is still answered; a larger one closes the connection
 
 _log = structlog.get_logger("headgate.hub")
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which says goodbye before it closes, and leaves the process to end by itself."""
+    """uvicorn's server, which drains the hub before it closes, and does not raise the signal again afterwards."""
 
     def __init__(self, hub: Hub, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -50,18 +50,18 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         _log.info("stopping")
         for server in self.servers:
-            server.close()  # nobody else comes in
+            server.close()  # no new connections
         await self._hub.drain()
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
-            connection.transport.abort()  # what waits for one that doesn't read would keep it for ever
+            connection.transport.abort()  # a connection that does not read would stay open for ever
 
 
 def serve(settings: HubSettings, config: Path | None, out: TextIO) -> None:
-    """Run a hub until it is told to stop."""
+    """Run a hub until SIGINT or SIGTERM."""
     policy = Policy() if config is None else Policy.load(config)
     _check_certificate(settings)
-    with _listening(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, policy, config, listener, out))
 
 
@@ -71,26 +71,26 @@ async def _serve(
     async with Hub(settings, policy, config=config) as hub:
         server = Server(hub, server_config(hub, settings))
         with nullcontext() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
-            await _welcome(hub, settings, listener, out)
+            await _print_welcome(hub, settings, listener, out)
             await server.serve([listener])
     _log.info("stopped")
 
 
 def server_config(hub: Hub, settings: HubSettings) -> uvicorn.Config:
-    """How uvicorn serves a hub."""
+    """The configuration of uvicorn for a hub."""
     return uvicorn.Config(
         hub,
-        ws=PatientProtocol,
-        ws_max_size=settings.max_frame * _LARGER,
-        ws_per_message_deflate=False,  # it costs memory by the connection, and lets little become much
-        http=ImpatientHttp,
+        ws=WebSocketProtocol,
+        ws_max_size=settings.max_frame * _OVERSIZE,
+        ws_per_message_deflate=False,  # it costs memory per connection, and small frames could inflate
+        http=HttpProtocol,
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
-        limit_concurrency=settings.max_connections + _EXTRA,
+        limit_concurrency=settings.max_connections + _HTTP_CONNECTIONS,
         timeout_graceful_shutdown=max(round(settings.shutdown_within), 1),
         backlog=_BACKLOG,
         ssl_certfile=settings.tls_certificate,
@@ -99,7 +99,7 @@ def server_config(hub: Hub, settings: HubSettings) -> uvicorn.Config:
 
 
 def _check_certificate(settings: HubSettings) -> None:
-    """Refuse a certificate that can't be used, before anything else is begun."""
+    """Refuse an unusable certificate before anything is started."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None:
         if key is not None:
@@ -112,8 +112,8 @@ def _check_certificate(settings: HubSettings) -> None:
         raise HeadgateError(f"{files}: expected a certificate and its key in PEM, got: {error.strerror}") from error
 
 
-def _listening(settings: HubSettings) -> socket.socket:
-    """A socket that listens, before anything else is begun."""
+def _listen(settings: HubSettings) -> socket.socket:
+    """A listening socket, opened before anything is started."""
     try:
         kind, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(kind, socket.SOCK_STREAM)
@@ -133,23 +133,23 @@ def _listening(settings: HubSettings) -> socket.socket:
 
 
 def _dashboard(hub: Hub, where: str) -> str:
-    """The link to the dashboard. What follows the # stays in the browser: no proxy and no log sees it."""
+    """The link to the dashboard. The fragment stays in the browser: no proxy or log sees it."""
     return f"{where}/dashboard" + (f"#token={hub.tokens.link}" if hub.tokens.link else "")
 
 
-async def _welcome(hub: Hub, settings: HubSettings, listener: socket.socket, out: TextIO) -> None:
-    """Say where the hub is, and the admin's token if it was made just now."""
+async def _print_welcome(hub: Hub, settings: HubSettings, listener: socket.socket, out: TextIO) -> None:
+    """Print the hub's address, and the admin's token if it was created at this start."""
     host, port = listener.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     secure = "s" if settings.tls_certificate else ""
     lines = [f"headgate {VERSION} listens on http{secure}://{where} (agents: ws{secure}://{where}/ws)"]
-    if hub.tokens.made:
-        lines.append(f"admin token, shown this once: {hub.tokens.made}")
+    if hub.tokens.created:
+        lines.append(f"admin token, shown this once: {hub.tokens.created}")
     lines.append(f"dashboard: {_dashboard(hub, f'http{secure}://{where}')}")
     print("\n".join(lines), file=out, flush=True)
     _log.info("started", address=where, store=_shown(hub.settings.store))
 
 
 def _shown(url: str) -> str:
-    """A store's URL without what may be secret."""
+    """A store's URL without credentials and options."""
     return url.rpartition("@")[2].partition("?")[0] or "memory"

@@ -1,4 +1,4 @@
-"""Doing something at a moment of the gate's clock, in the event loop."""
+"""Timers on the gate's clock, in the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,29 +13,29 @@ class Timer:
         self._clock, self._when, self._action = clock, when, action
         self._loop = asyncio.get_running_loop()
         self._done = False
-        self._look_again: asyncio.TimerHandle | None = None
-        self._look()
+        self._handle: asyncio.TimerHandle | None = None
+        self._schedule()
 
     def cancel(self) -> None:
-        """Don't, after all."""
+        """Do not call `action` any more."""
         self._done = True
-        if self._look_again is not None:
-            self._look_again.cancel()
+        if self._handle is not None:
+            self._handle.cancel()
 
-    def _look(self) -> None:
+    def _schedule(self) -> None:
         if self._done:
             return
         seconds = self._clock.alarm(self._when, self._ring)
         if seconds is None:
-            return  # it will ring
+            return  # the clock calls `_ring`
         if seconds > 0:
-            self._look_again = self._loop.call_later(seconds, self._look)
+            self._handle = self._loop.call_later(seconds, self._schedule)
         else:
-            self._look_again = self._loop.call_later(0, self._fire)
+            self._handle = self._loop.call_later(0, self._fire)
 
     def _ring(self) -> None:
         if not self._done and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._look)  # a clock for tests is set by another thread
+            self._loop.call_soon_threadsafe(self._schedule)  # tests set their clock in another thread
 
     def _fire(self) -> None:
         if not self._done:

@@ -1,1 +1,1 @@
-"""Who is an agent: registration, tokens, and who is connected."""
+"""Agents: registration, tokens and connections."""

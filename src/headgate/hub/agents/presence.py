@@ -1,15 +1,15 @@
-"""Who is connected, and how many more may be."""
+"""The connected agents, and the limits on connections."""
 
 from collections import Counter
 from typing import Final
 
 from headgate.gate.lookup import counted_as
-from headgate.hub.errors import Refused
+from headgate.hub.errors import RequestError
 from headgate.hub.sockets.socket import Socket
 
 
 class Presence:
-    """The WebSockets that are open: all of them by address, and those of agents by name."""
+    """The open WebSockets: all of them by address, and those of agents by name."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
         self._most, self._most_per_address = most, most_per_address
@@ -17,33 +17,34 @@ class Presence:
         self._agents: Final[dict[str, list[Socket]]] = {}
         self.sockets: Final[set[Socket]] = set()
 
-    def enter(self, socket: Socket) -> None:
-        """Let a socket in, or refuse it."""
+    def admit(self, socket: Socket) -> None:
+        """Count a socket, or refuse it where there are too many."""
         address = counted_as(socket.address)
         if len(self.sockets) >= self._most:
-            raise Refused(503, "too_many_connections", f"the hub has {self._most} connections, and takes no more")
+            raise RequestError(503, "too_many_connections", f"the hub has {self._most} connections, and takes no more")
         if self._addresses[address] >= self._most_per_address:
-            raise Refused(
+            raise RequestError(
                 429, "too_many_connections", f"{address} has {self._most_per_address} connections, and may have no more"
             )
         self._addresses[address] += 1
         self.sockets.add(socket)
 
-    def leave(self, socket: Socket) -> None:
+    def release(self, socket: Socket) -> None:
+        """A socket is closed."""
         address = counted_as(socket.address)
         self.sockets.discard(socket)
         self._addresses[address] -= 1
         if not self._addresses[address]:
             del self._addresses[address]
 
-    def join(self, agent: str, socket: Socket) -> bool:
-        """A socket has turned out to be an agent's; whether it is the only one."""
+    def add(self, agent: str, socket: Socket) -> bool:
+        """Add a socket of an agent that has identified; whether it is the agent's first."""
         sockets = self._agents.setdefault(agent, [])
         sockets.append(socket)
         return len(sockets) == 1
 
-    def part(self, agent: str, socket: Socket) -> bool:
-        """An agent's socket is gone; whether it was the last."""
+    def remove(self, agent: str, socket: Socket) -> bool:
+        """Remove an agent's socket; whether it was the last."""
         sockets = self._agents[agent]
         sockets.remove(socket)
         if not sockets:
@@ -51,16 +52,16 @@ class Presence:
         return not sockets
 
     def push(self, agent: str, frame: str) -> bool:
-        """Have a frame sent to an agent, over its newest socket that takes it."""
+        """Push a frame to an agent, over its newest socket with room for it; whether there is one."""
         return any(socket.push(frame) for socket in reversed(self._agents.get(agent, ())))
 
-    def of(self, agent: str) -> list[Socket]:
+    def sockets_of(self, agent: str) -> list[Socket]:
         """An agent's sockets, oldest first."""
         return list(self._agents.get(agent, ()))
 
-    def is_here(self, agent: str) -> bool:
+    def is_connected(self, agent: str) -> bool:
         return agent in self._agents
 
     def agents(self) -> list[str]:
-        """The agents that are connected, by name."""
+        """The connected agents, by name."""
         return sorted(self._agents)

@@ -1,39 +1,37 @@
-"""Who is an agent: registration, and the tokens by which agents are known.
+"""The registry of agents and their tokens.
 
-A token has 256 bits of chance and is shown once. Its SHA-256 is all that is kept: against so much chance no guessing
-helps, so nothing slower is needed. An id once taken stays taken, also after its token was revoked, so that nobody
-becomes another.
+A token has 256 random bits and is shown once. Only its SHA-256 is stored: tokens can't be guessed, so no slow hash is
+needed. An id stays taken after its token was revoked, so that no agent can take over the identity of another.
 """
 
-import asyncio
 import logging
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 from headgate.errors import InvalidInput
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.tokens import digest_of
-from headgate.hub.errors import Refused
-from headgate.hub.storage.database import Ledger
+from headgate.hub.background import BackgroundTasks
+from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import Database
 from headgate.stores.base import AgentDirectory
 
-T = TypeVar("T")
-Added: TypeAlias = Literal["done", "exists", "uninvited"]
-Changed: TypeAlias = Literal["done", "unknown", "revoked"]
+AddOutcome: TypeAlias = Literal["done", "exists", "uninvited"]
+ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked"]
 
 LONGEST_TOKEN: Final = 1024
-"""Characters; what is longer is no token, and isn't looked at."""
+"""Characters; anything longer is refused unread."""
 
 _log = logging.getLogger("headgate")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class AgentRecord:
     """An agent as the admin sees it."""
 
     agent: str
@@ -43,148 +41,140 @@ class Registered:
 
 
 class Registry:
-    """The agents of a hub, or of several that share a server.
+    """The agents of a hub, or of several hubs that share a store.
 
-    `mode` says who may register: with "open" everybody, with "invitation" whoever has a code that the admin has given
-    out, otherwise only the admin. No agent can have one of the names in `reserved`.
+    `mode` says who may register: "open" anybody, "invitation" anybody with a code from the admin, otherwise only the
+    admin. No agent can have a name in `reserved`.
 
-    With a shared server, whatever needs it raises `StoreAway` while it is away, except that an agent which was verified
-    here before goes on being known.
+    While a shared store is away, every method that needs it raises `StoreAway`, except that agents verified here before
+    can still be verified.
     """
 
-    def __init__(self, roll: AgentDirectory, *, mode: str = "open", reserved: frozenset[str] = frozenset()) -> None:
-        self._roll: Final = roll
+    def __init__(self, store: AgentDirectory, *, mode: str = "open", reserved: frozenset[str] = frozenset()) -> None:
+        self._store: Final = store
         self._mode: Final = mode
         self._reserved: Final = reserved
         self._listeners: Final[list[Callable[[str], None]]] = []
-        self._under_way: Final[set[asyncio.Task[Any]]] = set()
+        self._background: Final = BackgroundTasks()
+        self.revocations = 0
+        """The number of rotated and revoked tokens: it tells whether one may have been during a lookup."""
 
     async def start(self) -> None:
-        await self._roll.start(self._tell)
+        await self._store.start(self._on_revocation)
 
     async def close(self) -> None:
-        """Finish what is under way. The ledger and the clients are the caller's to close."""
-        await asyncio.gather(*self._under_way, return_exceptions=True)
-        await self._roll.close()
+        """Finish every change that has begun. The database and the store are the caller's to close."""
+        await self._background.wait()
+        await self._store.close()
 
-    def follow(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` in the loop with an agent's id when its token was rotated or revoked, here or elsewhere."""
+    def on_revocation(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` in the loop with an agent's id when its token is rotated or revoked, here or elsewhere."""
         self._listeners.append(listener)
 
     async def register(self, agent: str, invitation: str | None = None, *, by_admin: bool = False) -> str:
-        """Take an id that nobody has, and make its token. An invitation is used up only if that is done."""
+        """Register a free id, and return its new token. An invitation is used up only on success."""
         name = self._new_name(agent)
-        code = None if by_admin else self._admitted(invitation)
+        code = None if by_admin else self._check_invitation(invitation)
         token = _token()
-        outcome = await self._finish(self._roll.add(name, digest_of(token), time.time(), code))
+        outcome = await self._background.finish(self._store.add(name, digest_of(token), time.time(), code))
         if outcome == "exists":
-            raise Refused(409, "exists", f"agent: expected an id that is free, got {name!r}, which is taken")
+            raise RequestError(409, "exists", f"agent: expected an id that is free, got {name!r}, which is taken")
         if outcome == "uninvited":
-            raise Refused(403, "invitation_unknown", "invitation: expected one that the admin made and nobody has used")
+            raise RequestError(
+                403, "invitation_unknown", "invitation: expected one that the admin made and nobody has used"
+            )
         return token
 
     async def rotate(self, agent: str, *, by_admin: bool = False) -> str:
-        """Make another token for an agent: the one it had is worth nothing any more.
+        """Replace an agent's token by a new one, and return it.
 
-        Only the admin gives one to an agent whose token was revoked: else the agent itself could undo that, if it asks
-        just before.
+        Only the admin can do so after a revocation: otherwise an agent could undo it by a rotation just before.
         """
         token = _token()
-        outcome = await self._finish(self._roll.replace(_known_name(agent), digest_of(token), by_admin))
+        outcome = await self._background.finish(self._store.replace(_known_name(agent), digest_of(token), by_admin))
         if outcome == "unknown":
             raise _unknown(agent)
         if outcome == "revoked":
-            raise Refused(403, "revoked", f"the token of {agent!r} was revoked; only the admin can make another")
+            raise RequestError(403, "revoked", f"the token of {agent!r} was revoked; only the admin can make another")
         return token
 
     async def revoke(self, agent: str) -> bool:
-        """Make an agent's token worth nothing; False if it had none any more. The id stays taken."""
-        outcome = await self._finish(self._roll.replace(_known_name(agent), None, False))
+        """Revoke an agent's token; False if it was revoked before. The id stays taken."""
+        outcome = await self._background.finish(self._store.replace(_known_name(agent), None, False))
         if outcome == "unknown":
             raise _unknown(agent)
         return outcome == "done"
 
     async def verify(self, agent: str, token: str) -> bool:
-        """Whether a token is that agent's. Both may be anything."""
-        return _is_name(agent) and len(token) <= LONGEST_TOKEN and await self._roll.verify(agent, digest_of(token))
+        """Whether a token belongs to an agent. Both may be any text."""
+        return _is_name(agent) and len(token) <= LONGEST_TOKEN and await self._store.verify(agent, digest_of(token))
 
     async def owner(self, token: str) -> str | None:
-        """Whose token it is. It may be anything."""
-        return await self._roll.owner(digest_of(token)) if len(token) <= LONGEST_TOKEN else None
+        """The agent that a token belongs to. It may be any text."""
+        return await self._store.owner(digest_of(token)) if len(token) <= LONGEST_TOKEN else None
 
     async def knows(self, agent: str) -> bool:
-        """Whether there is such an agent. One whose token was revoked is none."""
-        return _is_name(agent) and await self._roll.knows(agent)
+        """Whether there is such an agent, with a token that was not revoked."""
+        return _is_name(agent) and await self._store.knows(agent)
 
-    async def agents(self, after: str = "", limit: int = 100) -> list[Registered]:
-        """The next agents in the order of their ids, those whose token was revoked too."""
+    async def agents(self, after: str = "", limit: int = 100) -> list[AgentRecord]:
+        """The next agents in the order of their ids, including those with a revoked token."""
         start = after.encode("utf-8", "replace").decode()
-        return [Registered(*row) for row in await self._roll.page(start, limit)]
+        return [AgentRecord(*row) for row in await self._store.page(start, limit)]
 
     async def invite(self) -> str:
-        """A code with which one agent can be registered."""
+        """A code for the registration of one agent."""
         code = f"hgi_{secrets.token_urlsafe(32)}"
-        await self._finish(self._roll.invite(digest_of(code), time.time()))
+        await self._background.finish(self._store.invite(digest_of(code), time.time()))
         return code
 
     def _new_name(self, agent: str) -> str:
         try:
             name = check_agent(agent)
         except InvalidInput as error:
-            raise Refused(400, "bad_agent", str(error)) from None
+            raise RequestError(400, "bad_agent", str(error)) from None
         if name in self._reserved:
-            raise Refused(400, "reserved", f"agent: expected an id that the hub doesn't use itself, got {name!r}")
+            raise RequestError(400, "reserved", f"agent: expected an id that the hub doesn't use itself, got {name!r}")
         return name
 
-    def _admitted(self, invitation: str | None) -> bytes | None:
-        """The digest of the invitation that has to be there, if one has to be."""
+    def _check_invitation(self, invitation: str | None) -> bytes | None:
+        """The digest of the invitation, if one is required."""
         if self._mode == "open":
             return None
         if self._mode != "invitation":
-            raise Refused(403, "registration_closed", "only the admin registers agents here; ask for a token")
+            raise RequestError(403, "registration_closed", "only the admin registers agents here; ask for a token")
         if invitation is None:
-            raise Refused(403, "invitation_required", "invitation: expected a code; ask the admin for one")
+            raise RequestError(403, "invitation_required", "invitation: expected a code; ask the admin for one")
         return digest_of(invitation[: LONGEST_TOKEN + 1])
 
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Carry something out to its end even if whoever waits is cancelled: what was stored has to be told."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # it was raised where somebody waits, or nobody does
-
-    def _tell(self, agent: str) -> None:
+    def _on_revocation(self, agent: str) -> None:
+        self.revocations += 1
         for listener in self._listeners:
             try:
                 listener(agent)
-            except Exception:  # noqa: BLE001 - the others are told all the same
-                _log.exception("that a token has changed could not be taken over")
+            except Exception:  # noqa: BLE001 - the other listeners are called all the same
+                _log.exception("a listener failed after the revocation of a token")
 
 
-class LedgerRoll:
-    """Agents in a hub's ledger, all of them in memory too."""
+class DatabaseAgents:
+    """Agents in the hub's database, with a copy in memory."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger: Final = ledger
-        self._tell: Callable[[str], None] = lambda _agent: None
-        self._digests: Final[dict[str, bytes]] = {}  # of those that are not revoked
+    def __init__(self, database: Database) -> None:
+        self._database: Final = database
+        self._on_revocation: Callable[[str], None] = lambda _agent: None
+        self._digests: Final[dict[str, bytes]] = {}  # without revoked ones
         self._owners: Final[dict[bytes, str]] = {}
 
-    async def start(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    async def start(self, on_revocation: Callable[[str], None]) -> None:
+        self._on_revocation = on_revocation
         query = "SELECT agent, digest FROM agents WHERE digest IS NOT NULL"
-        for agent, digest in await self._ledger.run(lambda db: db.execute(query).fetchall()):
+        for agent, digest in await self._database.run(lambda db: db.execute(query).fetchall()):
             self._set(agent, digest)
 
     async def close(self) -> None: ...
 
-    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> Added:
-        def work(db: sqlite3.Connection) -> Added:
+    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
+        def work(db: sqlite3.Connection) -> AddOutcome:
             if invitation is not None and not _one(db, "SELECT 1 FROM invitations WHERE digest = ?", invitation):
                 return "uninvited"
             if _one(db, "SELECT 1 FROM agents WHERE agent = ?", agent):
@@ -193,13 +183,13 @@ class LedgerRoll:
             db.execute("INSERT INTO agents (agent, digest, at) VALUES (?, ?, ?)", (agent, digest, at))
             return "done"
 
-        outcome = await self._ledger.run(work)
+        outcome = await self._database.run(work)
         if outcome == "done":
             self._set(agent, digest)
         return outcome
 
-    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> Changed:
-        def work(db: sqlite3.Connection) -> Changed:
+    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
+        def work(db: sqlite3.Connection) -> ReplaceOutcome:
             found = _one(db, "SELECT digest FROM agents WHERE agent = ?", agent)
             if found is None:
                 return "unknown"
@@ -208,10 +198,10 @@ class LedgerRoll:
             db.execute("UPDATE agents SET digest = ? WHERE agent = ?", (digest, agent))
             return "done"
 
-        outcome = await self._ledger.run(work)
+        outcome = await self._database.run(work)
         if outcome == "done":
             self._set(agent, digest)
-            self._tell(agent)
+            self._on_revocation(agent)
         return outcome
 
     def _set(self, agent: str, digest: bytes | None) -> None:
@@ -234,11 +224,11 @@ class LedgerRoll:
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent > ? ORDER BY agent LIMIT ?"
-        rows = await self._ledger.run(lambda db: db.execute(query, (after, limit)).fetchall())
+        rows = await self._database.run(lambda db: db.execute(query, (after, limit)).fetchall())
         return [(agent, at, bool(revoked)) for agent, at, revoked in rows]
 
     async def invite(self, digest: bytes, at: float) -> None:
-        await self._ledger.run(lambda db: db.execute("INSERT INTO invitations VALUES (?, ?)", (digest, at)))
+        await self._database.run(lambda db: db.execute("INSERT INTO invitations VALUES (?, ?)", (digest, at)))
 
 
 def _one(db: sqlite3.Connection, query: str, value: object) -> tuple[Any, ...] | None:
@@ -264,5 +254,5 @@ def _known_name(agent: str) -> str:
     return agent
 
 
-def _unknown(agent: str) -> Refused:
-    return Refused(404, "unknown_agent", f"there is no agent {agent!r:.200}")
+def _unknown(agent: str) -> RequestError:
+    return RequestError(404, "unknown_agent", f"there is no agent {agent!r:.200}")

@@ -1,4 +1,4 @@
-"""The tokens of those who run the hub: the admin's and the viewer's."""
+"""The tokens of operators: the admin's and the viewer's."""
 
 import hashlib
 import hmac
@@ -8,42 +8,42 @@ from typing import Final
 
 from headgate.errors import HeadgateError
 from headgate.hub.settings import A_TOKEN, HubSettings, usable_token
-from headgate.hub.storage.database import Ledger
+from headgate.hub.storage.database import Database
 
 
 class Tokens:
-    """Tells admins and viewers by their tokens, of which it keeps digests."""
+    """Recognizes admins and viewers by their tokens, of which it stores digests."""
 
-    def __init__(self, ledger: Ledger, settings: HubSettings) -> None:
-        self._ledger: Final = ledger
+    def __init__(self, database: Database, settings: HubSettings) -> None:
+        self._database: Final = database
         self._given: Final = _given(settings)
         if self._given and self._given == settings.viewer_token:
             raise HeadgateError("the viewer's token: expected another than the admin's")
         self._admin = b""
         self._viewer: Final = digest_of(settings.viewer_token) if settings.viewer_token else b""
-        self._may: Final = settings.dashboard_link
-        self.link = "" if self._may == "none" else f"hgl_{secrets.token_urlsafe(32)}"
-        """What the link to the dashboard holds: good for as long as the hub runs, and kept nowhere."""
+        self._link_access: Final = settings.dashboard_link
+        self.link = "" if self._link_access == "none" else f"hgl_{secrets.token_urlsafe(32)}"
+        """The token in the dashboard link: valid as long as the hub runs, and stored nowhere."""
         self._link: Final = digest_of(self.link) if self.link else b""
-        self.made = ""
-        """The admin's token, if it was made just now: to be shown once."""
+        self.created = ""
+        """The admin's token if it was created at this start, to be shown once."""
 
     async def start(self) -> None:
-        """Take the admin's token that was given, or the one that was made before, or make one."""
+        """Use the admin's token from the settings, or the one created before, or create one."""
         if self._given:
             self._admin = digest_of(self._given)
             return
-        made = f"hga_{secrets.token_urlsafe(32)}"
+        created = f"hga_{secrets.token_urlsafe(32)}"
 
-        def remember(db: Connection) -> str:
-            row = ("admin_token", digest_of(made).hex())
+        def store(db: Connection) -> str:
+            row = ("admin_token", digest_of(created).hex())
             db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", row)
-            (kept,) = db.execute("SELECT value FROM settings WHERE name = 'admin_token'").fetchone()
-            return str(kept)
+            (stored,) = db.execute("SELECT value FROM settings WHERE name = 'admin_token'").fetchone()
+            return str(stored)
 
-        self._admin = bytes.fromhex(await self._ledger.run(remember))
-        if self._admin == digest_of(made):
-            self.made = made
+        self._admin = bytes.fromhex(await self._database.run(store))
+        if self._admin == digest_of(created):
+            self.created = created
 
     def is_admin(self, token: str) -> bool:
         return self._is(token, self._admin, "admin")
@@ -51,14 +51,14 @@ class Tokens:
     def is_viewer(self, token: str) -> bool:
         return self._is(token, self._viewer, "viewer")
 
-    def _is(self, token: str, whose: bytes, may: str) -> bool:
+    def _is(self, token: str, expected: bytes, access: str) -> bool:
         digest = digest_of(token)
-        by_link = hmac.compare_digest(digest, self._link) and self._may == may
-        return hmac.compare_digest(digest, whose) or by_link
+        by_link = hmac.compare_digest(digest, self._link) and self._link_access == access
+        return hmac.compare_digest(digest, expected) or by_link
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a token. Tokens are long and random, so that no slow hash is needed."""
+    """The digest of a token. Tokens are long and random, so no slow hash is needed."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -72,7 +72,7 @@ def _given(settings: HubSettings) -> str:
     except OSError as error:
         raise HeadgateError(f"{path}: expected a file with the admin's token, got: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise HeadgateError(f"{path}: expected a file with the admin's token, got: no text") from None
+        raise HeadgateError(f"{path}: expected a file with the admin's token, got: a binary file") from None
     try:
         return usable_token(token)
     except ValueError:

@@ -2,18 +2,26 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, json
 
 from headgate.errors import InvalidInput, refuse
+from headgate.gate import Gate
 from headgate.gate.changes import default, exemption, override
 from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
-from headgate.hub.api.agent_routes import Body, NewTask, Registered, Revoked, TaskPage, Tasks
-from headgate.hub.api.routing import Call, Route, Who
-from headgate.hub.dashboard.cards import AgentCard, cards
-from headgate.hub.errors import Refused
+from headgate.hub.agents.presence import Presence
+from headgate.hub.agents.registry import Registry
+from headgate.hub.api.agent_routes import NewTask, Registered, Revoked, TaskList, TaskPage
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.dashboard.cards import AgentCard, Cards
+from headgate.hub.errors import RequestError
+from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.stats import Stats
 from headgate.hub.sockets.frames import AgentId, Count, SessionId, Signal
+from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.decision import Limit, Outcome
 from headgate.limits.notation import limit_of
@@ -34,6 +42,13 @@ NewLimits = Annotated[
         extra_json_schema={"additionalProperties": json.schema(LimitTexts | dict[str, LimitTexts])},
     ),
 ]
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """The file that the policy was read from; None for a hub without one."""
+
+    path: Path | None
 
 
 class RateLimits(Struct):
@@ -152,35 +167,35 @@ class SignalNumber(Struct):
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-async def _rate_limits(call: Call) -> RateLimits:
-    effective = call.hub.gate.effective
+async def _rate_limits(_call: Call, gate: Gate) -> RateLimits:
+    effective = gate.effective
     overrides = {agent: _by_channel(limits) for agent, limits in sorted(effective.overrides.items())}
     return RateLimits(_by_channel(effective.limits), overrides)
 
 
-async def _set_defaults(call: Call) -> RateLimits:
-    edits = [default(tier, limit, channel) for channel, tier, limit in _given(call)]
-    await call.hub.gate.achange(edits, by=call.by)
-    return await _rate_limits(call)
+async def _set_defaults(call: Call, gate: Gate) -> RateLimits:
+    edits = [default(tier, limit, channel) for channel, tier, limit in _given(call, gate)]
+    await gate.achange(edits, by=call.by)
+    return await _rate_limits(call, gate)
 
 
-async def _set_override(call: Call) -> AgentLimits:
+async def _set_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
-    edits = [override(agent, tier, limit, channel) for channel, tier, limit in _given(call)]
-    await call.hub.gate.achange(edits, by=call.by)
-    return _limits_of(call, agent)
+    edits = [override(agent, tier, limit, channel) for channel, tier, limit in _given(call, gate)]
+    await gate.achange(edits, by=call.by)
+    return _limits_of(call, gate, agent)
 
 
-async def _remove_override(call: Call) -> AgentLimits:
+async def _remove_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
-    if agent in call.hub.gate.effective.overrides:
-        await call.hub.gate.aremove_override(agent, by=call.by)
-    return _limits_of(call, agent)
+    if agent in gate.effective.overrides:
+        await gate.aremove_override(agent, by=call.by)
+    return _limits_of(call, gate, agent)
 
 
-def _given(call: Call) -> list[tuple[str | None, str, Limit]]:
+def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
     """The limits in a body, as channel (None: every channel), tier and limit: all of them, or an error."""
-    channels = call.hub.gate.policy.channels
+    channels = gate.policy.channels
     found: list[tuple[str | None, str, Limit]] = []
     for name, value in call.body.items():
         if name in TIERS:
@@ -195,7 +210,7 @@ def _given(call: Call) -> list[tuple[str | None, str, Limit]]:
                     refuse(name, f"one of {', '.join(TIERS)}", tier)
                 found.append((name, tier, _limit(f"{name}.{tier}", text)))
     if not found:
-        raise Refused(400, "invalid", f"body: expected limits for some of {', '.join(TIERS)}, got none")
+        raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(TIERS)}, got none")
     return sorted(found, key=lambda one: one[0] is not None)  # a limit below a channel goes before one for all
 
 
@@ -219,8 +234,7 @@ def _by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
     return found
 
 
-def _limits_of(call: Call, agent: str) -> AgentLimits:
-    gate = call.hub.gate
+def _limits_of(_call: Call, gate: Gate, agent: str) -> AgentLimits:
     limits = {
         channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in TIERS}
         for channel in gate.policy.channels
@@ -231,53 +245,53 @@ def _limits_of(call: Call, agent: str) -> AgentLimits:
 # Exempt agents: "whitelist" in the paths ------------------------------------------------------------------------------
 
 
-async def _exempt(call: Call) -> ExemptAgents:
-    return ExemptAgents(sorted(call.hub.gate.effective.exempt))
+async def _exempt(_call: Call, gate: Gate) -> ExemptAgents:
+    return ExemptAgents(sorted(gate.effective.exempt))
 
 
-async def _replace_exempt(call: Call) -> ExemptAgents:
+async def _replace_exempt(call: Call, gate: Gate) -> ExemptAgents:
     wanted = {check_agent(agent) for agent in call.body.agents}
-    different = sorted(wanted ^ call.hub.gate.effective.exempt)
-    await call.hub.gate.achange([exemption(agent, agent in wanted) for agent in different], by=call.by)
-    return await _exempt(call)
+    different = sorted(wanted ^ gate.effective.exempt)
+    await gate.achange([exemption(agent, agent in wanted) for agent in different], by=call.by)
+    return await _exempt(call, gate)
 
 
-async def _add_exempt(call: Call) -> ExemptAgents:
-    if not call.hub.gate.is_exempt(call.body.agent_id):
-        await call.hub.gate.aadd_exemption(call.body.agent_id, by=call.by)
-    return await _exempt(call)
+async def _add_exempt(call: Call, gate: Gate) -> ExemptAgents:
+    if not gate.is_exempt(call.body.agent_id):
+        await gate.aadd_exemption(call.body.agent_id, by=call.by)
+    return await _exempt(call, gate)
 
 
-async def _remove_exempt(call: Call) -> ExemptAgents:
-    if call.hub.gate.is_exempt(call.parts["agent"]):
-        await call.hub.gate.aremove_exemption(call.parts["agent"], by=call.by)
-    return await _exempt(call)
+async def _remove_exempt(call: Call, gate: Gate) -> ExemptAgents:
+    if gate.is_exempt(call.parts["agent"]):
+        await gate.aremove_exemption(call.parts["agent"], by=call.by)
+    return await _exempt(call, gate)
 
 
 # Violations, agents, and the rest -------------------------------------------------------------------------------------
 
 
-async def _violations(call: Call) -> Violations:
-    return Violations(await cards(call.hub, [one.agent_id for one in call.hub.tally.offenders()[:1000]]))
+async def _violations(_call: Call, cards: Cards, stats: Stats) -> Violations:
+    return Violations(await cards.of([one.agent_id for one in stats.offenders()[:1000]]))
 
 
-async def _reset_violations(call: Call) -> Reset:
+async def _reset_violations(call: Call, gate: Gate) -> Reset:
     agent = call.parts["agent"]
-    return Reset(agent, await call.hub.gate.areset_violations(agent))
+    return Reset(agent, await gate.areset_violations(agent))
 
 
-async def _check(call: Call) -> Verdict:
-    hub, body = call.hub, call.body
+async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
+    body = call.body
     agent, channel = check_agent(body.agent_id), body.channel
     if (body.tier is None) is (body.action is None):
-        raise Refused(400, "invalid", "body: expected a tier or an action, and not both")
-    tier = hub.gate.tier_of(channel, body.action) if body.tier is None else body.tier
+        raise RequestError(400, "invalid", "body: expected a tier or an action, and not both")
+    tier = gate.tier_of(channel, body.action) if body.tier is None else body.tier
     if not body.peek:
-        decision = await hub.check(agent, channel, body.tier, action=body.action, cost=body.cost)
+        decision = await stats.check(agent, channel, tier, body.cost)
     elif body.cost != 1:
         refuse("cost", "1 with peek, which says what is left for any cost", body.cost)
     else:
-        decision = await hub.gate.apeek(agent, channel, tier)
+        decision = await gate.apeek(agent, channel, tier)
     violation, would_be = decision.violation, decision.would_be
     return Verdict(
         agent_id=agent,
@@ -295,67 +309,65 @@ async def _check(call: Call) -> Verdict:
     )
 
 
-async def _agents(call: Call) -> RegisteredAgents:
-    found = await call.hub.registry.agents(call.query.after, call.query.limit)
-    here = call.hub.presence
+async def _agents(call: Call, registry: Registry, presence: Presence) -> RegisteredAgents:
+    found = await registry.agents(call.query.after, call.query.limit)
     return RegisteredAgents(
-        [RegisteredAgent(one.agent, one.at, one.revoked, bool(here.of(one.agent))) for one in found]
+        [RegisteredAgent(one.agent, one.at, one.revoked, presence.is_connected(one.agent)) for one in found]
     )
 
 
-async def _agent(call: Call) -> AgentCard:
+async def _agent(call: Call, registry: Registry, cards: Cards) -> AgentCard:
     agent = call.parts["agent"]
-    if not await call.hub.registry.knows(agent):
-        raise Refused(404, "unknown_agent", f"there is no agent {agent!r}")
-    (card,) = await cards(call.hub, [agent])
+    if not await registry.knows(agent):
+        raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
+    (card,) = await cards.of([agent])
     return card
 
 
-async def _register(call: Call) -> Registered:
+async def _register(call: Call, registry: Registry) -> Registered:
     agent = call.body.agent_id
-    return Registered(agent, await call.hub.registry.register(agent, by_admin=True))
+    return Registered(agent, await registry.register(agent, by_admin=True))
 
 
-async def _rotate(call: Call) -> Registered:
+async def _rotate(call: Call, registry: Registry) -> Registered:
     agent = call.parts["agent"]
-    return Registered(agent, await call.hub.registry.rotate(agent, by_admin=True))
+    return Registered(agent, await registry.rotate(agent, by_admin=True))
 
 
-async def _revoke(call: Call) -> Revoked:
+async def _revoke(call: Call, registry: Registry) -> Revoked:
     agent = call.parts["agent"]
-    return Revoked(agent, await call.hub.registry.revoke(agent))
+    return Revoked(agent, await registry.revoke(agent))
 
 
-async def _invite(call: Call) -> Invitation:
-    return Invitation(await call.hub.registry.invite())
+async def _invite(_call: Call, registry: Registry) -> Invitation:
+    return Invitation(await registry.invite())
 
 
-async def _push_task(call: Call) -> Task:
-    return await call.hub.scheduler.add("", bytes(call.body.payload))
+async def _push_task(call: Call, scheduler: Scheduler) -> Task:
+    return await scheduler.add("", bytes(call.body.payload))
 
 
-async def _tasks(call: Call) -> Tasks:
+async def _tasks(call: Call, scheduler: Scheduler) -> TaskList:
     query: TaskPage = call.query
-    return Tasks(await call.hub.scheduler.tasks(state=query.state, limit=query.limit, before=query.before))
+    return TaskList(await scheduler.tasks(state=query.state, limit=query.limit, before=query.before))
 
 
-async def _changes(call: Call) -> Changes:
-    history = await asyncio.to_thread(call.hub.gate.history)
+async def _changes(call: Call, gate: Gate) -> Changes:
+    history = await asyncio.to_thread(gate.history)
     newest = reversed(history[-call.query.limit :])
     return Changes([{"what": str(change), "by": change.by, "at": change.at} for change in newest])
 
 
-async def _reload(call: Call) -> Reloaded:
-    config = call.hub.config
-    if config is None:
-        raise Refused(409, "no_config", "the hub was started without --config, so there is no file to reload")
-    await call.hub.gate.areload(await asyncio.to_thread(Policy.load, config), by=call.by)
+async def _reload(call: Call, file: PolicyFile, gate: Gate) -> Reloaded:
+    if file.path is None:
+        raise RequestError(409, "no_config", "the hub was started without --config, so there is no file to reload")
+    await gate.areload(await asyncio.to_thread(Policy.load, file.path), by=call.by)
     return Reloaded(True)
 
 
-async def _write_signal(call: Call) -> SignalNumber:
+async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:
     body: NewSignal = call.body
-    return SignalNumber(await call.hub.logbook.write(check_agent(body.agent_id), str(body.session), body.signal))
+    return SignalNumber(await sessions.write(check_agent(body.agent_id), str(body.session), body.signal))
 
 
 _LIMITS: Final = "/api/admin/rate-limits"
@@ -423,7 +435,7 @@ ROUTES: Final = (
         "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task,
         "add a task for any idle agent", body=NewTask, status=201,
     ),
-    Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, Tasks, "all tasks", query=TaskPage),
+    Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, TaskList, "all tasks", query=TaskPage),
     Route(
         "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
         "who changed what and when, newest first", query=ChangesPage,

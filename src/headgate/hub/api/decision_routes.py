@@ -1,12 +1,11 @@
-"""The decision service: the sliding windows of `headgate.sliding`, for programs in any language."""
+"""Routes of the decision service: the sliding windows of `headgate.sliding`, for programs in any language."""
 
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from headgate.hub.api.agent_routes import Body
-from headgate.hub.api.routing import Call, Route, Who
-from headgate.sliding import RateLimitResult
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.sliding import RateLimiter, RateLimitResult
 
 Key = Annotated[str, Meta(min_length=1, max_length=512)]
 Limit = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -14,7 +13,7 @@ Window = Annotated[int, Meta(ge=1, le=31_536_000_000, description="milliseconds,
 
 
 class Check(Body):
-    """A request to be counted; without a limit or window, those of the settings hold."""
+    """A request to count; without a limit or window, the defaults apply."""
 
     key: Key
     limit: Limit | None = None
@@ -25,7 +24,7 @@ class CounterQuery(Body):
     window_ms: Window | None = None
 
 
-class Counter(Struct):
+class CounterValue(Struct):
     key: str
     current_count: int
 
@@ -37,31 +36,31 @@ class CounterReset(Struct):
 
 
 def _own(call: Call, key: str) -> str:
-    """A key of the caller's own: nobody meets the counters of another. The length keeps names and keys apart."""
+    """A key of the caller's own: callers share no counters. The length keeps names and keys apart."""
     return f"{len(call.agent)}:{call.agent}{key}"
 
 
-async def _check(call: Call) -> RateLimitResult:
+async def _check(call: Call, windows: RateLimiter) -> RateLimitResult:
     body: Check = call.body
-    return await call.hub.windows.check(_own(call, body.key), body.limit, body.window_ms)
+    return await windows.check(_own(call, body.key), body.limit, body.window_ms)
 
 
-async def _counter(call: Call) -> Counter:
+async def _counter(call: Call, windows: RateLimiter) -> CounterValue:
     key = call.parts["key"]
-    return Counter(key, await call.hub.windows.get_counter(_own(call, key), call.query.window_ms))
+    return CounterValue(key, await windows.get_counter(_own(call, key), call.query.window_ms))
 
 
-async def _reset(call: Call) -> CounterReset:
+async def _reset(call: Call, windows: RateLimiter) -> CounterReset:
     key = call.parts["key"]
-    return CounterReset(key, await call.hub.windows.reset_counter(_own(call, key)))
+    return CounterReset(key, await windows.reset_counter(_own(call, key)))
 
 
 _PATH: Final = "/v1/counters/{key}"
 ROUTES: Final = (
     Route(
-        "POST", "/v1/check", "post_check", Who.PROGRAM, _check, RateLimitResult, "may it pass? Counts it, if so",
-        body=Check,
+        "POST", "/v1/check", "post_check", Who.PROGRAM, _check, RateLimitResult,
+        "check a request, and count it if it passes", body=Check,
     ),
-    Route("GET", _PATH, "get_counter", Who.PROGRAM, _counter, Counter, "how much was counted", query=CounterQuery),
-    Route("DELETE", _PATH, "delete_counter", Who.PROGRAM, _reset, CounterReset, "forget what was counted"),
+    Route("GET", _PATH, "get_counter", Who.PROGRAM, _counter, CounterValue, "the present count", query=CounterQuery),
+    Route("DELETE", _PATH, "delete_counter", Who.PROGRAM, _reset, CounterReset, "reset the count"),
 )  # fmt: skip

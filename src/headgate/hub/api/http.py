@@ -1,28 +1,30 @@
-"""HTTP: authentication, the gate, the body, the handler, the answer, in this order, for every route alike."""
+"""HTTP requests: authentication, the gate, the body, the handler and the response, in this order for every route."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import PROBLEM_JSON, HeaderWriter, describe_denial
+from headgate.hub.agents.registry import Registry
+from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api.routing import Call, Route, Router, Who
-from headgate.hub.errors import Refused, refusal
-from headgate.hub.sockets.frames import MALFORMED, explained
+from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.monitoring.stats import Stats
+from headgate.hub.settings import HubSettings
+from headgate.hub.sockets.frames import MALFORMED, explain
 from headgate.hub.sockets.socket import Receive, Send
 from headgate.limits.decision import Decision, Outcome
-
-if TYPE_CHECKING:
-    from headgate.hub.app import Hub
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 REGISTER: Final = "post_onboard_register"
 UNKNOWN: Final = "unknown_route"
-_NOTHING: Final[Headers] = ()
-_BODY_WITHIN: Final = 30.0  # seconds for a body to arrive
+_NO_HEADERS: Final[Headers] = ()
+_BODY_TIMEOUT: Final = 30.0  # seconds
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -39,7 +41,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class DeniedBody(msgspec.Struct):
-    """What a denied request is told: problem details (RFC 9457), as `headgate.http` writes them."""
+    """The body of a denial: problem details (RFC 9457), as `headgate.http` writes them."""
 
     type: str
     title: str
@@ -51,7 +53,7 @@ class DeniedBody(msgspec.Struct):
     tier: str
 
 
-class Answer(msgspec.Struct):
+class HttpResponse(msgspec.Struct):
     """An HTTP response."""
 
     status: int
@@ -69,13 +71,14 @@ class Answer(msgspec.Struct):
 
 
 class Caller:
-    """Who has sent a request, by its token."""
+    """The sender of a request, known by its token."""
 
     def __init__(self, agent: str = "", *, admin: bool = False, viewer: bool = False) -> None:
         self.agent, self.admin, self.viewer = agent, admin, viewer
         self.known: Final = bool(agent) or admin or viewer
 
     def may(self, who: Who) -> bool:
+        """Whether it may use a route for `who`."""
         if who in (Who.PROBE, Who.ANYONE):
             return True
         if who is Who.ADMIN:
@@ -85,140 +88,145 @@ class Caller:
         return bool(self.agent) or (self.admin and who is Who.PROGRAM)
 
 
-NOBODY: Final = Caller()
+ANONYMOUS: Final = Caller()
 
 
-class Denied(Exception):
-    """The gate has said no."""
+class RequestDenied(Exception):
+    """The gate has denied a request. `limit_headers` tell the caller about its limit."""
 
-    def __init__(self, decision: Decision, tier: str, stands: Headers = ()) -> None:
+    def __init__(self, decision: Decision, tier: str, limit_headers: Headers = ()) -> None:
         self.decision: Final = decision
         self.tier: Final = tier
-        self.stands: Final = stands
+        self.limit_headers: Final = limit_headers
         super().__init__("rate limited")
 
 
 class Api:
-    """Answers HTTP requests by the table of routes."""
+    """Answers HTTP requests by the routes of a router."""
 
-    def __init__(self, hub: "Hub", router: Router) -> None:
-        self._hub, self._router = hub, router
+    def __init__(
+        self, router: Router, gate: Gate, stats: Stats, tokens: Tokens, registry: Registry, settings: HubSettings
+    ) -> None:
+        self._router, self._gate, self._stats = router, gate, stats
+        self._tokens, self._registry = tokens, registry
+        self._public_dashboard: Final = settings.public_dashboard
+        self._max_body: Final = settings.max_frame
         self._writer: Final = HeaderWriter()
 
-    async def answer(self, scope: Mapping[str, Any], receive: Receive, address: str) -> Answer:
+    async def respond(self, scope: Mapping[str, Any], receive: Receive, address: str) -> HttpResponse:
+        """The response to a request from an address. Never raises."""
         try:
-            return await self._answered(scope, receive, address)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer, and the log the rest
-            return failed(error)
+            return await self._handle(scope, receive, address)
+        except Exception as error:  # noqa: BLE001 - every request is answered; the log has the details
+            return error_response(error)
 
-    async def _answered(self, scope: Mapping[str, Any], receive: Receive, address: str) -> Answer:
+    async def _handle(self, scope: Mapping[str, Any], receive: Receive, address: str) -> HttpResponse:
         routes, parts = self._router.find(scope.get("raw_path") or scope["path"].encode())
         route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])  # the server leaves out the body
-        caller, stands = NOBODY, _NOTHING
+        caller, limit_headers = ANONYMOUS, _NO_HEADERS
         if route is None or route.who is not Who.PROBE:
-            caller, stands = await self._admitted(scope["headers"], route, address)
+            caller, limit_headers = await self._admit(scope["headers"], route, address)
         if route is None:
             if routes:
-                refused = Refused(405, "wrong_method", f"expected {' or '.join(sorted(routes))}, got {scope['method']}")
-                return failed(refused, allow=", ".join(sorted(routes)))
-            raise Refused(404, "unknown_route", "there is no such route; /openapi.json lists them")
+                allowed = sorted(routes)
+                error = RequestError(405, "wrong_method", f"expected {' or '.join(allowed)}, got {scope['method']}")
+                return error_response(error, allow=", ".join(allowed))
+            raise RequestError(404, "unknown_route", "there is no such route; /openapi.json lists them")
         if "agent" in parts:
             check_agent(parts["agent"])
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         query = _converted(given, route.query)
         body = None if route.body is None else _decoded(await self._body(scope["headers"], receive), route.body)
         by = caller.agent or (f"admin at {address}" if caller.admin else "")
-        call = Call(self._hub, caller.agent, by, caller.admin, parts, query, body)
-        answer = await route.handler(call)
-        return answer if isinstance(answer, Answer) else Answer(route.status, _encoder.encode(answer), stands)
+        answer = await route.handler(Call(caller.agent, by, caller.admin, parts, query, body))
+        if isinstance(answer, HttpResponse):
+            return answer
+        return HttpResponse(route.status, _encoder.encode(answer), limit_headers)
 
-    # Who is it, and may it? ------------------------------------------------------------------------------------------
+    # Who calls, and may it? ------------------------------------------------------------------------------------------
 
-    async def _admitted(self, headers: Headers, route: Route | None, address: str) -> tuple[Caller, Headers]:
-        """Who calls, authenticated and let through by the gate, and the headers that say how it stands."""
+    async def _admit(self, headers: Headers, route: Route | None, address: str) -> tuple[Caller, Headers]:
+        """The caller, authenticated and admitted by the gate, and the headers about its limit."""
         who = Who.ANYONE if route is None else route.who
         action = UNKNOWN if route is None else route.action
         token = _token(headers)
-        caller = NOBODY if token is None else await self._owner(token)
-        decision, stands = await self._decision(caller, action, address), _NOTHING
-        if decision is not None:
-            tier = self._hub.gate.tier_of("http", action)
-            if caller.agent and action != REGISTER:
-                stands = self._standing(decision, caller.agent, tier)
-            if not decision:
-                raise Denied(decision, tier, stands)
+        caller = ANONYMOUS if token is None else await self._caller(token)
+        limit_headers = _NO_HEADERS
+        if not (caller.admin or caller.viewer):
+            limit_headers = await self._check(caller.agent, action, address)
         if not caller.known and token is not None:
-            raise Refused(401, "unauthorized", "the token in the Authorization header is nobody's")
-        if who is Who.VIEWER and self._hub.settings.public_dashboard:
-            return caller, stands
+            raise RequestError(401, "unauthorized", "the token in the Authorization header is nobody's")
+        if who is Who.VIEWER and self._public_dashboard:
+            return caller, limit_headers
         if not caller.known and not caller.may(who):
-            raise Refused(401, "unauthorized", f"this needs the token of {who.value}, as Authorization: Bearer <token>")
+            detail = f"this needs the token of {who.value}, as Authorization: Bearer <token>"
+            raise RequestError(401, "unauthorized", detail)
         if not caller.may(who):
-            raise Refused(403, "forbidden", f"this needs the token of {who.value}")
-        return caller, stands
+            raise RequestError(403, "forbidden", f"this needs the token of {who.value}")
+        return caller, limit_headers
 
-    def _standing(self, decision: Decision, agent: str, tier: str) -> Headers:
-        """How an agent stands, in headers; those who aren't known aren't told, as they may share an address."""
-        if decision.outcome is Outcome.EXEMPT:
-            return _NOTHING
-        return self._writer.for_limit(self._hub.gate.limits_for(agent, "http", tier), tier).write(decision)
-
-    async def _decision(self, caller: Caller, action: str, address: str) -> Decision | None:
-        """What the gate says; None for those it doesn't hold for."""
-        if caller.admin or caller.viewer:
-            return None
-        if action == REGISTER:
-            # For agents too: else each could register ten more a minute, and each of those ten more.
-            return await self._hub.gate.acheck_address(address, "registration")
-        if caller.agent:
-            return await self._hub.check(caller.agent, "http", action=action)
-        return await self._hub.gate.acheck_address(address)
-
-    async def _owner(self, token: str) -> Caller:
-        """Who has a token; `NOBODY` if nobody has."""
-        hub = self._hub
-        if hub.tokens.is_admin(token):
+    async def _caller(self, token: str) -> Caller:
+        if self._tokens.is_admin(token):
             return Caller(admin=True)
-        if hub.tokens.is_viewer(token):
+        if self._tokens.is_viewer(token):
             return Caller(viewer=True)
-        agent = await hub.registry.owner(token)
-        return NOBODY if agent is None else Caller(agent)
+        agent = await self._registry.owner(token)
+        return ANONYMOUS if agent is None else Caller(agent)
+
+    async def _check(self, agent: str, action: str, address: str) -> Headers:
+        """Check a request of an agent, or of an unknown caller by its address; the headers about an agent's limit."""
+        tier = self._gate.tier_of("http", action)
+        limit_headers = _NO_HEADERS
+        if action == REGISTER:
+            # Agents too: otherwise each could register ten more a minute, and each of those ten more.
+            decision = await self._gate.acheck_address(address, "registration")
+        elif agent:
+            decision = await self._stats.check(agent, "http", tier)
+            if decision.outcome is not Outcome.EXEMPT:
+                limit = self._gate.limits_for(agent, "http", tier)
+                limit_headers = self._writer.for_limit(limit, tier).write(decision)
+        else:  # unknown callers may share an address, so they get no headers
+            decision = await self._gate.acheck_address(address)
+        if not decision:
+            raise RequestDenied(decision, tier, limit_headers)
+        return limit_headers
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """The body, if it isn't too large and comes in time."""
-        most = self._hub.settings.max_frame
-        too_large = Refused(413, "too_large", f"expected a body of at most {most} bytes")
-        said = dict(headers).get(b"content-length", b"0")
-        if not said.isdigit() or int(said) > most:
+        """The body, unless it is too large or too slow."""
+        most = self._max_body
+        too_large = RequestError(413, "too_large", f"expected a body of at most {most} bytes")
+        announced = dict(headers).get(b"content-length", b"0")
+        if not announced.isdigit() or int(announced) > most:
             raise too_large
         body = bytearray()
         try:
-            async with asyncio.timeout(_BODY_WITHIN):
+            async with asyncio.timeout(_BODY_TIMEOUT):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refused(400, "invalid", "the body ended early")
+                        raise RequestError(400, "invalid", "the body ended early")
                     body += message.get("body", b"")
                     if len(body) > most:
                         raise too_large
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            raise Refused(408, "too_slow", f"expected the whole body within {_BODY_WITHIN:g} s") from None
+            raise RequestError(408, "too_slow", f"expected the whole body within {_BODY_TIMEOUT:g} s") from None
 
 
-def failed(error: Exception, **more: str) -> Answer:
-    """The answer to a request that can't be carried out, with more headers."""
-    if isinstance(error, Denied):
-        denied = describe_denial(error.decision, error.tier)
-        headers = [(b"retry-after", str(denied.retry_after_ms // 1000).encode()), *error.stands]
-        return Answer(denied.status, denied.encode(), headers, PROBLEM_JSON)
-    refused = refusal(error)
-    headers = [(b"www-authenticate", b"Bearer")] if refused.status == 401 else []
-    if refused.status in (429, 503):
+def error_response(error: Exception, **more: str) -> HttpResponse:
+    """The response to a request that failed, with more headers."""
+    if isinstance(error, RequestDenied):
+        denial = describe_denial(error.decision, error.tier)
+        retry_after = dict(denial.headers)["retry-after"].encode()
+        headers = [(b"retry-after", retry_after), *error.limit_headers]
+        return HttpResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)
+    known = as_request_error(error)
+    headers = [(b"www-authenticate", b"Bearer")] if known.status == 401 else []
+    if known.status in (429, 503):
         headers = [(b"retry-after", b"5")]
     headers += [(name.encode(), value.encode()) for name, value in more.items()]
-    return Answer(refused.status, _encoder.encode(ErrorBody(refused.error, refused.detail)), headers)
+    return HttpResponse(known.status, _encoder.encode(ErrorBody(known.error, known.detail)), headers)
 
 
 def _token(headers: Headers) -> str | None:
@@ -232,13 +240,13 @@ def _token(headers: Headers) -> str | None:
 
 def _decoded(body: bytes, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(body.decode(), type=kind)  # as text: what is passed on must be UTF-8
+        return msgspec.json.decode(body.decode(), type=kind)  # as text: a body that is passed on must be UTF-8
     except MALFORMED as error:
-        raise Refused(400, "invalid", f"body: {explained(error)}") from error
+        raise RequestError(400, "invalid", f"body: {explain(error)}") from error
 
 
 def _converted(given: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(given, kind, strict=False)
     except MALFORMED as error:
-        raise Refused(400, "invalid", f"query: {explained(error)}") from error
+        raise RequestError(400, "invalid", f"query: {explain(error)}") from error

@@ -1,27 +1,31 @@
-"""The OpenAPI document, made from the table of routes."""
+"""The OpenAPI document, made from the route table, and the JSON Schemas of the frames."""
 
+from functools import cache
 from typing import Any, Final
 
 import msgspec
 
+from headgate._version import VERSION
 from headgate.http import PROBLEM_JSON
 from headgate.hub.api.http import DeniedBody, ErrorBody
-from headgate.hub.api.routing import Route, Router, Who
+from headgate.hub.api.routing import Call, Route, Router, Who
+from headgate.hub.sockets.frames import schemas as frame_schemas
 
 _PROBLEMS: Final = {
-    400: "what was sent can't be used",
-    401: "a token is missing, or nobody's",
-    403: "not with this token",
-    404: "there is no such thing",
-    408: "the body came too slowly",
-    409: "not as things stand",
+    400: "the request is invalid",
+    401: "the token is missing or unknown",
+    403: "the token does not allow this",
+    404: "not found",
+    408: "the body arrived too slowly",
+    409: "not possible in the present state",
     413: "the body is too large",
-    503: "not at the moment",
+    503: "not available at the moment",
 }
 
 
-def document(router: Router, version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of all routes."""
+@cache
+def document(router: Router) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of all routes."""
     bodies = [route.body for route in router.routes if route.body is not None]
     kinds = [*bodies, *(route.answer for route in router.routes), *(route.query for route in router.routes)]
     found, parts = msgspec.json.schema_components(
@@ -33,7 +37,7 @@ def document(router: Router, version: str) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, parts)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "headgate hub", "version": version, "description": "Rate limiting for agents: the hub."},
+        "info": {"title": "headgate hub", "version": VERSION, "description": "Rate limiting for agents: the hub."},
         "paths": paths,
         "components": {
             "schemas": parts,
@@ -82,3 +86,17 @@ def _in_query(schema: dict[str, Any], parts: dict[str, Any]) -> list[dict[str, A
         {"name": name, "in": "query", "required": name in required, "schema": of}
         for name, of in found.get("properties", {}).items()
     ]
+
+
+async def _openapi(_call: Call, router: Router) -> dict[str, Any]:
+    return document(router)
+
+
+async def _schemas(_call: Call) -> dict[str, Any]:
+    return frame_schemas()
+
+
+ROUTES: Final = (
+    Route("GET", "/openapi.json", "get_schemas", Who.ANYONE, _openapi, dict[str, Any], "this document"),
+    Route("GET", "/api/schemas", "get_schemas", Who.ANYONE, _schemas, dict[str, Any], "JSON Schemas of all frames"),
+)

@@ -1,19 +1,18 @@
-"""The table of routes: what can be asked over HTTP, by whom, and under which action the gate counts it.
+"""The route table: what can be requested over HTTP, by whom, and which action the gate counts it as.
 
-Everything else is made from this table: the routing, the OpenAPI document, the names that agents can't have, and the
-tests that go from route to route.
+Everything else is made from this table: the router, the OpenAPI document, the agent names that are reserved, and the
+tests that cover every route.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from headgate.hub.app import Hub
 
 
 class Who(Enum):
@@ -29,110 +28,130 @@ class Who(Enum):
 
 @dataclass(slots=True)
 class Call:
-    """One request, authenticated, admitted and read."""
+    """One request, authenticated, admitted by the gate and decoded."""
 
-    hub: "Hub"
     agent: str
-    """The agent that calls, or "" for anybody else."""
+    """The calling agent, or "" for any other caller."""
     by: str
-    """Who calls, in words for the record."""
+    """The caller, in words for the record of changes."""
     admin: bool
     parts: dict[str, str]
-    """What stands in the places of the path that are named."""
+    """The values of the named parts of the path."""
     query: Any
     body: Any
 
 
-Handler: TypeAlias = Callable[[Call], Awaitable[Any]]
+Handler: TypeAlias = Callable[..., Awaitable[Any]]
+"""Takes a `Call`, and the parts of the hub that its other parameters ask for by their types (see `bind`)."""
 
 
-class NoQuery(Struct, forbid_unknown_fields=True):
+class Body(Struct, forbid_unknown_fields=True):
+    """The body or the query of a request."""
+
+
+class NoQuery(Body):
     """No parameters."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """One thing that can be asked."""
+    """One method of one path."""
 
     method: str
     path: str
     action: str
-    """What the gate counts it as, on channel `http`."""
+    """The action that the gate counts it as, on channel `http`."""
     who: Who
     handler: Handler
     answer: Any
-    """The type of what is answered."""
+    """The type of the response's body."""
     about: str
     body: Any = None
-    """The type of the body that is expected, if one is."""
+    """The type of the request's body, if it has one."""
     query: type[Struct] = NoQuery
     status: int = 200
     media: str = "application/json"
-    """What kind of answer it is. A handler may return an `Answer` of its own instead of what is made into one."""
+    """The media type of the response. A handler may return a whole `HttpResponse` instead of its body."""
 
     @property
     def parts(self) -> list[str]:
-        """The names of the places in the path."""
+        """The names of the path's named parts."""
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
 
+def bind(routes: Iterable[Route], parts: Sequence[object]) -> list[Route]:
+    """The same routes, their handlers given the parts that they ask for: of each type, the one part that is of it."""
+    return [replace(route, handler=_bound(route, parts)) for route in routes]
+
+
+def _bound(route: Route, parts: Sequence[object]) -> Handler:
+    _, *wanted = inspect.signature(route.handler).parameters.values()
+    given = {}
+    for parameter in wanted:
+        found = [part for part in parts if isinstance(part, parameter.annotation)]
+        if len(found) != 1:
+            raise TypeError(f"{route.method} {route.path}: expected one part for {parameter}, got {len(found)}")
+        given[parameter.name] = found[0]
+    return partial(route.handler, **given) if given else route.handler
+
+
 @dataclass
-class _Place:
-    """A place in the tree of paths."""
+class _Node:
+    """A node of the tree of paths."""
 
     routes: dict[str, Route] = field(default_factory=dict)
-    fixed: dict[str, "_Place"] = field(default_factory=dict)
-    named: dict[str, "_Place"] = field(default_factory=dict)
-    """At most one: by the name of what stands there."""
+    fixed: dict[str, "_Node"] = field(default_factory=dict)
+    named: dict[str, "_Node"] = field(default_factory=dict)
+    """At most one, by the name of its part."""
 
 
 class Router:
-    """Finds routes. A fixed part of a path goes before a named one, and a named one never spans a slash.
+    """Finds routes. A fixed part of a path takes precedence over a named one, and a named one never spans a slash.
 
-    A slash at the end of a path says nothing, unless there is a route for it.
+    A trailing slash is ignored, unless there is a route with it.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes: Final = tuple(routes)
-        self._root: Final = _Place()
+        self._root: Final = _Node()
         for route in self.routes:
-            place = self._root
+            node = self._root
             for part in route.path.removeprefix("/").split("/"):
                 named = part.startswith("{")
-                below = place.named if named else place.fixed
-                place = below.setdefault(part[1:-1] if named else part, _Place())
-            if route.method in place.routes:
+                below = node.named if named else node.fixed
+                node = below.setdefault(part[1:-1] if named else part, _Node())
+            if route.method in node.routes:
                 raise ValueError(f"two routes for {route.method} {route.path}")
-            place.routes[route.method] = route
+            node.routes[route.method] = route
 
     def find(self, raw_path: bytes) -> tuple[dict[str, Route], dict[str, str]]:
-        """The routes of a path by method, none if there is no such path, and what stands in its named places.
+        """The routes of a path by method (none for an unknown path), and the values of its named parts.
 
-        The path is split before its escapes are read, so that a name may hold a slash.
+        The path is split before it is unescaped, so that a value may contain a slash.
         """
-        place, parts = self._root, {}
+        node, parts = self._root, {}
         for raw in raw_path.strip(b"/").split(b"/"):
             try:
                 text = unquote_to_bytes(raw).decode()
             except UnicodeDecodeError:
                 return {}, {}
-            if text in place.fixed:
-                place = place.fixed[text]
-            elif place.named and text:
-                ((name, place),) = place.named.items()
+            if text in node.fixed:
+                node = node.fixed[text]
+            elif node.named and text:
+                ((name, node),) = node.named.items()
                 parts[name] = text
             else:
                 return {}, {}
         if raw_path.endswith(b"/"):
-            place = place.fixed.get("", place)
-        return place.routes, parts
+            node = node.fixed.get("", node)
+        return node.routes, parts
 
     def reserved(self, name: str) -> frozenset[str]:
-        """What can't be the value of a named part, since a fixed one would hide it, or a client would resolve it."""
+        """Values that a named part can't have: a fixed part would hide them, or a client would resolve them."""
         found, todo = {".", ".."}, [self._root]
         while todo:
-            place = todo.pop()
-            todo += [*place.fixed.values(), *place.named.values()]
-            if name in place.named:
-                found.update(place.fixed)
+            node = todo.pop()
+            todo += [*node.fixed.values(), *node.named.values()]
+            if name in node.named:
+                found.update(node.fixed)
         return frozenset(found)

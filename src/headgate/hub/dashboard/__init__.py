@@ -1,1 +1,1 @@
-"""The dashboard: its pages, its cards and its live feed."""
+"""The dashboard: its cards, its live feed and its static files."""

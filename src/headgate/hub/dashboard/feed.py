@@ -1,74 +1,76 @@
-"""The live dashboard's socket: everything once, and from then on, each second, what has changed.
+"""The live dashboard's socket: a full snapshot first, then the changes, once a second.
 
-It is worked out once for all who watch, and only while somebody does. Of the agents only those are looked at whose card
-may have changed: who asked for something, whose buckets fill up again, who has violations, or whom a change concerns.
+They are computed once for all viewers, and only while there is one. Only cards that may have changed are made again:
+those of agents that made requests, whose buckets refill, that have violations, or that a change of limits concerns.
 """
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import structlog
 from msgspec import UNSET, Struct, UnsetType
 
+from headgate.gate import Gate
 from headgate.http import wait_ms
-from headgate.hub.dashboard import cards
-from headgate.hub.dashboard.cards import AgentCard, Summary
-from headgate.hub.monitoring.alerts import Alert
-from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
-from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explained
+from headgate.hub.agents.presence import Presence
+from headgate.hub.agents.tokens import Tokens
+from headgate.hub.background import BackgroundTasks
+from headgate.hub.dashboard.cards import AgentCard, Cards, Summary, spark, timeline
+from headgate.hub.monitoring.alerts import Alert, Alerts
+from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
+from headgate.hub.settings import HubSettings
+from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explain
 from headgate.hub.sockets.socket import Socket
 from headgate.hub.timer import Timer
+from headgate.limits.clock import Clock
 
-if TYPE_CHECKING:
-    from headgate.hub.app import Hub
-
-MOST_CARDS: Final = 500
-ROOM: Final = 8
-"""Frames that wait for a dashboard that reads slowly; then it is closed, and starts anew."""
-_EVERY: Final = 1.0  # seconds
-_SOONEST: Final = 0.05  # seconds between two looks, however much changes
-_OTHERS: Final = 50  # cards that are looked at again in each turn, whether or not we know of a reason
-_LARGEST: Final = 4096  # bytes of the one frame that a dashboard says
+MAX_CARDS: Final = 500
+MAX_QUEUED: Final = 8
+"""Frames queued for a dashboard that reads slowly; then it is closed, and connects again."""
+_INTERVAL: Final = 1.0  # seconds between two updates
+_MIN_INTERVAL: Final = 0.05  # seconds, however much changes
+_ROTATED: Final = 50  # cards made again in each update without a known reason: another hub may have counted something
+_MAX_FRAME: Final = 4096  # bytes of the one frame that a dashboard sends
 
 _log = structlog.get_logger("headgate.hub")
 
 
-class Watch(Struct, tag_field="type", tag="watch", forbid_unknown_fields=True):
-    """What a dashboard says first, and all that it says. A public one needs no token to look."""
+class WatchRequest(Struct, tag_field="type", tag="watch", forbid_unknown_fields=True):
+    """The first and only frame that a dashboard sends. A public dashboard needs no token."""
 
     token: Token = ""
 
 
 class LiveCard(AgentCard):
-    """A card with the agent's traffic: a slot, what passed and what was denied in it, for each that had any."""
+    """A card with the agent's traffic: each slot that had any, with its numbers of passed and denied requests."""
 
     spark: list[list[int]]
 
 
 class Snapshot(Struct, tag_field="type", tag="snapshot"):
-    """All that a dashboard shows."""
+    """The whole state."""
 
     admin: bool
-    """Whether the token is one that may change something."""
+    """Whether the token allows changes."""
     slot: int
-    """The number of the slot that it is now."""
+    """The number of the present slot."""
     slot_seconds: int
     agent_slots: int
-    """How many slots a spark spans."""
+    """The number of slots that a spark spans."""
     fleet_slots: int
     summary: Summary
     agents: list[LiveCard]
     more: int
-    """How many other agents there are: only the first 500 are shown, those with violations before those without."""
+    """The number of agents not shown: only 500 are, those with violations first."""
     timeline: list[list[int]]
-    """For each slot its number, and how much was allowed, warned and denied in it."""
+    """Each slot, with its numbers of allowed, warned and denied requests."""
     alerts: list[Alert]
 
 
 class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
-    """What has changed: of a summary, a list of alerts or a timeline's slot the whole, of a card the fields."""
+    """The changes: of cards the changed fields; the summary, the alerts and a slot of the timeline as a whole."""
 
     slot: int
     summary: Summary | UnsetType = UNSET
@@ -79,70 +81,87 @@ class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
     alerts: list[Alert] | UnsetType = UNSET
 
 
-class Board:
+class DashboardFeed:
     """Serves the dashboards of one hub."""
 
-    def __init__(self, hub: "Hub") -> None:
-        self._hub: Final = hub
-        self._strangers: Final[OrderedDict[Socket, None]] = OrderedDict()
-        self._watching: Final[set[Socket]] = set()
-        self._looking: Final = asyncio.Lock()
+    def __init__(
+        self,
+        cards: Cards,
+        gate: Gate,
+        stats: Stats,
+        presence: Presence,
+        alerts: Alerts,
+        tokens: Tokens,
+        clock: Clock,
+        settings: HubSettings,
+    ) -> None:
+        self._cards, self._gate, self._stats, self._presence, self._alerts = cards, gate, stats, presence, alerts
+        self._tokens, self._clock, self._settings = tokens, clock, settings
+        self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
+        self._viewers: Final[set[Socket]] = set()
+        self._updating: Final = asyncio.Lock()
         self._wake: Final = asyncio.Event()
-        self._runs = False
-        self._cards: dict[str, AgentCard] = {}
-        self._sparks: dict[str, list[list[int]]] = {}
-        self._summary: Summary | None = None
-        self._alerts: list[Alert] = []
-        self._timeline: list[list[int]] = []
-        self._holds: object = None
-        self._more = 0
+        self._background: Final = BackgroundTasks()
+        self._running = False
+        # The state that all viewers have been sent:
+        self._sent_cards: dict[str, AgentCard] = {}
+        self._sent_sparks: dict[str, list[list[int]]] = {}
+        self._sent_summary: Summary | None = None
+        self._sent_alerts: list[Alert] = []
+        self._sent_timeline: list[list[int]] = []
+        self._sent_more = 0
+        self._effective: object = None
         self._slot = 0
-        self._next = 0
+        self._next_rotated = 0
 
     @property
     def sockets(self) -> list[Socket]:
-        """Those of the dashboards that are open."""
-        return [*self._watching, *self._strangers]
+        """The sockets of all open dashboards."""
+        return [*self._viewers, *self._unidentified]
 
-    def look_again(self) -> None:
-        """Something has changed: don't wait for the next turn."""
+    def refresh(self) -> None:
+        """Send the next update at once: something has changed."""
         self._wake.set()
+
+    async def close(self) -> None:
+        """Send no more updates."""
+        await self._background.cancel()
 
     # One dashboard ---------------------------------------------------------------------------------------------------
 
-    async def serve(self, socket: Socket, *, at_home: bool) -> None:
-        """Serve one until it is closed. `at_home`: the page that opened it is the hub's own."""
+    async def serve(self, socket: Socket, *, same_origin: bool) -> None:
+        """Serve a dashboard until it is closed. `same_origin`: it was opened by a page of this hub, or by no page."""
         if not await socket.accept():
             return
-        most = self._hub.settings.max_dashboards
-        self._strangers[socket] = None
-        if len(self._strangers) > most:  # whoever has said nothing for longest makes room
-            oldest, _ = self._strangers.popitem(last=False)
-            self._hub.spawn(oldest.close(1013, "too many dashboards are being opened"))
+        most = self._settings.max_dashboards
+        self._unidentified[socket] = None
+        if len(self._unidentified) > most:
+            oldest, _ = self._unidentified.popitem(last=False)
+            oldest.close_soon(1013, "too many dashboards are being opened")
         try:
-            admin = await self._admitted(socket, at_home=at_home)
+            admin = await self._admit(socket, same_origin=same_origin)
         finally:
-            self._strangers.pop(socket, None)
+            self._unidentified.pop(socket, None)
         if admin is None:
             return
-        if len(self._watching) >= most:
+        if len(self._viewers) >= most:
             await _refuse(socket, "too_many_connections", f"too many dashboards are open: the hub takes {most}", 1013)
             return
         try:
             await self._join(socket, admin=admin)
             if await socket.read() is not None:
-                await _refuse(socket, "invalid", "expected a dashboard to say nothing more")
+                await _refuse(socket, "invalid", "expected no more frames from a dashboard")
         finally:
-            self._watching.discard(socket)
+            self._viewers.discard(socket)
 
-    async def _admitted(self, socket: Socket, *, at_home: bool) -> bool | None:
-        """Whether it is an admin's, from what the dashboard says first; None if it may not look."""
-        hub, within = self._hub, self._hub.settings.identify_within
-
-        def too_late() -> None:
-            hub.spawn(socket.close(1008, f"say who you are within {within:g} seconds"))
-
-        deadline = Timer(hub.clock, hub.clock.now() + round(within * 1_000_000), too_late)
+    async def _admit(self, socket: Socket, *, same_origin: bool) -> bool | None:
+        """Whether the first frame has the admin's token; None if the dashboard may not watch."""
+        within, clock, tokens = self._settings.identify_within, self._clock, self._tokens
+        deadline = Timer(
+            clock,
+            clock.now() + round(within * 1_000_000),
+            lambda: socket.close_soon(1008, f"identify within {within:g} seconds"),
+        )
         try:
             text = await socket.read()
         finally:
@@ -150,17 +169,17 @@ class Board:
         if text is None:
             return None
         try:
-            if len(text) > _LARGEST:
-                raise msgspec.ValidationError(f"expected at most {_LARGEST} bytes")
-            token = msgspec.json.decode(text, type=Watch).token
+            if len(text) > _MAX_FRAME:
+                raise msgspec.ValidationError(f"expected at most {_MAX_FRAME} bytes")
+            token = msgspec.json.decode(text, type=WatchRequest).token
         except MALFORMED as error:
-            await _refuse(socket, "invalid", explained(error))
+            await _refuse(socket, "invalid", explain(error))
             return None
-        if token and hub.tokens.is_admin(token):
+        if token and tokens.is_admin(token):
             return True
-        if (token and hub.tokens.is_viewer(token)) or (not token and hub.settings.public_dashboard and at_home):
+        if (token and tokens.is_viewer(token)) or (not token and self._settings.public_dashboard and same_origin):
             return False
-        decision = await hub.gate.acheck_address(socket.address)  # or tokens could be guessed as fast as one likes
+        decision = await self._gate.acheck_address(socket.address)  # otherwise tokens could be guessed at any rate
         if decision:
             await _refuse(socket, "unauthorized", "this needs the token of a viewer or the admin")
         else:
@@ -170,128 +189,128 @@ class Board:
         return None
 
     async def _join(self, socket: Socket, *, admin: bool) -> None:
-        async with self._looking:
-            if not self._runs:
-                await self._look()
-                self._runs = True
-                self._hub.spawn(self._run())
-            self._watching.add(socket)
+        async with self._updating:
+            if not self._running:
+                await self._update()
+                self._running = True
+                self._background.spawn(self._run())
+            self._viewers.add(socket)
             if not socket.push(encode(self._snapshot(admin=admin))):
-                self._hub.spawn(socket.close(1013, "there is too much to show"))
+                socket.close_soon(1013, "there is too much to show")
 
     def _snapshot(self, *, admin: bool) -> Snapshot:
-        tally = self._hub.tally
+        since = self._slot - AGENT_SLOTS + 1
         live = [
-            LiveCard(**msgspec.structs.asdict(card), spark=cards.spark(tally, agent, self._slot - AGENT_SLOTS + 1))
-            for agent, card in self._cards.items()
+            LiveCard(**msgspec.structs.asdict(card), spark=spark(self._stats, agent, since))
+            for agent, card in self._sent_cards.items()
         ]
-        assert self._summary is not None
+        assert self._sent_summary is not None
         return Snapshot(
             admin=admin,
             slot=self._slot,
             slot_seconds=SLOT,
             agent_slots=AGENT_SLOTS,
             fleet_slots=FLEET_SLOTS,
-            summary=self._summary,
+            summary=self._sent_summary,
             agents=live,
-            more=self._more,
-            timeline=cards.timeline(tally, self._slot - FLEET_SLOTS + 1),
-            alerts=self._alerts,
+            more=self._sent_more,
+            timeline=timeline(self._stats, self._slot - FLEET_SLOTS + 1),
+            alerts=self._sent_alerts,
         )
 
     # All of them -----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
-            while self._watching:
-                await asyncio.sleep(_SOONEST)
+            while self._viewers:
+                await asyncio.sleep(_MIN_INTERVAL)
                 try:
-                    async with asyncio.timeout(_EVERY - _SOONEST):
+                    async with asyncio.timeout(_INTERVAL - _MIN_INTERVAL):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
                 self._wake.clear()
-                await self._tell()
+                await self._send_update()
         finally:
-            self._runs = False
+            self._running = False
 
-    async def _tell(self) -> None:
-        async with self._looking:
+    async def _send_update(self) -> None:
+        async with self._updating:
             try:
-                frame = encode(await self._look())
-            except Exception:  # noqa: BLE001 - the next turn may go well
-                _log.exception("the dashboard could not be worked out")
+                frame = encode(await self._update())
+            except Exception:  # noqa: BLE001 - the next one may succeed
+                _log.exception("the dashboard's update failed")
                 return
-            for socket in list(self._watching):
+            for socket in list(self._viewers):
                 if not socket.push(frame):
-                    self._watching.discard(socket)
-                    self._hub.spawn(socket.close(1013, "it reads too slowly"))
+                    self._viewers.discard(socket)
+                    socket.close_soon(1013, "it reads too slowly")
 
-    async def _look(self) -> Update:
-        """See what has changed since the last look."""
-        hub, tally, since = self._hub, self._hub.tally, self._slot
-        self._slot = tally.slot
+    async def _update(self) -> Update:
+        """The changes since the last update."""
+        stats, since = self._stats, self._slot
+        self._slot = stats.slot
         update = Update(slot=self._slot)
-        agents = cards.shown(hub)
-        more, agents = max(len(agents) - MOST_CARDS, 0), agents[:MOST_CARDS]
-        active = set(tally.active(since))
-        new = {card.agent_id: card for card in await cards.cards(hub, self._stale(agents, active))}
-        update.gone = list(self._cards.keys() - set(agents))
+        agents = self._cards.shown()
+        more, agents = max(len(agents) - MAX_CARDS, 0), agents[:MAX_CARDS]
+        active = set(stats.active(since))
+        new = {card.agent_id: card for card in await self._cards.of(self._stale(agents, active))}
+        update.gone = list(self._sent_cards.keys() - set(agents))
         for agent in update.gone:
-            del self._cards[agent]
-            self._sparks.pop(agent, None)
+            del self._sent_cards[agent]
+            self._sent_sparks.pop(agent, None)
         for agent in new.keys() | active & set(agents):
             changed = self._changed(agent, new.get(agent), since)
             if len(changed) > 1:
                 update.agents.append(changed)
-        self._cards.update(new)
-        if (summary := cards.summary(hub)) != self._summary:
-            self._summary = update.summary = summary
-        if more != self._more:
-            self._more = update.more = more
-        if (alerts := hub.alerts.recent()) != self._alerts:
-            self._alerts = update.alerts = alerts
-        timeline = cards.timeline(tally, since)
-        update.timeline = [point for point in timeline if point not in self._timeline]
-        self._timeline = timeline
+        self._sent_cards.update(new)
+        if (summary := self._cards.summary()) != self._sent_summary:
+            self._sent_summary = update.summary = summary
+        if more != self._sent_more:
+            self._sent_more = update.more = more
+        if (alerts := self._alerts.recent()) != self._sent_alerts:
+            self._sent_alerts = update.alerts = alerts
+        points = timeline(stats, since)
+        update.timeline = [point for point in points if point not in self._sent_timeline]
+        self._sent_timeline = points
         return update
 
     def _stale(self, agents: list[str], active: set[str]) -> list[str]:
-        """The agents whose cards have to be made anew."""
-        holds, presence = self._hub.gate.effective, self._hub.presence
-        if holds is not self._holds:
-            self._holds = holds
+        """The agents whose cards have to be made again."""
+        effective = self._gate.effective
+        if effective is not self._effective:
+            self._effective = effective
             return agents
-        self._next = self._next + _OTHERS if self._next + _OTHERS < len(agents) else 0
-        others = set(agents[self._next : self._next + _OTHERS])  # another hub may have counted something
+        self._next_rotated = self._next_rotated + _ROTATED if self._next_rotated + _ROTATED < len(agents) else 0
+        rotated = set(agents[self._next_rotated : self._next_rotated + _ROTATED])
 
         def stale(agent: str) -> bool:
-            card = self._cards.get(agent)
-            known = agent in active or agent in others
-            return known or card is None or _restless(card) or card.connected != presence.is_here(agent)
+            card = self._sent_cards.get(agent)
+            known = agent in active or agent in rotated
+            return known or card is None or _unsettled(card) or card.connected != self._presence.is_connected(agent)
 
         return [agent for agent in agents if stale(agent)]
 
     def _changed(self, agent: str, card: AgentCard | None, since: int) -> dict[str, Any]:
-        """The agent, and what of its card has changed."""
+        """The agent's id, and the fields of its card that have changed."""
         found: dict[str, Any] = {"agent_id": agent}
-        old = self._cards.get(agent)
+        old = self._sent_cards.get(agent)
         if card is not None:
             for name in card.__struct_fields__:
                 value = getattr(card, name)
                 if old is None or value != getattr(old, name):
                     found[name] = value
             if old is not None and old.violations == card.violations:
-                found.pop("wait_left_ms", None)  # a dashboard can count down by itself
+                found.pop("wait_left_ms", None)  # dashboards count down by themselves
         start = self._slot - AGENT_SLOTS + 1 if old is None else since
-        spark = cards.spark(self._hub.tally, agent, start)
-        if spark != self._sparks.get(agent, []):
-            self._sparks[agent] = found["spark"] = spark
+        points = spark(self._stats, agent, start)
+        if points != self._sent_sparks.get(agent, []):
+            self._sent_sparks[agent] = found["spark"] = points
         return found
 
 
-def _restless(card: AgentCard) -> bool:
-    """Whether a card changes by itself: a bucket fills up, a violation is forgotten."""
+def _unsettled(card: AgentCard) -> bool:
+    """Whether a card changes by itself: a bucket refills, a violation expires."""
     return bool(card.violations or card.violations_last_hour or (card.usage and card.usage.used))
 
 

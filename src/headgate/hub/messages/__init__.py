@@ -1,1 +1,1 @@
-"""What agents say: messages, mailboxes, chat channels, and the signals of their sessions."""
+"""Messages, mailboxes, chat channels, and sessions with their signals."""

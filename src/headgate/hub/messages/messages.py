@@ -1,4 +1,4 @@
-"""Messages: from agent to agent, into mailboxes, and to channels."""
+"""Messages: from agent to agent, into mailboxes, and to chat channels."""
 
 import time
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from msgspec import Raw, Struct
 
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
-from headgate.hub.errors import Refused
+from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, Lagged, Message, Post, encode
-from headgate.hub.sockets.socket import MOST_BYTES, Socket
-from headgate.hub.storage.database import Ledger, Newest
+from headgate.hub.sockets.socket import MAX_BYTES, Socket
+from headgate.hub.storage.database import Database, Retention
 
 FIRST_CHANNEL: Final = "general"
 _messages: Final = msgspec.json.Decoder(Message)
@@ -29,19 +29,21 @@ class Mail(Struct):
     at: float
 
 
-class _Channel:
+class _ChatChannel:
+    """A chat channel and its subscribers."""
+
     def __init__(self, name: str, creator: str, about: str, at: float) -> None:
         self.name, self.creator, self.about, self.at = name, creator, about, at
         self.subscribers: dict[Socket, int] = {}
-        """With each, how many messages it has missed since it was told so."""
+        """Each with the number of messages that it has missed and was not told about."""
 
     def deliver(self, socket: Socket, frame: str) -> None:
-        """Push a message; if there is no room it is left out, as are those that follow until the reader was told so."""
+        """Push a message; if the queue is full it is skipped, as are the following ones until the reader is told."""
         if self.subscribers[socket]:
             self.subscribers[socket] += 1
         elif not socket.push(frame):
             self.subscribers[socket] = 1
-            socket.owe(self.name, lambda: self._lagged(socket))
+            socket.push_last(self.name, lambda: self._lagged(socket))
 
     def _lagged(self, socket: Socket) -> str | None:
         missed = self.subscribers.get(socket, 0)
@@ -54,45 +56,45 @@ class _Channel:
         return ChannelInfo(self.name, self.creator, self.about, self.at, len(self.subscribers))
 
 
-class PostOffice:
-    """Carries messages. What it has taken is not lost: it is with the recipient's socket, or in the ledger."""
+class MessageBroker:
+    """Delivers messages. An accepted message is not lost: it is queued for a socket, or in the database."""
 
-    def __init__(self, ledger: Ledger, presence: Presence, registry: Registry, settings: HubSettings) -> None:
-        self._ledger, self._presence, self._registry = ledger, presence, registry
+    def __init__(self, database: Database, presence: Presence, registry: Registry, settings: HubSettings) -> None:
+        self._database, self._presence, self._registry = database, presence, registry
         self._most_mail, self._most_channels = settings.max_mail, settings.max_channels
-        self._newest: Final = Newest("posts", "channel", settings.max_history)
-        self._channels: dict[str, _Channel] = {}
-        self.carried = 0
-        """How many messages were taken, from agent to agent and to channels."""
+        self._retention: Final = Retention("posts", "channel", settings.max_history)
+        self._channels: dict[str, _ChatChannel] = {}
+        self.accepted = 0
+        """The number of accepted messages, to agents and to chat channels."""
 
     async def start(self) -> None:
-        """Read which channels there are; at the first start there is one."""
+        """Read the chat channels; at the first start there is one."""
 
         def read(db: Connection) -> list[tuple[str, str, str, float]]:
             first = (FIRST_CHANNEL, time.time())
             db.execute("INSERT OR IGNORE INTO channels VALUES (?, '', 'where everybody begins', ?)", first)
             return db.execute("SELECT name, creator, about, at FROM channels ORDER BY name").fetchall()
 
-        self._channels = {row[0]: _Channel(*row) for row in await self._ledger.run(read)}
+        self._channels = {row[0]: _ChatChannel(*row) for row in await self._database.run(read)}
 
     # From agent to agent ---------------------------------------------------------------------------------------------
 
     async def send(self, sender: str, to: str, body: Raw) -> bool:
-        """Deliver a message, or keep it until it is fetched; whether it was delivered."""
+        """Deliver a message, or put it into the mailbox; whether it was delivered."""
         message = Message(sender=sender, body=body, at=time.time())
         if not self._presence.push(to, encode(message)):
             if not await self._registry.knows(to):
-                raise Refused(404, "unknown_agent", f"there is no agent {to!r}")
+                raise RequestError(404, "unknown_agent", f"there is no agent {to!r}")
             await self._keep(to, [message], self._most_mail)
-            self.carried += 1
+            self.accepted += 1
             return False
-        self.carried += 1
+        self.accepted += 1
         return True
 
-    async def keep_untaken(self, agent: str, socket: Socket) -> None:
-        """Put messages that a closed socket has not taken into the agent's mailbox, however full that is."""
+    async def keep_unsent(self, agent: str, socket: Socket) -> None:
+        """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is."""
         kept = []
-        for frame in socket.untaken():
+        for frame in socket.take_unsent():
             try:
                 kept.append(_messages.decode(frame))
             except msgspec.ValidationError:
@@ -106,70 +108,72 @@ class PostOffice:
         def keep(db: Connection) -> None:
             (waiting,) = db.execute("SELECT COUNT(*) FROM mail WHERE recipient = ?", (to,)).fetchone()
             if most is not None and waiting >= most:
-                raise Refused(409, "mailbox_full", f"{to!r} is away, and {waiting} messages wait for it already")
+                raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages wait for it already")
             db.executemany("INSERT INTO mail (recipient, sender, body, at) VALUES (?, ?, ?, ?)", rows)
 
-        await self._ledger.run(keep)
+        await self._database.run(keep)
 
     async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
-        """What waits for an agent, oldest first, from after a number on. It stays until it is acknowledged."""
+        """The messages in an agent's mailbox after a number, oldest first. They stay until they are acknowledged."""
         wanted = "SELECT number, sender, body, at FROM mail WHERE recipient = ? AND number > ? ORDER BY number LIMIT ?"
-        rows = await self._ledger.run(lambda db: _page(db.execute(wanted, (agent, after, limit))))
+        rows = await self._database.run(lambda db: _page(db.execute(wanted, (agent, after, limit))))
         return [Mail(number, sender, Raw(body), at) for number, sender, body, at in rows]
 
     async def waiting(self, agent: str) -> int:
-        """How many messages wait for an agent."""
+        """The number of messages in an agent's mailbox."""
         wanted = "SELECT COUNT(*) FROM mail WHERE recipient = ?"
-        (count,) = await self._ledger.run(lambda db: db.execute(wanted, (agent,)).fetchone())
+        (count,) = await self._database.run(lambda db: db.execute(wanted, (agent,)).fetchone())
         return int(count)
 
     async def acknowledge(self, agent: str, numbers: list[int]) -> int:
-        """Drop messages from an agent's mailbox; how many there were."""
+        """Delete messages from an agent's mailbox; the number deleted."""
 
         def drop(db: Connection) -> int:
             own = [(agent, number) for number in numbers]
             return db.executemany("DELETE FROM mail WHERE recipient = ? AND number = ?", own).rowcount
 
-        return await self._ledger.run(drop)
+        return await self._database.run(drop)
 
-    # Channels --------------------------------------------------------------------------------------------------------
+    # Chat channels ----------------------------------------------------------------------------------------------------
 
-    def channels(self) -> list[ChannelInfo]:
-        """All channels, by name."""
+    def chat_channels(self) -> list[ChannelInfo]:
+        """All chat channels, by name."""
         return [self._channels[name].info() for name in sorted(self._channels)]
 
-    def channel(self, name: str) -> ChannelInfo:
+    def chat_channel(self, name: str) -> ChannelInfo:
         return self._find(name).info()
 
-    async def create(self, name: str, creator: str, about: str) -> ChannelInfo:
-        """Make a channel."""
+    async def create_chat_channel(self, name: str, creator: str, about: str) -> ChannelInfo:
+        """Create a chat channel."""
         at = time.time()
 
         def write(db: Connection) -> None:
             (count,) = db.execute("SELECT COUNT(*) FROM channels").fetchone()
             if count >= self._most_channels:
-                raise Refused(409, "too_many_channels", f"there are {count} channels, and there may be no more")
+                raise RequestError(
+                    409, "too_many_channels", f"there are {count} chat channels, and there may be no more"
+                )
             if not db.execute(
                 "INSERT OR IGNORE INTO channels VALUES (?, ?, ?, ?)", (name, creator, about, at)
             ).rowcount:
-                raise Refused(409, "exists", f"there is a channel {name!r} already")
+                raise RequestError(409, "exists", f"there is a chat channel {name!r} already")
 
-        await self._ledger.run(write)
-        self._channels[name] = _Channel(name, creator, about, at)
+        await self._database.run(write)
+        self._channels[name] = _ChatChannel(name, creator, about, at)
         return self._channels[name].info()
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
-        """Keep a message in a channel's history, send it to whoever has subscribed, and return its number."""
+        """Add a message to a chat channel's history, send it to all subscribers, and return its number."""
         channel, at = self._find(name), time.time()
 
         def write(db: Connection) -> int:
             row = (name, sender, bytes(body), at)
             number = db.execute("INSERT INTO posts (channel, sender, body, at) VALUES (?, ?, ?, ?)", row).lastrowid
-            self._newest.added(db, name)
+            self._retention.added(db, name)
             return number or 0
 
-        number = await self._ledger.run(write)
-        self.carried += 1
+        number = await self._database.run(write)
+        self.accepted += 1
         frame = encode(ChannelMessage(channel=name, number=number, sender=sender, body=body, at=at))
         for socket in channel.subscribers:
             channel.deliver(socket, frame)
@@ -186,29 +190,29 @@ class PostOffice:
             channel.subscribers.pop(socket, None)
 
     async def history(self, name: str, limit: int, before: int | None = None) -> list[Post]:
-        """The newest messages of a channel, or of those before a number, oldest first."""
+        """The newest messages of a chat channel, or the newest before a number, oldest first."""
         self._find(name)
         wanted = (
             "SELECT number, sender, body, at FROM posts WHERE channel = ? AND number < ? ORDER BY number DESC LIMIT ?"
         )
         where = (name, 2**62 if before is None else before, limit)
-        rows = await self._ledger.run(lambda db: _page(db.execute(wanted, where)))
+        rows = await self._database.run(lambda db: _page(db.execute(wanted, where)))
         return [Post(number, sender, Raw(body), at) for number, sender, body, at in reversed(rows)]
 
-    def _find(self, name: str) -> _Channel:
+    def _find(self, name: str) -> _ChatChannel:
         channel = self._channels.get(name)
         if channel is None:
-            raise Refused(404, "unknown_channel", f"there is no channel {name!r}")
+            raise RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
         return channel
 
 
 def _page(rows: Iterable[tuple[int, str, bytes, float]]) -> list[tuple[int, str, bytes, float]]:
-    """As many messages as fit into one answer, one at least."""
+    """As many messages as fit into one answer, at least one."""
     page: list[tuple[int, str, bytes, float]] = []
     size = 0
     for row in rows:
         size += len(row[2])
-        if page and size > MOST_BYTES:
+        if page and size > MAX_BYTES:
             break
         page.append(row)
     return page

@@ -1,1 +1,1 @@
-"""What operators watch: statistics, metrics, telemetry, alerts and webhooks."""
+"""Monitoring: health, statistics, metrics, telemetry, alerts and webhooks."""

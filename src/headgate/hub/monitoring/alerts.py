@@ -1,12 +1,12 @@
-"""Alerts: one notification when an agent has had too many violations, and one when it has been quiet again.
+"""Alerts: one notification when an agent has too many violations, and one when it has been quiet again.
 
-The gate says when there are too many, once for all hubs that share a server. From then on the alert is open, one for
-each agent, until the agent's quiet period has passed, its violations were reset, or it was exempted. If the gate says
-so again meanwhile, which it does after its window at the earliest, the same alert is raised once more.
+The gate emits an event at too many violations, once for all hubs that share a store. From then on the agent has an open
+alert, until its quiet period has passed, its violations were reset, or it was exempted. If the gate emits another event
+meanwhile, which it does after its window at the earliest, the same alert is raised once more.
 
-Hubs that share a server keep the open alerts there, and look at them once a second. The hub that has raised one also
-resolves it; if it doesn't, another does, a little later: whichever takes it out of the server. While that is away,
-each hub goes by what it knows, and what stands in the server is resolved when it is back.
+Hubs that share a store keep the open alerts there, and compare them once a second. The hub that has raised an alert
+also resolves it; if it fails to, another hub does so a little later: the one that removes it from the store. While the
+store is away, each hub goes by its own memory, and alerts in the store are resolved when it is back.
 """
 
 import asyncio
@@ -31,45 +31,45 @@ from headgate.stores.base import MAX_ALERTS, AlertOutcome, SharedAlerts
 
 Happening: TypeAlias = Literal["alert.raised", "alert.resolved"]
 
-_KEPT: Final = 50  # alerts that are shown
-_EVERY: Final = 1.0  # seconds between two looks at the server
-_PATIENCE: Final = 2_000_000  # microseconds for which an alert is left to the hub that has raised it
+_MAX_RECENT: Final = 50  # alerts that are shown
+_INTERVAL: Final = 1.0  # seconds between two comparisons with the store
+_GRACE: Final = 2_000_000  # microseconds for which an alert is left to the hub that has raised it
 _TRIES: Final = 3
 
 _log = structlog.get_logger("headgate.hub")
 
 
 class Alert(Struct, frozen=True):
-    """An agent has had so many violations within so many seconds."""
+    """An agent has had `violations` violations within `within` seconds."""
 
     alert_id: str
     agent_id: str
     violations: int
     within: float
     raised_at: float
-    """When it was raised first, in seconds since 1970."""
+    """When it was first raised, in seconds since 1970."""
     resolved_at: float | None = None
-    """When the agent had been quiet; None while it has not."""
+    """When it was resolved; None while it is open."""
     times: int = 1
-    """How often it was raised: again after each window in which the agent has not been quiet."""
+    """The number of times that it was raised: again after each window in which the agent was not quiet."""
 
 
-class _Open:
-    """An alert that is open, and what this hub knows of it."""
+class _OpenAlert:
+    """An open alert, and what this hub knows about it."""
 
-    __slots__ = ("alert", "attempt", "mine", "patient", "text", "timer")
+    __slots__ = ("alert", "attempt", "grace_over", "own", "text", "timer")
 
     def __init__(self, alert: Alert) -> None:
         self.alert = alert
-        self.text = ""  # as it stands in the server; "" if it doesn't
-        self.mine = False  # whether it was raised here, the last time
-        self.patient = False  # whether the hub that has raised it was waited for
-        self.attempt: Alert | None = None  # as it was taken out of the server, if that didn't fail
+        self.text = ""  # as it is in the store; "" if it is not
+        self.own = False  # whether this hub raised it last
+        self.grace_over = False  # whether the hub that raised it had its time to resolve it
+        self.attempt: Alert | None = None  # as this hub tried to resolve it in the store
         self.timer: Timer | None = None
 
 
 class Alerts:
-    """The alerts of the fleet. `send` is called with those that this hub has to tell others of."""
+    """The alerts of the fleet. `send` is called with each that this hub raises or resolves."""
 
     def __init__(
         self,
@@ -81,132 +81,132 @@ class Alerts:
     ) -> None:
         self._gate, self._clock, self._send, self._shared, self._away = gate, clock, send, shared, away
         self.raised = 0
-        """How often an alert was raised by this hub."""
+        """The number of times that this hub raised an alert."""
         self.resolved = 0
-        """How many were resolved by it."""
-        self._open: Final[dict[str, _Open]] = {}
+        """The number of alerts that this hub resolved."""
+        self._open: Final[dict[str, _OpenAlert]] = {}
         self._recent: Final[dict[str, Alert]] = {}
-        self._news: Final[deque[Alerted]] = deque()
+        self._events: Final[deque[Alerted]] = deque()
         self._due: Final[dict[str, None]] = {}
         self._wake: Final = asyncio.Event()
-        self._next_look = 0.0
+        self._next_comparison = 0.0
         self._too_many = False
         self._loop: Final = asyncio.get_running_loop()
         self._worker: asyncio.Task[None] | None = None
 
     @property
     def open(self) -> int:
-        """How many are open."""
+        """The number of open alerts."""
         return len(self._open)
 
     def recent(self) -> list[Alert]:
-        """The newest alerts, open ones and resolved ones, newest first."""
+        """The newest alerts, open or resolved, newest first."""
         return list(reversed(self._recent.values()))
 
-    def hear(self, event: Alerted) -> None:
-        """Raise an alert. It may be called in any thread, and only makes a note."""
-        self._news.append(event)
+    def on_alert(self, event: Alerted) -> None:
+        """Raise an alert soon. May be called in any thread."""
+        self._events.append(event)
         self._loop.call_soon_threadsafe(self._wake.set)
 
-    def look_again(self) -> None:
-        """Somebody may have been exempted, or their violations reset: see whether alerts are to be resolved."""
+    def recheck(self) -> None:
+        """Check now which alerts can be resolved: agents may have been exempted, or their violations reset."""
         self._due.update(dict.fromkeys(self._open))
         self._wake.set()
 
     async def start(self) -> None:
-        """Begin, with those that other hubs have left open."""
+        """Start, with the alerts that other hubs have left open."""
         self._worker = self._loop.create_task(self._work())
 
     async def close(self) -> None:
-        """Leave the open ones to other hubs."""
+        """Stop, and leave the open alerts to other hubs."""
         while self._worker is not None and not self._worker.done():
             self._worker.cancel()  # again, since Python 3.11 can lose a cancellation in redis-py
             await asyncio.wait([self._worker], timeout=0.05)
         for entry in self._open.values():
             _stop(entry)
 
-    # One thing after the other ---------------------------------------------------------------------------------------
+    # One alert after the other ---------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         while True:
             try:
-                await self._turn()
-            except Exception:  # noqa: BLE001 - whatever it is, it goes on
-                _log.exception("an alert could not be worked out")
+                await self._work_once()
+            except Exception:  # noqa: BLE001 - the next ones may succeed
+                _log.exception("an alert failed")
             try:
-                async with asyncio.timeout(None if self._shared is None else _EVERY):
+                async with asyncio.timeout(None if self._shared is None else _INTERVAL):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
 
-    async def _turn(self) -> None:
-        if self._loop.time() >= self._next_look:
-            self._next_look = self._loop.time() + _EVERY
+    async def _work_once(self) -> None:
+        if self._loop.time() >= self._next_comparison:
+            self._next_comparison = self._loop.time() + _INTERVAL
             await self._compare()
-        while self._news or self._due:
-            if self._news:
-                await self._raise(self._news.popleft())
+        while self._events or self._due:
+            if self._events:
+                await self._raise(self._events.popleft())
             else:
-                await self._look(self._due.popitem()[0])
-            await asyncio.sleep(0)  # agents have their turn too, however many alerts there are
+                await self._check(self._due.popitem()[0])
+            await asyncio.sleep(0)  # let other tasks run, however many alerts there are
 
     async def _raise(self, event: Alerted) -> None:
-        """Open an alert, or raise the open one again, and tell of it."""
+        """Open an alert, or raise the open one again, and send a notification."""
         agent = event.agent
         self.raised += 1
         _log.warning("many violations", agent=agent, violations=event.violations, within=event.window)
-        entry = await self._place(event)
+        entry = await self._open_or_renew(event)
         if entry is None:
-            self._say_too_many()
+            self._log_too_many()
             return
         self._too_many = False
         self._open[agent] = entry
         self._show(entry.alert)
         self._send("alert.raised", entry.alert)
-        await self._look(agent)
+        await self._check(agent)
 
-    async def _place(self, event: Alerted) -> _Open | None:
-        """What is open from now on, here and, if it is there, in the server; None if too many are."""
+    async def _open_or_renew(self, event: Alerted) -> _OpenAlert | None:
+        """The alert, open here and in the store, if that is not away; None if too many are open."""
         tries = 0
         while True:
             before = self._open.get(event.agent)
             if before is None and len(self._open) >= MAX_ALERTS:
                 return None
             alert = _raised(event, None if before is None else before.alert)
-            entry, text = before or _Open(alert), _encoded(alert)
+            entry, text = before or _OpenAlert(alert), _encoded(alert)
             outcome, _ = await self._put(alert, entry.text, text)
             tries += 1
             if outcome != "other" or tries == _TRIES:
                 break
-            await self._compare()  # another hub has changed something
+            await self._compare()  # another hub has changed it
         if outcome == "full":
             return None
-        entry.alert, entry.mine, entry.attempt = alert, True, None
+        entry.alert, entry.own, entry.attempt = alert, True, None
         if outcome != "away":
             entry.text = text if outcome == "done" else ""
         return entry
 
-    async def _look(self, agent: str) -> None:
-        """Resolve an agent's alert if it has been quiet, or look again when it will have been."""
+    async def _check(self, agent: str) -> None:
+        """Resolve an agent's alert if its quiet period has passed, or check again when it will have."""
         entry = self._open.get(agent)
         if entry is None:
             return
         _stop(entry)
-        now = self._clock.now()  # before the answer, which may take a while: rather look too early than too late
+        now = self._clock.now()  # before the answer, which may take a while: rather check too early than too late
         standing = await self._gate.astanding(agent)
         if entry.text and self._away():
-            return  # that was said by this hub's memory, which knows little; it is looked again when the server is back
+            return  # this hub's own memory knows too little; checked again when the store is back
         if standing and not self._gate.is_exempt(agent):
-            entry.patient, entry.attempt = False, None
-            self._look_at(entry, now + microseconds("quiet_left", standing.quiet_left))
-        elif entry.text and not entry.mine and not entry.patient:
-            entry.patient = True
-            self._look_at(entry, now + _PATIENCE)
+            entry.grace_over, entry.attempt = False, None
+            self._check_at(entry, now + microseconds("quiet_left", standing.quiet_left))
+        elif entry.text and not entry.own and not entry.grace_over:
+            entry.grace_over = True
+            self._check_at(entry, now + _GRACE)
         else:
             await self._resolve(entry)
 
-    def _look_at(self, entry: _Open, when: int) -> None:
+    def _check_at(self, entry: _OpenAlert, when: int) -> None:
         agent = entry.alert.agent_id
 
         def due() -> None:
@@ -215,20 +215,20 @@ class Alerts:
 
         entry.timer = Timer(self._clock, when, due)
 
-    async def _resolve(self, entry: _Open) -> None:
+    async def _resolve(self, entry: _OpenAlert) -> None:
         alert = entry.attempt or replace(entry.alert, resolved_at=time.time())
         if entry.text and self._shared is not None:
             entry.attempt = alert
             try:
                 outcome, _ = await self._shared.end(alert.agent_id, alert.alert_id, entry.text, _encoded(alert))
             except StoreAway:
-                return  # it is looked again when the server is back
+                return  # checked again when the store is back
             if outcome != "done":
-                return  # another hub was first; the next look at the server says what it has done
+                return  # another hub was first; the next comparison tells what it has done
         self._end(entry, alert, ours=True)
 
-    def _end(self, entry: _Open, alert: Alert, *, ours: bool) -> None:
-        """An open alert has been resolved, and if it was by this hub, others are told."""
+    def _end(self, entry: _OpenAlert, alert: Alert, *, ours: bool) -> None:
+        """Close an open alert; if this hub has resolved it, send a notification."""
         _stop(entry)
         del self._open[alert.agent_id]
         self._show(alert)
@@ -237,10 +237,10 @@ class Alerts:
             _log.info("quiet again", agent=alert.agent_id)
             self._send("alert.resolved", alert)
 
-    # The server ------------------------------------------------------------------------------------------------------
+    # The shared store ------------------------------------------------------------------------------------------------
 
     async def _put(self, alert: Alert, known: str, text: str) -> tuple[AlertOutcome | Literal["away"], str]:
-        """Have an alert stand in the server, if there is one."""
+        """Put an alert into the store, if there is one."""
         if self._shared is None or self._away():
             return "away", ""
         try:
@@ -249,7 +249,7 @@ class Alerts:
             return "away", ""
 
     async def _compare(self) -> None:
-        """Take over what other hubs have done with the open alerts."""
+        """Take over the changes that other hubs have made to the open alerts."""
         if self._shared is None or self._away():
             return
         try:
@@ -263,49 +263,49 @@ class Alerts:
                 await self._take_over(entry, alert, text)
         for agent, entry in list(self._open.items()):
             if entry.text and agent not in found:
-                await self._miss(entry)
+                await self._missing(entry)
             if entry.timer is None:
                 self._due[agent] = None
 
-    async def _take_over(self, entry: _Open | None, alert: Alert, text: str) -> None:
+    async def _take_over(self, entry: _OpenAlert | None, alert: Alert, text: str) -> None:
         """Another hub has opened or renewed an alert."""
         if entry is not None and entry.alert.alert_id != alert.alert_id:
-            await self._miss(entry)
+            await self._missing(entry)
             entry = self._open.get(alert.agent_id)
             if entry is not None:
-                return  # the server has gone away
+                return  # the store is away now
         if entry is None:
-            entry = self._open[alert.agent_id] = _Open(alert)
+            entry = self._open[alert.agent_id] = _OpenAlert(alert)
             self._show(alert)
         elif entry.alert != alert:
-            entry.alert, entry.mine, entry.patient = alert, False, False
+            entry.alert, entry.own, entry.grace_over = alert, False, False
             self._show(alert)
         entry.text = text
 
-    async def _miss(self, entry: _Open) -> None:
-        """An alert no longer stands in the server: another hub has resolved it, or the server has lost it."""
+    async def _missing(self, entry: _OpenAlert) -> None:
+        """An alert is no longer in the store: another hub has resolved it, or the store has lost it."""
         alert = entry.alert
         outcome, found = await self._put(alert, "", _encoded(alert))
         there = _decoded(found)
         if outcome == "ended" and there is not None:
-            # It was us, if we only weren't told that it was done; or we have raised it again, and nobody knows of that.
+            # Ours, if our resolution succeeded without an answer, or if we have raised it again and nobody else knows.
             ours = there == entry.attempt or alert.times > there.times
             self._end(entry, replace(alert, resolved_at=there.resolved_at), ours=ours)
         elif outcome == "other" and (there is None or there.alert_id != alert.alert_id):
-            self._end(entry, replace(alert, resolved_at=time.time()), ours=entry.mine)
+            self._end(entry, replace(alert, resolved_at=time.time()), ours=entry.own)
 
-    # Who is told -----------------------------------------------------------------------------------------------------
+    # What is shown ---------------------------------------------------------------------------------------------------
 
     def _show(self, alert: Alert) -> None:
         before = self._recent.get(alert.alert_id)
         if before is not None and before.times != alert.times:
-            del self._recent[alert.alert_id]  # raised again, it is the newest
+            del self._recent[alert.alert_id]  # raised again, it moves to the front
         if alert.resolved_at is None or alert.alert_id in self._recent:
             self._recent[alert.alert_id] = alert
-        if len(self._recent) > _KEPT:
+        if len(self._recent) > _MAX_RECENT:
             del self._recent[next(iter(self._recent))]
 
-    def _say_too_many(self) -> None:
+    def _log_too_many(self) -> None:
         if not self._too_many:
             self._too_many = True
             _log.error("too many open alerts: others are only logged until some are resolved", open=len(self._open))
@@ -317,7 +317,7 @@ def _raised(event: Alerted, before: Alert | None) -> Alert:
     return replace(before, violations=event.violations, within=event.window, times=before.times + 1)
 
 
-def _stop(entry: _Open) -> None:
+def _stop(entry: _OpenAlert) -> None:
     if entry.timer is not None:
         entry.timer.cancel()
         entry.timer = None
@@ -328,7 +328,7 @@ def _encoded(alert: Alert) -> str:
 
 
 def _decoded(text: str) -> Alert | None:
-    """An alert as a hub has written it; None if it is none. What a later version has added to it is left out."""
+    """An alert as a hub has written it; None if it is invalid. Fields of later versions are ignored."""
     try:
         return msgspec.json.decode(text, type=Alert)
     except msgspec.DecodeError:

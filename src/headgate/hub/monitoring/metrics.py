@@ -1,13 +1,13 @@
-"""What can be measured of a hub: one table, for Prometheus, for OpenTelemetry, and for the docs.
+"""The metrics of a hub: one table, for Prometheus, for OpenTelemetry, and for the docs.
 
-Nothing is counted here: each metric is read from what it is about, when somebody asks. No label has values that an
-agent can choose, so the number of series depends on the policy alone.
+Nothing is counted here: each metric is read from its source when it is collected. No label has values that an agent
+can choose, so the number of series depends on the policy alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -15,17 +15,22 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
 from headgate._version import VERSION
+from headgate.gate import Gate
 from headgate.gate.policy import TIERS
-from headgate.hub.api.http import Answer
-from headgate.hub.api.routing import Call, Route, Who
-from headgate.hub.monitoring.stats import BOUNDS
+from headgate.hub.agents.presence import Presence
+from headgate.hub.dashboard.feed import DashboardFeed
+from headgate.hub.messages.messages import MessageBroker
+from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.alerts import Alerts
+from headgate.hub.monitoring.health import Health
+from headgate.hub.monitoring.stats import BOUNDS, Stats
+from headgate.hub.monitoring.webhooks import Webhooks
+from headgate.hub.sockets.relay import Relay
+from headgate.hub.tasks.scheduler import Scheduler
 from headgate.limits.decision import Outcome
-from headgate.stores.base import ServerStore
+from headgate.stores.base import ServerStore, Store
 from headgate.stores.memory import compiled, in_process
 from headgate.stores.traffic import BATCH_SIZES, Traffic
-
-if TYPE_CHECKING:
-    from headgate.hub.app import Hub
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,81 +39,96 @@ Labels: TypeAlias = tuple[str, ...]
 """The values of a metric's labels, in their order."""
 
 _PROCESS: Final = ProcessCollector(registry=None)
-_NO_TRAFFIC: Final = Traffic()  # of a store that is this process's memory
+_NO_TRAFFIC: Final = Traffic()  # of a store in memory
+
+
+@dataclass(frozen=True)
+class MetricSources:
+    """The parts of a hub that metrics are read from."""
+
+    gate: Gate
+    store: Store
+    health: Health
+    stats: Stats
+    alerts: Alerts
+    webhooks: Webhooks
+    presence: Presence
+    relay: Relay
+    dashboard: DashboardFeed
+    scheduler: Scheduler
+    messages: MessageBroker
+    sessions: SessionLog
 
 
 class Distribution(NamedTuple):
-    """How values are distributed."""
+    """The state of a histogram."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
-    """How many were at most as large as each of the bounds, and larger than the one before; last, how many others."""
+    """The number of values up to each bound and above the one before; last, the number above all bounds."""
     total: float
-    """All values, added up."""
+    """The sum of all values."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Something that can be measured. A counter's name ends in `_total`; what is a time is in seconds, and says so."""
+    """One metric. A counter's name ends in `_total`; the name of a time ends in its unit, seconds."""
 
     name: str
-    """As Prometheus has it."""
+    """The name in Prometheus."""
     kind: Kind
     about: str
-    read: Callable[["Hub"], Mapping[Labels, float] | Distribution]
-    """How it stands: a number for each of some labels, or, of a histogram, how it is distributed.
-
-    To be called in the hub's loop.
-    """
+    read: Callable[[MetricSources], Mapping[Labels, float] | Distribution]
+    """Reads it: a number for each combination of labels, or the distribution of a histogram. Runs in the hub's loop."""
     labels: tuple[str, ...] = ()
 
 
-def _number(name: str, kind: Kind, about: str, read: Callable[["Hub"], float]) -> Metric:
-    return Metric(name, kind, about, lambda hub: {(): read(hub)})
+def _number(name: str, kind: Kind, about: str, read: Callable[[MetricSources], float]) -> Metric:
+    return Metric(name, kind, about, lambda of: {(): read(of)})
 
 
-# How each is read -----------------------------------------------------------------------------------------------------
+# How they are read ---------------------------------------------------------------------------------------------------
 
 
-def _checks(hub: "Hub") -> dict[Labels, float]:
-    known = product(hub.gate.policy.channels, TIERS, [outcome.value for outcome in Outcome])
+def _checks(sources: MetricSources) -> dict[Labels, float]:
+    known = product(sources.gate.policy.channels, TIERS, [outcome.value for outcome in Outcome])
     counts: dict[Labels, float] = dict.fromkeys(known, 0)
-    # Those of a channel that only an earlier policy had stay: a counter doesn't go away.
-    return counts | {(channel, tier, outcome.value): n for (channel, tier, outcome), n in hub.tally.checks.items()}
+    # Channels that only an earlier policy had stay: a counter never disappears.
+    return counts | {(channel, tier, outcome.value): n for (channel, tier, outcome), n in sources.stats.checks.items()}
 
 
-def _address_checks(hub: "Hub") -> dict[Labels, float]:
+def _address_checks(sources: MetricSources) -> dict[Labels, float]:
     counts: dict[Labels, float] = dict.fromkeys(product(("request", "registration"), ("allow", "warn", "deny")), 0)
-    return counts | hub.tally.addresses
+    return counts | sources.stats.addresses
 
 
-def _decision_times(hub: "Hub") -> Distribution:
-    tally = hub.tally
-    return Distribution([bound / 1e9 for bound in BOUNDS], list(tally.times), tally.time / 1e9)
+def _decision_times(sources: MetricSources) -> Distribution:
+    stats = sources.stats
+    return Distribution([bound / 1e9 for bound in BOUNDS], list(stats.times), stats.time / 1e9)
 
 
-def _traffic(hub: "Hub") -> Traffic:
-    return hub.store.traffic if isinstance(hub.store, ServerStore) else _NO_TRAFFIC
+def _traffic(sources: MetricSources) -> Traffic:
+    return sources.store.traffic if isinstance(sources.store, ServerStore) else _NO_TRAFFIC
 
 
-def _batches(hub: "Hub") -> Distribution:
-    traffic = _traffic(hub)
+def _batches(sources: MetricSources) -> Distribution:
+    traffic = _traffic(sources)
     return Distribution(BATCH_SIZES, list(traffic.batches), traffic.requests)
 
 
-def _live_buckets(hub: "Hub") -> dict[Labels, float]:
-    memory = in_process(hub.store)
+def _live_buckets(sources: MetricSources) -> dict[Labels, float]:
+    memory = in_process(sources.store)
     return {} if memory is None else {(): len(memory)}
 
 
-def _connections(hub: "Hub") -> dict[Labels, float]:
-    relay = hub.relay.connections
-    agents = len(hub.presence.sockets) - relay
-    return {("ws",): agents, ("relay",): relay, ("dashboard",): len(hub.board.sockets)}
+def _connections(sources: MetricSources) -> dict[Labels, float]:
+    relay = sources.relay.connections
+    agents = len(sources.presence.sockets) - relay
+    return {("ws",): agents, ("relay",): relay, ("dashboard",): len(sources.dashboard.sockets)}
 
 
-def _webhooks(hub: "Hub") -> dict[Labels, float]:
-    sent = hub.webhooks
+def _webhooks(sources: MetricSources) -> dict[Labels, float]:
+    sent = sources.webhooks
     return {("delivered",): sent.delivered, ("failed",): sent.failed, ("dropped",): sent.dropped}
 
 
@@ -117,71 +137,73 @@ METRICS: Final = (
         "headgate_checks_total", "counter", "Checks of agents", _checks, ("channel", "tier", "outcome")
     ),
     Metric(
-        "headgate_decision_seconds", "histogram", "How long a check of an agent took, the way to the store included",
+        "headgate_decision_seconds", "histogram", "Time of a check of an agent, including the round trip to the store",
         _decision_times,
     ),
     Metric(
-        "headgate_address_checks_total", "counter", "Checks of addresses, for callers that aren't known yet",
+        "headgate_address_checks_total", "counter", "Checks of addresses, for unidentified callers",
         _address_checks, ("purpose", "outcome"),
     ),
     Metric(
-        "headgate_relay_envelopes_total", "counter", "Envelopes of agents on the relay, as its limiter saw them",
-        lambda hub: {("passed",): hub.relay.passed, ("denied",): hub.relay.denied}, ("outcome",),
+        "headgate_relay_envelopes_total", "counter", "Envelopes on the relay, by the limiter's decision",
+        lambda of: {("passed",): of.relay.passed, ("denied",): of.relay.denied}, ("outcome",),
     ),
     _number(
-        "headgate_violations_total", "counter", "Denials that count as violations", lambda hub: hub.tally.violations
+        "headgate_violations_total", "counter", "Denials that count as violations", lambda of: of.stats.violations
     ),
-    _number("headgate_alerts_total", "counter", "Alerts that were raised", lambda hub: hub.alerts.raised),
-    _number("headgate_alerts_open", "gauge", "Alerts that are not resolved yet", lambda hub: hub.alerts.open),
+    _number("headgate_alerts_total", "counter", "Alerts raised", lambda of: of.alerts.raised),
+    _number("headgate_alerts_open", "gauge", "Open alerts", lambda of: of.alerts.open),
     Metric(
-        "headgate_webhooks_total", "counter", "Notifications to webhooks that are done with", _webhooks, ("outcome",)
+        "headgate_webhooks_total", "counter", "Finished notifications to webhooks", _webhooks, ("outcome",)
     ),
     _number(
-        "headgate_webhooks_waiting", "gauge", "Notifications that wait to be sent, or to be sent again",
-        lambda hub: hub.webhooks.waiting,
+        "headgate_webhooks_waiting", "gauge", "Notifications to webhooks queued or being retried",
+        lambda of: of.webhooks.waiting,
     ),
     Metric(
-        "headgate_live_buckets", "gauge", "Buckets and records of violations in this process's memory", _live_buckets
+        "headgate_live_buckets", "gauge", "Buckets and violation records in this process's memory", _live_buckets
     ),
     _number(
-        "headgate_store_round_trips_total", "counter", "Calls to the server that counts",
-        lambda hub: _traffic(hub).round_trips,
+        "headgate_store_round_trips_total", "counter", "Calls to the store's server",
+        lambda of: _traffic(of).round_trips,
     ),
     Metric(
-        "headgate_store_batch_size", "histogram", "Decisions and other questions that went to the server together",
+        "headgate_store_batch_size", "histogram", "Requests sent to the store's server in one call",
         _batches,
     ),
     _number(
-        "headgate_store_errors_total", "counter", "Calls to the server that failed", lambda hub: _traffic(hub).errors
-    ),
-    _number("headgate_store_degraded", "gauge", "1 while the store is away, else 0", lambda hub: int(hub.degraded)),
-    _number(
-        "headgate_store_outages_total", "counter", "Times that the store went away",
-        lambda hub: hub.tally.degraded_times,
+        "headgate_store_errors_total", "counter", "Failed calls to the store's server", lambda of: _traffic(of).errors
     ),
     _number(
-        "headgate_store_outage_seconds_total", "counter", "Time that the store was away, up to now",
-        lambda hub: hub.tally.degraded_for / 1e6,
+        "headgate_store_degraded", "gauge", "1 while the store is away, else 0", lambda of: int(of.health.degraded)
     ),
-    Metric("headgate_connections", "gauge", "WebSockets that are open", _connections, ("kind",)),
     _number(
-        "headgate_agents_connected", "gauge", "Agents with a connection to /ws", lambda hub: len(hub.presence.agents())
+        "headgate_store_outages_total", "counter", "Outages of the store",
+        lambda of: of.stats.outages,
+    ),
+    _number(
+        "headgate_store_outage_seconds_total", "counter", "Total time of the store's outages",
+        lambda of: of.stats.outage_us / 1e6,
+    ),
+    Metric("headgate_connections", "gauge", "Open WebSockets", _connections, ("kind",)),
+    _number(
+        "headgate_agents_connected", "gauge", "Agents with a connection to /ws", lambda of: len(of.presence.agents())
     ),
     Metric(
-        "headgate_tasks", "gauge", "Tasks, finished ones as far as they are kept",
-        lambda hub: {(state,): count for state, count in hub.scheduler.counts().items()}, ("state",),
+        "headgate_tasks", "gauge", "Tasks, including the finished ones that are kept",
+        lambda of: {(state,): count for state, count in of.scheduler.counts().items()}, ("state",),
     ),
     _number(
-        "headgate_messages_total", "counter", "Messages that were taken, to agents and to channels",
-        lambda hub: hub.post.carried,
+        "headgate_messages_total", "counter", "Messages accepted, to agents and to chat channels",
+        lambda of: of.messages.accepted,
     ),
-    _number("headgate_sessions_open", "gauge", "Sessions that are open", lambda hub: hub.logbook.open_sessions),
+    _number("headgate_sessions_open", "gauge", "Open sessions", lambda of: of.sessions.open_sessions),
     _number(
-        "headgate_session_buckets", "gauge", "Sessions that were used and not closed yet",
-        lambda hub: hub.gate.active_buckets,
+        "headgate_session_buckets", "gauge", "Sessions used and not closed yet",
+        lambda of: of.gate.active_buckets,
     ),
     Metric(
-        "headgate_build_info", "gauge", "Always 1: which headgate runs, and whether it is compiled",
+        "headgate_build_info", "gauge", "Always 1: the version of headgate, and whether it is compiled",
         lambda _: {(VERSION, str(compiled()).lower()): 1}, ("version", "compiled"),
     ),
 )  # fmt: skip
@@ -190,15 +212,15 @@ METRICS: Final = (
 # Prometheus -----------------------------------------------------------------------------------------------------------
 
 
-class _Reading:
-    """The table, and what is known of the process, as Prometheus' library collects it."""
+class _Collector:
+    """Collects the table and the process's own metrics for Prometheus' library."""
 
-    def __init__(self, hub: "Hub") -> None:
-        self._hub: Final = hub
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources: Final = sources
 
     def collect(self) -> Iterator[Family]:
         for metric in METRICS:
-            yield _family(metric, metric.read(self._hub))
+            yield _family(metric, metric.read(self._sources))
         yield from _PROCESS.collect()
 
 
@@ -214,18 +236,6 @@ def _family(metric: Metric, found: Mapping[Labels, float] | Distribution) -> Fam
     return family
 
 
-def exposition(hub: "Hub") -> bytes:
-    """Everything that can be measured, as Prometheus reads it."""
-    return generate_latest(_Reading(hub))
-
-
-async def _metrics(call: Call) -> Answer:
-    return Answer(200, exposition(call.hub), media=MEDIA)
-
-
-ROUTES: Final = (
-    Route(
-        "GET", "/metrics", "get_metrics", Who.ANYONE, _metrics, str, "what can be measured, for Prometheus",
-        media=MEDIA,
-    ),
-)  # fmt: skip
+def exposition(sources: MetricSources) -> bytes:
+    """All metrics, in Prometheus' text format."""
+    return generate_latest(_Collector(sources))

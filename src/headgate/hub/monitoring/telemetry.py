@@ -1,8 +1,8 @@
-"""OpenTelemetry: the table of metrics, sent to a collector now and then. It needs the packages of `headgate[otel]`.
+"""OpenTelemetry: the table of metrics, sent to a collector periodically. Needs the packages of `headgate[otel]`.
 
-The SDK reads and sends in a thread of its own; what is read is read in the hub's loop, as for Prometheus. Numbers are
-observable instruments. For a histogram that was filled elsewhere the SDK has no instrument, so histograms join the rest
-on its way out.
+The SDK collects and sends in a thread of its own; metrics are read in the hub's loop, as for Prometheus. Numbers are
+observable instruments. The SDK has no instrument for a histogram that was filled elsewhere, so histograms are added on
+export.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import structlog
@@ -32,10 +32,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
-from headgate.hub.monitoring.metrics import METRICS, Distribution, Labels, Metric
-
-if TYPE_CHECKING:
-    from headgate.hub.app import Hub
+from headgate.hub.monitoring.metrics import METRICS, Distribution, Labels, Metric, MetricSources
 
 T = TypeVar("T")
 
@@ -43,24 +40,24 @@ _SCOPE: Final = "headgate"
 _PATH: Final = "v1/metrics"  # where collectors take metrics
 _SECONDS: Final = "_seconds"
 _PATIENCE: Final = 5.0  # seconds that the SDK's thread waits for the hub's loop
-_FAREWELL: Final = 2.0  # seconds for the last figures, at the end
+_FAREWELL: Final = 2.0  # seconds for the last export, at the end
 
 _log = structlog.get_logger("headgate.hub")
-_its_log = logging.getLogger(OTLPMetricExporter.__module__)
+_exporter_log = logging.getLogger(OTLPMetricExporter.__module__)
 
 
 def name_and_unit(metric: Metric) -> tuple[str, str]:
-    """How a metric is called in OpenTelemetry: so that whoever passes it on to Prometheus makes the same name of it."""
+    """The name of a metric in OpenTelemetry: an exporter to Prometheus makes the original name of it."""
     name = metric.name.removesuffix("_total")
     unit = "s" if name.endswith(_SECONDS) else ""
     return name.removesuffix(_SECONDS).replace("_", ".", 1), unit
 
 
 class Telemetry:
-    """Sends a hub's metrics to a collector until it is closed. A collector that is away holds up nothing."""
+    """Sends a hub's metrics to a collector until it is closed. A collector that is away holds nothing up."""
 
-    def __init__(self, hub: "Hub", endpoint: str) -> None:
-        self._hub: Final = hub
+    def __init__(self, sources: MetricSources, endpoint: str) -> None:
+        self._sources: Final = sources
         self._loop: Final = asyncio.get_running_loop()
         self._closed = False
         self._exporter: Final = _Exporter(endpoint, self._histograms)
@@ -77,24 +74,24 @@ class Telemetry:
                 make(name, [self._observer(metric)], unit, metric.about)
 
     async def close(self) -> None:
-        """Send the last figures, if the collector is there to take them."""
+        """Send the last metrics, if the collector can be reached."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         if self._exporter.failing:
-            self._exporter.shutdown()  # it may be about to try again, and would not hear of the end before that
-        self._reader.shutdown(_FAREWELL * 1000)  # not its provider, which raises if the time is over before it begins
+            self._exporter.shutdown()  # otherwise it may wait for its next attempt first
+        self._reader.shutdown(_FAREWELL * 1000)  # the provider's may raise before it starts
         self._closed = True
 
     # In the SDK's thread ---------------------------------------------------------------------------------------------
 
-    def _in_loop(self, read: Callable[["Hub"], T]) -> T:
+    def _in_loop(self, read: Callable[[MetricSources], T]) -> T:
         answer: Future[T] = Future()
 
         def work() -> None:
             try:
-                answer.set_result(read(self._hub))
-            except Exception as error:  # noqa: BLE001 - it is the other thread's to deal with
+                answer.set_result(read(self._sources))
+            except Exception as error:  # noqa: BLE001 - it is raised in the other thread
                 answer.set_exception(error)
 
         self._loop.call_soon_threadsafe(work)
@@ -102,7 +99,7 @@ class Telemetry:
 
     def _observer(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_options: CallbackOptions) -> Iterator[Observation]:
-            if self._closed:  # a thread that could not be waited for
+            if self._closed:  # the thread may outlive the shutdown
                 return
             found = self._in_loop(metric.read)
             assert not isinstance(found, Distribution)
@@ -122,7 +119,7 @@ class Telemetry:
 
     def _histogram(self, metric: Metric, found: Distribution) -> Exported:
         name, unit = name_and_unit(metric)
-        nothing: Any = None  # neither the least nor the greatest value is known
+        nothing: Any = None  # neither the minimum nor the maximum is known
         point = HistogramDataPoint(
             attributes={},
             start_time_unix_nano=self._began,
@@ -138,7 +135,7 @@ class Telemetry:
 
 
 class _Exporter(OTLPMetricExporter):
-    """Sends metrics over OTLP, with some that no instrument has, and says once when that begins to fail."""
+    """Sends metrics over OTLP, with the histograms added, and logs once when that starts to fail."""
 
     def __init__(self, endpoint: str, more: Callable[[], list[Exported]]) -> None:
         path = endpoint.partition("://")[2].partition("/")[2]
@@ -156,12 +153,12 @@ class _Exporter(OTLPMetricExporter):
             replace(of, scope_metrics=[_joined(scope, more) for scope in of.scope_metrics])
             for of in metrics_data.resource_metrics
         ]
-        lines = _Lines(self._fail)
-        _its_log.addFilter(lines)
+        capture = _LogCapture(self._fail)
+        _exporter_log.addFilter(capture)
         try:
             result = super().export(MetricsData(found), timeout_millis, **options)
         finally:
-            _its_log.removeFilter(lines)
+            _exporter_log.removeFilter(capture)
         if result is MetricExportResult.SUCCESS and self.failing:
             self.failing = False
             _log.info("metrics are sent to the collector again")
@@ -170,8 +167,8 @@ class _Exporter(OTLPMetricExporter):
     def _fail(self, reason: str) -> None:
         if not self.failing:
             self.failing = True
-            reason = reason.replace(self._path, "…")  # there may be a key in it
-            _log.warning("metrics can't be sent to the collector, which is tried again and again", reason=reason)
+            reason = reason.replace(self._path, "…")  # it may contain a key
+            _log.warning("metrics can't be sent to the collector; retrying", reason=reason)
 
     def shutdown(self, timeout_millis: float = 30_000, **options: Any) -> None:
         if not self._over:
@@ -179,15 +176,15 @@ class _Exporter(OTLPMetricExporter):
             super().shutdown(timeout_millis, **options)
 
 
-class _Lines(logging.Filter):
-    """Hears what would be logged, instead of the log: it would be a line for each try, for as long as it fails."""
+class _LogCapture(logging.Filter):
+    """Captures the exporter's log, which would have a line for each attempt for as long as it fails."""
 
-    def __init__(self, hear: Callable[[str], None]) -> None:
+    def __init__(self, on_message: Callable[[str], None]) -> None:
         super().__init__()
-        self._hear: Final = hear
+        self._on_message: Final = on_message
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self._hear(record.getMessage())
+        self._on_message(record.getMessage())
         return False
 
 
@@ -200,7 +197,7 @@ def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
 
 
 def _resource() -> Resource:
-    """What sends: headgate, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES call it something else."""
+    """The resource: headgate, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name another."""
     given = OTELResourceDetector().detect().attributes
     own = {"service.name": "headgate", "service.version": VERSION, "service.instance.id": str(uuid4())}
     return Resource.create({name: value for name, value in own.items() if name not in given})

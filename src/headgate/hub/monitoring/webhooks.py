@@ -1,7 +1,7 @@
-"""Webhooks: each alert is posted to some URLs, in order, again and again until it was taken.
+"""Webhooks: each alert is posted to some URLs, in order, and retried until it is accepted.
 
-Every receiver has a queue of its own, so that one that is slow or away holds up no other. Sending only puts something
-into these queues. Waits are on the gate's clock; how long one answer may take is on the machine's.
+Every receiver has a queue of its own, so that a slow or unreachable one holds up no other. `send` only fills these
+queues. Pauses are on the gate's clock, timeouts on the machine's.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 
 MOST: Final = 1000
-"""Notices that wait for one receiver; then the oldest is dropped."""
+"""Notices queued for one receiver; then the oldest is dropped."""
 
-_TIMEOUT: Final = 10.0  # seconds for one try, up to the status
-_FIRST: Final = 1.0  # seconds until the second try; then twice as long each time
-_LONGEST: Final = 30.0  # seconds between two tries
-_ASKED: Final = 300.0  # seconds that a receiver may ask us to wait
-_TRIED_FOR: Final = 3600  # seconds
-_AGAIN: Final = (408, 425, 429)  # and all from 500 on
+_TIMEOUT: Final = 10.0  # seconds for one attempt, up to the status
+_FIRST: Final = 1.0  # seconds until the second attempt; then twice as long each time
+_LONGEST: Final = 30.0  # seconds between two attempts
+_ASKED: Final = 300.0  # seconds that a receiver may ask for by Retry-After
+_RETRIED_FOR: Final = 3600  # seconds
+_RETRIED: Final = (408, 425, 429)  # statuses, and all from 500 on
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -43,7 +43,7 @@ class Notice(Struct, frozen=True):
     """The body of a request."""
 
     delivery: str
-    """The same whenever this is sent: receivers can drop what they have seen."""
+    """The same in every attempt, so that receivers can drop duplicates."""
     event: Happening
     alert: Alert
 
@@ -56,7 +56,7 @@ class _Delivery(Struct, frozen=True):
 
 
 class Webhooks:
-    """Sends alerts to some URLs. With a secret, what is sent is signed."""
+    """Sends alerts to some URLs. With a secret, the requests are signed."""
 
     def __init__(self, urls: Sequence[str], secret: str, clock: Clock, within: float) -> None:
         self._clock, self._within = clock, within
@@ -67,30 +67,30 @@ class Webhooks:
 
     @property
     def delivered(self) -> int:
-        """How many were taken; one for two receivers counts twice, here and below."""
+        """The number of accepted notices; one for two receivers counts twice, here and below."""
         return sum(receiver.delivered for receiver in self._receivers)
 
     @property
     def failed(self) -> int:
-        """How many were given up."""
+        """The number of notices given up."""
         return sum(receiver.failed for receiver in self._receivers)
 
     @property
     def dropped(self) -> int:
-        """How many were never tried, since too many waited."""
+        """The number of notices never sent, since the queue was full."""
         return sum(receiver.dropped for receiver in self._receivers)
 
     @property
     def waiting(self) -> int:
-        """How many wait, or are being sent."""
+        """The number of notices queued or being sent."""
         return sum(receiver.waiting for receiver in self._receivers)
 
     def send(self, event: Happening, alert: Alert) -> None:
-        """Have an alert sent to all receivers."""
+        """Queue an alert for all receivers."""
         if self._receivers:
             name = f"{alert.alert_id}-{alert.times}-{event.removeprefix('alert.')}"
             body = msgspec.json.encode(Notice(name, event, alert))
-            delivery = _Delivery(name, body, self._clock.now() + _TRIED_FOR * 1_000_000)
+            delivery = _Delivery(name, body, self._clock.now() + _RETRIED_FOR * 1_000_000)
             for receiver in self._receivers:
                 receiver.put(delivery)
 
@@ -100,14 +100,14 @@ class Webhooks:
             self._tasks = [asyncio.create_task(receiver.run(client)) for receiver in self._receivers]
 
     def hurry(self) -> None:
-        """The hub is about to stop: what waits is tried once more, now, as long as there is time."""
+        """The hub is about to stop: try every queued notice once more, at once, within the time left."""
         if self._deadline is None:
             self._deadline = asyncio.get_running_loop().time() + self._within
             for receiver in self._receivers:
                 receiver.hurry()
 
     async def close(self) -> None:
-        """Stop, when nothing waits any more or the time is up."""
+        """Stop when the queues are empty or the time is up."""
         self.hurry()
         for receiver in self._receivers:
             receiver.close()
@@ -124,7 +124,7 @@ class Webhooks:
 
 
 class _Receiver:
-    """One URL, and what waits for it."""
+    """One URL and its queue."""
 
     def __init__(self, url: str, secret: bytes, clock: Clock) -> None:
         self._url: Final = _url(url)
@@ -133,15 +133,15 @@ class _Receiver:
         self.delivered = self.failed = self.dropped = 0
         self._queue: Final[deque[_Delivery]] = deque()
         self._wake: Final = asyncio.Event()
-        self._go_on: Final = asyncio.Event()
+        self._resume: Final = asyncio.Event()
         self._hurried = self._closing = False
-        self._under_way: _Delivery | None = None
-        self._away = False  # whether it was said that it can't be reached
-        self._full = False  # whether it was said that something was dropped
+        self._sending: _Delivery | None = None
+        self._away = False  # whether it was logged that it can't be reached
+        self._full = False  # whether it was logged that notices are dropped
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + (self._under_way is not None)
+        return len(self._queue) + (self._sending is not None)
 
     def put(self, delivery: _Delivery) -> None:
         self._queue.append(delivery)
@@ -155,35 +155,35 @@ class _Receiver:
 
     def hurry(self) -> None:
         self._hurried = True
-        self._go_on.set()
+        self._resume.set()
 
     def close(self) -> None:
         self._closing = True
         self._wake.set()
 
     async def run(self, client: httpx.AsyncClient) -> None:
-        """Deliver one after the other, until it is closed and nothing waits."""
+        """Deliver one notice after the other, until it is closed and the queue is empty."""
         while not (self._closing and not self._queue):
             if not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            self._under_way = self._queue.popleft()
+            self._sending = self._queue.popleft()
             try:
-                await self._deliver(client, self._under_way)
-            except Exception:  # noqa: BLE001 - whatever it is, the next may be delivered
+                await self._deliver(client, self._sending)
+            except Exception:  # noqa: BLE001 - the next one may succeed
                 self._log.exception("a webhook could not be sent")
                 self.failed += 1
-            self._under_way = None
+            self._sending = None
 
     async def _deliver(self, client: httpx.AsyncClient, delivery: _Delivery) -> None:
-        """Try until it is taken, refused for good, or too old."""
+        """Try until the notice is accepted, refused for good, or too old."""
         pause = _FIRST
         while True:
             last = self._hurried
             problem, wait = await self._try(client, delivery)
             if not problem:
-                self._taken()
+                self._accepted()
                 return
             if wait is None or self._clock.now() >= delivery.until:
                 self._give_up(1, problem)
@@ -191,22 +191,22 @@ class _Receiver:
             if last:
                 self.abandon(problem)
                 return
-            self._say_away(problem)
+            self._log_away(problem)
             if not self._hurried:
                 await self._pause(max(wait, pause * random.uniform(0.5, 1)))  # noqa: S311 - no secret
             pause = min(pause * 2, _LONGEST)
 
     async def _try(self, client: httpx.AsyncClient, delivery: _Delivery) -> tuple[str, float | None]:
-        """Post it once. What is wrong, if anything, and the seconds that we are asked to wait; None for ever."""
+        """Post a notice once; the problem, if any, and the seconds that the receiver asks to wait (None: for ever)."""
         request = client.stream("POST", self._url, content=delivery.body, headers=self._headers(delivery))
         try:
-            async with asyncio.timeout(_TIMEOUT), request as answer:  # whose body isn't read, however long it is
+            async with asyncio.timeout(_TIMEOUT), request as answer:  # the body is not read: it may be endless
                 status, later = answer.status_code, answer.headers.get("Retry-After", "")
         except (httpx.HTTPError, OSError) as error:
-            return _explained(error), 0.0
+            return _explain(error), 0.0
         if 200 <= status < 300:
             return "", 0.0
-        if status in _AGAIN or status >= 500:
+        if status in _RETRIED or status >= 500:
             return f"status {status}", _asked(later)
         return f"status {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""), None
 
@@ -226,22 +226,22 @@ class _Receiver:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, unless the hub is about to stop."""
-        self._go_on.clear()
-        timer = Timer(self._clock, self._clock.now() + round(seconds * 1_000_000), self._go_on.set)
+        self._resume.clear()
+        timer = Timer(self._clock, self._clock.now() + round(seconds * 1_000_000), self._resume.set)
         try:
-            await self._go_on.wait()
+            await self._resume.wait()
         finally:
             timer.cancel()
 
-    # What came of it -------------------------------------------------------------------------------------------------
+    # Outcomes --------------------------------------------------------------------------------------------------------
 
-    def _taken(self) -> None:
+    def _accepted(self) -> None:
         self.delivered += 1
         if self._away:
             self._log.info("webhooks are delivered again")
         self._away = self._full = False
 
-    def _say_away(self, problem: str) -> None:
+    def _log_away(self, problem: str) -> None:
         if not self._away:
             self._away = True
             self._log.warning("a webhook could not be delivered, and is tried again", problem=problem)
@@ -251,17 +251,17 @@ class _Receiver:
         self._log.error("webhooks are given up", many=many, problem=problem)
 
     def abandon(self, problem: str) -> None:
-        """Give up everything that waits."""
+        """Give up all queued notices."""
         if self.waiting:
             self._give_up(self.waiting, problem)
         self._queue.clear()
-        self._under_way = None
+        self._sending = None
 
 
 def _client() -> httpx.AsyncClient:
     try:
         return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0))  # noqa: S113 - see _try
-    except (ImportError, ValueError, OSError) as error:  # of proxies and certificates that the environment names
+    except (ImportError, ValueError, OSError) as error:  # from proxies and certificates in the environment
         raise HeadgateError(f"webhooks: expected proxies and certificates that can be used, got: {error}") from error
 
 
@@ -273,12 +273,12 @@ def _url(url: str) -> httpx.URL:
 
 
 def _shown(url: str) -> str:
-    """Where a URL leads: without user, password, path and query, which may be secret."""
+    """The scheme and host of a URL: the rest may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _explained(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error) or 'no answer in time'}"[:200]
 
 

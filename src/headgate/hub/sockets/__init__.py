@@ -1,1 +1,1 @@
-"""WebSockets: agents at `/ws`, envelopes at `/relay`, and the frames between them."""
+"""WebSockets: agents at `/ws`, the relay at `/relay`, their frames, and flood control."""

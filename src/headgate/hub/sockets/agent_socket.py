@@ -1,288 +1,322 @@
-"""One agent's conversation with the hub over one WebSocket: frame by frame, with the gate before each."""
+"""The WebSockets of agents at `/ws`: identification, then frame after frame, each checked by the gate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import structlog
 from msgspec import UNSET, Raw, Struct
 
 from headgate.errors import HeadgateError, RateLimited, SessionClosed
+from headgate.gate import Gate
 from headgate.http import wait_ms
-from headgate.hub.errors import Refused, refusal
+from headgate.hub.agents.presence import Presence
+from headgate.hub.agents.registry import Registry
+from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.messages.messages import MessageBroker
+from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.stats import Stats
+from headgate.hub.settings import HubSettings
 from headgate.hub.sockets import frames
-from headgate.hub.sockets.flood import MISTAKES, Manners
+from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import Socket
+from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.timer import Timer
+from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
 
-if TYPE_CHECKING:
-    from headgate.hub.app import Hub
-
 _log = structlog.get_logger("headgate.hub")
-_tags: Final = {kind: frames.tag_of(kind) for kind in frames.Frame.__args__}
-
-Answer: TypeAlias = Awaitable[frames.Told]
+_ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.AnyClientFrame.__args__}
 
 
-class Conversation:
-    """Serves one WebSocket at `/ws` until it is closed."""
+class _AgentConnection:
+    """One WebSocket, and the agent that it belongs to."""
 
-    def __init__(self, hub: "Hub", socket: Socket) -> None:
-        self._hub, self._socket = hub, socket
-        self._agent = ""
-        self._attempts = 0
-        self._manners: Final = Manners(hub.clock, hub.flood)
+    def __init__(self, socket: Socket, flood: FloodControl) -> None:
+        self.socket: Final = socket
+        self.flood: Final = flood
+        self.agent = ""  # until it has identified
+        self.attempts = 0  # to identify
 
-    async def hold(self) -> None:
-        """Hear who it is, then handle frame after frame."""
+    async def send(self, frame: frames.ServerFrame, frame_id: frames.MaybeId) -> None:
+        """Answer the frame that has this id."""
+        frame.id = frame_id
+        await self.socket.send(frames.encode(frame))
+
+    async def refuse_invalid(self, frame_id: frames.MaybeId, error: str, detail: str) -> None:
+        """Answer an invalid frame, and close the connection after too many of them."""
+        await self.send(frames.Problem(error=error, detail=detail), frame_id)
+        if self.flood.invalid():
+            await self.socket.close(1008, f"{MAX_INVALID} invalid frames within a minute")
+
+    async def deny(self, frame_id: frames.MaybeId, tier: str, decision: Decision) -> None:
+        """Answer a denied frame, and read on more slowly after many of them."""
+        await self.send(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame_id)
+        if pause := self.flood.denied(decision):
+            await asyncio.sleep(pause)
+
+
+class AgentSockets:
+    """Serves the WebSockets of agents."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        stats: Stats,
+        presence: Presence,
+        registry: Registry,
+        messages: MessageBroker,
+        sessions: SessionLog,
+        scheduler: Scheduler,
+        clock: Clock,
+        flood_counter: FloodCounter,
+        settings: HubSettings,
+    ) -> None:
+        self._gate, self._stats, self._presence, self._registry = gate, stats, presence, registry
+        self._messages, self._sessions, self._scheduler = messages, sessions, scheduler
+        self._clock, self._flood_counter = clock, flood_counter
+        self._identify_within: Final = settings.identify_within
+        self._max_frame: Final = settings.max_frame
+
+    async def serve(self, socket: Socket) -> None:
+        """Serve an accepted socket until it is closed."""
+        connection = _AgentConnection(socket, FloodControl(self._clock, self._flood_counter))
         try:
-            if await self._introduced():
-                _log.info("agent connected", agent=self._agent, address=self._socket.address)
-                while (text := await self._socket.read()) is not None:
-                    async with self._socket.turn:
-                        frame = await self._decoded(text)
-                        if frame is not None and await self._passes(frame):
-                            await self._handle(frame)
+            if await self._identify(connection):
+                _log.info("agent connected", agent=connection.agent, address=socket.address)
+                while (text := await socket.read()) is not None:
+                    async with socket.busy:
+                        frame = await self._decode(connection, text)
+                        if frame is not None and await self._admit(connection, frame):
+                            await self._handle(connection, frame)
         finally:
-            self._manners.gone()
-            if self._agent:
-                await self._leave()
+            connection.flood.disconnected()
+            if connection.agent:
+                await self._leave(connection)
 
-    async def _leave(self) -> None:
-        hub, agent, socket = self._hub, self._agent, self._socket
-        hub.post.unsubscribe_all(socket)
-        if hub.presence.part(agent, socket):
-            hub.scheduler.left(agent)
+    def drop(self, agent: str) -> None:
+        """Close the sockets of an agent whose token is no longer valid."""
+        for socket in self._presence.sockets_of(agent):
+            socket.close_soon(1008, "the token of this agent was revoked or replaced")
+
+    async def _leave(self, connection: _AgentConnection) -> None:
+        agent, socket = connection.agent, connection.socket
+        self._messages.unsubscribe_all(socket)
+        if self._presence.remove(agent, socket):
+            self._scheduler.agent_disconnected(agent)
         _log.info("agent disconnected", agent=agent)
-        await hub.post.keep_untaken(agent, socket)
+        await self._messages.keep_unsent(agent, socket)
 
-    # Who is it? ------------------------------------------------------------------------------------------------------
+    # Identification --------------------------------------------------------------------------------------------------
 
-    async def _introduced(self) -> bool:
-        within = self._hub.settings.identify_within
-        deadline = Timer(self._hub.clock, self._hub.clock.now() + round(within * 1_000_000), self._too_late)
+    async def _identify(self, connection: _AgentConnection) -> bool:
+        """Read frames until the agent has identified; whether it has."""
+        socket, within = connection.socket, self._identify_within
+        deadline = Timer(
+            self._clock,
+            self._clock.now() + round(within * 1_000_000),
+            lambda: socket.close_soon(1008, f"identify within {within:g} seconds"),
+        )
         try:
-            while (text := await self._socket.read()) is not None:
-                frame = await self._decoded(text)
-                if frame is not None and await self._identified(frame):
+            while (text := await socket.read()) is not None:
+                frame = await self._decode(connection, text)
+                if frame is not None and await self._identified(connection, frame):
                     return True
         finally:
             deadline.cancel()
         return False
 
-    def _too_late(self) -> None:
-        within = self._hub.settings.identify_within
-        self._hub.spawn(self._socket.close(1008, f"identify within {within:g} seconds"))
-
-    async def _identified(self, frame: frames.Frame) -> bool:
-        """Take a frame before the agent is known; whether it is known now."""
+    async def _identified(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
+        """Handle a frame of an unknown agent; whether the agent is known now."""
         if not isinstance(frame, frames.Identify):
-            await self._refuse_invalid(frame.id, "not_identified", "identify first")
+            await connection.refuse_invalid(frame.id, "not_identified", "identify first")
             return False
-        self._attempts += 1
-        if self._attempts > 1:  # the first was paid for with the connection
-            decision = await self._hub.gate.acheck_address(self._socket.address)
+        connection.attempts += 1
+        if connection.attempts > 1:  # the first was counted with the connection
+            decision = await self._gate.acheck_address(connection.socket.address)
             if not decision:
-                await self._deny(frame, decision)
+                await connection.deny(frame.id, self._gate.tier_of("ws", "identify"), decision)
                 return False
-        hub, agent, revocations, known, mail = self._hub, frame.agent_id, -1, False, 0
+        registry, agent, revocations, known, mail = self._registry, frame.agent_id, -1, False, 0
         try:
-            while revocations != hub.revocations:  # a token may have been revoked while it was looked up
-                revocations = hub.revocations
-                known = await hub.registry.verify(agent, frame.token)
-                mail = await hub.post.waiting(agent) if known else 0
+            while revocations != registry.revocations:  # the token may have been revoked during the lookup
+                revocations = registry.revocations
+                known = await registry.verify(agent, frame.token)
+                mail = await self._messages.waiting(agent) if known else 0
         except HeadgateError as error:
-            await self._tell(self._problem(error), frame.id)
+            await connection.send(_problem(error), frame.id)
             return False
         if not known:
             problem = frames.Problem(error="unauthorized", detail="there is no such agent with such a token")
-            await self._tell(problem, frame.id)
+            await connection.send(problem, frame.id)
             return False
-        self._agent = agent
-        if hub.presence.join(agent, self._socket):
-            hub.scheduler.arrived(agent)
-        await self._tell(frames.Identified(agent_id=agent, mail=mail), frame.id)
+        connection.agent = agent
+        if self._presence.add(agent, connection.socket):
+            self._scheduler.agent_connected(agent)
+        await connection.send(frames.Identified(agent_id=agent, mail=mail), frame.id)
         return True
 
     # Every frame -----------------------------------------------------------------------------------------------------
 
-    async def _decoded(self, text: str | bytes) -> frames.Frame | None:
-        """A frame, validated; a bad one is answered, and counted toward closing the connection."""
-        most = self._hub.settings.max_frame
+    async def _decode(self, connection: _AgentConnection, text: str | bytes) -> frames.AnyClientFrame | None:
+        """A valid frame; an invalid one is answered."""
+        most = self._max_frame
         if isinstance(text, bytes):
-            await self._refuse_invalid(UNSET, "invalid", "expected a text frame, got a binary one")
+            await connection.refuse_invalid(UNSET, "invalid", "expected a text frame, got a binary one")
         elif len(text) > most or (len(text) * 4 > most and len(text.encode()) > most):
-            await self._refuse_invalid(UNSET, "too_large", f"expected at most {most} bytes")
+            await connection.refuse_invalid(UNSET, "too_large", f"expected at most {most} bytes")
         else:
             try:
                 return frames.decode(text)
-            except Refused as error:
-                await self._refuse_invalid(frames.id_in(text), error.error, error.detail)
+            except RequestError as error:
+                await connection.refuse_invalid(frames.id_in(text), error.error, error.detail)
         return None
 
-    async def _refuse_invalid(self, frame_id: frames.MaybeId, error: str, detail: str) -> None:
-        await self._tell(frames.Problem(error=error, detail=detail), frame_id)
-        if self._manners.mistaken():
-            await self._socket.close(1008, f"{MISTAKES} invalid frames within a minute")
-
-    async def _passes(self, frame: frames.Frame) -> bool:
-        """Ask the gate, and tell the agent if it has nothing left, or little."""
-        if isinstance(frame, frames.SessionSignal):  # which has a limit of its own
+    async def _admit(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
+        """Whether the gate lets a frame pass; the agent is told if nothing is left, or little."""
+        if isinstance(frame, frames.SessionSignal):  # the session has a limit of its own
             return True
-        action = _tags[type(frame)]
-        decision = await self._hub.check(self._agent, "ws", action=action)
+        tier = self._gate.tier_of("ws", _ACTIONS[type(frame)])
+        decision = await self._stats.check(connection.agent, "ws", tier)
         if decision.outcome is Outcome.DENY:
-            await self._deny(frame, decision)
+            await connection.deny(frame.id, tier, decision)
             return False
-        self._manners.passed()
+        connection.flood.passed()
         if decision.outcome is Outcome.WARN:
-            warning = frames.RateLimitWarning(
-                tier=self._hub.gate.tier_of("ws", action),
-                remaining=decision.remaining,
-                capacity=decision.limit.capacity,
-            )
-            await self._tell(warning, frame.id)
+            capacity = decision.limit.capacity
+            warning = frames.RateLimitWarning(tier=tier, remaining=decision.remaining, capacity=capacity)
+            await connection.send(warning, frame.id)
         return True
 
-    async def _deny(self, frame: frames.Frame, decision: Decision) -> None:
-        tier = self._hub.gate.tier_of("ws", _tags[type(frame)])
-        await self._tell(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame.id)
-        if pause := self._manners.denied(decision):
-            await asyncio.sleep(pause)
-
-    async def _handle(self, frame: frames.Frame) -> None:
+    async def _handle(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> None:
         try:
-            answer = await _ANSWERS[type(frame)](self, frame)
-        except Exception as error:  # noqa: BLE001 - the agent is told, and the log
-            answer = self._problem(error)
-            if isinstance(error, Refused) and error.error == "invalid":
-                await self._refuse_invalid(frame.id, error.error, error.detail)
+            answer = await _HANDLERS[type(frame)](self, connection, frame)
+        except Exception as error:  # noqa: BLE001 - the agent gets an answer; the log has the details
+            if isinstance(error, RequestError) and error.error == "invalid":
+                await connection.refuse_invalid(frame.id, error.error, error.detail)
                 return
-        await self._tell(answer, frame.id)
+            answer = _problem(error)
+        await connection.send(answer, frame.id)
 
-    async def _tell(self, frame: frames.Told, frame_id: frames.MaybeId) -> None:
-        frame.id = frame_id
-        await self._socket.send(frames.encode(frame))
+    # One handler per frame type --------------------------------------------------------------------------------------
 
-    def _problem(self, error: Exception) -> frames.Problem:
-        if isinstance(error, RateLimited):
-            wait = UNSET if error.retry_after_ms is None else error.retry_after_ms
-            return frames.Problem(
-                error="rate_limited",
-                detail=str(error),
-                agent_id=error.agent,
-                limit=str(error.limit),
-                retry_after_ms=wait,
-            )
-        if isinstance(error, SessionClosed):
-            return frames.Problem(error="session_closed", detail=str(error))
-        refused = refusal(error)
-        return frames.Problem(error=refused.error, detail=refused.detail)
+    async def _identify_again(self, connection: _AgentConnection, _frame: frames.Identify) -> frames.ServerFrame:
+        raise RequestError(409, "identified", f"this connection is {connection.agent!r} already; open another")
 
-    # What each frame asks for ----------------------------------------------------------------------------------------
-
-    async def _identify_again(self, _frame: frames.Identify) -> frames.Told:
-        raise Refused(409, "identified", f"this connection is {self._agent!r} already; open another")
-
-    async def _ping(self, _frame: frames.Ping) -> frames.Told:
+    async def _ping(self, _connection: _AgentConnection, _frame: frames.Ping) -> frames.ServerFrame:
         return frames.Pong()
 
-    async def _status(self, frame: frames.Status) -> frames.Told:
-        hub, agent = self._hub, self._agent
+    async def _status(self, connection: _AgentConnection, frame: frames.Status) -> frames.ServerFrame:
+        agent, scheduler = connection.agent, self._scheduler
         if frame.status is not UNSET:
-            hub.scheduler.available(agent, frame.status == "idle")
-        standing = await hub.gate.astanding(agent)
-        return frames.Standing(
+            scheduler.set_available(agent, frame.status == "idle")
+        standing = await self._gate.astanding(agent)
+        return frames.AgentStatus(
             agent_id=agent,
-            status="idle" if hub.scheduler.is_idle(agent) else "busy",
-            task_id=hub.scheduler.task_of(agent),
-            rate_limited=bool(standing) and not hub.gate.is_exempt(agent),
+            status="idle" if scheduler.is_idle(agent) else "busy",
+            task_id=scheduler.task_of(agent),
+            rate_limited=bool(standing) and not self._gate.is_exempt(agent),
             violations=standing.violations,
             quiet_left_ms=ceil(standing.quiet_left * 1000),
         )
 
-    async def _list_agents(self, _frame: frames.ListAgents) -> frames.Told:
-        return frames.Agents(agents=self._hub.presence.agents())
+    async def _list_agents(self, _connection: _AgentConnection, _frame: frames.ListAgents) -> frames.ServerFrame:
+        return frames.Agents(agents=self._presence.agents())
 
-    async def _list_channels(self, _frame: frames.ListChannels) -> frames.Told:
-        return frames.Channels(channels=self._hub.post.channels())
+    async def _list_channels(self, _connection: _AgentConnection, _frame: frames.ListChannels) -> frames.ServerFrame:
+        return frames.Channels(channels=self._messages.chat_channels())
 
-    async def _channel_history(self, frame: frames.ChannelHistory) -> frames.Told:
+    async def _channel_history(self, _connection: _AgentConnection, frame: frames.ChannelHistory) -> frames.ServerFrame:
         before = None if frame.before is UNSET else frame.before
-        messages = await self._hub.post.history(frame.channel, frame.limit, before)
+        messages = await self._messages.history(frame.channel, frame.limit, before)
         return frames.History(channel=frame.channel, messages=messages)
 
-    async def _message(self, frame: frames.SendMessage) -> frames.Told:
-        delivered = await self._hub.post.send(self._agent, frame.to, frame.body)
+    async def _message(self, connection: _AgentConnection, frame: frames.SendMessage) -> frames.ServerFrame:
+        delivered = await self._messages.send(connection.agent, frame.to, frame.body)
         return frames.MessageSent(to=frame.to, delivered=delivered)
 
-    async def _publish(self, frame: frames.ChannelPublish) -> frames.Told:
-        number = await self._hub.post.publish(frame.channel, self._agent, frame.body)
+    async def _publish(self, connection: _AgentConnection, frame: frames.ChannelPublish) -> frames.ServerFrame:
+        number = await self._messages.publish(frame.channel, connection.agent, frame.body)
         return frames.Published(channel=frame.channel, number=number)
 
-    async def _subscribe(self, frame: frames.ChannelSubscribe) -> frames.Told:
-        self._hub.post.subscribe(frame.channel, self._socket)
+    async def _subscribe(self, connection: _AgentConnection, frame: frames.ChannelSubscribe) -> frames.ServerFrame:
+        self._messages.subscribe(frame.channel, connection.socket)
         return frames.Subscribed(channel=frame.channel)
 
-    async def _unsubscribe(self, frame: frames.ChannelUnsubscribe) -> frames.Told:
-        self._hub.post.unsubscribe(frame.channel, self._socket)
+    async def _unsubscribe(self, connection: _AgentConnection, frame: frames.ChannelUnsubscribe) -> frames.ServerFrame:
+        self._messages.unsubscribe(frame.channel, connection.socket)
         return frames.Unsubscribed(channel=frame.channel)
 
-    async def _task_accepted(self, frame: frames.TaskAccepted) -> frames.Told:
-        task = await self._hub.scheduler.accepted(self._agent, frame.task_id)
+    async def _task_accepted(self, connection: _AgentConnection, frame: frames.TaskAccepted) -> frames.ServerFrame:
+        task = await self._scheduler.accept(connection.agent, frame.task_id)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_progress(self, frame: frames.TaskProgress) -> frames.Told:
-        task = await self._hub.scheduler.progressed(self._agent, frame.task_id, frame.progress, frame.note)
+    async def _task_progress(self, connection: _AgentConnection, frame: frames.TaskProgress) -> frames.ServerFrame:
+        task = await self._scheduler.report_progress(connection.agent, frame.task_id, frame.progress, frame.note)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_complete(self, frame: frames.TaskComplete) -> frames.Told:
+    async def _task_complete(self, connection: _AgentConnection, frame: frames.TaskComplete) -> frames.ServerFrame:
         result = bytes(frame.result) if isinstance(frame.result, Raw) else None
-        task = await self._hub.scheduler.completed(self._agent, frame.task_id, result)
+        task = await self._scheduler.complete(connection.agent, frame.task_id, result)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_failed(self, frame: frames.TaskFailed) -> frames.Told:
-        task = await self._hub.scheduler.failed(self._agent, frame.task_id, frame.error, frame.retry)
+    async def _task_failed(self, connection: _AgentConnection, frame: frames.TaskFailed) -> frames.ServerFrame:
+        task = await self._scheduler.fail(connection.agent, frame.task_id, frame.error, frame.retry)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _task_recovering(self, frame: frames.TaskRecovering) -> frames.Told:
-        task = await self._hub.scheduler.recovering(self._agent, frame.task_id)
+    async def _task_recovering(self, connection: _AgentConnection, frame: frames.TaskRecovering) -> frames.ServerFrame:
+        task = await self._scheduler.recover(connection.agent, frame.task_id)
         return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _session_open(self, frame: frames.SessionOpen) -> frames.Told:
+    async def _session_open(self, connection: _AgentConnection, frame: frames.SessionOpen) -> frames.ServerFrame:
         rate = None if frame.rate is UNSET else frame.rate
         burst = None if frame.burst is UNSET else frame.burst
-        session = await self._hub.logbook.open(self._agent, str(frame.session), rate, burst)
+        session = await self._sessions.open(connection.agent, str(frame.session), rate, burst)
         return frames.SessionOpened(session=frame.session, limit=str(session.limit))
 
-    async def _session_signal(self, frame: frames.SessionSignal) -> frames.Told:
-        number = await self._hub.logbook.signal(self._agent, str(frame.session), frame.signal)
+    async def _session_signal(self, connection: _AgentConnection, frame: frames.SessionSignal) -> frames.ServerFrame:
+        number = await self._sessions.signal(connection.agent, str(frame.session), frame.signal)
         return frames.SignalLogged(session=frame.session, number=number)
 
-    async def _session_close(self, frame: frames.SessionClose) -> frames.Told:
-        await self._hub.logbook.close(self._agent, str(frame.session))
-        return frames.SessionClosed(session=frame.session)
+    async def _session_close(self, connection: _AgentConnection, frame: frames.SessionClose) -> frames.ServerFrame:
+        await self._sessions.close(connection.agent, str(frame.session))
+        return frames.SessionClosedFrame(session=frame.session)
 
 
-_ANSWERS: Final[dict[type[Struct], Callable[[Conversation, Any], Answer]]] = {
-    frames.Identify: Conversation._identify_again,
-    frames.Ping: Conversation._ping,
-    frames.Status: Conversation._status,
-    frames.ListAgents: Conversation._list_agents,
-    frames.ListChannels: Conversation._list_channels,
-    frames.ChannelHistory: Conversation._channel_history,
-    frames.SendMessage: Conversation._message,
-    frames.ChannelPublish: Conversation._publish,
-    frames.ChannelSubscribe: Conversation._subscribe,
-    frames.ChannelUnsubscribe: Conversation._unsubscribe,
-    frames.TaskAccepted: Conversation._task_accepted,
-    frames.TaskProgress: Conversation._task_progress,
-    frames.TaskComplete: Conversation._task_complete,
-    frames.TaskFailed: Conversation._task_failed,
-    frames.TaskRecovering: Conversation._task_recovering,
-    frames.SessionOpen: Conversation._session_open,
-    frames.SessionSignal: Conversation._session_signal,
-    frames.SessionClose: Conversation._session_close,
+def _problem(error: Exception) -> frames.Problem:
+    if isinstance(error, RateLimited):
+        wait = UNSET if error.retry_after_ms is None else error.retry_after_ms
+        return frames.Problem(
+            error="rate_limited",
+            detail=str(error),
+            agent_id=error.agent,
+            limit=str(error.limit),
+            retry_after_ms=wait,
+        )
+    if isinstance(error, SessionClosed):
+        return frames.Problem(error="session_closed", detail=str(error))
+    known = as_request_error(error)
+    return frames.Problem(error=known.error, detail=known.detail)
+
+
+_HANDLERS: Final[dict[type[Struct], Callable[[AgentSockets, _AgentConnection, Any], Awaitable[frames.ServerFrame]]]] = {
+    frames.Identify: AgentSockets._identify_again,
+    frames.Ping: AgentSockets._ping,
+    frames.Status: AgentSockets._status,
+    frames.ListAgents: AgentSockets._list_agents,
+    frames.ListChannels: AgentSockets._list_channels,
+    frames.ChannelHistory: AgentSockets._channel_history,
+    frames.SendMessage: AgentSockets._message,
+    frames.ChannelPublish: AgentSockets._publish,
+    frames.ChannelSubscribe: AgentSockets._subscribe,
+    frames.ChannelUnsubscribe: AgentSockets._unsubscribe,
+    frames.TaskAccepted: AgentSockets._task_accepted,
+    frames.TaskProgress: AgentSockets._task_progress,
+    frames.TaskComplete: AgentSockets._task_complete,
+    frames.TaskFailed: AgentSockets._task_failed,
+    frames.TaskRecovering: AgentSockets._task_recovering,
+    frames.SessionOpen: AgentSockets._session_open,
+    frames.SessionSignal: AgentSockets._session_signal,
+    frames.SessionClose: AgentSockets._session_close,
 }

@@ -1,4 +1,4 @@
-"""How a connection behaves: what it sends that can't be used, and whether it floods."""
+"""Flood control for one connection: invalid frames, and runs of denials."""
 
 from collections import deque
 from typing import Final
@@ -7,46 +7,47 @@ from headgate.edges.flood import FLOOD, pause
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 
-MISTAKES: Final = 10
-MISTAKES_WITHIN: Final = 60_000_000  # microseconds in which so many are too many
+MAX_INVALID: Final = 10
+"""Invalid frames within `INVALID_WINDOW`; then the connection is closed."""
+INVALID_WINDOW: Final = 60_000_000  # microseconds
 
 
-class Flood:
-    """The connections that flood. They share what the hub spends on denying them."""
+class FloodCounter:
+    """The number of flooding connections. They share the time that the hub spends on denying them."""
 
     def __init__(self) -> None:
         self.connections = 0
 
 
-class Manners:
-    """Keeps account of one connection."""
+class FloodControl:
+    """Watches one connection."""
 
-    def __init__(self, clock: Clock, flood: Flood) -> None:
-        self._clock, self._flood = clock, flood
-        self._mistakes: Final[deque[int]] = deque(maxlen=MISTAKES)
-        self._denials = 0  # more than what passed
+    def __init__(self, clock: Clock, counter: FloodCounter) -> None:
+        self._clock, self._counter = clock, counter
+        self._invalid: Final[deque[int]] = deque(maxlen=MAX_INVALID)  # when they came
+        self._denials = 0  # minus the frames that passed
 
-    def mistaken(self) -> bool:
-        """It has sent something that can't be used; whether that was once too often."""
+    def invalid(self) -> bool:
+        """Count an invalid frame; whether there were too many."""
         now = self._clock.now()
-        self._mistakes.append(now)
-        return len(self._mistakes) == MISTAKES and now - self._mistakes[0] < MISTAKES_WITHIN
+        self._invalid.append(now)
+        return len(self._invalid) == MAX_INVALID and now - self._invalid[0] < INVALID_WINDOW
 
     def denied(self, decision: Decision) -> float:
-        """It was denied; how many seconds to wait before more is read from it."""
+        """Count a denial; the seconds to wait before reading on."""
         self._count(1)
-        return pause(self._flood.connections, decision) if self._denials >= FLOOD else 0.0
+        return pause(self._counter.connections, decision) if self._denials >= FLOOD else 0.0
 
     def passed(self) -> None:
-        """Something of it has passed."""
+        """Count a frame that passed."""
         if self._denials:
             self._count(-1)
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         """The connection has ended."""
         self._count(-self._denials)
 
     def _count(self, denials: int) -> None:
         before = self._denials
         self._denials = min(max(before + denials, 0), 2 * FLOOD)
-        self._flood.connections += (self._denials >= FLOOD) - (before >= FLOOD)
+        self._counter.connections += (self._denials >= FLOOD) - (before >= FLOOD)

@@ -1,4 +1,4 @@
-"""The frames of `/ws`: what agents may say, and what the hub says. Their types are the schemas that validate them.
+"""The frames of `/ws`: those of agents and those of the hub. Their types are the schemas that validate them.
 
 A frame of an agent may carry an `id`; every frame that answers it has the same one.
 """
@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headgate.gate.policy import MAX_AGENT
-from headgate.hub.errors import Refused
+from headgate.hub.errors import RequestError
 
 FrameId: TypeAlias = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=-(2**53), le=2**53)]
 MaybeId: TypeAlias = FrameId | UnsetType
@@ -32,110 +32,110 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
 Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
 
 
-# What agents say ------------------------------------------------------------------------------------------------------
+# Frames of agents -----------------------------------------------------------------------------------------------------
 
 
-class Said(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+class ClientFrame(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
     """A frame of an agent."""
 
     id: MaybeId = UNSET
 
 
-class Identify(Said, tag="identify"):
-    """Who is there: the first frame of every connection."""
+class Identify(ClientFrame, tag="identify"):
+    """The agent's id and token: the first frame of every connection."""
 
     agent_id: AgentId
     token: Token
 
 
-class Ping(Said, tag="ping"):
+class Ping(ClientFrame, tag="ping"):
     """Answered by a pong."""
 
 
-class Status(Said, tag="status"):
-    """Asks how the agent stands; with a `status`, first says whether it takes tasks."""
+class Status(ClientFrame, tag="status"):
+    """Asks for the agent's status; with a `status`, first sets whether it takes tasks."""
 
     status: Literal["idle", "busy"] | UnsetType = UNSET
 
 
-class ListAgents(Said, tag="list_agents"):
-    """Asks who is connected."""
+class ListAgents(ClientFrame, tag="list_agents"):
+    """Asks for the connected agents."""
 
 
-class ListChannels(Said, tag="list_channels"):
-    """Asks which channels there are."""
+class ListChannels(ClientFrame, tag="list_channels"):
+    """Asks for all chat channels."""
 
 
-class ChannelHistory(Said, tag="channel_history"):
-    """Asks for the newest messages of a channel, or those before the one with a number."""
+class ChannelHistory(ClientFrame, tag="channel_history"):
+    """Asks for the newest messages of a chat channel, or the newest before a number."""
 
     channel: ChannelName
     limit: Count = 50
     before: Number | UnsetType = UNSET
 
 
-class SendMessage(Said, tag="message"):
-    """A message to another agent, or into its mailbox when it is away."""
+class SendMessage(ClientFrame, tag="message"):
+    """A message to another agent; if that is not connected, into its mailbox."""
 
     to: AgentId
     body: Raw
 
 
-class ChannelPublish(Said, tag="channel_publish"):
-    """A message to all who have subscribed to a channel."""
+class ChannelPublish(ClientFrame, tag="channel_publish"):
+    """A message to all subscribers of a chat channel."""
 
     channel: ChannelName
     body: Raw
 
 
-class ChannelSubscribe(Said, tag="channel_subscribe"):
-    """From now on, every message of a channel."""
+class ChannelSubscribe(ClientFrame, tag="channel_subscribe"):
+    """Subscribes to a chat channel."""
 
     channel: ChannelName
 
 
-class ChannelUnsubscribe(Said, tag="channel_unsubscribe"):
-    """No more messages of a channel."""
+class ChannelUnsubscribe(ClientFrame, tag="channel_unsubscribe"):
+    """Ends the subscription to a chat channel."""
 
     channel: ChannelName
 
 
-class TaskAccepted(Said, tag="task_accepted"):
-    """The agent works on the task that it was assigned."""
+class TaskAccepted(ClientFrame, tag="task_accepted"):
+    """The agent accepts the task that it was assigned."""
 
     task_id: TaskId
 
 
-class TaskProgress(Said, tag="task_progress"):
-    """How far it is."""
+class TaskProgress(ClientFrame, tag="task_progress"):
+    """The progress of a task, 0 to 1."""
 
     task_id: TaskId
     progress: Annotated[float, Meta(ge=0, le=1)] = 0.0
     note: Note = ""
 
 
-class TaskComplete(Said, tag="task_complete"):
-    """It is done."""
+class TaskComplete(ClientFrame, tag="task_complete"):
+    """A task is done."""
 
     task_id: TaskId
     result: Raw | UnsetType = UNSET
 
 
-class TaskFailed(Said, tag="task_failed"):
-    """It can't be done, by this agent (`retry`) or at all."""
+class TaskFailed(ClientFrame, tag="task_failed"):
+    """A task can't be done by this agent (`retry`), or at all."""
 
     task_id: TaskId
     error: Note
     retry: bool = False
 
 
-class TaskRecovering(Said, tag="task_recovering"):
-    """The agent was interrupted and goes on with a task that it held."""
+class TaskRecovering(ClientFrame, tag="task_recovering"):
+    """The agent was interrupted, and resumes a task that it held."""
 
     task_id: TaskId
 
 
-class SessionOpen(Said, tag="session_open"):
+class SessionOpen(ClientFrame, tag="session_open"):
     """Opens a session, unlimited unless a rate (signals per second) and a burst are given."""
 
     session: SessionId
@@ -143,20 +143,20 @@ class SessionOpen(Said, tag="session_open"):
     burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
 
 
-class SessionSignal(Said, tag="session_signal"):
+class SessionSignal(ClientFrame, tag="session_signal"):
     """A signal for the log of a session. The signal itself is validated after the limit."""
 
     session: SessionId
     signal: Raw
 
 
-class SessionClose(Said, tag="session_close"):
+class SessionClose(ClientFrame, tag="session_close"):
     """Closes a session."""
 
     session: SessionId
 
 
-Frame: TypeAlias = (
+AnyClientFrame: TypeAlias = (
     Identify
     | Ping
     | Status
@@ -179,7 +179,7 @@ Frame: TypeAlias = (
 
 
 class Signal(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is written to the log of a session."""
+    """An entry in the log of a session."""
 
     type: Annotated[str, Meta(min_length=1, max_length=128)]
     entity: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -188,26 +188,26 @@ class Signal(Struct, kw_only=True, forbid_unknown_fields=True):
     annotation: Annotated[str, Meta(max_length=4096)] | None = None
 
 
-# What the hub says ----------------------------------------------------------------------------------------------------
+# Frames of the hub ----------------------------------------------------------------------------------------------------
 
 
-class Told(Struct, kw_only=True, tag_field="type"):
+class ServerFrame(Struct, kw_only=True, tag_field="type"):
     """A frame of the hub. With an `id`, it answers the frame that has it."""
 
     id: MaybeId = UNSET
 
 
-class Identified(Told, tag="identified"):
+class Identified(ServerFrame, tag="identified"):
     agent_id: str
     mail: int
-    """Messages that wait in the mailbox."""
+    """The number of messages in the mailbox."""
 
 
-class Pong(Told, tag="pong"):
+class Pong(ServerFrame, tag="pong"):
     pass
 
 
-class Standing(Told, tag="status"):
+class AgentStatus(ServerFrame, tag="status"):
     agent_id: str
     status: str
     task_id: str | None
@@ -216,7 +216,7 @@ class Standing(Told, tag="status"):
     quiet_left_ms: int
 
 
-class Agents(Told, tag="agents"):
+class Agents(ServerFrame, tag="agents"):
     agents: list[str]
 
 
@@ -228,12 +228,12 @@ class ChannelInfo(Struct):
     subscribers: int
 
 
-class Channels(Told, tag="channels"):
+class Channels(ServerFrame, tag="channels"):
     channels: list[ChannelInfo]
 
 
 class Post(Struct):
-    """A message of a channel."""
+    """A message of a chat channel."""
 
     number: int
     sender: str = msgspec.field(name="from")
@@ -241,31 +241,31 @@ class Post(Struct):
     at: float
 
 
-class History(Told, tag="history"):
+class History(ServerFrame, tag="history"):
     channel: str
     messages: list[Post]
 
 
-class MessageSent(Told, tag="message_sent"):
+class MessageSent(ServerFrame, tag="message_sent"):
     to: str
     delivered: bool
-    """False: it waits in the mailbox."""
+    """False: it is in the mailbox."""
 
 
-class Message(Told, tag="message"):
-    """A message of another agent."""
+class Message(ServerFrame, tag="message"):
+    """A message from another agent."""
 
     sender: str = msgspec.field(name="from")
     body: Raw
     at: float
 
 
-class Published(Told, tag="published"):
+class Published(ServerFrame, tag="published"):
     channel: str
     number: int
 
 
-class ChannelMessage(Told, tag="channel_message"):
+class ChannelMessage(ServerFrame, tag="channel_message"):
     channel: str
     number: int
     sender: str = msgspec.field(name="from")
@@ -273,48 +273,48 @@ class ChannelMessage(Told, tag="channel_message"):
     at: float
 
 
-class Lagged(Told, tag="lagged"):
-    """Messages of a channel were left out, since too many waited; `channel_history` has them."""
+class Lagged(ServerFrame, tag="lagged"):
+    """Messages of a chat channel were skipped, since the queue was full; `channel_history` has them."""
 
     channel: str
     missed: int
 
 
-class Subscribed(Told, tag="subscribed"):
+class Subscribed(ServerFrame, tag="subscribed"):
     channel: str
 
 
-class Unsubscribed(Told, tag="unsubscribed"):
+class Unsubscribed(ServerFrame, tag="unsubscribed"):
     channel: str
 
 
-class TaskAssigned(Told, tag="task_assigned"):
+class TaskAssigned(ServerFrame, tag="task_assigned"):
     task_id: str
     attempt: int
     payload: Raw
 
 
-class TaskUpdated(Told, tag="task_updated"):
+class TaskUpdated(ServerFrame, tag="task_updated"):
     task_id: str
     state: str
 
 
-class SessionOpened(Told, tag="session_opened"):
+class SessionOpened(ServerFrame, tag="session_opened"):
     session: SessionId
     limit: str
 
 
-class SignalLogged(Told, tag="signal_logged"):
+class SignalLogged(ServerFrame, tag="signal_logged"):
     session: SessionId
     number: int
 
 
-class SessionClosed(Told, tag="session_closed"):
+class SessionClosedFrame(ServerFrame, tag="session_closed"):
     session: SessionId
 
 
-class Problem(Told, tag="error"):
-    """What the hub didn't do, and why. `error` is a word for programs, `detail` a sentence for people."""
+class Problem(ServerFrame, tag="error"):
+    """A frame was refused or failed. `error` is a word for programs, `detail` a sentence for people."""
 
     error: str
     detail: str
@@ -323,14 +323,14 @@ class Problem(Told, tag="error"):
     retry_after_ms: int | UnsetType = UNSET
 
 
-class RateLimitedFrame(Told, tag="rate_limited"):
+class RateLimitedFrame(ServerFrame, tag="rate_limited"):
     """The frame was not handled; it can be sent again after the wait."""
 
     tier: str
     retry_after_ms: int
 
 
-class RateLimitWarning(Told, tag="rate_limit_warning"):
+class RateLimitWarning(ServerFrame, tag="rate_limit_warning"):
     """The frame is handled, but little is left."""
 
     tier: str
@@ -338,16 +338,16 @@ class RateLimitWarning(Told, tag="rate_limit_warning"):
     capacity: int
 
 
-class GoingAway(Told, tag="going_away"):
-    """The hub stops, and the connection is closed next."""
+class GoingAway(ServerFrame, tag="going_away"):
+    """The hub stops, and closes the connection next."""
 
     retry_after_ms: int
 
 
-HubFrame: TypeAlias = (
+AnyServerFrame: TypeAlias = (
     Identified
     | Pong
-    | Standing
+    | AgentStatus
     | Agents
     | Channels
     | History
@@ -362,7 +362,7 @@ HubFrame: TypeAlias = (
     | TaskUpdated
     | SessionOpened
     | SignalLogged
-    | SessionClosed
+    | SessionClosedFrame
     | Problem
     | RateLimitedFrame
     | RateLimitWarning
@@ -370,42 +370,42 @@ HubFrame: TypeAlias = (
 )
 
 
-# From text and to text -----------------------------------------------------------------------------------------------
+# Decoding and encoding ------------------------------------------------------------------------------------------------
 
 
 def tag_of(frame: type[Struct]) -> str:
-    """The `type` that a kind of frame has."""
+    """The `type` of a class of frames."""
     tag = frame.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
 
 
-TYPES: Final = tuple(tag_of(kind) for kind in get_args(Frame))
-"""Every type of frame that agents may send."""
+TYPES: Final = tuple(tag_of(kind) for kind in get_args(AnyClientFrame))
+"""The types of all frames that agents may send."""
 
 
-class _Numbered(Struct):
+class _WithId(Struct):
     id: MaybeId = UNSET
 
 
-_frames: Final = msgspec.json.Decoder(Frame)
-_ids: Final = msgspec.json.Decoder(_Numbered)
+_frames: Final = msgspec.json.Decoder(AnyClientFrame)
+_ids: Final = msgspec.json.Decoder(_WithId)
 _signals: Final = msgspec.json.Decoder(Signal)
 _encoder: Final = msgspec.json.Encoder()
 
 MALFORMED: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-"""What decoding raises for anything that isn't what was expected."""
+"""The errors of decoding."""
 
 
-def decode(text: str) -> Frame:
+def decode(text: str) -> AnyClientFrame:
     """A frame of an agent."""
     try:
-        frame: Frame = _frames.decode(text)
+        frame: AnyClientFrame = _frames.decode(text)
     except MALFORMED as error:
-        detail = explained(error)
+        detail = explain(error)
         if detail.endswith("at `$.type`"):
             detail += f"; the types are {', '.join(TYPES)}"
-        raise Refused(400, "invalid", detail) from error
+        raise RequestError(400, "invalid", detail) from error
     return frame
 
 
@@ -414,11 +414,11 @@ def decode_signal(signal: Raw) -> Signal:
     try:
         return _signals.decode(signal)
     except MALFORMED as error:
-        raise Refused(400, "invalid", f"signal: {explained(error)}") from error
+        raise RequestError(400, "invalid", f"signal: {explain(error)}") from error
 
 
 def id_in(text: str) -> MaybeId:
-    """The id of a frame that can't be used otherwise, if it has one."""
+    """The id of an invalid frame, if it has one."""
     try:
         return _ids.decode(text).id
     except MALFORMED:
@@ -430,21 +430,21 @@ def encode(frame: Struct) -> str:
     return _encoder.encode(frame).decode()
 
 
-def explained(error: Exception) -> str:
-    """What was wrong with something that could not be decoded."""
+def explain(error: Exception) -> str:
+    """The reason why something could not be decoded, for its sender."""
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def schemas() -> dict[str, Any]:
-    """JSON Schemas of all frames: the ones by which they are validated."""
-    agents, hub = get_args(Frame), get_args(HubFrame)
+    """JSON Schemas of all frames, by which they are validated."""
+    agents, hub = get_args(AnyClientFrame), get_args(AnyServerFrame)
     found, parts = msgspec.json.schema_components((*agents, *hub, Signal), ref_template="#/$defs/{name}")
     own = {tag_of(kind): schema for kind, schema in zip(agents, found, strict=False)}
-    told = {tag_of(kind): schema for kind, schema in zip(hub, found[len(agents) :], strict=False)}
+    sent = {tag_of(kind): schema for kind, schema in zip(hub, found[len(agents) :], strict=False)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "from_agents": own,
-        "from_the_hub": told,
+        "from_the_hub": sent,
         "signal": found[-1],
         "$defs": parts,
     }

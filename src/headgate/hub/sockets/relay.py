@@ -1,8 +1,8 @@
 """The relay: binary protobuf envelopes, passed between agents by their addresses.
 
 An address is an agent's id, proved by its token in the first envelope of a connection. It may have several connections.
-What comes then is charged to the address before anything else is done with it, and only afterwards measured, read and
-routed. Every envelope of an agent is answered by one that names its id: ACK, ERROR or RATE_LIMITED. The schema is
+Every later frame is counted against the address before anything else; only then it is measured, decoded and routed.
+Every envelope of an agent is answered by one with its id: ACK, ERROR or RATE_LIMITED. The schema is
 proto/headgate/v1/envelope.proto.
 """
 
@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 
 from headgate.errors import InvalidInput, StoreAway, refuse
 from headgate.gate.policy import check_agent
-from headgate.hub.errors import refusal
-from headgate.hub.sockets.flood import MISTAKES, Flood, Manners
+from headgate.hub.errors import as_request_error
+from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import Socket
 from headgate.hub.timer import Timer
 from headgate.limiter import Limiter
@@ -32,13 +32,13 @@ POLICY_VIOLATION: Final = 1008
 RESTARTING: Final = 1012
 
 _LONGEST_ID: Final = 128
-_NO_WAIT_HELPS: Final = 86_400_000  # milliseconds: a sender that will never pass is sent away for a day
-_FLUSH: Final = 1.0  # seconds for what waits for a reader when the hub stops
-_DRAIN: Final = 2.0  # seconds for all of it
+_NO_WAIT_HELPS: Final = 86_400_000  # milliseconds: a day, where no wait would ever help
+_FLUSH: Final = 1.0  # seconds to send queued frames when the hub stops
+_DRAIN: Final = 2.0  # seconds to close all connections
 
 
 def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
-    """What each address is held to: `rate` messages a second, `burst` at once; nothing, where the rate is "off"."""
+    """The limiter by address: `rate` messages per second, `burst` at once; None if the rate is "off"."""
     if rate.strip().lower() == "off":
         return None
     number = rate.strip()
@@ -57,11 +57,11 @@ def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
 
 
 class Relay:
-    """Passes envelopes between the sockets that it serves. All of it runs in one event loop.
+    """Routes envelopes between the sockets that it serves, in one event loop.
 
     `limiter` counts by address; without one everything passes. `verify` says whether a token belongs to an address, or
-    raises `StoreAway`. `failed` is asked about the socket's address for each HELLO that isn't proved: it may deny. An
-    envelope has at most `largest` bytes, and a connection `identify_within` seconds of the clock to prove who it is.
+    raises `StoreAway`. `failed` checks the network address after each HELLO with a wrong token: it may deny. An
+    envelope has at most `largest` bytes, and a connection `identify_within` seconds of the clock to prove its address.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Relay:
         clock: Clock,
         *,
         failed: Callable[[str], Awaitable[Decision]],
-        flood: Flood | None = None,
+        flood_counter: FloodCounter | None = None,
         largest: int = 65_536,
         identify_within: float = 10.0,
     ) -> None:
@@ -79,76 +79,70 @@ class Relay:
         self._verify: Final = verify
         self._clock: Final = clock
         self._failed: Final = failed
-        self._flood: Final = Flood() if flood is None else flood
+        self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
         self._largest: Final = largest
         self._identify_within: Final = identify_within
         self.passed = self.denied = 0
-        """Envelopes that the limiter let through, and those that it didn't."""
+        """The numbers of envelopes that the limiter let pass and denied."""
         self._open: Final[set[Socket]] = set()
         self._by_address: Final[dict[str, set[Socket]]] = {}
         self._drops = 0
         self._retry_after_ms: Callable[[], int] | None = None  # once the hub stops
-        self._closing: Final[set[asyncio.Task[None]]] = set()
 
     @property
     def connections(self) -> int:
-        """How many sockets are being served, those that haven't proved yet who they are among them."""
+        """The number of open sockets, including unidentified ones."""
         return len(self._open)
 
     async def serve(self, socket: Socket) -> None:
-        """Converse over a socket that was accepted, until it is closed."""
-        peer = _Peer(socket, Manners(self._clock, self._flood))
+        """Serve an accepted socket until it is closed."""
+        peer = _Peer(socket, FloodControl(self._clock, self._flood_counter))
         within = microseconds("identify_within", self._identify_within)
         reason = f"no HELLO that could be proved within {self._identify_within:g} s"
-        deadline = Timer(self._clock, self._clock.now() + within, lambda: self._close(socket, POLICY_VIOLATION, reason))
+        deadline = Timer(self._clock, self._clock.now() + within, lambda: socket.close_soon(POLICY_VIOLATION, reason))
         self._open.add(socket)
         try:
             if self._retry_after_ms is not None:
-                await self._retire(socket, self._retry_after_ms())
+                await self._close_gracefully(socket, self._retry_after_ms())
             while (frame := await socket.read()) is not None:
                 if self._retry_after_ms is not None:
-                    continue  # not acknowledged, so that it is sent again to the hub that comes after this one
+                    continue  # not acknowledged, so that it is sent again after the restart
                 try:
                     if peer.address:
-                        await self._take(peer, frame)
-                    elif await self._greet(peer, frame):
+                        await self._handle(peer, frame)
+                    elif await self._identify(peer, frame):
                         deadline.cancel()
-                except _Invalid as mistake:
-                    await self._complain(peer, mistake)
+                except _Invalid as error:
+                    await self._refuse(peer, error)
         finally:
             deadline.cancel()
-            peer.manners.gone()
+            peer.flood.disconnected()
             self._forget(peer)
 
     def drop(self, agent: str) -> None:
-        """Close the connections of an agent whose token doesn't hold any more."""
+        """Close the connections of an agent whose token is no longer valid."""
         self._drops += 1
         for socket in self._by_address.get(agent, ()):
-            self._close(socket, POLICY_VIOLATION, "the token of this agent was revoked or replaced")
+            socket.close_soon(POLICY_VIOLATION, "the token of this agent was revoked or replaced")
 
     async def drain(self, retry_after_ms: Callable[[], int]) -> None:
-        """Handle nothing more, send what was acknowledged, and close every socket, telling each when to come back.
+        """Handle no more frames, send what was acknowledged, and close every socket, telling it when to reconnect.
 
-        Sockets that come later are closed likewise. It takes two seconds at most, whoever doesn't read.
+        Later sockets are closed likewise. It takes at most two seconds, even with readers that are stuck.
         """
         self._retry_after_ms = retry_after_ms
-        tasks = [asyncio.create_task(self._retire(socket, retry_after_ms())) for socket in self._open]
+        tasks = [asyncio.create_task(self._close_gracefully(socket, retry_after_ms())) for socket in self._open]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=_DRAIN)
             for task in late:
                 task.cancel()
 
-    async def _retire(self, socket: Socket, retry_after_ms: int) -> None:
+    async def _close_gracefully(self, socket: Socket, retry_after_ms: int) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + _FLUSH
-        while socket.waiting and not socket.closed and loop.time() < end:  # noqa: ASYNC110 - a socket rings no bell
+        while socket.queued and not socket.closed and loop.time() < end:  # noqa: ASYNC110 - a socket has no event for it
             await asyncio.sleep(0.01)
         await socket.close(RESTARTING, f"restarting; retry in {retry_after_ms} ms")
-
-    def _close(self, socket: Socket, code: int, reason: str) -> None:
-        task = asyncio.get_running_loop().create_task(socket.close(code, reason))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     def _forget(self, peer: "_Peer") -> None:
         self._open.discard(peer.socket)
@@ -158,10 +152,10 @@ class Relay:
             if not sockets:
                 del self._by_address[peer.address]
 
-    # Who it is -------------------------------------------------------------------------------------------------------
+    # Identification --------------------------------------------------------------------------------------------------
 
-    async def _greet(self, peer: "_Peer", frame: bytes | str) -> bool:
-        """Handle a frame of somebody who isn't known, and say whether it is now."""
+    async def _identify(self, peer: "_Peer", frame: bytes | str) -> bool:
+        """Handle a frame of an unknown peer; whether it has proved its address now."""
         envelope = self._read(frame)
         if envelope.type != wire.MESSAGE_TYPE_HELLO or envelope.WhichOneof("payload") != "hello":
             raise _Invalid("expected HELLO with its payload, since nothing else is accepted first", envelope.id)
@@ -170,12 +164,12 @@ class Relay:
         except InvalidInput:
             raise _Invalid("expected an address of 1 to 128 printable characters", envelope.id) from None
         try:
-            proved = await self._proved(address, envelope.hello.token)
+            verified = await self._verified(address, envelope.hello.token)
         except StoreAway as away:
-            await _send(peer, _error("unavailable", refusal(away).detail), envelope.id)
+            await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False
-        if not proved:
-            await self._turn_away(peer, envelope.id)
+        if not verified:
+            await self._refuse_token(peer, envelope.id)
             return False
         if peer.socket.closed:
             return False
@@ -185,31 +179,31 @@ class Relay:
         await _send(peer, welcome, envelope.id)
         return True
 
-    async def _proved(self, address: str, token: str) -> bool:
+    async def _verified(self, address: str, token: str) -> bool:
         while True:
             drops = self._drops
-            proved = await self._verify(address, token)
-            if drops == self._drops:  # else the token may have been revoked since it was looked up
-                return proved
+            verified = await self._verify(address, token)
+            if drops == self._drops:  # otherwise it may have been revoked during the lookup
+                return verified
 
-    async def _turn_away(self, peer: "_Peer", answered: str) -> None:
+    async def _refuse_token(self, peer: "_Peer", answered: str) -> None:
         decision = await self._failed(peer.socket.address)
         if decision:
             await _send(peer, _error("unauthorized", "the token doesn't belong to the address"), answered)
         else:
             await _deny(peer, decision, answered, "too many failed attempts from your network address")
 
-    # What it sends ---------------------------------------------------------------------------------------------------
+    # Envelopes -------------------------------------------------------------------------------------------------------
 
-    async def _take(self, peer: "_Peer", frame: bytes | str) -> None:
-        """Handle a frame of an agent: the limiter comes first, whatever the frame is."""
+    async def _handle(self, peer: "_Peer", frame: bytes | str) -> None:
+        """Handle a frame of an agent: the limiter comes first, even for an invalid frame."""
         if self._limiter is not None:
             decision = await self._limiter.acheck(peer.address)
             if not decision:
                 self.denied += 1
                 await _deny(peer, decision, self._id(frame), f"an address may send {decision.limit}")
                 return
-            peer.manners.passed()
+            peer.flood.passed()
             if peer.socket.closed:
                 return
         self.passed += 1
@@ -221,11 +215,11 @@ class Relay:
         await _send(peer, self._route(peer.address, envelope), envelope.id)
 
     def _route(self, sender: str, envelope: wire.Envelope) -> wire.Envelope:
-        """Hand an envelope to every connection of its address, and say what came of it."""
+        """Push an envelope to every connection of its address; the answer to its sender."""
         sockets = [socket for socket in self._by_address.get(envelope.to, ()) if not socket.closed]
         if not sockets:
             return _error("unreachable", "no connection of this address is open")
-        envelope.DiscardUnknownFields()  # else a sender could write what a later schema lets only the hub say
+        envelope.DiscardUnknownFields()  # otherwise a sender could forge fields that only a later hub may set
         setattr(envelope, "from", sender)
         frame = envelope.SerializeToString()
         if not any([socket.push(frame) for socket in sockets]):
@@ -246,30 +240,30 @@ class Relay:
         return envelope
 
     def _id(self, frame: bytes | str) -> str:
-        """The id of an envelope that is denied; none, if it couldn't be read anyway."""
+        """The id of a denied envelope; "" if it is invalid."""
         try:
             return self._read(frame).id
         except _Invalid:
             return ""
 
-    async def _complain(self, peer: "_Peer", mistake: "_Invalid") -> None:
-        """Say what is wrong with an envelope, and close the connection if that happens too often."""
-        await _send(peer, _error(mistake.code, str(mistake)), mistake.answered)
-        if peer.manners.mistaken():
-            await peer.socket.close(POLICY_VIOLATION, f"{MISTAKES} invalid envelopes within a minute")
+    async def _refuse(self, peer: "_Peer", error: "_Invalid") -> None:
+        """Answer an invalid envelope, and close the connection after too many of them."""
+        await _send(peer, _error(error.code, str(error)), error.answered)
+        if peer.flood.invalid():
+            await peer.socket.close(POLICY_VIOLATION, f"{MAX_INVALID} invalid envelopes within a minute")
 
 
 class _Peer:
-    """The other end of a socket, and how it has behaved."""
+    """The other end of a socket."""
 
-    def __init__(self, socket: Socket, manners: Manners) -> None:
+    def __init__(self, socket: Socket, flood: FloodControl) -> None:
         self.socket: Final = socket
-        self.manners: Final = manners
+        self.flood: Final = flood
         self.address = ""  # until it is proved
 
 
 class _Invalid(Exception):
-    """An envelope that nothing can be done with; `answered` is its id, where that could be read."""
+    """An invalid envelope; `answered` is its id, if that could be read."""
 
     def __init__(self, detail: str, answered: str = "", code: str = "invalid") -> None:
         self.answered: Final = answered
@@ -287,9 +281,9 @@ async def _send(peer: _Peer, answer: wire.Envelope, answered: str) -> None:
 
 
 async def _deny(peer: _Peer, decision: Decision, answered: str, why: str) -> None:
-    """Say how long to wait; and after a run of denials read on more slowly, so that a flood waits at the flooder's."""
+    """Answer a denied envelope, and read on more slowly after many of them, so that a flood waits at its sender."""
     wait = _NO_WAIT_HELPS if decision.retry_ms is None else max(decision.retry_ms, 1)
     limited = wire.RateLimited(retry_after_ms=wait, reason=f"{why}; send it again in {wait} ms")
     await _send(peer, wire.Envelope(type=wire.MESSAGE_TYPE_RATE_LIMITED, rate_limited=limited), answered)
-    if pause := peer.manners.denied(decision):
+    if pause := peer.flood.denied(decision):
         await asyncio.sleep(pause)

@@ -1,42 +1,43 @@
-"""One WebSocket, as the hub sees it: frames in, frames out, and never more than so many waiting for a slow reader."""
+"""One WebSocket, as the hub sees it: frames in, frames out, and a bounded queue for a slow reader."""
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
+AsgiMessage: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
+Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 
-MOST_BYTES: Final = 1024 * 1024
-"""What waits for one slow reader, however few frames it is."""
-_AT_ONCE: Final = 2  # frames that are read before others have their turn
+MAX_BYTES: Final = 1024 * 1024
+"""Bytes queued for one slow reader, however few frames they are."""
+_READS: Final = 2  # frames that are read before other tasks have their turn
 
 
 class Socket:
     """A WebSocket that an ASGI server has handed over.
 
-    What answers a frame of the other side is sent by `send`, which waits while it reads slowly: so it can't make the
-    hub read more from it than it takes. What others have for it is sent by `push`, which never waits.
+    `send` answers a frame of the other side, and waits while that reads slowly, so that the hub reads no more from it
+    than it takes. `push` sends frames from others, and never waits: at most `max_queued` are queued.
     """
 
-    def __init__(self, receive: Receive, send: Send, address: str, room: int) -> None:
+    def __init__(self, receive: Receive, send: Send, address: str, max_queued: int) -> None:
         self.address: Final = address
         self.closed = False
         """Whether either side has closed it, so that nothing can be sent any more."""
-        self.turn: Final = asyncio.Lock()
-        """Held while a frame is handled, so that the end of the hub can wait for it."""
+        self.busy: Final = asyncio.Lock()
+        """Held while a frame is handled, so that a shutdown can wait for it."""
         self._reads = 0
         self._receive, self._send = receive, send
-        self._room = room
-        self._waiting: deque[bytes | str] = deque()
-        self._bytes = 0
-        self._owed: dict[str, Callable[[], str | None]] = {}
+        self._max_queued = max_queued
+        self._queue: deque[bytes | str] = deque()
+        self._queued_bytes = 0
+        self._deferred: dict[str, Callable[[], str | None]] = {}
         self._writer: asyncio.Task[None] | None = None
+        self._closer: asyncio.Task[None] | None = None
 
     async def accept(self) -> bool:
-        """Answer the handshake, and say whether the other side is still there."""
+        """Accept the handshake; whether the other side is still there."""
         await self._receive()
         await self._put({"type": "websocket.accept"})
         return not self.closed
@@ -53,7 +54,7 @@ class Socket:
         if self.closed:
             return None
         self._reads += 1
-        if self._reads % _AT_ONCE == 0:  # frames that were parsed already come without a pause
+        if self._reads % _READS == 0:  # frames that are parsed already come without a pause
             await asyncio.sleep(0)
         message = await self._receive()
         if message["type"] != "websocket.receive" or self.closed:
@@ -64,67 +65,70 @@ class Socket:
         return data if text is None else text
 
     async def send(self, frame: bytes | str) -> None:
-        """Send an answer, text as it is and bytes as a binary frame, as soon as the other side takes it."""
+        """Send an answer, text or binary, as soon as the other side takes it."""
         await self._put({"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame})
 
     def push(self, frame: bytes | str) -> bool:
-        """Have a frame sent, unless too many wait already: then False."""
-        if self.closed or len(self._waiting) >= self._room or self._bytes + len(frame) > MOST_BYTES:
+        """Queue a frame; False if the queue is full."""
+        if self.closed or len(self._queue) >= self._max_queued or self._queued_bytes + len(frame) > MAX_BYTES:
             return False
-        self._waiting.append(frame)
-        self._bytes += len(frame)
-        self._begin_to_write()
+        self._queue.append(frame)
+        self._queued_bytes += len(frame)
+        self._start_writer()
         return True
 
-    def owe(self, what: str, make: Callable[[], str | None]) -> None:
-        """Have a frame made and sent when nothing waits any more, unless it turns out not to be needed then."""
-        self._owed[what] = make
-        self._begin_to_write()
+    def push_last(self, name: str, make: Callable[[], str | None]) -> None:
+        """Make and send a frame once the queue is empty, unless `make` returns None then. One of each name."""
+        self._deferred[name] = make
+        self._start_writer()
 
-    def _begin_to_write(self) -> None:
+    def _start_writer(self) -> None:
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     @property
-    def waiting(self) -> int:
-        """How many frames were pushed and not yet taken."""
-        return len(self._waiting)
+    def queued(self) -> int:
+        """The number of frames pushed and not sent yet."""
+        return len(self._queue)
 
-    def untaken(self) -> list[bytes | str]:
-        """What was pushed and will not be sent any more, since the socket is closed."""
-        frames = list(self._waiting)
-        self._waiting.clear()
-        self._bytes = 0
+    def take_unsent(self) -> list[bytes | str]:
+        """The frames that were pushed and will not be sent any more, since the socket is closed."""
+        frames = list(self._queue)
+        self._queue.clear()
+        self._queued_bytes = 0
         return frames
 
     async def close(self, code: int, reason: str = "") -> None:
         """Close it. `reason` is at most 123 bytes of UTF-8."""
         if not self.closed:
             self.closed = True
-            await self._deliver({"type": "websocket.close", "code": code, "reason": reason})
+            await self._put({"type": "websocket.close", "code": code, "reason": reason}, last=True)
+
+    def close_soon(self, code: int, reason: str = "") -> None:
+        """Close it in a task of its own, for callers that can't wait."""
+        if self._closer is None:
+            self._closer = asyncio.get_running_loop().create_task(self.close(code, reason))
 
     async def _write(self) -> None:
         try:
-            while (self._waiting or self._owed) and not self.closed:
-                if self._waiting:
+            while (self._queue or self._deferred) and not self.closed:
+                if self._queue:
                     await self._write_first()
-                elif (frame := self._owed.pop(next(iter(self._owed)))()) is not None:
+                elif (frame := self._deferred.pop(next(iter(self._deferred)))()) is not None:
                     await self.send(frame)
         finally:
             self._writer = None
 
     async def _write_first(self) -> None:
-        frame = self._waiting[0]
+        frame = self._queue[0]
         await self.send(frame)
-        if self._waiting and not self.closed:  # else it is not taken
-            self._waiting.popleft()
-            self._bytes -= len(frame)
+        if self._queue and not self.closed:  # otherwise it stays unsent
+            self._queue.popleft()
+            self._queued_bytes -= len(frame)
 
-    async def _put(self, message: Message) -> None:
-        if not self.closed:
-            await self._deliver(message)
-
-    async def _deliver(self, message: Message) -> None:
+    async def _put(self, message: AsgiMessage, *, last: bool = False) -> None:
+        if self.closed and not last:
+            return
         try:
             await self._send(message)
         except OSError:  # the other side is gone

@@ -1,1 +1,1 @@
-"""What a hub remembers, in SQLite."""
+"""The hub's SQLite database."""

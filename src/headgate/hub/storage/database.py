@@ -1,10 +1,10 @@
-"""What one hub has to remember: an SQLite file, written by one thread, many writes to a commit.
+"""The hub's database: an SQLite file, written by one thread, with many writes in one commit.
 
-    count = await ledger.run(lambda db: db.execute("UPDATE …").rowcount)
+    count = await database.run(lambda db: db.execute("UPDATE …").rowcount)
 
-A piece of work is done as a whole or not at all, pieces one after the other in the order in which they were handed in.
-When `run` returns, what it did survives a kill and a loss of power. Pieces that are handed in while the disk is busy
-are committed together, so that a thousand of them take little longer than one.
+Each job is atomic, and jobs run in the order in which they were submitted. When `run` returns, its changes survive a
+kill and a loss of power. Jobs submitted while the disk is busy are committed together, so that a thousand of them take
+little longer than one.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from headgate.stores.sqlite import open_file
 T = TypeVar("T")
 Work: TypeAlias = Callable[[sqlite3.Connection], T]
 _FORMAT: Final = 1
-_TOGETHER: Final = 1000  # pieces of work in one commit
+_MAX_BATCH: Final = 1000  # jobs in one commit
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -61,100 +61,100 @@ CREATE INDEX IF NOT EXISTS signals_by ON signals (agent, number);
 """
 
 
-class Newest:
-    """Of the rows of a table, keeps so many of each value of a column, the newest, and a tenth more at times."""
+class Retention:
+    """Keeps the newest rows of a table for each value of a column: `most`, and at times a tenth more."""
 
     def __init__(self, table: str, column: str, most: int) -> None:
         self._most: Final = most
-        self._added: Final[Counter[str]] = Counter()  # since it was looked
+        self._added: Final[Counter[str]] = Counter()  # since the last deletion
         self._delete: Final = (
-            f"DELETE FROM {table} WHERE {column} = ?1 AND number <= "  # noqa: S608 - the names are the hub's own
+            f"DELETE FROM {table} WHERE {column} = ?1 AND number <= "  # noqa: S608 - the names are constants
             f"(SELECT number FROM {table} WHERE {column} = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)"
         )
 
     def added(self, db: sqlite3.Connection, value: str) -> None:
-        """A row was added: drop those that are too many. To be called by a piece of work."""
+        """Delete surplus rows after a row was added. To be called within a job."""
         self._added[value] += 1
         if self._added[value] >= max(self._most // 10, 1):
             del self._added[value]
             db.execute(self._delete, (value, self._most))
 
 
-class LedgerError(HeadgateError):
-    """What a hub remembers can't be read or written."""
+class DatabaseError(HeadgateError):
+    """The hub's database can't be read or written."""
 
 
-class Ledger:
-    """The file at `path`; without one, memory, gone with the process."""
+class Database:
+    """The file at `path`; without a path, in memory only."""
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._path: Final = ":memory:" if path is None else path
-        self._file: Final = open_file(self._path, "a hub's ledger", _FORMAT, _SCHEMA, LedgerError)
+        self._file: Final = open_file(self._path, "a hub's database", _FORMAT, _SCHEMA, DatabaseError)
         self._closed = False
-        self._pieces: Final[SimpleQueue[_Piece | None]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="headgate-ledger", daemon=True)
+        self._jobs: Final[SimpleQueue[_Job | None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="headgate-database", daemon=True)
         self._thread.start()
 
     async def run(self, work: Work[T]) -> T:
-        """Do a piece of work; what it raises is raised here, and nothing of it is kept then."""
+        """Run a job. If it raises, the error is raised here, and all its changes are undone."""
         if self._closed:
-            raise LedgerError(f"{self._path}: nothing was written: the ledger is closed")
-        piece = _Piece(work)
-        self._pieces.put(piece)
-        result: T = await piece.done
+            raise DatabaseError(f"{self._path}: nothing was written: the database is closed")
+        job = _Job(work)
+        self._jobs.put(job)
+        result: T = await job.done
         return result
 
     def close(self) -> None:
-        """Finish what was handed in, and let go of the file."""
+        """Finish all submitted jobs, and close the file."""
         self._closed = True
-        self._pieces.put(None)
+        self._jobs.put(None)
         self._thread.join()
         self._file.close()
 
     def _work(self) -> None:
-        while (piece := self._pieces.get()) is not None:
-            together = [piece]
-            more: _Piece | None = piece
-            while more is not None and len(together) < _TOGETHER and not self._pieces.empty():
-                more = self._pieces.get()
+        while (job := self._jobs.get()) is not None:
+            batch = [job]
+            more: _Job | None = job
+            while more is not None and len(batch) < _MAX_BATCH and not self._jobs.empty():
+                more = self._jobs.get()
                 if more is not None:
-                    together.append(more)
-            self._commit(together)
+                    batch.append(more)
+            self._commit(batch)
             if more is None:
                 return
 
-    def _commit(self, pieces: list["_Piece"]) -> None:
+    def _commit(self, jobs: list["_Job"]) -> None:
         try:
             self._file.execute("BEGIN IMMEDIATE")
-            for piece in pieces:
-                self._one(piece)
+            for job in jobs:
+                self._run(job)
             self._file.execute("COMMIT")
         except sqlite3.Error as error:
             if self._file.in_transaction:
                 self._file.execute("ROLLBACK")
-            failure = _told(self._path, error)
-            for piece in pieces:
-                piece.result, piece.error = None, failure
-        _tell(pieces)
+            failure = _error(self._path, error)
+            for job in jobs:
+                job.result, job.error = None, failure
+        _notify(jobs)
 
-    def _one(self, piece: "_Piece") -> None:
-        self._file.execute("SAVEPOINT piece")
+    def _run(self, job: "_Job") -> None:
+        self._file.execute("SAVEPOINT job")
         try:
-            piece.result = piece.work(self._file)
+            job.result = job.work(self._file)
         except Exception as error:
-            if not self._file.in_transaction:  # as when the disk is full: nothing of any piece is left
+            if not self._file.in_transaction:  # as when the disk is full: all jobs were rolled back
                 raise
-            piece.error = _told(self._path, error) if isinstance(error, sqlite3.Error) else error
-            self._file.execute("ROLLBACK TO piece")
-        self._file.execute("RELEASE piece")
+            job.error = _error(self._path, error) if isinstance(error, sqlite3.Error) else error
+            self._file.execute("ROLLBACK TO job")
+        self._file.execute("RELEASE job")
 
 
-def _told(path: object, error: sqlite3.Error) -> LedgerError:
-    return LedgerError(f"{path}: nothing was written: {error}")
+def _error(path: object, error: sqlite3.Error) -> DatabaseError:
+    return DatabaseError(f"{path}: nothing was written: {error}")
 
 
-class _Piece:
-    """A piece of work, and what came of it."""
+class _Job:
+    """A job and its result."""
 
     def __init__(self, work: Work[Any]) -> None:
         self.work: Final = work
@@ -163,8 +163,8 @@ class _Piece:
         self.result: Any = None
         self.error: Exception | None = None
 
-    def tell(self) -> None:
-        if self.done.done():  # whoever waited was cancelled; the work is done all the same
+    def resolve(self) -> None:
+        if self.done.done():  # the caller was cancelled; the job ran all the same
             return
         if self.error is None:
             self.done.set_result(self.result)
@@ -172,16 +172,16 @@ class _Piece:
             self.done.set_exception(self.error)
 
 
-def _tell(pieces: list[_Piece]) -> None:
-    """Wake up those who wait: each loop once."""
-    for loop in {piece.loop for piece in pieces}:
-        own = [piece for piece in pieces if piece.loop is loop]
+def _notify(jobs: list[_Job]) -> None:
+    """Deliver the results, to each event loop at once."""
+    for loop in {job.loop for job in jobs}:
+        own = [job for job in jobs if job.loop is loop]
         try:
-            loop.call_soon_threadsafe(_tell_all, own)
-        except RuntimeError:  # the loop was closed, and nobody waits any more
+            loop.call_soon_threadsafe(_resolve_all, own)
+        except RuntimeError:  # the loop is closed: nobody awaits the results
             continue
 
 
-def _tell_all(pieces: list[_Piece]) -> None:
-    for piece in pieces:
-        piece.tell()
+def _resolve_all(jobs: list[_Job]) -> None:
+    for job in jobs:
+        job.resolve()

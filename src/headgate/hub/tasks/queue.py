@@ -1,46 +1,46 @@
-"""What the scheduler keeps in memory: open tasks, agents that are here, and the lines in which both wait their turn."""
+"""What the scheduler keeps in memory: open tasks, connected agents, and the priority queues in which both wait."""
 
 import asyncio
 from bisect import bisect_left, insort
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from headgate.hub.tasks.task import State
+from headgate.hub.tasks.task import HELD, State
 from headgate.hub.timer import Timer
 
 T = TypeVar("T")
-Place: TypeAlias = tuple[int, ...]
-"""Where something stands in a line: before all that have a greater one."""
+Priority: TypeAlias = tuple[int, ...]
+"""The smallest comes first."""
 
 
-class Line(Generic[T]):
-    """Things in the order of their places, each of which is taken once."""
+class PriorityQueue(Generic[T]):
+    """Items in the order of their priorities, each at most once. Any of them can be removed."""
 
     def __init__(self) -> None:
-        self._order: list[tuple[Place, T]] = []
-        self._places: dict[T, Place] = {}
+        self._order: list[tuple[Priority, T]] = []
+        self._priorities: dict[T, Priority] = {}
 
-    def put(self, place: Place, item: T) -> None:
-        self._places[item] = place
-        insort(self._order, (place, item), key=_place)
+    def put(self, priority: Priority, item: T) -> None:
+        self._priorities[item] = priority
+        insort(self._order, (priority, item), key=_priority)
 
     def remove(self, item: T) -> None:
-        del self._order[bisect_left(self._order, self._places.pop(item), key=_place)]
+        del self._order[bisect_left(self._order, self._priorities.pop(item), key=_priority)]
 
     def first(self) -> T:
         return self._order[0][1]
 
     def __contains__(self, item: T) -> bool:
-        return item in self._places
+        return item in self._priorities
 
     def __len__(self) -> int:
         return len(self._order)
 
 
-def _place(item: tuple[Place, object]) -> Place:
+def _priority(item: tuple[Priority, object]) -> Priority:
     return item[0]
 
 
-class _Waiting:
+class _Timed:
     """Something that a timer may be set for."""
 
     timer: Timer | None = None
@@ -51,31 +51,35 @@ class _Waiting:
             self.timer = None
 
 
-class Entry(_Waiting):
-    """What memory knows of a task that isn't finished; its payload stays in the ledger."""
+class OpenTask(_Timed):
+    """An unfinished task, as memory knows it; its payload stays in the database."""
 
-    def __init__(self, number: int, task_id: str, place: Place) -> None:
+    def __init__(self, number: int, task_id: str, priority: Priority) -> None:
         self.number: Final = number
         self.task_id: Final = task_id
-        self.place = place
+        self.priority = priority
         self.state: State = "queued"
-        self.last: str | None = None  # who holds it, or held it last
+        self.holder: str | None = None  # the agent that holds it, or held it last
         self.attempt = 0
-        self.worker: Worker | None = None  # who holds it, or is about to
+        self.worker: Worker | None = None  # that holds it, or is about to
         self.lock: Final = asyncio.Lock()
 
+    @property
+    def held(self) -> bool:
+        return self.state in HELD
 
-class Worker(_Waiting):
-    """An agent while it is connected; when it comes back it is another one."""
 
-    def __init__(self, name: str, place: Place) -> None:
+class Worker(_Timed):
+    """A connected agent; after a reconnect it is another one."""
+
+    def __init__(self, name: str, priority: Priority) -> None:
         self.name: Final = name
-        self.place = place
-        self.here = True
-        self.available = True  # says the agent
-        self.silent = False  # has not answered an assignment, and said nothing since
-        self.entry: Entry | None = None
+        self.priority = priority
+        self.connected = True
+        self.available = True  # as the agent says
+        self.unresponsive = False  # has not answered an assignment, and sent nothing about a task since
+        self.task: OpenTask | None = None
 
     @property
     def willing(self) -> bool:
-        return self.available and not self.silent
+        return self.available and not self.unresponsive

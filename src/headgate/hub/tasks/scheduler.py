@@ -1,30 +1,30 @@
-"""The scheduler: tasks that wait, agents that are idle, and who holds what.
+"""The scheduler: queued tasks, idle agents, and who holds which task.
 
 A task is held by one agent at a time, and an agent holds one task at a time:
 
-| state              | what happens                                   | then                                 | attempt |
-|--------------------|------------------------------------------------|--------------------------------------|---------|
-|                    | `add`                                          | queued, last in line                 | 0       |
-| queued             | the turn of an agent that may have it          | assigned to that agent               | + 1     |
-| queued             | `recovering`, from its last holder, if idle    | accepted by that agent               | + 1     |
-| assigned           | the frame that says so can't be sent           | queued, where it was                 | - 1     |
-| assigned           | no word within `accept_within`                 | queued, first in line                |         |
-| assigned           | `accepted`, `progressed`, `recovering`         | accepted                             |         |
-| accepted           | `progressed`, `recovering`                     | accepted                             |         |
-| assigned, accepted | `completed`                                    | completed                            |         |
-| assigned, accepted | `failed`, to be retried, attempt < 5           | queued, last in line                 |         |
-| assigned, accepted | `failed` otherwise                             | failed                               |         |
-| assigned, accepted | its agent leaves, or the hub stops             | queued, first in line                |         |
+| state              | event                                              | then                        | attempt |
+|--------------------|----------------------------------------------------|-----------------------------|---------|
+|                    | `add`                                              | queued, last                | 0       |
+| queued             | the turn of an agent that may have it              | assigned to that agent      | + 1     |
+| queued             | `recover`, by its last holder, if that is idle     | accepted by that agent      | + 1     |
+| assigned           | the assignment can't be sent                       | queued, where it was        | - 1     |
+| assigned           | no answer within `accept_within`                   | queued, first               |         |
+| assigned           | `accept`, `report_progress`, `recover`             | accepted                    |         |
+| accepted           | `report_progress`, `recover`                       | accepted                    |         |
+| assigned, accepted | `complete`                                         | completed                   |         |
+| assigned, accepted | `fail`, to be retried, attempt < 5                 | queued, last                |         |
+| assigned, accepted | `fail` otherwise                                   | failed                      |         |
+| assigned, accepted | its agent disconnects, or the hub stops            | queued, first               |         |
 
-Anything else is refused. An agent is *idle* while it is connected, has not said that it is busy, has not left an
-assignment without an answer, and holds no task. Idle agents get tasks in the order in which they became idle, unless
-they are rate limited: that is looked up whenever it is an agent's turn, and again at the moment when its quiet period
-can be over. It touches no task that the agent holds.
+Anything else is refused. An agent is *idle* while it is connected, has not said that it is busy, has left no assignment
+unanswered, and holds no task. Idle agents get tasks in the order in which they became idle, unless they are rate
+limited: that is checked whenever it is an agent's turn, and again when its quiet period can be over. It does not affect
+a task that the agent holds.
 
-What keeps this true while others run, at every await: a task is changed only by who has its lock, and memory follows
-the ledger, never the other way round. To make a pair, the task leaves the queue and the agent the line at once, before
-the first await; the pair parts only when the ledger says that the task is no longer the agent's. Who comes back before
-that is not idle yet. A change that has begun is carried through, whatever becomes of the one who asked for it.
+What keeps this true at every await: a task is changed only under its lock, and memory follows the database, never the
+other way round. To pair a task and an agent, both leave their queues at once, before the first await; the pair is
+parted only when the database says that the task is no longer the agent's. An agent that reconnects before that is not
+idle yet. A change that has begun is finished, even if its caller is cancelled.
 """
 
 import asyncio
@@ -34,74 +34,72 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from headgate.errors import StoreError
 from headgate.gate import Gate
-from headgate.hub.errors import Refused
-from headgate.hub.storage.database import Ledger, LedgerError
-from headgate.hub.tasks import task as task_rows
-from headgate.hub.tasks.queue import Entry, Line, Place, Worker
-from headgate.hub.tasks.task import STATES, State, Task, TaskSummary
+from headgate.hub.background import BackgroundTasks
+from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import Database, DatabaseError
+from headgate.hub.tasks.queue import OpenTask, Priority, PriorityQueue, Worker
+from headgate.hub.tasks.task import HELD, STATES, State, Task, TaskSummary, TaskTable
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
 
-T = TypeVar("T")
-MOST_ATTEMPTS: Final = 5
+MAX_ATTEMPTS: Final = 5
 
-_HELD: Final = ("assigned", "accepted")
-_PAUSE: Final = 1_000_000  # microseconds until what failed is tried again
-_UNWRITTEN: Final = (LedgerError, sqlite3.Error)
+_RETRY: Final = 1_000_000  # microseconds until a failed step is tried again
+_DATABASE_ERRORS: Final = (DatabaseError, sqlite3.Error)
 
 _log = logging.getLogger("headgate.hub")
 
 
 class Scheduler:
-    """Gives tasks to agents, and remembers them in a ledger.
+    """Assigns tasks to agents, and keeps them in a database.
 
-    `assign` is called with an agent and a task that it now holds; it has the frame sent that says so, and returns
-    whether that was possible. `clock` is the gate's. Everything is called in one event loop.
+    `send_assignment` is called with an agent and a task that it now holds; it queues the frame for the agent, and
+    returns whether that was possible. `clock` is the gate's. Everything is called in one event loop.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        database: Database,
         gate: Gate,
         clock: Clock,
-        assign: Callable[[str, Task], bool],
+        send_assignment: Callable[[str, Task], bool],
         *,
         accept_within: float = 30.0,
         most_queued: int = 10_000,
         most_finished: int = 10_000,
     ) -> None:
-        self._ledger, self._gate, self._clock, self._assign = ledger, gate, clock, assign
+        self._table: Final = TaskTable(database)
+        self._gate, self._clock, self._send_assignment = gate, clock, send_assignment
         self._accept_within: Final = microseconds("accept_within", accept_within)
         self._most_queued, self._most_finished = most_queued, most_finished
-        self._open: Final[dict[str, Entry]] = {}
+        self._open: Final[dict[str, OpenTask]] = {}
         self._finished: Final[deque[tuple[int, State]]] = deque()  # oldest first
         self._counts: Final[dict[State, int]] = dict.fromkeys(STATES, 0)
         self._adding = 0
         self._workers: Final[dict[str, Worker]] = {}
-        self._leaving: Final[set[str]] = set()  # agents that have left, with a task that isn't back in the queue yet
-        self._queue: Final[Line[Entry]] = Line()
-        self._line: Final[Line[Worker]] = Line()
+        self._leaving: Final[set[str]] = set()  # agents that have left, with a task that is not queued again yet
+        self._queue: Final[PriorityQueue[OpenTask]] = PriorityQueue()
+        self._idle: Final[PriorityQueue[Worker]] = PriorityQueue()
         self._turns: Final = count()
         self._matching = False
-        self._rest: Timer | None = None
-        self._under_way: Final[set[asyncio.Task[Any]]] = set()
+        self._pause: Timer | None = None  # while nothing is assigned
+        self._background: Final = BackgroundTasks()
         self._closed = False
 
     async def start(self) -> None:
-        """Read the ledger. What was held when the hub stopped is queued again, first in line."""
-        now = time.time()
-        held, waiting, finished = await self._ledger.run(lambda db: task_rows.resume(db, now))
-        for number, task_id, agent, attempt in (*held, *waiting):
-            entry = Entry(number, task_id, (1, next(self._turns)))
-            entry.last, entry.attempt = agent, attempt
-            self._enter(entry)
+        """Read the database. Tasks that were held when the hub stopped are queued again, first."""
+        held, queued, finished = await self._table.resume(time.time())
+        for number, task_id, agent, attempt in (*held, *queued):
+            task = OpenTask(number, task_id, (1, next(self._turns)))
+            task.holder, task.attempt = agent, attempt
+            self._enqueue_new(task)
         self._finished.extend(finished)
         for _, state in finished:
             self._counts[state] += 1
@@ -109,14 +107,13 @@ class Scheduler:
         self._wake()
 
     async def close(self) -> None:
-        """Finish what has begun. What is held stays so in the ledger, and the next start queues it again."""
+        """Finish every change that has begun. Held tasks stay so in the database; the next start queues them again."""
         self._closed = True
-        for waiting in (*self._workers.values(), *self._open.values()):
-            waiting.stop_timer()
-        if self._rest is not None:
-            self._rest.cancel()
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        for timed in (*self._workers.values(), *self._open.values()):
+            timed.stop_timer()
+        if self._pause is not None:
+            self._pause.cancel()
+        await self._background.wait()
 
     # Tasks -----------------------------------------------------------------------------------------------------------
 
@@ -125,341 +122,350 @@ class Scheduler:
         self._expect_open()
         if self._counts["queued"] + self._adding >= self._most_queued:
             detail = f"expected fewer than {self._most_queued} tasks in the queue, got that many; try again later"
-            raise Refused(503, "queue_full", detail)
+            raise RequestError(503, "queue_full", detail)
         self._adding += 1
-        return await self._carry_through(self._add(creator, payload))
+        return await self._background.finish(self._add(creator, payload))
 
     async def find(self, task_id: str) -> Task | None:
         """A task by its id."""
         self._expect_open()
-        return await self._ledger.run(lambda db: task_rows.find(db, task_id))
+        return await self._table.find(task_id)
 
     async def tasks(
         self, *, of: str | None = None, state: str | None = None, limit: int = 100, before: str | None = None
     ) -> list[TaskSummary]:
-        """Tasks, newest first: those that an agent has created or holds, or all; those older than the task `before`."""
+        """Tasks, newest first: all, or those that an agent has created or holds; those older than the task `before`."""
         self._expect_open()
         if state is not None and state not in STATES:
-            raise Refused(400, "invalid", f"state: expected one of {', '.join(STATES)}, got {state[:40]!r}")
-        return await self._ledger.run(lambda db: task_rows.page(db, of, state, limit, before))
+            raise RequestError(400, "invalid", f"state: expected one of {', '.join(STATES)}, got {state[:40]!r}")
+        return await self._table.page(of, state, limit, before)
 
     def counts(self) -> dict[str, int]:
-        """How many tasks there are in each state."""
+        """The number of tasks in each state."""
         return {state: self._counts[state] for state in STATES}
 
     # Agents ----------------------------------------------------------------------------------------------------------
 
-    def arrived(self, agent: str) -> None:
-        """An agent's first connection has come: it is idle until it says otherwise."""
+    def agent_connected(self, agent: str) -> None:
+        """An agent's first connection is open: it is idle until it says otherwise."""
         if agent not in self._workers:
             worker = self._workers[agent] = Worker(agent, (next(self._turns),))
-            self._line_up(worker)
+            self._enqueue(worker)
 
-    def left(self, agent: str) -> None:
-        """An agent's last connection is gone: it loses its task."""
+    def agent_disconnected(self, agent: str) -> None:
+        """An agent's last connection is closed: it loses its task."""
         worker = self._workers.pop(agent, None)
         if worker is None:
             return
-        worker.here = False
-        self._out_of_line(worker)
-        if worker.entry is not None:
+        worker.connected = False
+        self._dequeue(worker)
+        if worker.task is not None:
             self._leaving.add(agent)
             if not self._closed:
-                self._spawn(self._give_back(worker.entry, worker, "its agent left"))
+                self._background.spawn(self._requeue_held(worker.task, worker, "its agent left"))
 
-    def available(self, agent: str, yes: bool) -> None:
+    def set_available(self, agent: str, available: bool) -> None:
         """An agent says that it is ready for tasks, or busy with something else."""
         worker = self._workers.get(agent)
         if worker is None:
             return
-        news = yes and not worker.willing
-        worker.available = yes
-        if yes:
-            worker.silent = False
-            self._line_up(worker, anew=news)
+        renewed = available and not worker.willing
+        worker.available = available
+        if available:
+            worker.unresponsive = False
+            self._enqueue(worker, last=renewed)
         else:
-            self._out_of_line(worker)
+            self._dequeue(worker)
 
     def is_idle(self, agent: str) -> bool:
-        """Whether an agent would get the next task, if it isn't rate limited and its turn comes."""
+        """Whether an agent would get the next task, if it is not rate limited and its turn comes."""
         worker = self._workers.get(agent)
         return worker is not None and self._is_idle(worker)
 
     def task_of(self, agent: str) -> str | None:
         """The task that an agent holds."""
         worker = self._workers.get(agent)
-        if worker is None or worker.entry is None or worker.entry.state not in _HELD:
-            return None
-        return worker.entry.task_id
+        return worker.task.task_id if worker is not None and worker.task is not None and worker.task.held else None
 
-    def look_again(self) -> None:
-        """Something has changed that may end an agent's being limited before its time: look it up now."""
+    def recheck(self) -> None:
+        """Check now who is rate limited: a change may have ended that before its time."""
         for worker in self._workers.values():
-            self._line_up(worker)
+            self._enqueue(worker)
 
-    # What agents say of their tasks ----------------------------------------------------------------------------------
+    # Reports of agents on their tasks --------------------------------------------------------------------------------
 
-    async def accepted(self, agent: str, task_id: str) -> Task:
-        """Let an agent keep the task that was assigned to it."""
-        return await self._told(agent, task_id, self._accept)
+    async def accept(self, agent: str, task_id: str) -> Task:
+        """Accept the task that was assigned to the agent."""
+        return await self._report(agent, task_id, self._accept)
 
-    async def progressed(self, agent: str, task_id: str, progress: float, note: str) -> Task:
-        """Note how far a task is; one that was only assigned counts as accepted."""
-        return await self._told(
+    async def report_progress(self, agent: str, task_id: str, progress: float, note: str) -> Task:
+        """Record the progress of a task; one that was only assigned counts as accepted."""
+        return await self._report(
             agent,
             task_id,
-            lambda entry: self._write(entry, "accepted", entry.last, entry.attempt, progress=progress, note=note),
+            lambda task: self._write(task, "accepted", task.holder, task.attempt, progress=progress, note=note),
         )
 
-    async def completed(self, agent: str, task_id: str, result: bytes | None) -> Task:
+    async def complete(self, agent: str, task_id: str, result: bytes | None) -> Task:
         """End a task with its result, which is JSON."""
-        return await self._told(agent, task_id, lambda entry: self._finish(entry, "completed", result))
+        return await self._report(agent, task_id, lambda task: self._finish(task, "completed", result))
 
-    async def failed(self, agent: str, task_id: str, error: str, retry: bool) -> Task:
+    async def fail(self, agent: str, task_id: str, error: str, retry: bool) -> Task:
         """End a task with an error, or queue it again if it has an attempt left."""
-        return await self._told(agent, task_id, lambda entry: self._fail(entry, error, retry))
+        return await self._report(agent, task_id, lambda task: self._fail(task, error, retry))
 
-    async def recovering(self, agent: str, task_id: str) -> Task:
+    async def recover(self, agent: str, task_id: str) -> Task:
         """Go on with a task that the agent holds, or held last and nobody has taken over."""
         self._expect_open()
-        return await self._carry_through(self._recover(agent, task_id))
+        return await self._background.finish(self._recover(agent, task_id))
 
-    async def _told(self, agent: str, task_id: str, change: Callable[[Entry], Awaitable[Task]]) -> Task:
+    async def _report(self, agent: str, task_id: str, change: Callable[[OpenTask], Awaitable[Task]]) -> Task:
         self._expect_open()
-        self._heard(agent)
-        return await self._carry_through(self._by_holder(agent, task_id, change))
+        self._responded(agent)
+        return await self._background.finish(self._change_held(agent, task_id, change))
 
-    async def _by_holder(self, agent: str, task_id: str, change: Callable[[Entry], Awaitable[Task]]) -> Task:
-        entry = self._open.get(task_id)
-        if entry is None:
+    async def _change_held(self, agent: str, task_id: str, change: Callable[[OpenTask], Awaitable[Task]]) -> Task:
+        task = self._open.get(task_id)
+        if task is None:
             raise await self._refusal(agent, task_id)
-        async with entry.lock:
-            if not self._holds(agent, entry):
+        async with task.lock:
+            if not self._holds(agent, task):
                 raise await self._refusal(agent, task_id)
-            return await change(entry)
+            return await change(task)
 
-    async def _accept(self, entry: Entry) -> Task:
-        if entry.state != "assigned":
-            raise Refused(409, "not_possible", f"task {entry.task_id}: expected it to be assigned, got {entry.state}")
-        return await self._write(entry, "accepted", entry.last, entry.attempt)
+    async def _accept(self, task: OpenTask) -> Task:
+        if task.state != "assigned":
+            raise RequestError(
+                409, "not_possible", f"task {task.task_id}: expected it to be assigned, got {task.state}"
+            )
+        return await self._write(task, "accepted", task.holder, task.attempt)
 
-    async def _finish(self, entry: Entry, state: State, outcome: bytes | None) -> Task:
-        task = await self._write(entry, state, entry.last, entry.attempt, outcome=outcome)
-        del self._open[entry.task_id]
-        self._part(entry)
-        self._finished.append((entry.number, state))
+    async def _finish(self, task: OpenTask, state: State, outcome: bytes | None) -> Task:
+        written = await self._write(task, state, task.holder, task.attempt, outcome=outcome)
+        del self._open[task.task_id]
+        self._part(task)
+        self._finished.append((task.number, state))
         self._prune()
-        return task
+        return written
 
-    async def _fail(self, entry: Entry, error: str, retry: bool) -> Task:
-        if not retry or entry.attempt >= MOST_ATTEMPTS:
-            return await self._finish(entry, "failed", msgspec.json.encode(error))
-        task = await self._write(entry, "queued", entry.last, entry.attempt, progress=0.0, note=error)
-        self._queue_again(entry, (1, next(self._turns)))
-        return task
+    async def _fail(self, task: OpenTask, error: str, retry: bool) -> Task:
+        if not retry or task.attempt >= MAX_ATTEMPTS:
+            return await self._finish(task, "failed", msgspec.json.encode(error))
+        written = await self._write(task, "queued", task.holder, task.attempt, progress=0.0, note=error)
+        self._requeue(task, (1, next(self._turns)))
+        return written
 
     async def _recover(self, agent: str, task_id: str) -> Task:
         try:
-            entry = self._open.get(task_id)
-            if entry is None:
+            task = self._open.get(task_id)
+            if task is None:
                 raise await self._refusal(agent, task_id)
-            async with entry.lock:
-                if self._holds(agent, entry):
-                    return await self._write(entry, "accepted", agent, entry.attempt, note="recovering")
+            async with task.lock:
+                if self._holds(agent, task):
+                    return await self._write(task, "accepted", agent, task.attempt, note="recovering")
                 worker = self._workers.get(agent)
-                if worker is None or entry not in self._queue or entry.last != agent:
+                if worker is None or task not in self._queue or task.holder != agent:
                     raise await self._refusal(agent, task_id)
-                return await self._take_up(entry, worker)
-        except (Refused, *_UNWRITTEN):
-            self._heard(agent)  # not before, so that it gets this task rather than any
+                return await self._resume(task, worker)
+        except (RequestError, *_DATABASE_ERRORS):
+            self._responded(agent)  # not before, so that it gets this task rather than any other
             raise
 
-    async def _take_up(self, entry: Entry, worker: Worker) -> Task:
-        """Give a task back to its last holder."""
-        worker.silent = False
+    async def _resume(self, task: OpenTask, worker: Worker) -> Task:
+        """Give a queued task back to its last holder."""
+        worker.unresponsive = False
         if not self._is_idle(worker):
-            detail = f"task {entry.task_id}: expected an idle agent, got one that is busy or has left"
-            raise Refused(409, "not_possible", detail)
-        self._pair(entry, worker)
+            detail = f"task {task.task_id}: expected an idle agent, got one that is busy or has left"
+            raise RequestError(409, "not_possible", detail)
+        self._pair(task, worker)
         try:
-            return await self._write(entry, "accepted", worker.name, entry.attempt + 1, note="recovering")
-        except _UNWRITTEN:
-            self._queue_again(entry, entry.place)
+            return await self._write(task, "accepted", worker.name, task.attempt + 1, note="recovering")
+        except _DATABASE_ERRORS:
+            self._requeue(task, task.priority)
             raise
 
-    def _holds(self, agent: str, entry: Entry) -> bool:
-        """Whether an agent holds a task, in this stay."""
-        return entry.state in _HELD and entry.worker is not None and entry.worker is self._workers.get(agent)
+    def _holds(self, agent: str, task: OpenTask) -> bool:
+        """Whether an agent holds a task, since its last connect."""
+        return task.held and task.worker is not None and task.worker is self._workers.get(agent)
 
-    async def _refusal(self, agent: str, task_id: str) -> Refused:
-        """Why an agent can say nothing of a task."""
-        task = await self._ledger.run(lambda db: task_rows.find(db, task_id))
+    async def _refusal(self, agent: str, task_id: str) -> RequestError:
+        """Why an agent can't change a task."""
+        task = await self._table.find(task_id)
         if task is None:
-            return Refused(404, "unknown_task", f"expected the id of a task, got {task_id[:40]!r}")
-        if task.agent == agent and task.state not in _HELD:
-            return Refused(409, "not_possible", f"task {task_id}: expected one that isn't finished, got {task.state}")
-        return Refused(409, "not_yours", f"task {task_id}: expected its holder; wait until a task is assigned to you")
+            return RequestError(404, "unknown_task", f"expected the id of a task, got {task_id[:40]!r}")
+        if task.agent == agent and task.state not in HELD:
+            detail = f"task {task_id}: expected one that isn't finished, got {task.state}"
+            return RequestError(409, "not_possible", detail)
+        detail = f"task {task_id}: expected its holder; wait until a task is assigned to you"
+        return RequestError(409, "not_yours", detail)
 
-    def _heard(self, agent: str) -> None:
-        """An agent has said something of a task, so that it is there again if it was silent."""
+    def _responded(self, agent: str) -> None:
+        """An agent has reported on a task: it is no longer unresponsive."""
         worker = self._workers.get(agent)
         if worker is not None:
-            news, worker.silent = worker.silent, False
-            self._line_up(worker, anew=news)
+            renewed, worker.unresponsive = worker.unresponsive, False
+            self._enqueue(worker, last=renewed)
 
-    # Who gets what ---------------------------------------------------------------------------------------------------
+    # Assignment ------------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Bring together tasks and agents, if there are both."""
-        if self._queue and self._line and not (self._matching or self._rest or self._closed):
+        """Start to pair tasks and agents, if there are both."""
+        if self._queue and self._idle and not (self._matching or self._pause or self._closed):
             self._matching = True
-            self._spawn(self._match())
+            self._background.spawn(self._match())
 
     async def _match(self) -> None:
         try:
-            while self._queue and self._line and not (self._rest or self._closed):
-                worker = self._line.first()
+            while self._queue and self._idle and not (self._pause or self._closed):
+                worker = self._idle.first()
                 limited = await self._limited_for(worker.name)
-                if limited and worker in self._line:
-                    self._set_aside(worker, limited)
-                elif worker in self._line and self._queue:  # nobody was quicker meanwhile
-                    entry = self._queue.first()
-                    self._pair(entry, worker)
-                    self._spawn(self._hand_over(entry, worker))
-                await asyncio.sleep(0)  # a long line must not hold up the loop
+                if limited and worker in self._idle:
+                    self._enqueue_later(worker, limited)
+                elif worker in self._idle and self._queue:  # nothing has changed meanwhile
+                    task = self._queue.first()
+                    self._pair(task, worker)
+                    self._background.spawn(self._assign(task, worker))
+                await asyncio.sleep(0)  # a long queue must not hold up the loop
         except StoreError as error:
-            self._try_later("looking up who is rate limited", error)
+            self._pause_assignment("looking up who is rate limited", error)
         finally:
             self._matching = False
 
     async def _limited_for(self, agent: str) -> int:
-        """Microseconds until an agent can be free of its violations; 0 if it is."""
+        """Microseconds until an agent's quiet period can be over; 0 if it is not rate limited."""
         if self._gate.is_exempt(agent):
             return 0
         standing = await self._gate.astanding(agent)
         return max(microseconds("quiet_left", standing.quiet_left), 1) if standing else 0
 
-    async def _hand_over(self, entry: Entry, worker: Worker) -> None:
-        """Assign a task to an agent: in the ledger, then in its own eyes."""
-        async with entry.lock:
-            last, attempt = entry.last, entry.attempt
+    async def _assign(self, task: OpenTask, worker: Worker) -> None:
+        """Assign a task to an agent: first in the database, then by a frame."""
+        async with task.lock:
+            holder, attempt = task.holder, task.attempt
             try:
-                task = await self._write(entry, "assigned", worker.name, attempt + 1)
-            except _UNWRITTEN as error:
-                self._try_later(f"assigning task {entry.task_id}", error)
-                self._queue_again(entry, entry.place)
+                assigned = await self._write(task, "assigned", worker.name, attempt + 1)
+            except _DATABASE_ERRORS as error:
+                self._pause_assignment(f"assigning task {task.task_id}", error)
+                self._requeue(task, task.priority)
                 return
-            self._await_answer(entry, worker)
-            if worker.here and worker.willing and not self._closed and self._assign(worker.name, task):
+            self._expect_answer(task, worker)
+            if (
+                worker.connected
+                and worker.willing
+                and not self._closed
+                and self._send_assignment(worker.name, assigned)
+            ):
                 return
             try:
-                await self._write(entry, "queued", last, attempt)
-            except _UNWRITTEN as error:  # it goes back as one without an answer, or as one whose agent left
-                _log.error("queueing task %s again: %s", entry.task_id, error)
+                await self._write(task, "queued", holder, attempt)
+            except _DATABASE_ERRORS as error:  # it is queued again as unanswered, or when its agent disconnects
+                _log.error("queueing task %s again: %s", task.task_id, error)
                 return
-            self._queue_again(entry, entry.place)
-            if worker.here:
-                self._set_aside(worker, _PAUSE)
+            self._requeue(task, task.priority)
+            if worker.connected:
+                self._enqueue_later(worker, _RETRY)
 
-    def _await_answer(self, entry: Entry, worker: Worker) -> None:
-        attempt = entry.attempt
-        self._later(entry, self._accept_within, lambda: self._give_back(entry, worker, "not accepted in time", attempt))
+    def _expect_answer(self, task: OpenTask, worker: Worker) -> None:
+        attempt = task.attempt
+        self._later(
+            task, self._accept_within, lambda: self._requeue_held(task, worker, "not accepted in time", attempt)
+        )
 
-    async def _give_back(self, entry: Entry, worker: Worker, note: str, unanswered: int | None = None) -> None:
-        """Queue a task again, first in line, if that agent still holds it, or still owes an answer to that attempt."""
-        async with entry.lock:
-            if entry.worker is not worker or entry.state not in _HELD:
+    async def _requeue_held(self, task: OpenTask, worker: Worker, note: str, unanswered: int | None = None) -> None:
+        """Queue a task again, first, if that agent still holds it, and has not answered the attempt `unanswered`."""
+        async with task.lock:
+            if task.worker is not worker or not task.held:
                 return
-            if unanswered is not None and (entry.state, entry.attempt) != ("assigned", unanswered):
+            if unanswered is not None and (task.state, task.attempt) != ("assigned", unanswered):
                 return
-            worker.silent = unanswered is not None
+            worker.unresponsive = unanswered is not None
             try:
-                await self._write(entry, "queued", entry.last, entry.attempt, progress=0.0, note=note)
-            except _UNWRITTEN as error:
-                _log.error("queueing task %s again: %s", entry.task_id, error)
-                self._later(entry, _PAUSE, lambda: self._give_back(entry, worker, note, unanswered))
+                await self._write(task, "queued", task.holder, task.attempt, progress=0.0, note=note)
+            except _DATABASE_ERRORS as error:
+                _log.error("queueing task %s again: %s", task.task_id, error)
+                self._later(task, _RETRY, lambda: self._requeue_held(task, worker, note, unanswered))
                 return
-            self._queue_again(entry, (0, entry.number))
+            self._requeue(task, (0, task.number))
 
-    def _later(self, entry: Entry, span: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something with a task in a while, unless it changes before."""
-        entry.stop_timer()
+    def _later(self, task: OpenTask, span: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run something in a while, unless the task changes before."""
+        task.stop_timer()
         if not self._closed:
-            entry.timer = Timer(self._clock, self._clock.now() + span, lambda: self._spawn(work()))
+            task.timer = Timer(self._clock, self._clock.now() + span, lambda: self._background.spawn(work()))
 
-    def _pair(self, entry: Entry, worker: Worker) -> None:
-        self._queue.remove(entry)
-        self._out_of_line(worker)
-        entry.worker, worker.entry = worker, entry
+    def _pair(self, task: OpenTask, worker: Worker) -> None:
+        self._queue.remove(task)
+        self._dequeue(worker)
+        task.worker, worker.task = worker, task
 
-    def _part(self, entry: Entry) -> None:
-        worker = entry.worker
+    def _part(self, task: OpenTask) -> None:
+        worker = task.worker
         assert worker is not None
-        entry.worker = worker.entry = None
-        self._leaving.discard(worker.name)  # the agent may be back by now
-        now_here = self._workers.get(worker.name)
-        if now_here is not None:
-            self._line_up(now_here, anew=True)
+        task.worker = worker.task = None
+        self._leaving.discard(worker.name)  # the agent may have reconnected by now
+        present = self._workers.get(worker.name)
+        if present is not None:
+            self._enqueue(present, last=True)
 
-    def _queue_again(self, entry: Entry, place: Place) -> None:
-        self._part(entry)
-        entry.place = place
-        self._queue.put(place, entry)
+    def _requeue(self, task: OpenTask, priority: Priority) -> None:
+        self._part(task)
+        task.priority = priority
+        self._queue.put(priority, task)
         self._wake()
 
     def _is_idle(self, worker: Worker) -> bool:
-        return worker.here and worker.willing and worker.entry is None and worker.name not in self._leaving
+        return worker.connected and worker.willing and worker.task is None and worker.name not in self._leaving
 
-    def _line_up(self, worker: Worker, *, anew: bool = False) -> None:
-        """Let an agent have its turn: as the last if it is idle `anew`, otherwise in its old place."""
-        if not self._is_idle(worker) or worker in self._line:
+    def _enqueue(self, worker: Worker, *, last: bool = False) -> None:
+        """Let an idle agent have its turn: as the last, or with its old priority."""
+        if not self._is_idle(worker) or worker in self._idle:
             return
-        self._out_of_line(worker)
-        if anew:
-            worker.place = (next(self._turns),)
-        self._line.put(worker.place, worker)
+        self._dequeue(worker)
+        if last:
+            worker.priority = (next(self._turns),)
+        self._idle.put(worker.priority, worker)
         self._wake()
 
-    def _out_of_line(self, worker: Worker) -> None:
-        if worker in self._line:
-            self._line.remove(worker)
+    def _dequeue(self, worker: Worker) -> None:
+        if worker in self._idle:
+            self._idle.remove(worker)
         worker.stop_timer()
 
-    def _set_aside(self, worker: Worker, span: int) -> None:
-        """Look at an agent again when `span` has passed, or something is heard of it."""
-        self._out_of_line(worker)
+    def _enqueue_later(self, worker: Worker, span: int) -> None:
+        """Let an agent have its turn when `span` has passed, or when it reports something."""
+        self._dequeue(worker)
         if not self._closed:
-            worker.timer = Timer(self._clock, self._clock.now() + span, lambda: self._line_up(worker))
+            worker.timer = Timer(self._clock, self._clock.now() + span, lambda: self._enqueue(worker))
 
-    def _try_later(self, what: str, error: Exception) -> None:
+    def _pause_assignment(self, step: str, error: Exception) -> None:
         """Assign nothing for a while."""
-        _log.error("%s: %s", what, error)
-        if self._rest is None and not self._closed:
-            self._rest = Timer(self._clock, self._clock.now() + _PAUSE, self._rested)
+        _log.error("%s: %s", step, error)
+        if self._pause is None and not self._closed:
+            self._pause = Timer(self._clock, self._clock.now() + _RETRY, self._end_pause)
 
-    def _rested(self) -> None:
-        self._rest = None
+    def _end_pause(self) -> None:
+        self._pause = None
         self._wake()
 
-    # The ledger ------------------------------------------------------------------------------------------------------
+    # The database ----------------------------------------------------------------------------------------------------
 
     async def _add(self, creator: str, payload: bytes) -> Task:
         try:
-            number, task = await self._ledger.run(lambda db: task_rows.insert(db, creator, payload, time.time()))
+            number, task = await self._table.insert(creator, payload, time.time())
         finally:
             self._adding -= 1
-        self._enter(Entry(number, task.task_id, (1, next(self._turns))))
+        self._enqueue_new(OpenTask(number, task.task_id, (1, next(self._turns))))
         self._wake()
         return task
 
-    def _enter(self, entry: Entry) -> None:
-        self._open[entry.task_id] = entry
-        self._counts[entry.state] += 1
-        self._queue.put(entry.place, entry)
+    def _enqueue_new(self, task: OpenTask) -> None:
+        self._open[task.task_id] = task
+        self._counts[task.state] += 1
+        self._queue.put(task.priority, task)
 
     async def _write(
         self,
-        entry: Entry,
+        task: OpenTask,
         state: State,
         agent: str | None,
         attempt: int,
@@ -468,41 +474,31 @@ class Scheduler:
         note: str | None = None,
         outcome: bytes | None = None,
     ) -> Task:
-        """Write how a task stands, and let memory follow: the one way in which a task changes."""
-        values = (state, agent, attempt, progress, note, outcome, time.time(), entry.number)
-        task = await self._ledger.run(lambda db: task_rows.update(db, values))
-        entry.stop_timer()
-        self._counts[entry.state] -= 1
+        """Write a task's new state, then update memory: the only way in which a task changes."""
+        values = (state, agent, attempt, progress, note, outcome, time.time(), task.number)
+        written = await self._table.update(values)
+        task.stop_timer()
+        self._counts[task.state] -= 1
         self._counts[state] += 1
-        entry.state, entry.last, entry.attempt = state, agent, attempt
-        return task
+        task.state, task.holder, task.attempt = state, agent, attempt
+        return written
 
     def _prune(self) -> None:
         surplus = [self._finished.popleft() for _ in range(len(self._finished) - self._most_finished)]
         if surplus:
-            self._spawn(self._forget(surplus))
+            self._background.spawn(self._delete(surplus))
 
-    async def _forget(self, surplus: list[tuple[int, State]]) -> None:
-        numbers = [(number,) for number, _ in surplus]
+    async def _delete(self, surplus: list[tuple[int, State]]) -> None:
         try:
-            await self._ledger.run(lambda db: db.executemany("DELETE FROM tasks WHERE number = ?", numbers))
-        except _UNWRITTEN as error:
-            _log.error("forgetting finished tasks: %s", error)
-            self._finished.extendleft(reversed(surplus))  # the next that is finished tries again
+            await self._table.delete([number for number, _ in surplus])
+        except _DATABASE_ERRORS as error:
+            _log.error("deleting finished tasks: %s", error)
+            self._finished.extendleft(reversed(surplus))  # tried again with the next finished task
         else:
             for _, state in surplus:
                 self._counts[state] -= 1
 
-    async def _carry_through(self, change: Coroutine[Any, Any, T]) -> T:
-        """Make a change as a whole, even if whoever asked for it is cancelled meanwhile."""
-        return await asyncio.shield(self._spawn(change))
-
     def _expect_open(self) -> None:
         if self._closed:
-            raise Refused(503, "stopping", "expected a hub that runs, got one that is stopping; try again in a moment")
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        task = asyncio.get_running_loop().create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return task
+            detail = "expected a hub that runs, got one that is stopping; try again in a moment"
+            raise RequestError(503, "stopping", detail)

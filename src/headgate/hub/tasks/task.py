@@ -1,4 +1,4 @@
-"""Tasks in the ledger: what is kept of each, and what the ledger's thread does with them."""
+"""Tasks, and their table in the database."""
 
 import sqlite3
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -6,10 +6,12 @@ from uuid import uuid4
 
 import msgspec
 
-from headgate.hub.errors import Refused
+from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import Database
 
 State: TypeAlias = Literal["queued", "assigned", "accepted", "completed", "failed"]
 STATES: Final[tuple[State, ...]] = get_args(State)
+HELD: Final[tuple[State, ...]] = ("assigned", "accepted")
 
 
 class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,12 +21,12 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     creator: str
     state: State
     agent: str | None
-    """Who holds it, or has finished it."""
+    """The agent that holds or has finished it."""
     attempt: int
-    """How many times it was given to an agent."""
+    """The number of times that it was assigned."""
     progress: float
     note: str
-    """What was said of it last: by its holder, or why it is queued again."""
+    """The last report of its holder, or the reason why it is queued again."""
     created_at: float
     changed_at: float
 
@@ -47,7 +49,7 @@ def _summary(row: tuple[Any, ...]) -> dict[str, Any]:
         "task_id": task_id,
         "creator": creator,
         "state": state,
-        "agent": None if state == "queued" else agent,  # of a queued one the ledger knows who held it last
+        "agent": None if state == "queued" else agent,  # the row of a queued task has its last holder
         "attempt": attempt,
         "progress": progress,
         "note": note,
@@ -62,45 +64,76 @@ def _task(row: tuple[Any, ...]) -> Task:
     return Task(**_summary(tuple(summary)), payload=msgspec.Raw(payload), outcome=result)
 
 
-def insert(db: sqlite3.Connection, creator: str, payload: bytes, now: float) -> tuple[int, Task]:
-    """Queue a task; its number, and the task."""
-    number = db.execute(
-        "INSERT INTO tasks (task, creator, payload, state, attempt, progress, note, at, changed) "
-        "VALUES (?, ?, ?, 'queued', 0, 0, '', ?, ?)",
-        (uuid4().hex, creator, payload, now, now),
-    ).lastrowid
-    assert number is not None
-    return number, _task(db.execute(_SELECT + "WHERE number = ?", (number,)).fetchone())
+Rows: TypeAlias = list[tuple[int, str, str | None, int]]
+"""Tasks, by number, id, agent and attempt."""
 
 
-def update(db: sqlite3.Connection, values: tuple[object, ...]) -> Task:
-    """Write how a task stands: state, agent, attempt, progress, note, outcome, time, and the number it has."""
-    db.execute(
-        "UPDATE tasks SET state = ?, agent = ?, attempt = ?, progress = coalesce(?, progress), "
-        "note = coalesce(?, note), outcome = ?, changed = ? WHERE number = ?",
-        values,
-    )
-    return _task(db.execute(_SELECT + "WHERE number = ?", values[-1:]).fetchone())
+class TaskTable:
+    """The table of tasks. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database: Final = database
+
+    async def insert(self, creator: str, payload: bytes, now: float) -> tuple[int, Task]:
+        """Add a queued task; its number, and the task."""
+
+        def work(db: sqlite3.Connection) -> tuple[int, Task]:
+            number = db.execute(
+                "INSERT INTO tasks (task, creator, payload, state, attempt, progress, note, at, changed) "
+                "VALUES (?, ?, ?, 'queued', 0, 0, '', ?, ?)",
+                (uuid4().hex, creator, payload, now, now),
+            ).lastrowid
+            assert number is not None
+            return number, _task(db.execute(_SELECT + "WHERE number = ?", (number,)).fetchone())
+
+        return await self._database.run(work)
+
+    async def update(self, values: tuple[object, ...]) -> Task:
+        """Write the state, agent, attempt, progress, note, outcome and time of the task with the last value's number.
+
+        A progress or note of None is left as it is.
+        """
+
+        def work(db: sqlite3.Connection) -> Task:
+            db.execute(
+                "UPDATE tasks SET state = ?, agent = ?, attempt = ?, progress = coalesce(?, progress), "
+                "note = coalesce(?, note), outcome = ?, changed = ? WHERE number = ?",
+                values,
+            )
+            return _task(db.execute(_SELECT + "WHERE number = ?", values[-1:]).fetchone())
+
+        return await self._database.run(work)
+
+    async def delete(self, numbers: list[int]) -> None:
+        rows = [(number,) for number in numbers]
+        await self._database.run(lambda db: db.executemany("DELETE FROM tasks WHERE number = ?", rows))
+
+    async def find(self, task_id: str) -> Task | None:
+        """A task by its id."""
+        if not task_id.isascii():  # SQLite takes no lone surrogates
+            return None
+        select = _SELECT + "WHERE task = ?"
+        row = await self._database.run(lambda db: db.execute(select, (task_id,)).fetchone())
+        return None if row is None else _task(row)
+
+    async def page(self, of: str | None, state: str | None, limit: int, before: str | None) -> list[TaskSummary]:
+        """Summaries, newest first: of the tasks of an agent, in a state, created before another task."""
+        return await self._database.run(lambda db: _page(db, of, state, limit, before))
+
+    async def resume(self, now: float) -> tuple[Rows, Rows, list[tuple[int, State]]]:
+        """Queue the held tasks again; those, the queued ones, and the finished ones with their states, oldest first."""
+        return await self._database.run(lambda db: _resume(db, now))
 
 
-def find(db: sqlite3.Connection, task_id: str) -> Task | None:
-    """A task by its id."""
-    if not task_id.isascii():  # SQLite takes no lone surrogates
-        return None
-    row = db.execute(_SELECT + "WHERE task = ?", (task_id,)).fetchone()
-    return None if row is None else _task(row)
-
-
-def page(
+def _page(
     db: sqlite3.Connection, of: str | None, state: str | None, limit: int, before: str | None
 ) -> list[TaskSummary]:
-    """Tasks, newest first, without what they carry: those of an agent, in a state, before another."""
     conditions: list[str] = []
     values: list[object] = []
     if before is not None:
         row = db.execute("SELECT number FROM tasks WHERE task = ?", (before,)).fetchone() if before.isascii() else None
         if row is None:
-            raise Refused(404, "unknown_task", f"before: expected the id of a task, got {before[:40]!r}")
+            raise RequestError(404, "unknown_task", f"before: expected the id of a task, got {before[:40]!r}")
         conditions.append("number < ?")
         values += row
     if of is not None:
@@ -114,11 +147,7 @@ def page(
     return [TaskSummary(**_summary(row)) for row in db.execute(select, (*values, limit)).fetchall()]
 
 
-Rows: TypeAlias = list[tuple[int, str, str | None, int]]
-
-
-def resume(db: sqlite3.Connection, now: float) -> tuple[Rows, Rows, list[tuple[int, State]]]:
-    """Queue what was held; what was held, what waited, and what is finished, each oldest first."""
+def _resume(db: sqlite3.Connection, now: float) -> tuple[Rows, Rows, list[tuple[int, State]]]:
     select = "SELECT number, task, agent, attempt FROM tasks "
     held = db.execute(select + "WHERE state IN ('assigned', 'accepted') ORDER BY number").fetchall()
     waiting = db.execute(select + "WHERE state = 'queued' ORDER BY number").fetchall()

@@ -1,16 +1,16 @@
-// Alerts: the list, and a notice for each new one, once.
+// Alerts: the list, and one notice for each new alert.
 
-import { made, mark, one, say, show } from "./dom.js";
-import { keep, kept } from "./keeping.js";
+import { fromTemplate, setAttribute, byId, setText, setVisible } from "./dom.js";
+import { store, stored } from "./storage.js";
 
 const MOST_TOASTS = 3;
 
-/** A notice in a corner, until it is dismissed or too many others have come. */
+/** Show a notice in a corner, until it is dismissed or displaced by newer ones. */
 export function toast(text) {
-  const node = made("toast-template");
-  say(node.querySelector("p"), text);
+  const node = fromTemplate("toast-template");
+  setText(node.querySelector("p"), text);
   node.querySelector("button").addEventListener("click", () => node.remove());
-  const toasts = one("toasts");
+  const toasts = byId("toasts");
   toasts.append(node);
   while (toasts.children.length > MOST_TOASTS) toasts.firstElementChild.remove();
   return node;
@@ -18,7 +18,7 @@ export function toast(text) {
 
 const time = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 
-function told(alert) {
+function describe(alert) {
   const minutes = alert.within / 60;
   const within = minutes >= 1 ? `${minutes} min` : `${alert.within} s`;
   return `${alert.violations} violations within ${within}${alert.times > 1 ? `, ${alert.times} times over` : ""}`;
@@ -27,18 +27,18 @@ function told(alert) {
 /** `choose` is called with the name of the agent whose alert is clicked. */
 export class Alerts {
   #choose;
-  #seen = null; // which we know, null before the first snapshot
+  #seen = null; // known alerts; null before the first snapshot
   #toasts = new Map(); // by alert
-  #told = "";
+  #drawn = "";
 
   constructor(choose) {
     this.#choose = choose;
-    one("notify").addEventListener("click", () => this.#ask());
-    this.#offer();
+    byId("notify").addEventListener("click", () => this.#toggle());
+    this.#drawButton();
   }
 
-  /** What the hub says there is, open and resolved, newest first. */
-  take(alerts) {
+  /** The alerts of a frame, open and resolved, newest first. */
+  update(alerts) {
     const fresh = this.#seen ? alerts.filter((alert) => !alert.resolved_at && !this.#seen.has(key(alert))) : [];
     this.#seen = new Set(alerts.map(key));
     for (const alert of fresh.reverse()) this.#announce(alert);
@@ -48,69 +48,69 @@ export class Alerts {
     this.#draw(alerts);
   }
 
-  /** Forget everything, since somebody else may look now. */
+  /** Forget everything: another user may sign in next. */
   clear() {
     this.#seen = null;
     this.#toasts.clear();
-    one("toasts").replaceChildren();
+    byId("toasts").replaceChildren();
     document.title = "headgate";
   }
 
   #draw(alerts) {
     const text = JSON.stringify(alerts);
-    if (text === this.#told) return;
-    this.#told = text;
-    show(one("no-alerts"), !alerts.length);
-    one("alerts").replaceChildren(...alerts.map((alert) => this.#row(alert)));
+    if (text === this.#drawn) return;
+    this.#drawn = text;
+    setVisible(byId("no-alerts"), !alerts.length);
+    byId("alerts").replaceChildren(...alerts.map((alert) => this.#row(alert)));
   }
 
   #row(alert) {
-    const node = made("alert-template");
-    mark(node, "data-open", !alert.resolved_at);
-    say(node.querySelector(".badge"), alert.resolved_at ? "resolved" : "open");
-    say(node.querySelector("bdi"), alert.agent_id);
-    say(node.querySelector(".what"), told(alert));
+    const node = fromTemplate("alert-template");
+    setAttribute(node, "data-open", !alert.resolved_at);
+    setText(node.querySelector(".badge"), alert.resolved_at ? "resolved" : "open");
+    setText(node.querySelector("bdi"), alert.agent_id);
+    setText(node.querySelector(".what"), describe(alert));
     node.querySelector("button").addEventListener("click", () => this.#choose(alert.agent_id));
     const when = node.querySelector("time");
     when.dateTime = new Date(alert.raised_at * 1000).toISOString();
-    say(when, time(alert.raised_at) + (alert.resolved_at ? `, resolved ${time(alert.resolved_at)}` : ""));
+    setText(when, time(alert.raised_at) + (alert.resolved_at ? `, resolved ${time(alert.resolved_at)}` : ""));
     return node;
   }
 
   #announce(alert) {
-    const text = `${alert.agent_id}: ${told(alert)}`;
+    const text = `${alert.agent_id}: ${describe(alert)}`;
     this.#toasts.get(alert.alert_id)?.remove();
     this.#toasts.set(alert.alert_id, toast(text));
     if (!this.#wanted()) return;
     try {
       new Notification("headgate: many violations", { body: text, tag: alert.alert_id, renotify: true });
     } catch {
-      // on some phones only a service worker may; the notice on the page is there
+      // some phones allow only service workers to notify; the page shows a notice anyway
     }
   }
 
-  // Notifications of the browser: asked for by a click, and only then ------------------------------------------------
+  // Notifications of the browser: requested by a click only ----------------------------------------------------------
 
   #wanted() {
-    return "Notification" in window && Notification.permission === "granted" && kept("notify") === "on";
+    return "Notification" in window && Notification.permission === "granted" && stored("notify") === "on";
   }
 
-  async #ask() {
+  async #toggle() {
     if (this.#wanted()) {
-      keep("notify", "off");
+      store("notify", "off");
     } else if ((await Notification.requestPermission()) === "granted") {
-      keep("notify", "on");
+      store("notify", "on");
     } else {
-      toast("This browser doesn't let the dashboard notify you: its settings for this site say so.");
+      toast("The browser's settings for this site block notifications.");
     }
-    this.#offer();
+    this.#drawButton();
   }
 
-  #offer() {
-    show(one("notify"), "Notification" in window && window.isSecureContext);
-    mark(one("notify"), "aria-pressed", this.#wanted());
+  #drawButton() {
+    setVisible(byId("notify"), "Notification" in window && window.isSecureContext);
+    setAttribute(byId("notify"), "aria-pressed", this.#wanted());
   }
 }
 
-/** The same alert may be raised again. */
+/** An alert that is raised again is announced again. */
 const key = ({ alert_id, times }) => `${alert_id} ${times}`;

@@ -1,10 +1,10 @@
-// The agents' cards: what each says, which are shown, and in which order.
+// The agents' cards: their content, filters and order.
 
 import { drawSpark } from "./charts.js";
-import { figures, made, mark, one, say, show } from "./dom.js";
+import { figures, fromTemplate, setAttribute, byId, setText, setVisible } from "./dom.js";
 
-const REST = 5000; // ms for which cards stay in their places
-const LARGEST = 1e15; // no bucket is larger: it is no bucket
+const REST = 5000; // ms for which cards keep their places
+const LARGEST = 1e15; // a larger capacity means unlimited
 
 const SHOWN = {
   all: () => true,
@@ -22,14 +22,14 @@ const ORDERS = {
   name: () => 0,
 };
 
-/** Green below half, yellow up to and with four fifths, red above. Counted in whole tokens, so that it is exact. */
+/** Green below half, yellow up to and including four fifths, red above. Exact, in whole tokens. */
 function level({ remaining, capacity }) {
   const used = capacity - remaining;
   if (used * 5 > capacity * 4 || capacity === 0) return "red";
   return used * 2 >= capacity ? "yellow" : "green";
 }
 
-/** The share that is used, in whole percent on the same side of the thresholds as the colour. */
+/** The used share in whole percent, on the same side of the thresholds as the colour. */
 function percent(usage) {
   if (usage.capacity === 0) return 100;
   const whole = Math.floor(((usage.capacity - usage.remaining) * 100) / usage.capacity);
@@ -52,91 +52,91 @@ function violationsText({ violations, violations_last_hour: hour }) {
 class Card {
   constructor(name, change) {
     this.agent = { agent_id: name, spark: new Map() };
-    this.node = made("card-template");
+    this.node = fromTemplate("card-template");
     const find = (selector) => this.node.querySelector(selector);
     this.parts = {
       change: find(".change"), presence: find(".presence"), limited: find(".limited"), own: find(".own"),
       free: find(".free"), meter: find(".meter"), usage: find(".usage"), spark: find(".spark"),
       violations: find(".violations"), backoff: find(".backoff"),
     };
-    say(find("bdi"), name);
+    setText(find("bdi"), name);
     find(".name").title = name;
-    mark(this.parts.change, "aria-label", `Change the limits of ${name}`);
+    setAttribute(this.parts.change, "aria-label", `Change the limits of ${name}`);
     this.parts.change.addEventListener("click", () => change(name));
     this.dirty = true;
   }
 
-  /** Take what has changed: some fields, and some slots of the spark. */
-  take({ spark = [], ...fields }) {
+  /** Apply changed fields, and slots of the spark. */
+  update({ spark = [], ...fields }) {
     Object.assign(this.agent, fields);
     for (const [at, ...counts] of spark) this.agent.spark.set(at, counts);
     if ("wait_left_ms" in fields) this.agent.until = performance.now() + fields.wait_left_ms;
     this.dirty = true;
   }
 
-  /** Forget what is older than the spark spans. */
-  turn(slot, slots) {
+  /** Remove slots older than the spark spans. */
+  advance(slot, slots) {
     for (const at of this.agent.spark.keys()) {
       if (at <= slot - slots) this.agent.spark.delete(at);
-      this.dirty = true; // what is left moves
+      this.dirty = true; // the others move
     }
   }
 
   draw(slot, slots, admin) {
     const { agent, parts } = this;
-    mark(this.node, "data-connected", agent.connected);
-    say(parts.presence, agent.connected ? "connected" : "not connected");
-    show(parts.limited, agent.rate_limited);
-    show(parts.own, agent.override);
-    show(parts.free, agent.exempt);
-    show(parts.change, admin);
+    setAttribute(this.node, "data-connected", agent.connected);
+    setText(parts.presence, agent.connected ? "connected" : "not connected");
+    setVisible(parts.limited, agent.rate_limited);
+    setVisible(parts.own, agent.override);
+    setVisible(parts.free, agent.exempt);
+    setVisible(parts.change, admin);
     this.#drawUsage(agent.usage);
     drawSpark(parts.spark, agent.spark, slot, slots);
-    say(parts.violations, violationsText(agent));
-    mark(parts.violations, "data-some", agent.violations > 0);
-    this.count();
+    setText(parts.violations, violationsText(agent));
+    setAttribute(parts.violations, "data-some", agent.violations > 0);
+    this.countDown();
     this.dirty = false;
   }
 
   #drawUsage(usage) {
     const { meter, usage: text } = this.parts;
-    const told = usage ? usageText(usage) : "exempt: nothing is counted";
-    say(text, told);
-    mark(meter, "data-level", usage ? level(usage) : "none");
-    mark(meter, "aria-valuenow", usage ? percent(usage) : 0);
-    mark(meter, "aria-valuetext", told);
+    const description = usage ? usageText(usage) : "exempt: nothing is counted";
+    setText(text, description);
+    setAttribute(meter, "data-level", usage ? level(usage) : "none");
+    setAttribute(meter, "aria-valuenow", usage ? percent(usage) : 0);
+    setAttribute(meter, "aria-valuetext", description);
     const share = usage ? (usage.capacity ? 1 - usage.remaining / usage.capacity : 1) : 0;
     const wide = `${Math.round(share * 1000) / 10}%`;
     if (meter.firstElementChild.style.width !== wide) meter.firstElementChild.style.width = wide;
   }
 
   /** Count the wait down. */
-  count() {
+  countDown() {
     const left = Math.ceil(((this.agent.until ?? 0) - performance.now()) / 1000);
     const waits = left > 0 && this.agent.rate_limited;
-    show(this.parts.backoff, waits);
-    if (waits) say(this.parts.backoff, `told to come back in ${figures.format(left)} s`);
+    setVisible(this.parts.backoff, waits);
+    if (waits) setText(this.parts.backoff, `asked to retry in ${figures.format(left)} s`);
   }
 }
 
-/** All cards. `change` is called with the name of the agent that the admin wants to change. */
+/** All cards. `change` is called with the name of an agent when the admin clicks on its menu. */
 export class Cards {
   #cards = new Map(); // by agent
-  #list = one("agents");
+  #list = byId("agents");
   #change;
   #admin = false;
   #slot = 0;
   #slots = 60;
   #more = 0;
   #view = { search: "", show: "all", sort: "usage" };
-  #arranged = 0; // when
-  #held = 0; // until when
-  #anew = true;
+  #arranged = 0; // when, last
+  #frozenUntil = 0; // while somebody uses the list
+  #rearrange = true;
 
   constructor(change) {
     this.#change = change;
     for (const event of ["pointermove", "pointerdown", "focusin", "keydown"]) {
-      this.#list.addEventListener(event, () => (this.#held = performance.now() + REST), { passive: true });
+      this.#list.addEventListener(event, () => (this.#frozenUntil = performance.now() + REST), { passive: true });
     }
   }
 
@@ -144,17 +144,17 @@ export class Cards {
     return this.#cards.get(name)?.agent;
   }
 
-  /** Begin anew with a snapshot. Cards that stay keep their nodes. */
+  /** Start again from a snapshot. Cards that stay keep their nodes. */
   load({ admin, agent_slots, slot, agents, more }) {
     [this.#admin, this.#slots] = [admin, agent_slots];
     const here = new Set(agents.map((agent) => agent.agent_id));
     for (const card of this.#cards.values()) card.agent.spark.clear();
-    this.take({ slot, agents, more, gone: [...this.#cards.keys()].filter((name) => !here.has(name)) });
-    this.#anew = true;
+    this.update({ slot, agents, more, gone: [...this.#cards.keys()].filter((name) => !here.has(name)) });
+    this.#rearrange = true;
   }
 
-  /** What an update says of agents. */
-  take({ slot, agents = [], gone = [], more = this.#more }) {
+  /** Apply an update. */
+  update({ slot, agents = [], gone = [], more = this.#more }) {
     this.#more = more;
     for (const name of gone) {
       this.#cards.get(name)?.node.remove();
@@ -163,51 +163,51 @@ export class Cards {
     for (const agent of agents) {
       let card = this.#cards.get(agent.agent_id);
       if (!card) this.#cards.set(agent.agent_id, (card = new Card(agent.agent_id, this.#change)));
-      card.take(agent);
+      card.update(agent);
     }
-    if (slot !== this.#slot) for (const card of this.#cards.values()) card.turn(slot, this.#slots);
+    if (slot !== this.#slot) for (const card of this.#cards.values()) card.advance(slot, this.#slots);
     this.#slot = slot;
   }
 
-  /** Show those that match, in this order. */
+  /** Apply a view: search, filter and order. */
   show(view) {
     this.#view = view;
-    this.#anew = true;
+    this.#rearrange = true;
     this.draw();
   }
 
   draw() {
     for (const card of this.#cards.values()) if (card.dirty) card.draw(this.#slot, this.#slots, this.#admin);
     const agents = [...this.#cards.values()].map((card) => card.agent);
-    for (const input of one("filters").elements) {
-      if (input.name === "show") say(input.nextElementSibling, String(agents.filter(SHOWN[input.value]).length));
+    for (const input of byId("filters").elements) {
+      if (input.name === "show") setText(input.nextElementSibling, String(agents.filter(SHOWN[input.value]).length));
     }
     const shown = this.#arrange();
     const all = agents.length + this.#more;
-    say(one("count"), all ? `${figures.format(shown)} of ${figures.format(all)} shown` : "");
-    show(one("more"), this.#more > 0);
+    setText(byId("count"), all ? `${figures.format(shown)} of ${figures.format(all)} shown` : "");
+    setVisible(byId("more"), this.#more > 0);
     const [more, first] = [this.#more, agents.length].map(figures.format);
-    say(one("more"), `${more} more are not shown: here are the first ${first}, those with violations before others.`);
-    show(one("no-agents"), !all);
-    show(one("no-match"), all > 0 && !shown);
+    setText(byId("more"), `${more} more are not shown: these are the first ${first}, those with violations before others.`);
+    setVisible(byId("no-agents"), !all);
+    setVisible(byId("no-match"), all > 0 && !shown);
   }
 
   /** Count the waits down. */
   tick() {
-    for (const card of this.#cards.values()) card.count();
+    for (const card of this.#cards.values()) card.countDown();
   }
 
-  /** Put the cards that match into the list; how many there are. None moves while somebody is at it. */
+  /** Put the matching cards into the list; their number. No card moves while somebody uses the list. */
   #arrange() {
     const wanted = [...this.#cards.values()].filter((card) => this.#matches(card.agent));
     const [now, there] = [performance.now(), new Set(this.#list.children)];
     const changed = there.size !== wanted.length || wanted.some((card) => !there.has(card.node));
-    if (this.#anew || (now > this.#held && (changed || now - this.#arranged > REST))) {
+    if (this.#rearrange || (now > this.#frozenUntil && (changed || now - this.#arranged > REST))) {
       const order = ORDERS[this.#view.sort];
       const places = new Map(wanted.map((card) => [card, order(card.agent)]));
       const name = ({ agent }) => agent.agent_id;
       wanted.sort((a, b) => places.get(a) - places.get(b) || (name(a) < name(b) ? -1 : 1));
-      [this.#arranged, this.#anew] = [now, false];
+      [this.#arranged, this.#rearrange] = [now, false];
       this.#place(wanted.map((card) => card.node));
     } else if (changed) {
       const nodes = new Set(wanted.map((card) => card.node));
@@ -224,7 +224,7 @@ export class Cards {
       if (node === next) next = next.nextElementSibling;
       else this.#list.insertBefore(node, next);
     }
-    if (focused !== document.activeElement) focused.focus({ preventScroll: true }); // lost by moving
+    if (focused !== document.activeElement) focused.focus({ preventScroll: true }); // moving a node takes its focus
   }
 
   #matches(agent) {

@@ -1,91 +1,91 @@
-// What the admin can change about an agent: the dialog, and the hub's admin API behind it.
+// The admin's changes to an agent: the dialog, and the requests to the admin API.
 
-import { element, mark, one, say, show, where } from "./dom.js";
+import { element, setAttribute, byId, setText, setVisible, hubUrl } from "./dom.js";
 
 const TIERS = ["light", "normal", "heavy"];
 
-/** `token` gives the admin's, `agent` what is known of an agent. */
+/** `token` returns the admin's token, `agent` the card of an agent. */
 export class Changes {
   #token;
   #agent;
   #name = "";
-  #turn = 0;
+  #request = 0;
 
   constructor({ token, agent }) {
     this.#token = token;
     this.#agent = agent;
-    one("override-tier").replaceChildren(...TIERS.map((tier) => element("option", tier)));
-    one("change-close").addEventListener("click", () => one("change").close());
-    one("override-form").addEventListener("submit", (event) => {
+    byId("override-tier").replaceChildren(...TIERS.map((tier) => element("option", tier)));
+    byId("change-close").addEventListener("click", () => byId("change").close());
+    byId("override-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#override();
     });
-    const whole = () => encodeURIComponent(this.#name);
-    this.#act("remove-override", "Its own limits are removed.", () => this.#ask("DELETE", `rate-limits/${whole()}`));
-    this.#act("reset-violations", "Its violations are forgotten.", () => this.#ask("DELETE", `violations/${whole()}`));
-    this.#act("toggle-exempt", "", () => this.#exempt(whole()));
+    const escaped = () => encodeURIComponent(this.#name);
+    this.#act("remove-override", "Its override is removed.", () => this.#fetch("DELETE", `rate-limits/${escaped()}`));
+    this.#act("reset-violations", "Its violations are reset.", () => this.#fetch("DELETE", `violations/${escaped()}`));
+    this.#act("toggle-exempt", "", () => this.#exempt(escaped()));
   }
 
   /** Show the dialog for an agent. */
   async open(name) {
     this.#name = name;
-    say(one("change-agent"), name);
-    for (const id of ["change-error", "change-done"]) say(one(id), "");
-    one("override-form").reset();
-    one("override-tier").value = this.#agent(name)?.usage?.tier ?? TIERS[0];
+    setText(byId("change-agent"), name);
+    for (const id of ["change-error", "change-done"]) setText(byId(id), "");
+    byId("override-form").reset();
+    byId("override-tier").value = this.#agent(name)?.usage?.tier ?? TIERS[0];
     this.draw();
-    one("change").showModal();
+    byId("change").showModal();
     await this.#try("", () => {});
   }
 
   close() {
-    one("change").close();
+    byId("change").close();
   }
 
-  /** The card has changed: so may what can be done. */
+  /** Update the actions after a change of the card. */
   draw() {
     const agent = this.#agent(this.#name);
-    const remove = one("remove-override");
-    if (!agent?.override && document.activeElement === remove) one("override-limit").focus();
-    show(remove, Boolean(agent?.override));
-    const title = agent?.exempt ? "It is exempt: none of these holds" : "What holds now; its own limits are marked";
-    say(one("limits-title"), title);
-    say(one("toggle-exempt"), agent?.exempt ? "Hold to limits again" : "Exempt from limits");
+    const remove = byId("remove-override");
+    if (!agent?.override && document.activeElement === remove) byId("override-limit").focus();
+    setVisible(remove, Boolean(agent?.override));
+    const title = agent?.exempt ? "It is exempt: none of these applies" : "Limits in effect; its own are marked";
+    setText(byId("limits-title"), title);
+    setText(byId("toggle-exempt"), agent?.exempt ? "Hold to limits again" : "Exempt from limits");
   }
 
   #act(id, done, work) {
-    one(id).addEventListener("click", () => this.#try(done, work));
+    byId(id).addEventListener("click", () => this.#try(done, work));
   }
 
   async #override() {
-    const [tier, channel, limit] = ["tier", "channel", "limit"].map((part) => one(`override-${part}`).value.trim());
+    const [tier, channel, limit] = ["tier", "channel", "limit"].map((part) => byId(`override-${part}`).value.trim());
     const limits = { [tier]: limit };
     const body = channel ? { [channel]: limits } : limits;
-    const set = () => this.#ask("PUT", `rate-limits/${encodeURIComponent(this.#name)}`, body);
-    await this.#try(`It has its own limit now: ${channel || "every channel"}, ${tier}, ${limit}.`, set);
+    const set = () => this.#fetch("PUT", `rate-limits/${encodeURIComponent(this.#name)}`, body);
+    await this.#try(`It now has its own limit: ${channel || "every channel"}, ${tier}, ${limit}.`, set);
   }
 
   async #exempt(name) {
     if (this.#agent(this.#name)?.exempt) {
-      await this.#ask("DELETE", `rate-limits/whitelist/${name}`);
+      await this.#fetch("DELETE", `rate-limits/whitelist/${name}`);
       return "It is held to its limits again.";
     }
-    await this.#ask("POST", "rate-limits/whitelist", { agent_id: this.#name });
+    await this.#fetch("POST", "rate-limits/whitelist", { agent_id: this.#name });
     return "It is exempt: everything passes.";
   }
 
-  /** Do something and say what came of it, with the limits that hold then, unless something else was done since. */
+  /** Do something, and show its result and the limits in effect, unless another action was started since. */
   async #try(done, work) {
-    const turn = ++this.#turn;
-    for (const id of ["change-error", "change-done"]) say(one(id), "");
+    const request = ++this.#request;
+    for (const id of ["change-error", "change-done"]) setText(byId(id), "");
     try {
-      const said = await work();
-      const limits = await this.#ask("GET", "rate-limits");
-      if (turn !== this.#turn) return;
+      const result = await work();
+      const limits = await this.#fetch("GET", "rate-limits");
+      if (request !== this.#request) return;
       this.#tabulate(limits);
-      say(one("change-done"), typeof said === "string" ? said : done);
+      setText(byId("change-done"), typeof result === "string" ? result : done);
     } catch (error) {
-      if (turn === this.#turn) say(one("change-error"), error.message);
+      if (request === this.#request) setText(byId("change-error"), error.message);
     }
   }
 
@@ -94,7 +94,7 @@ export class Changes {
     const own = overrides[this.#name] ?? {};
     const heads = ["Tier", ...channels].map((text) => element("th", text));
     for (const head of heads) head.scope = "col";
-    one("limits-head").replaceChildren(...heads);
+    byId("limits-head").replaceChildren(...heads);
     const rows = TIERS.map((tier) => {
       const row = element("tr");
       const head = element("th", tier);
@@ -102,17 +102,17 @@ export class Changes {
       row.append(head, ...channels.map((channel) => cell(own[channel]?.[tier], defaults[channel][tier])));
       return row;
     });
-    one("limits-rows").replaceChildren(...rows);
-    const choice = one("override-channel");
+    byId("limits-rows").replaceChildren(...rows);
+    const choice = byId("override-channel");
     if (choice.options.length !== channels.length + 1) {
       choice.replaceChildren(...["", ...channels].map((channel) => new Option(channel || "every channel", channel)));
     }
   }
 
-  async #ask(method, path, body) {
+  async #fetch(method, path, body) {
     let answer;
     try {
-      answer = await fetch(where(`api/admin/${path}`), {
+      answer = await fetch(hubUrl(`api/admin/${path}`), {
         method,
         headers: { Authorization: `Bearer ${this.#token()}` },
         body: body && JSON.stringify(body),
@@ -122,9 +122,9 @@ export class Changes {
     } catch {
       throw new Error("The hub can't be reached. Try again when the dashboard is live.");
     }
-    const said = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(said.detail ?? `expected an answer from the hub, got status ${answer.status}`);
-    return said;
+    const found = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Error(found.detail ?? `expected an answer from the hub, got status ${answer.status}`);
+    return found;
   }
 }
 
@@ -135,6 +135,6 @@ function cell(own, ordinary) {
     badge.className = "badge own";
     node.append(" ", badge);
   }
-  mark(node, "data-own", Boolean(own));
+  setAttribute(node, "data-own", Boolean(own));
   return node;
 }

@@ -1,13 +1,13 @@
-// Bars: the fleet's timeline, and the small one on each card.
+// Bar charts: the fleet's timeline, and the sparks on the cards.
 
-import { element, figures, mark, one, say } from "./dom.js";
+import { element, figures, setAttribute, byId, setText } from "./dom.js";
 
 const KINDS = ["allowed", "warned", "denied"];
 const BARS = 60;
 const WIDTH = 600;
 const HEIGHT = 120;
 
-/** Bars as one path: each is its place, where it begins and how high it is, all within the drawing. */
+/** Bars as one path: each has a place, a start and a height, in units of the drawing. */
 function path(bars, width, height) {
   const parts = bars.filter(([, , high]) => high > 0);
   const bar = ([x, low, high]) => `M${x} ${round(height - low)}v${round(-high)}h${width}v${round(high)}z`;
@@ -16,13 +16,13 @@ function path(bars, width, height) {
 
 const round = (value) => Math.round(value * 100) / 100;
 
-/** The smallest round number that is not below it. */
+/** The smallest round number that is not below `value`. */
 function ceiling(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return power * [1, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value);
 }
 
-/** Draw an agent's traffic: `spark` has for each slot what passed and what was denied, of `slots` up to `slot`. */
+/** Draw an agent's traffic: `spark` has the passed and denied requests of the last `slots` slots up to `slot`. */
 export function drawSpark(svg, spark, slot, slots) {
   let [passed, denied, most] = [0, 0, 0];
   for (const [good, bad] of spark.values()) {
@@ -31,13 +31,13 @@ export function drawSpark(svg, spark, slot, slots) {
   const scale = 24 / Math.max(most, 1);
   const points = [...spark].map(([at, [good, bad]]) => [at - slot + slots - 1, good * scale, bad * scale]);
   const [low, high] = svg.children;
-  mark(low, "d", path(points.map(([x, good]) => [x, 0, good]), 0.8, 24));
-  mark(high, "d", path(points.map(([x, good, bad]) => [x, good, bad]), 0.8, 24));
+  setAttribute(low, "d", path(points.map(([x, good]) => [x, 0, good]), 0.8, 24));
+  setAttribute(high, "d", path(points.map(([x, good, bad]) => [x, good, bad]), 0.8, 24));
   const traffic = `${figures.format(passed)} passed, ${figures.format(denied)} denied`;
-  mark(svg, "aria-label", `Last five minutes: ${traffic}`);
+  setAttribute(svg, "aria-label", `Last five minutes: ${traffic}`);
 }
 
-/** The fleet's traffic: several slots to a bar, so that a bar is wide enough to see of what it is made. */
+/** The fleet's traffic, several slots to a bar, so that its parts can be seen. */
 export class Timeline {
   #points = new Map(); // by slot
   #slot = 0;
@@ -45,18 +45,18 @@ export class Timeline {
   #seconds = 5;
 
   constructor() {
-    one("numbers").addEventListener("toggle", () => this.draw());
+    byId("numbers").addEventListener("toggle", () => this.draw());
   }
 
-  /** Begin anew with a snapshot. */
+  /** Start again from a snapshot. */
   load({ slot, fleet_slots, slot_seconds, timeline }) {
     this.#points.clear();
     [this.#slots, this.#seconds] = [fleet_slots, slot_seconds];
-    this.take({ slot, timeline });
+    this.update({ slot, timeline });
   }
 
-  /** What an update says of it. */
-  take({ slot, timeline = [] }) {
+  /** Apply an update. */
+  update({ slot, timeline = [] }) {
     this.#slot = slot;
     for (const [at, ...counts] of timeline) this.#points.set(at, counts);
     for (const at of this.#points.keys()) if (at <= slot - this.#slots) this.#points.delete(at);
@@ -64,7 +64,7 @@ export class Timeline {
 
   draw() {
     const together = this.#slots / BARS;
-    const bars = this.#added(BARS, (at) => Math.floor(at / together) - Math.floor(this.#slot / together) + BARS - 1);
+    const bars = this.#sums(BARS, (at) => Math.floor(at / together) - Math.floor(this.#slot / together) + BARS - 1);
     const most = Math.max(...bars.map(([allowed, warned, denied]) => allowed + warned + denied));
     const top = ceiling(most);
     const scale = HEIGHT / top;
@@ -72,21 +72,21 @@ export class Timeline {
     KINDS.forEach((kind, number) => {
       const below = (counts) => total(counts.slice(0, number));
       const drawn = bars.map((counts, at) => [at * wide + 1, below(counts) * scale, counts[number] * scale]);
-      mark(one(`bars-${kind}`), "d", path(drawn, wide - 2, HEIGHT));
+      setAttribute(byId(`bars-${kind}`), "d", path(drawn, wide - 2, HEIGHT));
     });
     const sums = KINDS.map((_, number) => total([...this.#points.values()].map((counts) => counts[number])));
-    KINDS.forEach((kind, number) => say(one(`sum-${kind}`), figures.format(sums[number])));
-    say(one("peak"), `${figures.format(top)} in ${together * this.#seconds} s`);
-    const told = KINDS.map((kind, number) => `${figures.format(sums[number])} ${kind}`).join(", ");
-    mark(one("timeline"), "aria-label", `Checks in the last 15 minutes: ${told}`);
-    if (one("numbers").open) this.#tabulate();
+    KINDS.forEach((kind, number) => setText(byId(`sum-${kind}`), figures.format(sums[number])));
+    setText(byId("peak"), `${figures.format(top)} in ${together * this.#seconds} s`);
+    const description = KINDS.map((kind, number) => `${figures.format(sums[number])} ${kind}`).join(", ");
+    setAttribute(byId("timeline"), "aria-label", `Checks in the last 15 minutes: ${description}`);
+    if (byId("numbers").open) this.#tabulate();
   }
 
   #tabulate() {
     const perMinute = 60 / this.#seconds;
     const minutes = this.#slots / perMinute;
-    const rows = this.#added(minutes, (at) => Math.floor((this.#slot - at) / perMinute));
-    const table = one("numbers-rows");
+    const rows = this.#sums(minutes, (at) => Math.floor((this.#slot - at) / perMinute));
+    const table = byId("numbers-rows");
     while (table.rows.length < minutes) {
       const row = table.insertRow();
       const head = element("th", String(table.rows.length - 1));
@@ -94,12 +94,12 @@ export class Timeline {
       row.append(head, ...KINDS.map(() => element("td")));
     }
     rows.forEach((counts, at) => {
-      counts.forEach((count, kind) => say(table.rows[at].cells[kind + 1], figures.format(count)));
+      counts.forEach((count, kind) => setText(table.rows[at].cells[kind + 1], figures.format(count)));
     });
   }
 
-  /** So many sums, each of the slots that belong to it; what belongs to none is left out. */
-  #added(many, place) {
+  /** Sums of slots: `place` says which sum a slot belongs to; slots outside are left out. */
+  #sums(many, place) {
     const sums = Array.from({ length: many }, () => [0, 0, 0]);
     for (const [at, counts] of this.#points) {
       const sum = sums[place(at)];

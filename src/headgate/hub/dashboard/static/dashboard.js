@@ -1,79 +1,79 @@
-// The dashboard: what the hub says, shown; who looks, and what of it they want to see.
+// The dashboard: frames of the hub, signing in, and the view that the user has chosen.
 
 import { Alerts } from "./alerts.js";
 import { Cards } from "./cards.js";
 import { Changes } from "./changes.js";
 import { Timeline } from "./charts.js";
-import { element, figures, mark, one, say, show, where } from "./dom.js";
-import { keep, kept } from "./keeping.js";
+import { element, figures, setAttribute, byId, setText, setVisible, hubUrl } from "./dom.js";
+import { store, stored } from "./storage.js";
 import { Live } from "./live.js";
 
 const STORES = { memory: "in memory", ok: "connected", away: "away" };
 
 const view = { search: "", show: "all", sort: "usage" };
 let token = "";
-let typed = false; // rather than from a link, or kept
-let heard = 0; // when the hub said something last
+let typed = false; // rather than from a link or the browser's storage
+let lastFrame = 0; // when it came
 let summary = null;
 
 const changes = new Changes({ token: () => token, agent: (name) => cards.agent(name) });
 const cards = new Cards((name) => changes.open(name));
 const timeline = new Timeline();
 const alerts = new Alerts(choose);
-const live = new Live({ hear, tell, refuse });
+const live = new Live({ onFrame, onState, onRefused });
 
-// What the hub says ---------------------------------------------------------------------------------------------------
+// Frames of the hub ---------------------------------------------------------------------------------------------------
 
-function hear(frame) {
-  heard = Date.now();
+function onFrame(frame) {
+  lastFrame = Date.now();
   if (frame.type === "snapshot") {
-    show(one("board"), true);
-    if (!one("sign-in").hidden) one("content").focus(); // where the form was
-    show(one("sign-in"), false);
-    show(one("sign-out"), Boolean(token));
-    show(one("sign-in-instead"), !token);
+    setVisible(byId("board"), true);
+    if (!byId("sign-in").hidden) byId("content").focus(); // where the form was
+    setVisible(byId("sign-in"), false);
+    setVisible(byId("sign-out"), Boolean(token));
+    setVisible(byId("sign-in-instead"), !token);
     timeline.load(frame);
     cards.load(frame);
   } else {
-    timeline.take(frame);
-    cards.take(frame);
+    timeline.update(frame);
+    cards.update(frame);
   }
   if (frame.summary) summary = frame.summary;
-  if (frame.alerts) alerts.take(frame.alerts); // at once: a notification is for those who don't look
-  later();
+  if (frame.alerts) alerts.update(frame.alerts); // at once: notifications are for hidden pages
+  scheduleDraw();
 }
 
 let drawing = 0;
 
-/** Draw with the next picture: a tab in the background draws nothing, and everything when it is looked at again. */
-function later() {
+/** Draw with the next animation frame: a hidden tab draws nothing until it is visible again. */
+function scheduleDraw() {
   drawing ||= requestAnimationFrame(() => {
     drawing = 0;
     if (!summary) return;
     drawSummary();
     timeline.draw();
     cards.draw();
-    if (one("change").open) changes.draw();
+    if (byId("change").open) changes.draw();
   });
 }
 
 function drawSummary() {
-  say(one("violations"), figures.format(summary.violations_last_hour));
-  say(one("rate"), figures.format(summary.checks_per_second));
-  say(one("denied-share"), `${figures.format(summary.denied_share * 100)} %`);
-  say(one("exempt"), figures.format(summary.exempt));
-  say(one("store"), STORES[summary.store]);
-  mark(one("store"), "data-store", summary.store);
+  setText(byId("violations"), figures.format(summary.violations_last_hour));
+  setText(byId("rate"), figures.format(summary.checks_per_second));
+  setText(byId("denied-share"), `${figures.format(summary.denied_share * 100)} %`);
+  setText(byId("exempt"), figures.format(summary.exempt));
+  setText(byId("store"), STORES[summary.store]);
+  setAttribute(byId("store"), "data-store", summary.store);
   const [checks, denied] = [summary.checks, summary.denied].map(figures.format);
-  say(one("totals"), `${checks} checks since the hub started, ${denied} denied`);
+  setText(byId("totals"), `${checks} checks since the hub started, ${denied} denied`);
   const worst = summary.worst_offenders;
-  show(one("no-offenders"), !worst.length);
-  const list = one("offenders");
+  setVisible(byId("no-offenders"), !worst.length);
+  const list = byId("offenders");
   while (list.children.length > worst.length) list.lastElementChild.remove();
   worst.forEach(({ agent_id: name, violations }, at) => {
     const row = list.children[at] ?? list.appendChild(offender());
-    say(row.querySelector("bdi"), name);
-    say(row.querySelector("b"), figures.format(violations));
+    setText(row.querySelector("bdi"), name);
+    setText(row.querySelector("b"), figures.format(violations));
   });
 }
 
@@ -86,76 +86,76 @@ function offender() {
   return row;
 }
 
-// Whether it says anything --------------------------------------------------------------------------------------------
+// The connection's state ----------------------------------------------------------------------------------------------
 
-function tell(state, why) {
-  const since = heard ? `, last heard ${new Date(heard).toLocaleTimeString("en-GB")}` : "";
-  const texts = { connecting: "Connecting…", live: "Live", lost: `Reconnecting…${since}${why && `: ${why}`}` };
-  mark(one("state"), "data-state", state);
-  say(one("state"), texts[state]);
+function onState(state, reason) {
+  const since = lastFrame ? `, last heard ${new Date(lastFrame).toLocaleTimeString("en-GB")}` : "";
+  const texts = { connecting: "Connecting…", live: "Live", lost: `Reconnecting…${since}${reason && `: ${reason}`}` };
+  setAttribute(byId("state"), "data-state", state);
+  setText(byId("state"), texts[state]);
 }
 
-// Who looks -----------------------------------------------------------------------------------------------------------
+// Signing in ----------------------------------------------------------------------------------------------------------
 
 function signIn(given, byHand = false) {
   [token, typed] = [given, byHand];
-  keep("token", token, "sessionStorage");
+  store("token", token, "sessionStorage");
   live.open(token);
 }
 
-/** The hub doesn't let us look. */
-function refuse({ error, detail, retry_after_ms: wait }) {
-  keep("token", "", "sessionStorage");
+/** The hub refuses the token. */
+function onRefused({ error, detail, retry_after_ms: wait }) {
+  store("token", "", "sessionStorage");
   changes.close();
   alerts.clear();
-  [summary, heard] = [null, 0];
+  [summary, lastFrame] = [null, 0];
   let text = token ? `The hub says: ${detail}.` : "";
   if (error === "rate_limited") text = `The hub says: ${detail}; try again in ${Math.ceil(wait / 1000)} s.`;
-  else if (token && !typed) text += " A link is good until its hub stops, and so is this tab's memory of it.";
+  else if (token && !typed) text += " A link is valid until its hub stops, also in a tab that was opened by it.";
   token = "";
   askForToken(text);
 }
 
 function askForToken(error) {
-  mark(one("state"), "data-state", "out");
-  say(one("state"), "Signed out");
-  show(one("board"), false);
-  show(one("sign-in"), true);
-  show(one("sign-out"), false);
-  show(one("sign-in-instead"), false);
-  say(one("sign-in-error"), error);
-  one("token").value = "";
-  one("token").focus();
+  setAttribute(byId("state"), "data-state", "out");
+  setText(byId("state"), "Signed out");
+  setVisible(byId("board"), false);
+  setVisible(byId("sign-in"), true);
+  setVisible(byId("sign-out"), false);
+  setVisible(byId("sign-in-instead"), false);
+  setText(byId("sign-in-error"), error);
+  byId("token").value = "";
+  byId("token").focus();
 }
 
-one("sign-in-form").addEventListener("submit", (event) => {
+byId("sign-in-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  say(one("sign-in-error"), "");
-  signIn(one("token").value.trim(), true);
+  setText(byId("sign-in-error"), "");
+  signIn(byId("token").value.trim(), true);
 });
-one("sign-out").addEventListener("click", () => {
-  keep("token", "", "sessionStorage");
-  location.reload(); // nothing of what was seen is left
+byId("sign-out").addEventListener("click", () => {
+  store("token", "", "sessionStorage");
+  location.reload(); // removes everything shown
 });
-one("sign-in-instead").addEventListener("click", () => {
+byId("sign-in-instead").addEventListener("click", () => {
   live.close();
   askForToken("");
 });
 
-// What they want to see -----------------------------------------------------------------------------------------------
+// The view ------------------------------------------------------------------------------------------------------------
 
 /** Show one agent alone. */
 function choose(name) {
   Object.assign(view, { search: `"${name}"`, show: "all" });
-  look();
-  one("agents-section").scrollIntoView({ block: "start" });
+  applyView();
+  byId("agents-section").scrollIntoView({ block: "start" });
 }
 
-/** Show what is wanted, and write it behind the # of the address, where no server sees it. */
-function look() {
-  one("search").value = view.search;
-  one("sort").value = view.sort;
-  for (const input of one("filters").elements) if (input.name) input.checked = input.value === view.show;
+/** Apply the view, and write it to the fragment of the address, which no server sees. */
+function applyView() {
+  byId("search").value = view.search;
+  byId("sort").value = view.sort;
+  for (const input of byId("filters").elements) if (input.name) input.checked = input.value === view.show;
   const wanted = new URLSearchParams();
   if (view.search) wanted.set("search", view.search);
   if (view.show !== "all") wanted.set("show", view.show);
@@ -165,50 +165,50 @@ function look() {
   cards.show(view);
 }
 
-/** Read what is behind the #: what is wanted, and a token, which is taken away at once. */
+/** Read the view from the fragment of the address, and a token, which is removed from it at once. */
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   const [which, sort] = [given.get("show"), given.get("sort")];
   view.search = given.get("search") ?? "";
   view.show = [...one("filters").elements].some((input) => input.value && input.value === which) ? which : "all";
   view.sort = [...one("sort").options].some((option) => option.value === sort) ? sort : "usage";
-  look();
+  applyView();
   return given.get("token") ?? "";
 }
 
-one("search").addEventListener("input", (event) => {
+byId("search").addEventListener("input", (event) => {
   view.search = event.target.value;
-  look();
+  applyView();
 });
-one("search").addEventListener("keydown", (event) => {
+byId("search").addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   view.search = "";
-  look();
+  applyView();
 });
-one("sort").addEventListener("change", (event) => {
+byId("sort").addEventListener("change", (event) => {
   view.sort = event.target.value;
-  look();
+  applyView();
 });
-one("filters").addEventListener("change", (event) => {
+byId("filters").addEventListener("change", (event) => {
   view.show = event.target.value;
-  look();
+  applyView();
 });
-one("show-all").addEventListener("click", () => {
+byId("show-all").addEventListener("click", () => {
   Object.assign(view, { search: "", show: "all" });
-  look();
-  one("search").focus();
+  applyView();
+  byId("search").focus();
 });
-one("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // what is behind the # is ours
-  const target = one("board").hidden ? one("token") : one("search");
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the fragment holds the view
+  const target = byId("board").hidden ? byId("token") : byId("search");
   target.focus();
 });
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input:not([type=radio]), dialog");
-  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey || one("board").hidden) return;
+  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey || byId("board").hidden) return;
   event.preventDefault();
-  one("search").focus();
-  one("search").select();
+  byId("search").focus();
+  byId("search").select();
 });
 addEventListener("hashchange", () => {
   const given = readAddress();
@@ -219,25 +219,25 @@ addEventListener("hashchange", () => {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-function paint() {
-  const theme = kept("theme") || (dark.matches ? "dark" : "light");
-  mark(document.documentElement, "data-theme", theme);
-  say(one("theme"), theme === "dark" ? "Light" : "Dark");
-  mark(one("theme"), "aria-label", theme === "dark" ? "Light: use light colours" : "Dark: use dark colours");
+function applyTheme() {
+  const theme = stored("theme") || (dark.matches ? "dark" : "light");
+  setAttribute(document.documentElement, "data-theme", theme);
+  setText(byId("theme"), theme === "dark" ? "Light" : "Dark");
+  setAttribute(byId("theme"), "aria-label", theme === "dark" ? "Light: use light colours" : "Dark: use dark colours");
 }
 
-one("theme").addEventListener("click", () => {
+byId("theme").addEventListener("click", () => {
   const wanted = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  keep("theme", wanted === (dark.matches ? "dark" : "light") ? "" : wanted); // what the system says needs no keeping
-  paint();
+  store("theme", wanted === (dark.matches ? "dark" : "light") ? "" : wanted); // the system's choice is not stored
+  applyTheme();
 });
-dark.addEventListener("change", paint);
+dark.addEventListener("change", applyTheme);
 
-// Begin ---------------------------------------------------------------------------------------------------------------
+// Start ---------------------------------------------------------------------------------------------------------------
 
-paint();
-show(one("without-script"), false);
-say(one("how-to-register"), `curl ${where("api/onboard/register")} -d '{"agent_id": "planner"}'`);
-say(one("how-to-connect"), String(where("ws")).replace("http", "ws"));
+applyTheme();
+setVisible(byId("without-script"), false);
+setText(byId("how-to-register"), `curl ${hubUrl("api/onboard/register")} -d '{"agent_id": "planner"}'`);
+setText(byId("how-to-connect"), String(hubUrl("ws")).replace("http", "ws"));
 setInterval(() => cards.tick(), 1000);
-signIn(readAddress() || kept("token", "sessionStorage"));
+signIn(readAddress() || stored("token", "sessionStorage"));

@@ -1,24 +1,24 @@
-// The page's nodes. Whatever agents have named goes in as text; a node that says it already is left alone.
+// Helpers for the page's nodes. Text of agents is only ever set as text, and a node is only touched if it changes.
 
-export const one = (id) => document.getElementById(id);
+export const byId = (id) => document.getElementById(id);
 
 export const figures = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
-export function say(node, text) {
+export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-export function mark(node, name, value) {
+export function setAttribute(node, name, value) {
   if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
-export function show(node, wanted) {
+export function setVisible(node, wanted) {
   if (node.hidden === wanted) node.hidden = !wanted;
 }
 
 /** A new node from the template with this id. */
-export function made(id) {
-  return one(id).content.firstElementChild.cloneNode(true);
+export function fromTemplate(id) {
+  return byId(id).content.firstElementChild.cloneNode(true);
 }
 
 /** A new node with text in it. */
@@ -28,5 +28,5 @@ export function element(name, text = "") {
   return node;
 }
 
-/** Where something of the hub's is, also below the path of a proxy. */
-export const where = (path) => new URL(path, document.baseURI);
+/** A URL of the hub, also behind a proxy's path prefix. */
+export const hubUrl = (path) => new URL(path, document.baseURI);

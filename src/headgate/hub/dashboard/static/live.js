@@ -1,47 +1,47 @@
-// The socket to the hub: opened, listened to, and opened again whenever it is lost.
+// The socket to the hub, reopened whenever it is lost.
 
-import { where } from "./dom.js";
+import { hubUrl } from "./dom.js";
 
-const SILENCE = 5000; // ms: the hub says something each second
+const SILENCE = 5000; // ms: the hub sends an update each second
 const FIRST = 200;
 const LONGEST = 5000;
-const RETRIED = "too_many_connections"; // any other error frame refuses us for good
+const RETRIED = "too_many_connections"; // any other error is final
 
 /**
- * Calls `hear` with each snapshot and update, `tell` with "connecting", "live" or "lost" and what the hub said of it,
- * and `refuse` with the error frame when the hub doesn't let us look. After that it waits for `open`.
+ * Calls `onFrame` with each snapshot and update, `onState` with "connecting", "live" or "lost" and the hub's reason,
+ * and `onRefused` with the error frame when the hub refuses the token. After that it waits for `open`.
  */
 export class Live {
-  #hear;
-  #tell;
-  #refuse;
+  #onFrame;
+  #onState;
+  #onRefused;
   #token = "";
   #socket = null;
-  #timer = 0; // of the next try
-  #heard = 0; // when
-  #tries = 0;
-  #wait = null; // ms that the hub asked us to stay away
-  #why = "";
+  #timer = 0; // of the next attempt
+  #lastFrame = 0; // when it came
+  #attempts = 0;
+  #wait = null; // ms that the hub asked us to wait
+  #reason = "";
 
-  constructor({ hear, tell, refuse }) {
-    this.#hear = hear;
-    this.#tell = tell;
-    this.#refuse = refuse;
-    setInterval(() => this.#listen(), 1000);
+  constructor({ onFrame, onState, onRefused }) {
+    this.#onFrame = onFrame;
+    this.#onState = onState;
+    this.#onRefused = onRefused;
+    setInterval(() => this.#checkSilence(), 1000);
     document.addEventListener("visibilitychange", () => this.#hurry());
     addEventListener("online", () => this.#hurry());
   }
 
-  /** Look with this token, or without one if it is "". */
+  /** Connect with this token, or without one if it is "". */
   open(token) {
     this.close();
     this.#token = token;
-    this.#tries = 0;
-    this.#tell("connecting", "");
+    this.#attempts = 0;
+    this.#onState("connecting", "");
     this.#connect();
   }
 
-  /** Look no more. */
+  /** Disconnect. */
   close() {
     clearTimeout(this.#timer);
     this.#timer = 0;
@@ -51,49 +51,49 @@ export class Live {
   }
 
   #connect() {
-    const url = where("ws/dashboard");
+    const url = hubUrl("ws/dashboard");
     url.protocol = url.protocol.replace("http", "ws");
     const socket = (this.#socket = new WebSocket(url));
     this.#timer = 0;
-    this.#heard = performance.now();
+    this.#lastFrame = performance.now();
     this.#wait = null;
-    this.#why = "";
+    this.#reason = "";
     socket.onopen = () => socket.send(JSON.stringify({ type: "watch", ...(this.#token && { token: this.#token }) }));
-    socket.onmessage = ({ data }) => socket === this.#socket && this.#take(JSON.parse(data));
+    socket.onmessage = ({ data }) => socket === this.#socket && this.#receive(JSON.parse(data));
     socket.onclose = () => socket === this.#socket && this.#lost();
   }
 
-  #take(frame) {
-    this.#heard = performance.now();
+  #receive(frame) {
+    this.#lastFrame = performance.now();
     if (frame.type === "error" && frame.error !== RETRIED) {
       this.close();
-      this.#refuse(frame);
+      this.#onRefused(frame);
     } else if (frame.type === "error") {
-      this.#why = frame.detail;
+      this.#reason = frame.detail;
     } else if (frame.type === "going_away") {
       this.#wait = Math.min(frame.retry_after_ms, LONGEST);
     } else if (frame.type === "snapshot") {
-      this.#tries = 0;
-      this.#tell("live", "");
-      this.#hear(frame);
+      this.#attempts = 0;
+      this.#onState("live", "");
+      this.#onFrame(frame);
     } else if (frame.type === "update") {
-      this.#hear(frame);
+      this.#onFrame(frame);
     }
   }
 
   #lost() {
     this.close();
-    const backoff = Math.min(FIRST * 2 ** this.#tries++, LONGEST);
+    const backoff = Math.min(FIRST * 2 ** this.#attempts++, LONGEST);
     this.#timer = setTimeout(() => this.#connect(), this.#wait ?? backoff * (0.5 + Math.random() / 2));
-    this.#tell("lost", this.#why);
+    this.#onState("lost", this.#reason);
   }
 
-  /** A socket that says nothing is as good as lost. */
-  #listen() {
-    if (this.#socket && performance.now() - this.#heard > SILENCE) this.#lost();
+  /** Treat a silent socket as lost. */
+  #checkSilence() {
+    if (this.#socket && performance.now() - this.#lastFrame > SILENCE) this.#lost();
   }
 
-  /** Somebody looks again, or the network is back: don't wait for the next try. */
+  /** The page is visible again, or the network is back: reconnect at once. */
   #hurry() {
     if (this.#timer && !document.hidden) {
       clearTimeout(this.#timer);

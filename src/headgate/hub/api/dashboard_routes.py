@@ -1,0 +1,76 @@
+"""Routes of the dashboard: its state, its page, and the page's files, served as they are."""
+
+from importlib.resources import files
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from headgate.hub.api.http import HttpResponse
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.dashboard.cards import Cards, DashboardState
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+_HEADERS: Final = ((b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer"))
+_MEDIA: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+class DashboardQuery(Body):
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 500
+
+
+async def _state(call: Call, cards: Cards) -> DashboardState:
+    return await cards.state(call.query.limit)
+
+
+def _file(path: str, name: str, about: str) -> Route:
+    """The route of a static file."""
+    media = _MEDIA[name.rpartition(".")[2]]
+    response = HttpResponse(200, files("headgate.hub.dashboard").joinpath("static", name).read_bytes(), _HEADERS, media)
+
+    async def handler(_call: Call) -> HttpResponse:
+        return response
+
+    return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, media=media)
+
+
+def _redirect(path: str, where: bytes, about: str) -> Route:
+    """A redirect to the page, relative, so that it works behind any path prefix."""
+
+    async def handler(_call: Call) -> HttpResponse:
+        return HttpResponse(307, b"", [(b"location", where)], "text/plain")
+
+    return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, status=307, media="text/plain")
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/dashboard/state", "get_dashboard_state", Who.VIEWER, _state, DashboardState,
+        "the state that a dashboard shows", query=DashboardQuery,
+    ),
+    _redirect("/", b"dashboard", "redirects to the dashboard"),
+    _redirect("/dashboard/", b"../dashboard", "redirects to the dashboard, without the slash"),
+    _file("/dashboard", "dashboard.html", "the dashboard: a page"),
+    _file("/dashboard/dashboard.css", "dashboard.css", "the page's style sheet"),
+    _file("/dashboard/icon.svg", "icon.svg", "the page's icon"),
+    *(
+        _file(f"/dashboard/{name}.js", f"{name}.js", f"the page's script: {about}")
+        for name, about in {
+            "dashboard": "the whole page",
+            "live": "the socket",
+            "cards": "the agents' cards",
+            "charts": "the charts",
+            "alerts": "alerts and notices",
+            "changes": "the admin's changes",
+            "dom": "the page's nodes",
+            "storage": "the browser's storage",
+        }.items()
+    ),
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""Routes for probes and monitoring: health, readiness and metrics."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from headgate._version import VERSION
+from headgate.hub.agents.presence import Presence
+from headgate.hub.api.http import HttpResponse
+from headgate.hub.api.routing import Call, Route, Who
+from headgate.hub.errors import RequestError
+from headgate.hub.monitoring import metrics
+from headgate.hub.monitoring.health import Health
+from headgate.hub.monitoring.metrics import MetricSources
+
+
+class HealthStatus(Struct):
+    status: Literal["ok", "degraded", "stopping"]
+    store: Literal["ok", "away"]
+    """Whether the store can be reached; while it is away, the policy says how requests are decided."""
+    version: str
+    connections: int
+
+
+class Metrics(Struct):
+    connections: int
+    agents_connected: int
+    relay_connections: int
+    checks: dict[str, int]
+    """Checks of agents, by outcome."""
+    address_checks: dict[str, int]
+    violations: int
+    alerts: int
+    store_outages: int
+    messages: int
+    tasks: dict[str, int]
+    open_sessions: int
+    session_buckets: int
+    """Sessions that were used and are not closed yet."""
+
+
+async def _health(_call: Call, health: Health, presence: Presence) -> HealthStatus:
+    status: Literal["ok", "degraded", "stopping"] = "degraded" if health.degraded else "ok"
+    if health.stopping:
+        status = "stopping"
+    return HealthStatus(status, "away" if health.degraded else "ok", VERSION, len(presence.sockets))
+
+
+async def _live(_call: Call) -> dict[str, str]:
+    return {"status": "live"}
+
+
+async def _ready(_call: Call, health: Health) -> dict[str, str]:
+    if health.stopping:
+        raise RequestError(503, "stopping", "the hub is stopping")
+    return {"status": "ready"}
+
+
+async def _metrics(_call: Call, sources: MetricSources) -> Metrics:
+    stats = sources.stats
+    addresses: dict[str, int] = {}
+    for (_, outcome), times in stats.addresses.items():
+        addresses[outcome] = addresses.get(outcome, 0) + times
+    return Metrics(
+        connections=len(sources.presence.sockets),
+        agents_connected=len(sources.presence.agents()),
+        relay_connections=sources.relay.connections,
+        checks=stats.outcomes(),
+        address_checks=addresses,
+        violations=stats.violations,
+        alerts=sources.alerts.raised,
+        store_outages=stats.outages,
+        messages=sources.messages.accepted,
+        tasks=sources.scheduler.counts(),
+        open_sessions=sources.sessions.open_sessions,
+        session_buckets=sources.gate.active_buckets,
+    )
+
+
+async def _prometheus(_call: Call, sources: MetricSources) -> HttpResponse:
+    return HttpResponse(200, metrics.exposition(sources), media=metrics.MEDIA)
+
+
+ROUTES: Final = (
+    Route("GET", "/health", "get_health", Who.PROBE, _health, HealthStatus, "the hub's health"),
+    Route("GET", "/api/health", "get_health", Who.PROBE, _health, HealthStatus, "the hub's health"),
+    Route("GET", "/live", "get_health", Who.PROBE, _live, dict[str, str], "whether the process is alive"),
+    Route("GET", "/ready", "get_health", Who.PROBE, _ready, dict[str, str], "whether the hub takes work"),
+    Route("GET", "/api/metrics", "get_metrics", Who.ANYONE, _metrics, Metrics, "the hub's counters"),
+    Route(
+        "GET", "/metrics", "get_metrics", Who.ANYONE, _prometheus, str, "all metrics, for Prometheus",
+        media=metrics.MEDIA,
+    ),
+)  # fmt: skip
