@@ -47,7 +47,7 @@ from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
 from headgate.sliding import RateLimiter
-from headgate.stores.base import ServerStore, SharedStore, Store
+from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
 from headgate.stores.urls import aclose_store, open_store
 
 if TYPE_CHECKING:
