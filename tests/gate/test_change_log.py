@@ -198,6 +198,24 @@ def test_one_writes_and_compacts_while_another_reads(log: ChangeLog) -> None:
     assert (position, known) == (600, effective(POLICY, log.read().edits()))
 
 
+@pytest.mark.parametrize("log", ["redis"], indirect=True)
+def test_of_two_that_compact_at_the_same_time_one_does(log: ChangeLog) -> None:
+    written = [exemption(f"agent-{number}") for number in range(20)]
+    for edit in written:
+        log.write(Change((edit,)))
+    once: list[Edit] = []
+
+    def slowly(given: Sequence[Edit]) -> list[Edit]:
+        if not once:
+            once.extend(given)
+            log.compact(8, condensed)
+        return condensed(given)
+
+    log.compact(5, slowly)
+    page = log.read()
+    assert (page.edits(), page.position) == (written, 20)
+
+
 # More than 10,000 changes ---------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import pytest
 from headgate import Gate, ManualClock, Outcome, Policy, RedisStore
 from headgate.events import Alerted, Degraded, Event, PolicyChanged
 from headgate.gate.changes import default, exemption, override
+from headgate.stores.redis.changelog import RedisChangeLog
 from tests.support.agents import use_up
 from tests.support.lookups import count_lookups
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -274,6 +275,22 @@ def test_a_reload_on_each_node_does_not_fill_up_what_the_other_has_counted(serve
         assert one.check("a", "ws", "heavy", cost=15).remaining == 5
         other.reload(policy)
         assert other.check("a", "ws", "heavy").remaining == 4
+
+
+def test_a_change_that_a_reload_reads_first_is_still_an_event(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RedisChangeLog, "follow", lambda *_: None)  # as if the notification were late
+    with Nodes(server) as (nodes, one, other):
+        one.set_default("heavy", "20/minute")
+        one.set_default("heavy", "10/minute")
+        other.reload(Policy())
+        other.change([exemption("vip")])
+        assert [event.what for event in nodes.events[1] if isinstance(event, PolicyChanged)] == [
+            "default for heavy set to 20/minute",
+            "default for heavy set to 10/minute",
+            "policy reloaded",
+            "exemption of 'vip' set to exempt",
+        ]
+        assert other.effective.generations == one.effective.generations
 
 
 def test_listeners_hear_that_the_store_is_away_and_back() -> None:

@@ -342,7 +342,7 @@ def test_a_server_that_is_not_there_may_come_back(caplog: pytest.LogCaptureFixtu
     ]
     with Gate(store="redis://127.0.0.1:1") as gate:
         assert gate.check("a", "ws", "heavy").degraded
-        with pytest.raises(StoreAway, match="the change is not made, it can't be remembered"):
+        with pytest.raises(StoreAway, match="the change was not made, since it can't be recorded"):
             gate.set_default("heavy", "1/day")
         assert gate.capacity("a", "ws", "heavy") == 10
 

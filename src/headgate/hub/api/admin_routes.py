@@ -211,7 +211,7 @@ def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
                 found.append((name, tier, _limit(f"{name}.{tier}", text)))
     if not found:
         raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(TIERS)}, got none")
-    return sorted(found, key=lambda one: one[0] is not None)  # a limit below a channel goes before one for all
+    return sorted(found, key=lambda one: one[0] is not None)  # those below a channel come last, and prevail there
 
 
 def _limit(place: str, given: Any) -> Limit:
