@@ -33,7 +33,7 @@ def environment(name: str, *groups: str, wheel: Path | None = None) -> Path:
     if read(home / "stamp") != stamp:
         shutil.rmtree(home, ignore_errors=True)
         venv.create(home, symlinks=True)  # without pip, which Debian has taken out of venv
-        pip("install", *packages, into=home, doing=f"installing packages into .dev/{name}")
+        pip("install", "--no-compile", *packages, into=home, doing=f"installing packages into .dev/{name}")
         (home / "stamp").write_text(stamp)
     if wheel and read(home / "wheel-stamp") != digest(wheel.read_bytes()):
         pip("install", "--no-deps", "--force-reinstall", str(wheel), into=home, doing=f"installing {wheel.name}")
