@@ -147,9 +147,9 @@ def _processes(results: Results) -> str:
         rows.append(_shared(f"{own}, crowded", results.crowded, NONE))
     head = ["4 processes", "checks per second", "headgate to it", "checks", "passed", "script calls", "most of a key"]
     note = (
-        "Each process loops over the same 100 keys with a limit of 10,000 per second each. Crowded: 5 keys of 1,000 per "
-        "second each, so that demand exceeds the limit. Most of a key: the requests that passed on the busiest key, of "
-        "the capacity + rate x time that its limit allows."
+        "Each process loops over the same 100 keys with a limit of 10,000 per second each. Crowded: 5 keys of 1,000 "
+        "per second each, so that demand exceeds the limit. Most of a key: the requests that passed on the busiest "
+        "key, of the capacity + rate x time that its limit allows."
     )
     return f"{table(head, rows)}\n\n{note}"
 
@@ -216,7 +216,7 @@ def _noise(results: Results) -> str:
     share = max([timing.median / timing.best - 1 for timing in timings if isinstance(timing, Timing)])
     return (
         "All contenders use one server, which shares the machine's cores with them, and 100 keys. Nothing is denied, "
-        "except in the table of processes, which shows the requests that passed. Times are wall-clock times of the best "
-        "round; contenders take turns within a round. Noise: headgate's median round was up to "
+        "except in the table of processes, which shows the requests that passed. Times are wall-clock times of the "
+        "best round; contenders take turns within a round. Noise: headgate's median round was up to "
         f"{share:.0%} slower than its best."
     )

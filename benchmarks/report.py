@@ -119,12 +119,12 @@ def _side_by_side(results: Results) -> str:
         row.append(number(results.bytes_per_key.get(label)))
         rows.append(row)
     note = (
-        "In parentheses: the ratio to headgate's time; for headgate, the ratio to the floor's. New strings: each key is "
-        "a new string without a cached hash, as a request brings it; the other columns reuse the same 1,000 strings. "
-        f"Two limits: a dash marks libraries that check one limit at a time. {THREADS} threads: their combined "
-        "throughput as a share of one thread's (pyrate-limiter denies requests while another thread holds its lock). "
-        f"Bytes per key: growth of a new process's resident memory up to {results.memory_keys:,} keys, including the "
-        "key strings."
+        "In parentheses: the ratio to headgate's time; for headgate, the ratio to the floor's. New strings: each key "
+        "is a new string without a cached hash, as a request brings it; the other columns reuse the same 1,000 "
+        f"strings. Two limits: a dash marks libraries that check one limit at a time. {THREADS} threads: their "
+        "combined throughput as a share of one thread's (pyrate-limiter denies requests while another thread holds its "
+        f"lock). Bytes per key: growth of a new process's resident memory up to {results.memory_keys:,} keys, "
+        "including the key strings."
     )
     return f"{table(head, rows)}\n\n{note}"
 
@@ -156,8 +156,8 @@ def _single_checks(results: Results) -> str:
         rows.append([single.what, *cells, f"{single.kept:,}"])
     note = (
         "The store has a manual clock that advances 10 µs per check; each figure includes one timer read. The checks "
-        f"run {results.repetitions} times, and the best time of each counts. \"Worst with pauses\" is the worst time of "
-        "any run, including interruptions by the machine. The garbage collector is on; older objects are frozen."
+        f"run {results.repetitions} times, and the best time of each counts. The worst with pauses is the worst time "
+        "of any run, including interruptions by the machine. The garbage collector is on; older objects are frozen."
     )
     return f"{table(head, rows)}\n\n{note}"
 

@@ -1,10 +1,10 @@
 """Measure headgate beside other rate limiters: `./dev bench [memory | redis | hub | replay | edges]`.
 
-`memory` (the default) and `redis` compare the stores; `hub` compares a hub with and without its gate; `replay` compares a
-replay with the parsing of the log; `edges` measures the cost of a limit on a FastAPI request. This needs an environment
-with headgate as a compiled wheel and the dependency group `bench`; the floor also needs a C compiler. The tables go to
-standard output, progress to standard error. A missed bar is reported, but is not a failure: the speed of a machine tests
-nothing.
+`memory` (the default) and `redis` compare the stores; `hub` compares a hub with and without its gate; `replay`
+compares a replay with the parsing of the log; `edges` measures the cost of a limit on a FastAPI request. This needs an
+environment with headgate as a compiled wheel and the dependency group `bench`; the floor also needs a C compiler. The
+tables go to standard output, progress to standard error. A missed bar is reported, but is not a failure: the speed of a
+machine tests nothing.
 """
 
 import argparse
@@ -31,9 +31,7 @@ def main() -> int:
         "what", nargs="?", choices=("memory", "redis", "hub", "replay", "edges"), default="memory", help="the subject"
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run: a few seconds, rough figures")
-    parser.add_argument(
-        "--no-floor", action="store_true", help="skip the floor, which needs mypyc and a compiler"
-    )
+    parser.add_argument("--no-floor", action="store_true", help="skip the floor, which needs mypyc and a compiler")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--write", action="store_true", help="also write the Markdown into docs/benchmarks.md")

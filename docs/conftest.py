@@ -1,4 +1,4 @@
-"""Real servers for the examples: `url` is the address of a Valkey server, `hub` that of a hub, `admin` its admin token."""
+"""Real servers for the examples: `url` is a Valkey server, `hub` a hub, and `admin` its admin token."""
 
 from collections.abc import Iterator
 from typing import Any

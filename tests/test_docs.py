@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import headgate
+from benchmarks.run import write
 from headgate import Decision, Gate, Limiter, Policy, RedisStore, client
 from headgate.client import AsyncObeyingTransport, HubClient, RelayClient
 from headgate.edges.decorator import rate_limited
@@ -39,6 +40,7 @@ GATE = page("gate")
 REDIS = page("redis")
 HUB = page("hub-reference")
 RELAY = page("relay")
+BENCHMARKS = page("benchmarks")
 EXAMPLE = (DOCS / "headgate.toml").read_text(encoding="utf-8")
 
 
@@ -254,3 +256,15 @@ def test_links_from_outside_the_docs_lead_somewhere(name: str) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], link
+
+
+def test_a_report_replaces_its_section_of_the_benchmarks(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(BENCHMARKS, encoding="utf-8")
+    for subject in ("memory", "redis", "hub", "edges", "replay"):
+        write(subject, f"a report on {subject}\n", page)
+        text = page.read_text(encoding="utf-8")
+        assert f"<!-- {subject} benchmark -->\n\na report on {subject}\n\n<!-- end of {subject} benchmark -->" in text
+    assert re.findall("^## .*", text, re.MULTILINE) == re.findall("^## .*", BENCHMARKS, re.MULTILINE)
+    with pytest.raises(ValueError, match="has no place for the report"):
+        write("nothing", "", page)

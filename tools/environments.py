@@ -1,7 +1,7 @@
 """The virtual environments of ./dev, and the wheel that is installed into them.
 
-Everything lives in .dev/ and is stamped with a digest of its ingredients, so that it is rebuilt when one of them changes.
-This runs before anything is installed: it uses the standard library alone.
+Everything is in .dev/, stamped with a digest of its ingredients, and is rebuilt when one of them changes. This runs
+before anything is installed, so it uses the standard library alone.
 """
 
 from __future__ import annotations  # lets an older Python reach the version check in ./dev
@@ -70,8 +70,8 @@ def build_wheel() -> Path:
     if any("__mypyc" in name for name in zipfile.ZipFile(wheel).namelist()):
         (home / "stamp").write_text(stamp)
     else:  # without a stamp the next run tries again: a compiler may have been installed
-        say("headgate is plain Python, not compiled. Are gcc and the Python headers installed (python3-dev)? For the output:")
-        say(f"{sys.executable} -m pip wheel -v --no-deps -w .dev/wheel .dev/source")
+        say("headgate is not compiled but plain Python. Are gcc and the Python headers installed (python3-dev)?")
+        say(f"the compiler's output: {sys.executable} -m pip wheel -v --no-deps -w .dev/wheel .dev/source")
     return wheel
 
 
@@ -89,7 +89,7 @@ def pip(verb: str, *arguments: str, into: Path | None = None, doing: str) -> Non
     """Run the pip of this Python, but never on this Python's own packages."""
     if find_spec("pip") is None:
         stop(f"{sys.executable} has no pip (apt install python3-pip)")
-    where = ["--python", into / "bin" / "python"] if into else []
+    where = ["--python", str(into / "bin" / "python")] if into else []
     how = ["-qq", "--no-input", "--disable-pip-version-check"]
     if call([sys.executable, "-m", "pip", *where, verb, *how, *arguments], PINS, doing):
         stop(f"pip {verb} failed; its output is above")
