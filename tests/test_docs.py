@@ -261,9 +261,11 @@ def test_links_from_outside_the_docs_lead_somewhere(name: str) -> None:
 def test_a_report_replaces_its_section_of_the_benchmarks(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(BENCHMARKS, encoding="utf-8")
-    for subject in ("memory", "redis", "hub", "edges", "replay"):
+    subjects = ("memory", "redis", "hub", "edges", "replay")
+    for subject in subjects:
         write(subject, f"a report on {subject}\n", page)
-        text = page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    for subject in subjects:
         assert f"<!-- {subject} benchmark -->\n\na report on {subject}\n\n<!-- end of {subject} benchmark -->" in text
     assert re.findall("^## .*", text, re.MULTILINE) == re.findall("^## .*", BENCHMARKS, re.MULTILINE)
     with pytest.raises(ValueError, match="has no place for the report"):
