@@ -29,6 +29,7 @@ from headgate.sliding import RateLimiter, RateLimitResult
 from headgate.stores.base import Store
 
 DOCS = Path(__file__).parent.parent / "docs"
+PACKAGE = Path(headgate.__file__).parent
 
 
 def page(name: str) -> str:
@@ -270,3 +271,10 @@ def test_a_report_replaces_its_section_of_the_benchmarks(tmp_path: Path) -> None
     assert re.findall("^## .*", text, re.MULTILINE) == re.findall("^## .*", BENCHMARKS, re.MULTILINE)
     with pytest.raises(ValueError, match="has no place for the report"):
         write("nothing", "", page)
+
+
+def test_the_files_that_the_map_names_exist() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = rows("| to change | open | because |", text)
+    assert len(table) == 12
+    assert [row[1] for row in table if not (PACKAGE / words(row[1])[0]).is_file()] == []
