@@ -178,9 +178,8 @@ def markdown(results: Results) -> str:
     head = ["a FastAPI request, µs", "time", "added", "times less than slowapi's decorator with headers"]
     noise = max(median(times) / min(times) - 1 for times in results.times.values())
     note = (
-        f"{results.machine['packages']}. In process, without sockets; processor time in the best of "
-        f"{len(results.times[BARE])} rounds, in which all take turns. How quiet the machine was: the median round was "
-        f"up to {noise:.0%} slower than the best."
+        f"In process, without sockets. Processor time in the best of {len(results.times[BARE])} rounds; the "
+        f"applications take turns within a round. Noise: the median round was up to {noise:.0%} slower than the best."
     )
     return "\n\n".join([machine_line(results.machine), table(head, rows), note, bar_list(bars(results))]) + "\n"
 

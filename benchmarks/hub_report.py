@@ -110,10 +110,10 @@ def _side_by_side(results: Results) -> str:
         costs = [f"{median([one.cost for one in rounds]) * 1e6:.1f}" for rounds in both]
         rows.append([what, *rates, f"{pair.rate:.2f}", *costs, f"{pair.cost:.2f}", *map(_waits, both)])
     note = (
-        "One hub is as it is, with limits that are never reached; the other does as if its gate had let everything "
-        f"pass, without asking it, and has no limiter in its relay. Each WebSocket has {results.window} frames under "
-        "way, each HTTP connection one request. Processor: what the hub's process took of it for each message. Share: "
-        "what is left with the gate of the messages per second, or per second of the processor."
+        "One hub runs normally, with limits that are never reached. The other skips its gate, as if every check had "
+        f"passed, and its relay has no limiter. Each WebSocket has {results.window} frames in flight, each HTTP "
+        "connection one request. Processor: CPU time of the hub's process per message. Share: the hub with its gate "
+        "relative to the hub without, in messages per second and per second of CPU time."
     )
     return f"{table(head, rows)}\n\n{note}"
 
@@ -128,14 +128,14 @@ def _watched(results: Results) -> str:
         number(median([one.rate for one in rounds])) for rounds in (results.watched.gated, results.watched.ungated)
     ]
     return (
-        f"While {results.dashboards} dashboards are open, each of which shows all agents: {rates[0]} pings per second, "
-        f"against {rates[1]} without any. The dashboards are read by one more process."
+        f"With {results.dashboards} dashboards open, each showing all agents: {rates[0]} pings per second, compared "
+        f"with {rates[1]} without dashboards. Another process reads the dashboards."
     )
 
 
 def _idle(results: Results) -> str:
     taken = number(results.bytes_per_connection)
-    return f"{results.idle:,} idle connections to /ws, identified: {taken} bytes of the hub's resident memory for each."
+    return f"{results.idle:,} idle, identified connections to /ws: {taken} bytes of the hub's resident memory each."
 
 
 def bars(results: Results) -> list[Bar]:
@@ -153,8 +153,7 @@ def _noise(results: Results) -> str:
     noise = max([max(some) / median(some) for some in rates]) - 1
     busy = min([median([one.processor / one.seconds for one in pair.gated]) for pair in results.pairs.values()])
     return (
-        "The hubs, and the load, are processes of their own. The hubs take turns within each of many short rounds: a "
-        "share is the median of what the rounds say, and so is every other figure. How quiet the machine was: the "
-        f"median round of the hub with the gate was up to {noise:.0%} slower than its best, and while it was asked it "
-        f"had a processor for at least {busy:.0%} of the time."
+        "The hubs and the load generator are separate processes. The hubs take turns within many short rounds; every "
+        f"figure is a median over the rounds. Noise: the median round of the hub with the gate was up to {noise:.0%} "
+        f"slower than its best, and under load the hub had a processor for at least {busy:.0%} of the time."
     )

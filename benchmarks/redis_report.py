@@ -92,11 +92,11 @@ def _tasks(results: Results) -> str:
     for errors in results.own_pools.values():
         fail = errors | fail  # the first of each
     note = (
-        "One process, one event loop. The peers are given a pool of as many connections as there are tasks; headgate "
-        "needs a handful."
+        "One process, one event loop. The peers get a pool with one connection per task; headgate needs a handful of "
+        "connections."
     )
     if fail:
-        note += f" With the pool that they come with fail {_listed(fail)}."
+        note += f" With their default pools, these fail: {_listed(fail)}."
     return f"{table(['tasks, checks per second', *labels, 'headgate to the best peer'], rows)}\n\n{note}"
 
 
@@ -128,8 +128,9 @@ def _thread(results: Results) -> str:
             table([f"one thread {place}, µs per check", "one limit", "to a GET", "two limits", "two to one"], rows)
         )
     note = (
-        "Two limits: headgate asks once for both; users of limits are told to hit one after the other. On another core "
-        "the two wake each other up, which takes the same time for all, and brings the ratios closer to 1."
+        "Two limits: headgate checks both in one call; the documentation of limits says to hit one after the other. On "
+        "another core, client and server wake each other up. That takes the same time for all, and brings the ratios "
+        "closer to 1."
     )
     return "\n\n".join([*tables, note])
 
@@ -146,9 +147,9 @@ def _processes(results: Results) -> str:
         rows.append(_shared(f"{own}, crowded", results.crowded, NONE))
     head = ["4 processes", "checks per second", "headgate to it", "checks", "passed", "script calls", "most of a key"]
     note = (
-        "Each process loops over the same 100 keys of 10,000 per second each; crowded: over 5 keys of 1,000 per second "
-        "each, so that more is asked for than passes. Most of a key: what passed of one key, of the capacity + rate x "
-        "time that the limit allows."
+        "Each process loops over the same 100 keys with a limit of 10,000 per second each. Crowded: 5 keys of 1,000 "
+        "per second each, so that demand exceeds the limit. Most of a key: the requests that passed on the busiest "
+        "key, of the capacity + rate x time that its limit allows."
     )
     return f"{table(head, rows)}\n\n{note}"
 
@@ -214,8 +215,8 @@ def _noise(results: Results) -> str:
     timings += [found[HEADGATE] for found in results.one_limit.values()]
     share = max([timing.median / timing.best - 1 for timing in timings if isinstance(timing, Timing)])
     return (
-        "All contenders use one server, which shares the machine's cores with them, and 100 keys, with so much room "
-        "that nothing is denied; with processes, what passed is said. Times are by the clock on the wall in the best "
-        "round; contenders take turns within a round. How quiet the machine was: headgate's median round was up "
-        f"to {share:.0%} slower than its best."
+        "All contenders use one server, which shares the machine's cores with them, and 100 keys. Nothing is denied, "
+        "except in the table of processes, which shows the requests that passed. Times are wall-clock times of the "
+        "best round; contenders take turns within a round. Noise: headgate's median round was up to "
+        f"{share:.0%} slower than its best."
     )

@@ -168,8 +168,8 @@ def _note(results: Results) -> str:
     noise = max([median(one.replayed) / min(one.replayed) - 1 for one in every], default=0.0)
     return (
         f"A combined log of {CLIENTS:,} clients, {_PER_SECOND} requests a second, the default policy. {shares}. Times "
-        "are processor time in the best round; parsing and replaying take turns. How quiet the machine was: the median "
-        f"round was up to {noise:.0%} slower than the best."
+        "are processor time in the best round; parsing and replaying take turns. Noise: the median round was up to "
+        f"{noise:.0%} slower than the best."
     )
 
 

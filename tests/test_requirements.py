@@ -1,4 +1,4 @@
-"""Every statement of docs/requirements.md has a test that carries its number."""
+"""Every statement of docs/requirements.md has a test whose name contains its number."""
 
 import re
 from pathlib import Path

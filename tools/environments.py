@@ -1,0 +1,123 @@
+"""The virtual environments of ./dev, and the wheel that is installed into them.
+
+Everything is in .dev/, stamped with a digest of its ingredients, and is rebuilt when one of them changes. This runs
+before anything is installed, so it uses the standard library alone.
+"""
+
+from __future__ import annotations  # lets an older Python reach the version check in ./dev
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+DEV = ROOT / ".dev"
+# Variables reach isolated builds too; the second is for pip 25.3 and later. pip would split a full path at a space.
+PINS = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
+
+
+def environment(name: str, *groups: str, wheel: Path | None = None) -> Path:
+    """The bin/ of an environment with these extras and dependency groups, and with the wheel if one is given."""
+    home, packages = DEV / name, requirements(*groups)
+    stamp = digest(packages, read(ROOT / "constraints.txt"), sys.version, sys.base_prefix)
+    if read(home / "stamp") != stamp:
+        shutil.rmtree(home, ignore_errors=True)
+        venv.create(home, symlinks=True)  # without pip, which Debian has taken out of venv
+        pip("install", "--no-compile", *packages, into=home, doing=f"installing packages into .dev/{name}")
+        (home / "stamp").write_text(stamp)
+    if wheel and read(home / "wheel-stamp") != digest(wheel.read_bytes()):
+        pip("install", "--no-deps", "--force-reinstall", str(wheel), into=home, doing=f"installing {wheel.name}")
+        (home / "wheel-stamp").write_text(digest(wheel.read_bytes()))
+    return home / "bin"
+
+
+def requirements(*groups: str) -> list[str]:
+    """The packages of extras and dependency groups, from pyproject.toml."""
+    import tomllib  # new in Python 3.11
+
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))
+    tables = project["project"]["optional-dependencies"] | project["dependency-groups"]
+    found = []
+    for entry in [entry for group in groups for entry in tables[group]]:
+        if isinstance(entry, dict):
+            found += requirements(entry["include-group"])
+        elif entry.startswith("headgate["):  # extras of headgate itself
+            found += requirements(*entry[len("headgate[") : -1].split(","))
+        else:
+            found.append(entry)
+    return sorted(set(found))
+
+
+def build_wheel() -> Path:
+    """The wheel of the present source; plain Python where it can't be compiled."""
+    source, home = copy_source(), DEV / "wheel"
+    files = [(str(path), path.read_bytes()) for path in sorted(source.rglob("*")) if path.is_file()]
+    stamp = digest(files, read(ROOT / "constraints.txt"), sys.version, sys.base_prefix)
+    if read(home / "stamp") != stamp:
+        shutil.rmtree(home, ignore_errors=True)
+        pip("wheel", "--no-deps", "--wheel-dir", str(home), str(source), doing="compiling the wheel")
+    (wheel,) = home.glob("*.whl")
+    if any("__mypyc" in name for name in zipfile.ZipFile(wheel).namelist()):
+        (home / "stamp").write_text(stamp)
+    else:  # without a stamp the next run tries again: a compiler may have been installed
+        say("headgate is not compiled but plain Python. Are gcc and the Python headers installed (python3-dev)?")
+        say(f"the compiler's output: {sys.executable} -m pip wheel -v --no-deps -w .dev/wheel .dev/source")
+    return wheel
+
+
+def copy_source() -> Path:
+    """A copy of the package without the output of earlier builds."""
+    source = DEV / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    return source
+
+
+def pip(verb: str, *arguments: str, into: Path | None = None, doing: str) -> None:
+    """Run the pip of this Python, but never on this Python's own packages."""
+    if find_spec("pip") is None:
+        stop(f"{sys.executable} has no pip (apt install python3-pip)")
+    where = ["--python", str(into / "bin" / "python")] if into else []
+    how = ["-qq", "--no-input", "--disable-pip-version-check"]
+    if call([sys.executable, "-m", "pip", *where, verb, *how, *arguments], PINS, doing):
+        stop(f"pip {verb} failed; its output is above")
+
+
+def call(command: Sequence[str | Path], env: dict[str, str] | None = None, doing: str = "") -> int:
+    """Run a command and return its exit code. `doing` describes a silent one, and is printed every five seconds."""
+    sys.stdout.flush()
+    start = time.monotonic()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | (env or {})) as process:
+        while doing and process.poll() is None:
+            say(f"{doing} ({time.monotonic() - start:.0f} s)")
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+    return process.returncode
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def say(text: str) -> None:
+    print(f"dev: {text}", flush=True)
+
+
+def stop(text: str) -> NoReturn:
+    sys.exit(f"dev: {text}")
