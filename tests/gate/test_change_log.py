@@ -4,7 +4,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Gate, ManualClock, Policy, RedisStore
+from headgate import Gate, InvalidInput, ManualClock, Policy, RedisStore
+from headgate.events import PolicyChanged
+from headgate.gate import changes
 from headgate.gate.changes import (
     KEPT,
     Effective,
@@ -97,13 +99,20 @@ def test_a_snapshot_has_the_effect_of_what_it_stands_for(before: list[Edit], aft
     )
 
 
-def test_a_snapshot_is_no_larger_than_what_is_in_effect() -> None:
+def test_a_snapshot_is_no_larger_than_the_agents_that_were_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "KEPT", 2)
     course = [
         edit for i in range(500) for edit in (override(f"agent-{i}", "heavy", "5/minute"), exemption(f"agent-{i}"))
     ]
     course += [edit for i in range(499) for edit in (no_override(f"agent-{i}"), exemption(f"agent-{i}", exempt=False))]
     course += [no_override("filed"), exemption("filed", exempt=False)]
-    assert condense(POLICY, course) == [*course[998:1000], *course[-2:]]
+    newest_removals = course[-4:-2]
+    assert condense(POLICY, course) == [*course[998:1000], *newest_removals, *course[-2:]]
+
+
+def test_a_removal_outlives_a_compaction_under_a_policy_without_the_agent() -> None:
+    course = [no_override("filed"), exemption("filed", exempt=False)]
+    assert effective(POLICY, condense(Policy(), course)) == effective(POLICY, course)
 
 
 # Every log ------------------------------------------------------------------------------------------------------------
@@ -304,3 +313,94 @@ def test_history_in_memory_is_bounded_too() -> None:
     assert KEPT <= len(history) < KEPT + 1000
     assert [change.by for change in history[-KEPT:]] == [str(number) for number in range(1500, KEPT + 1500)]
     assert gate.capacity("agent-9", "ws", "heavy") == KEPT + 1500
+
+
+# A shared log that others write to, or that a server loses ------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(redis_server: Server, tmp_path: Path) -> Iterator[Callable[[], Gate]]:
+    """Makes gates that share a log, and closes them."""
+    with ExitStack() as stack:
+
+        def opened() -> Gate:
+            store = RedisStore(redis_server.url, prefix=f"lost-{tmp_path.name}:", timeout=PATIENCE)
+            return stack.enter_context(Gate(store=stack.enter_context(store)))
+
+        yield opened
+
+
+def lose(server: Server, tmp_path: Path, rows: int) -> None:
+    """Drop the newest rows and everybody's connection, as a failover does."""
+    with server.client() as client:
+        client.ltrim(f"lost-{tmp_path.name}-admin:changes", 0, -1 - rows)
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+
+
+@pytest.mark.parametrize("lost", [2, 5])
+def test_a_gate_agrees_with_the_log_after_the_server_has_lost_changes(
+    opened: Callable[[], Gate], redis_server: Server, tmp_path: Path, lost: int
+) -> None:
+    gate = opened()
+    for number in range(5):
+        gate.set_override(f"old-{number}", "heavy", "1/minute")
+    lose(redis_server, tmp_path, lost)
+    other = opened()
+    for number in range(lost + 1):
+        other.set_override(f"new-{number}", "heavy", "2/minute")
+    wait_for(lambda: gate.effective == other.effective, "both gates to agree")
+
+
+def test_changes_are_announced_once_even_if_the_log_is_read_again(
+    opened: Callable[[], Gate], redis_server: Server, tmp_path: Path
+) -> None:
+    gate, heard = opened(), list[str]()
+    for number in range(20):
+        gate.add_exemption(f"agent-{number}")
+    gate.subscribe(lambda event: heard.append(str(event)), PolicyChanged)
+    lose(redis_server, tmp_path, 1)
+    wait_for(lambda: not gate.is_exempt("agent-19"), "the lost change to be gone")
+    assert heard == [str(PolicyChanged("changes read again", ""))]
+
+
+def test_a_reload_announces_the_changes_that_it_finds(opened: Callable[[], Gate]) -> None:
+    gate, other, heard = opened(), opened(), list[str]()
+    gate._log.close()  # it no longer follows
+    gate.subscribe(lambda event: heard.append(str(event)), PolicyChanged)
+    other.add_exemption("a", by="ada")
+    gate.reload(Policy())
+    made = [PolicyChanged("exemption of 'a' set to exempt", "ada"), PolicyChanged("policy reloaded", "")]
+    assert heard == [str(event) for event in made]
+
+
+# Edits that no function made ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        override("a", "heavy", "1/minute"),
+        "abc",
+        [None],
+        5,
+        [Edit("bogus", "a", "", "heavy", "1/minute")],
+        [Edit("snapshot")],
+        [Edit("override", "a", "", "hevy", "1/minute")],
+        [Edit("override", "", "", "heavy", "1/minute")],
+        [Edit("override", "a\n", "", "heavy", "1/minute")],
+        [Edit("override", "a", "", "heavy", "garbage")],
+        [Edit("override", "a", "ws", "heavy", None)],
+        [Edit("default", "", "", "heavy", "1/minute", generation=3)],
+        [Edit("default", "a", "", "heavy", "1/minute")],
+        [Edit("exemption", "a", value="5")],
+        [Edit("exemption", "a", "ws", value="exempt")],
+        [override("a", "heavy", "1/minute"), Edit("override", "b", "", "heavy", "garbage")],
+    ],
+    ids=repr,
+)
+def test_other_edits_are_refused_and_nothing_is_changed(edits: Any) -> None:
+    gate = Gate()
+    with pytest.raises(InvalidInput):
+        gate.change(edits)
+    assert gate.history() == []
+    assert gate.effective == Gate().effective

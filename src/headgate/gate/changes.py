@@ -52,6 +52,26 @@ def _edit(kind: str, agent: str, channel: object, tier: object, value: str | Non
     return Edit(kind, agent, channel or "", tier or "", value)
 
 
+def validated(edit: object, channels: Sequence[str]) -> Edit:
+    """An edit as the functions above make it; anything else is refused."""
+    if not isinstance(edit, Edit) or edit.kind not in ("override", "exemption", "default") or edit.generation:
+        refuse("edit", "an edit made by override, no_override, exemption or default", edit)
+    if edit.channel not in ("", *channels):
+        refuse("channel", f"one of {', '.join(channels)}", edit.channel)
+    made: Edit
+    if edit.kind == "exemption":
+        made = exemption(edit.agent, edit.value is not None)
+    elif edit.kind == "default":
+        made = default(edit.tier, edit.value or "", edit.channel or None)
+    elif edit.value is None:
+        made = no_override(edit.agent, edit.tier or None)
+    else:
+        made = override(edit.agent, edit.tier, edit.value, edit.channel or None)
+    if replace(made, value=edit.value) != edit or (edit.kind == "exemption" and made != edit):
+        refuse("edit", f"one such as {made}", edit)
+    return made
+
+
 # What is in effect ----------------------------------------------------------------------------------------------------
 
 
@@ -144,8 +164,8 @@ def _places(policy: Policy, edit: Edit) -> list[ChannelTier]:
 def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     """The edits that still have an effect, for the snapshot of a compacted log.
 
-    An edit has none once a later one covers it. A removal has none if there is nothing that it removes. Defaults carry
-    their generation, which can't be counted any more.
+    An edit has none once a later one covers it. A removal may have none under this policy and some under another: the
+    newest `KEPT` of those stay. Defaults carry their generation, which can't be counted any more.
     """
     defaults = [edit for edit in edits if edit.kind == "default"]
     generations = effective(policy, defaults).generations
@@ -161,15 +181,17 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     ]
     kept: dict[tuple[str, str], list[Edit]] = {}
     for edit in [*edits, *numbered]:
-        earlier = kept.setdefault((edit.kind, edit.agent), [])
-        earlier[:] = [*[other for other in earlier if not _covers(edit, other)], edit]
+        earlier = kept.pop((edit.kind, edit.agent), [])  # the newest goes last
+        kept[edit.kind, edit.agent] = [*[other for other in earlier if not _covers(edit, other)], edit]
     filed = {"override": policy.overrides, "exemption": policy.exempt, "default": {""}}
-    return [
-        edit
+    removals = [
+        (kind, agent)
         for (kind, agent), of_agent in kept.items()
-        if agent in filed.get(kind, ()) or any(edit.value is not None for edit in of_agent)
-        for edit in of_agent
+        if agent not in filed.get(kind, ()) and all([edit.value is None for edit in of_agent])
     ]
+    for key in removals[:-KEPT]:
+        del kept[key]
+    return [edit for of_agent in kept.values() for edit in of_agent]
 
 
 def _covers(later: Edit, earlier: Edit) -> bool:

@@ -24,6 +24,7 @@ from headgate.stores.base import (
     Change,
     ChangeLog,
     Edit,
+    LogPage,
     ObservableStore,
     Offence,
     RecordedViolation,
@@ -269,11 +270,10 @@ class Gate(GateChecks, Closable):
         `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`. They apply from the next
         check on, and are one record in the history.
         """
-        change = Change(tuple(edits), _author(by))
+        if not isinstance(edits, Iterable):
+            refuse("change", "edits, such as [override('planner', 'heavy', '20/minute')]", edits)
         channels = self._lookup.policy.channels
-        for edit in change.edits:
-            if edit.channel not in ("", *channels):
-                refuse("channel", f"one of {', '.join(channels)}", edit.channel)
+        change = Change(tuple([changes.validated(edit, channels) for edit in edits]), _author(by))
         if not change.edits:
             return
         with self._change_lock:
@@ -285,14 +285,14 @@ class Gate(GateChecks, Closable):
                 self._drop_buckets(after, agent)
             position = self._log.write(change)
             if self._shared and position - len(change.edits) != self._position:
-                made = self._catch_up()
+                events = self._catch_up(self._position)
             else:
-                self._lookup, self._position, made = after, position, [change]
+                self._lookup, self._position, events = after, position, [PolicyChanged(str(change), change.by)]
                 self._logged += 1
             if self._logged >= KEPT + _COMPACT_EVERY:
                 self._compact()
-        for one in made:
-            self._emit(PolicyChanged(str(one), one.by))
+        for event in events:
+            self._emit(event)
 
     def set_override(
         self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
@@ -330,14 +330,14 @@ class Gate(GateChecks, Closable):
         if not isinstance(policy, Policy):
             refuse("reload", "a Policy", policy)
         author = _author(by)
-        if self._shared:
-            self._sync()
         with self._change_lock:
-            before = self._lookup
-            after = Lookup(policy, effective(policy, self._read_log()), self._store, before)
+            before, page, position = self._lookup, self._log.read(), self._position
+            after = Lookup(policy, effective(policy, page.edits()), self._store, before)
             if not self._shared:
                 self._drop_changed(before, after)
-            self._lookup = after
+            self._lookup, self._position, self._logged = after, page.position, len(page.changes)
+        for event in _events_since(position, page):
+            self._emit(event)
         self._emit(PolicyChanged("policy reloaded", author))
 
     # A change waits for the disk and perhaps for a store: the async twins do so in a thread, and leave the loop free.
@@ -368,26 +368,30 @@ class Gate(GateChecks, Closable):
     async def adrop_agent(self, agent: str) -> None:
         await asyncio.to_thread(self.drop_agent, agent)
 
-    def _sync(self) -> None:
-        """Apply the changes of other nodes."""
+    def _sync(self, everything: bool) -> None:
+        """Apply the changes of other nodes. `everything`: the log may have lost some that this gate has applied."""
         with self._change_lock:
-            made = self._catch_up()
-        for change in made:
-            self._emit(PolicyChanged(str(change), change.by))
+            events = self._catch_up(0 if everything else self._position)
+        for event in events:
+            self._emit(event)
 
-    def _catch_up(self) -> list[Change]:
-        """Apply the changes that the log has and this gate hasn't, and return them."""
-        page, before = self._log.read(self._position), self._lookup
-        if page.position == self._position:
-            return []
+    def _catch_up(self, after: int) -> list[PolicyChanged]:
+        """Apply the changes after a position in the log, and return the events that tell of them."""
+        page, before = self._log.read(after), self._lookup
+        events = _events_since(self._position, page)
         if page.snapshot is None:
+            if not page.changes:
+                return []
             self._lookup = Lookup(before.policy, before.effective, self._store, before, page.edits())
             self._logged += len(page.changes)
         else:
-            self._lookup = Lookup(before.policy, effective(before.policy, page.edits()), self._store, before)
+            current = effective(before.policy, page.edits())
+            if current != before.effective:
+                self._lookup = Lookup(before.policy, current, self._store, before)
+                events = events or [PolicyChanged("changes read again", "")]
             self._logged = len(page.changes)
         self._position = page.position
-        return page.changes
+        return events
 
     def _read_log(self) -> list[Edit]:
         """All edits in the log; from here on this gate is up to date."""
@@ -474,6 +478,18 @@ def _author(by: object) -> str:
     if not isinstance(by, str):
         refuse("by", "a string", by)
     return by
+
+
+def _events_since(position: int, page: LogPage) -> list[PolicyChanged]:
+    """The events of the changes after a position, oldest first."""
+    new = page.position - position
+    events: list[PolicyChanged] = []
+    for change in reversed(page.changes):
+        if new <= 0:
+            break
+        new -= len(change.edits)
+        events.append(PolicyChanged(str(change), change.by))
+    return events[::-1]
 
 
 def _change_log(remember: object, store: Store) -> ChangeLog:

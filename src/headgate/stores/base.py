@@ -298,8 +298,11 @@ class ChangeLog(Protocol):
 class SharedChangeLog(ChangeLog, Protocol):
     """A change log that several nodes write to."""
 
-    def follow(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change`, from another thread, whenever the log may have changed, until it is closed."""
+    def follow(self, on_change: Callable[[bool], None]) -> None:
+        """Call `on_change`, from another thread, whenever the log may have changed, until it is closed.
+
+        Its argument is true if the log may also have lost changes since the last call: all of it has to be read then.
+        """
 
 
 @runtime_checkable

@@ -29,7 +29,7 @@ _log = logging.getLogger("headgate")
 class RedisChangeLog:
     """Records changes in a list that has no expiry, under a prefix of its own.
 
-    Followers are notified by pub/sub. After a lost connection they read what they have missed.
+    Followers are notified by pub/sub. After a lost connection they read everything: the server may have lost changes.
     """
 
     def __init__(self, clients: Clients, prefix: str) -> None:
@@ -67,11 +67,8 @@ class RedisChangeLog:
         except ERRORS as error:
             raise StoreAway(f"{failure}: {describe_error(error)}") from error
 
-    def follow(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change`, from another thread, whenever the log may have changed, until it is closed.
-
-        A forked process follows with a thread of its own.
-        """
+    def follow(self, on_change: Callable[[bool], None]) -> None:
+        """See `SharedChangeLog.follow`. A forked process follows with a thread of its own."""
         self._on_change = on_change
         self._follower = _Follower(self._clients, self._key, on_change)
         self._follower.start()
@@ -88,7 +85,7 @@ class RedisChangeLog:
 
 
 class _Follower(threading.Thread):
-    def __init__(self, clients: Clients, channel: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, clients: Clients, channel: str, on_change: Callable[[bool], None]) -> None:
         super().__init__(name="headgate-changes", daemon=True)
         self._clients = clients
         self._channel = channel
@@ -115,15 +112,15 @@ class _Follower(threading.Thread):
         with self._clients.client().pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
             channel.subscribe(self._channel)
             channel.get_message(timeout=_POLL)
-            self._on_change()  # there may be changes from before
+            self._on_change(True)
             while not self._stopped.is_set():
                 if channel.get_message(timeout=_POLL) is not None:
-                    self._on_change()
+                    self._on_change(False)
 
 
 def _split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of the snapshot, if there is one, and the rows after it."""
-    size = rows[0]["rows"] if rows and rows[0]["kind"] == "snapshot" else 0
+    size = rows[0]["rows"] if rows and rows[0]["kind"] == "snapshot" and "rows" in rows[0] else 0
     return rows[:size], rows[size:]
 
 

@@ -7,7 +7,7 @@ local key, verb = KEYS[1], ARGV[1]
 local function snapshot()
   local first = redis.call('LINDEX', key, 0)
   local row = first and cjson.decode(first)
-  if row and row.kind == 'snapshot' then
+  if row and row.kind == 'snapshot' and row.position and row.rows then
     return row.position, row.rows
   end
   return 0, 0
