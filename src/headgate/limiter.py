@@ -43,7 +43,7 @@ class Limiter(LimiterChecks, Closable):
             refuse("Limiter name", "a string", name)
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
         super().__init__(rules, open_store("Limiter store", store), name, low)
-        self._opened = isinstance(store, str)
+        self._owns_store = isinstance(store, str)
         self._queues = WaitQueues()
 
     @property
@@ -139,12 +139,12 @@ class Limiter(LimiterChecks, Closable):
         return await self._store.aapply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
 
     def close(self) -> None:
-        """Close the store, if this limiter has opened it, as a `with` block does at its end."""
-        if self._opened:
+        """Close the store, if this limiter has opened it. A `with` block does so at its end."""
+        if self._owns_store:
             close_store(self._store)
 
     async def aclose(self) -> None:
-        if self._opened:
+        if self._owns_store:
             await aclose_store(self._store)
 
     def __repr__(self) -> str:

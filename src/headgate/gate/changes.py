@@ -1,8 +1,7 @@
 """Changes that operators make while a gate runs, on top of the policy.
 
-Changes are recorded as they were made, one after the other, with who made them and when. What is in effect results from
-applying their edits in order, by the one function that also applies them while running. So the log and the running gate
-can't differ.
+Changes are recorded in order, with their authors and times. The limits in effect result from applying their edits in
+that order, by the one function that also applies them while running. So the log and the running gate can't differ.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -163,11 +162,11 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     for edit in [*edits, *numbered]:
         earlier = kept.setdefault((edit.kind, edit.agent), [])
         earlier[:] = [*[other for other in earlier if not _covers(edit, other)], edit]
-    filed = {"override": policy.overrides, "exemption": policy.exempt, "default": {""}}
+    in_policy = {"override": policy.overrides, "exemption": policy.exempt, "default": {""}}
     return [
         edit
         for (kind, agent), of_agent in kept.items()
-        if agent in filed.get(kind, ()) or any(edit.value is not None for edit in of_agent)
+        if agent in in_policy.get(kind, ()) or any(edit.value is not None for edit in of_agent)
         for edit in of_agent
     ]
 

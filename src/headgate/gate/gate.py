@@ -67,20 +67,20 @@ class Gate(GateChecks, Closable):
         rules = Policy() if policy is None else policy
         if not isinstance(rules, Policy):
             refuse("Gate policy", "a Policy", rules)
-        where = open_store(
+        opened = open_store(
             "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
         )
-        self._opened: Final = isinstance(store, str)
-        self._log: Final[ChangeLog] = _change_log(remember, where)
+        self._owns_store: Final = isinstance(store, str)
+        self._log: Final[ChangeLog] = _change_log(remember, opened)
         self._shared: Final = isinstance(self._log, SharedChangeLog)
         self._position = 0  # in the log: the changes up to there are in effect
         self._logged = 0  # changes in the log
         self._change_lock = threading.RLock()
         after_fork(self)
-        self._sessions: Final = Sessions(where)
-        super().__init__(where, Lookup(rules, effective(rules, self._first_edits()), where))
+        self._sessions: Final = Sessions(opened)
+        super().__init__(opened, Lookup(rules, effective(rules, self._first_edits()), opened))
         self._unsubscribe_store: Final = (
-            where.subscribe(self._on_store_event) if isinstance(where, ObservableStore) else None
+            opened.subscribe(self._on_store_event) if isinstance(opened, ObservableStore) else None
         )
         if isinstance(self._log, SharedChangeLog):
             self._log.follow(self._sync)
@@ -202,7 +202,7 @@ class Gate(GateChecks, Closable):
         return Offence(AGENTS, check_agent(agent), self._lookup.backoff)
 
     def standing(self, agent: str) -> Standing:
-        """How an agent stands: its violations in a row, and how long they still count."""
+        """The standing of an agent: its violations in a row, and how long they still count."""
         return self._store.standing(self._offence(agent))
 
     async def astanding(self, agent: str) -> Standing:
@@ -315,7 +315,7 @@ class Gate(GateChecks, Closable):
         self.change([changes.default(tier, limit, channel)], by=by)
 
     def history(self) -> list[Change]:
-        """The changes that were made, with who made them and when, oldest first: at least the newest 10,000."""
+        """The changes that were made, with their authors and times, oldest first: at least the newest 10,000."""
         return self._log.read().changes
 
     def reload(self, policy: Policy, *, by: str = "") -> None:
@@ -424,9 +424,9 @@ class Gate(GateChecks, Closable):
 
     def _drop_buckets(self, lookup: Lookup, agent: str, before: Lookup | None = None) -> None:
         """Drop an agent's buckets under its limits, except those that it had under the same limits before."""
-        spared = set() if before is None else {(active.name, active.limit) for active in before.limits_of(agent)}
+        kept = set() if before is None else {(active.name, active.limit) for active in before.limits_of(agent)}
         for active in lookup.limits_of(agent):
-            if (active.name, active.limit) not in spared:
+            if (active.name, active.limit) not in kept:
                 self._store.forget(active.name, agent, active.limit)
 
     # Events ----------------------------------------------------------------------------------------------------------
@@ -467,12 +467,12 @@ class Gate(GateChecks, Closable):
         if self._unsubscribe_store is not None:
             self._unsubscribe_store()
         self._log.close()
-        if self._opened:
+        if self._owns_store:
             close_store(self._store)
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
-        if self._opened:
+        if self._owns_store:
             await aclose_store(self._store)
 
 

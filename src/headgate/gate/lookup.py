@@ -118,9 +118,9 @@ class Lookup:
         limits: list[ActiveLimit | None] = [None] * len(self.exempt)
         if rules is not None:
             for (channel, tier), limit in rules.overrides.items():
-                watched = shadow or policy.shadow or tier in policy.shadow_tiers
+                in_shadow = shadow or policy.shadow or tier in policy.shadow_tiers
                 index = self.defaults[channel][tier].index
-                limits[index] = ActiveLimit(self, AGENTS, channel, tier, "own", limit, watched, index)
+                limits[index] = ActiveLimit(self, AGENTS, channel, tier, "own", limit, in_shadow, index)
         elif not shadow:
             return None
         return OwnLimits(rules is not None and rules.exempt, shadow, limits)

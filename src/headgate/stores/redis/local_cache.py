@@ -142,13 +142,13 @@ class LimitCache:
             self._denials[key] = CachedDenial(cost, until, self._caches.now(), decision)
 
     def forget(self, key: str, keys: Keys) -> list[DrawRequest]:
-        """Drop what is kept for a key; the requests that give its tokens back."""
+        """Drop the cache of a key; the requests that give its tokens back."""
         with self._caches.lock:
             self._denials.pop(key, None)
             return self._give_back([key], self._caches.now(), keys)
 
     def clear(self) -> None:
-        """Drop what is kept for every key, and give nothing back."""
+        """Drop the cache of every key, and give nothing back."""
         with self._caches.lock:
             self._denials.clear()
             self._drawn.clear()
@@ -241,7 +241,7 @@ class LocalCaches:
         return [request for cache in list(self._caches.values()) for request in cache.drop_idle(keys, everything)]
 
     def after_fork(self) -> None:
-        """In a forked process: drop what is the parent's."""
+        """In a forked process: drop the parent's state."""
         self.lock = threading.Lock()
         self._owed = {}
         self._last_number = secrets.randbits(51)
