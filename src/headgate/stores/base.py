@@ -309,6 +309,10 @@ class SharedStore(Store, Protocol):
     def change_log(self) -> SharedChangeLog: ...
 
 
+AddOutcome: TypeAlias = Literal["done", "exists", "uninvited"]
+ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked"]
+
+
 class AgentDirectory(Protocol):
     """Agents, each with the digest of its token. Every step is done as a whole or not at all."""
 
@@ -317,14 +321,10 @@ class AgentDirectory(Protocol):
 
     async def close(self) -> None: ...
 
-    async def add(
-        self, agent: str, digest: bytes, at: float, invitation: bytes | None
-    ) -> Literal["done", "exists", "uninvited"]:
+    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
         """Add an agent; with an `invitation`, only if there is one of that digest, which is used up by it."""
 
-    async def replace(
-        self, agent: str, digest: bytes | None, revoked_too: bool
-    ) -> Literal["done", "unknown", "revoked"]:
+    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
         """Give an agent another digest, or none; one that has none only if `revoked_too`."""
 
     async def verify(self, agent: str, digest: bytes) -> bool: ...

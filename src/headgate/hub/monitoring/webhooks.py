@@ -22,7 +22,7 @@ from msgspec import Struct
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
 from headgate.http import parse_retry_after
-from headgate.hub.monitoring.alerts import Alert, Happening
+from headgate.hub.monitoring.alerts import Alert, AlertEvent
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 
@@ -44,7 +44,7 @@ class Notice(Struct, frozen=True):
 
     delivery: str
     """The same in every attempt, so that receivers can drop duplicates."""
-    event: Happening
+    event: AlertEvent
     alert: Alert
 
 
@@ -85,7 +85,7 @@ class Webhooks:
         """The number of notices queued or being sent."""
         return sum(receiver.waiting for receiver in self._receivers)
 
-    def send(self, event: Happening, alert: Alert) -> None:
+    def send(self, event: AlertEvent, alert: Alert) -> None:
         """Queue an alert for all receivers."""
         if self._receivers:
             name = f"{alert.alert_id}-{alert.times}-{event.removeprefix('alert.')}"

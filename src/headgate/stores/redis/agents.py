@@ -5,11 +5,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from hmac import compare_digest
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import redis
 
 from headgate.errors import StoreAway
+from headgate.stores.base import AddOutcome, ReplaceOutcome
 from headgate.stores.redis.clients import ERRORS, STALE_CLIENT, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import FORMAT
@@ -70,17 +71,13 @@ class RedisAgents:
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    async def add(
-        self, agent: str, digest: bytes, at: float, invitation: bytes | None
-    ) -> Literal["done", "exists", "uninvited"]:
+    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
         outcome, _ = await self._change(
             "add", agent, digest.hex(), repr(at), "" if invitation is None else invitation.hex()
         )
         return outcome  # type: ignore[return-value]
 
-    async def replace(
-        self, agent: str, digest: bytes | None, revoked_too: bool
-    ) -> Literal["done", "unknown", "revoked"]:
+    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
         new = "" if digest is None else digest.hex()
         outcome, when = await self._change("replace", agent, new, "1" if revoked_too else "", self._changes)
         if outcome == "done":
