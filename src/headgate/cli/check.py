@@ -58,7 +58,7 @@ def add(commands: Commands) -> None:
     check.add_argument("--cost", type=whole_number(1), metavar="N", help="tokens that the request takes (default: 1)")
     check.add_argument("--peek", action="store_true", help="count nothing")
     check.add_argument("--store", metavar="URL", help="use this Redis or Valkey server, without a hub")
-    check.add_argument("--policy", metavar="FILE", help="policy file in TOML of those who share the server")
+    check.add_argument("--policy", metavar="FILE", help="policy file in TOML of the hubs that share the server")
     add_hub_options(check)
 
 
@@ -98,7 +98,7 @@ def _validate(options: argparse.Namespace) -> None:
     if options.tier is None and options.action is None:
         raise _InvalidOptions("expected --tier or --action" + ("" if options.store is None else ", or --limit"))
     if options.peek and options.cost is not None:
-        raise _InvalidOptions("--cost: expected no --peek, which shows what is left for any cost")
+        raise _InvalidOptions("--cost: expected no --peek, which shows how much is left for any cost")
     if options.store is None and options.policy is not None:
         raise _InvalidOptions("--policy: expected --store too; a hub has its own policy")
 

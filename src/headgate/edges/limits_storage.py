@@ -67,7 +67,7 @@ class _Rules(NamedTuple):
 
 @lru_cache(maxsize=1000)
 def _rules(amount: int, expiry: Number) -> _Rules:
-    most = max(amount, 1)  # of nothing nothing passes, whatever is counted
+    most = max(amount, 1)  # with an amount of 0 nothing passes: `_take` and `_hit` see to it
     return _Rules(SlidingWindow(most, expiry), SlidingWindow(_MARKED, expiry), SlidingWindow(most, 2 * expiry))
 
 
@@ -96,7 +96,7 @@ class _StorageFlows:
             if option not in known:
                 refuse(
                     f"{type(self).__name__} options",
-                    f"some of key_prefix, wrap_exceptions, {', '.join(known)} (what redis-py is to be told goes into "
+                    f"some of key_prefix, wrap_exceptions, {', '.join(known)} (options of redis-py go into "
                     "the URL, after a question mark)",
                     option,
                 )
@@ -108,7 +108,7 @@ class _StorageFlows:
 
     @property
     def store(self) -> Store:
-        """Where it is counted."""
+        """The store that counts."""
         return self._store
 
     @property
@@ -218,10 +218,10 @@ class _StorageFlows:
         _, left = yield from self._marked(key, _rules(*self._limit(key)))
         return time.time() + left
 
-    # The end of what is counted ---------------------------------------------------------------------------------------
+    # Resets -----------------------------------------------------------------------------------------------------------
 
     def _clear(self, key: str) -> _Flow[None]:
-        """The marker last: who counts meanwhile, counts in the window that ends with it."""
+        """The marker last: a caller that counts meanwhile counts in the window that ends with it."""
         rules = _rules(*self._limit(key))
         yield _ForgetStep(_MOVING, key, rules.log)
         for turn in _TURNS:
@@ -333,7 +333,7 @@ class HeadgateStorage(
         return self._keys_of(self._store.reset()) if isinstance(self._store, ResettableStore) else 0
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         close_store(self._store)
 
 
@@ -399,5 +399,5 @@ class AsyncHeadgateStorage(
         return self._keys_of(await self._store.areset()) if isinstance(self._store, ResettableStore) else 0
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await aclose_store(self._store)

@@ -1,12 +1,18 @@
 """Requests and responses, as an edge sees them in any protocol."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, TypeAlias
 
 from headgate.errors import refuse
 
 Network: TypeAlias = IPv4Network | IPv6Network
+
+Scope: TypeAlias = Any  # mappings; frameworks have types of their own for them
+Message: TypeAlias = Any
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 UNIX: Final = "unix"
 UNKNOWN: Final = "unknown"

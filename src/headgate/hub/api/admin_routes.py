@@ -289,7 +289,7 @@ async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
     if not body.peek:
         decision = await stats.check(agent, channel, tier, body.cost)
     elif body.cost != 1:
-        refuse("cost", "1 with peek, which says what is left for any cost", body.cost)
+        refuse("cost", "1 with peek, which says how much is left for any cost", body.cost)
     else:
         decision = await gate.apeek(agent, channel, tier)
     violation, would_be = decision.violation, decision.would_be
