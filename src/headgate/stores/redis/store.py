@@ -409,7 +409,7 @@ class RedisStore(Closable):
 
     def windows(self) -> RedisWindows:
         """Sliding windows whose limit comes with each call. All that are made here count together."""
-        return RedisWindows(self)
+        return RedisWindows(self.keys, self.aexecute, self.decide_without)
 
     # The server ------------------------------------------------------------------------------------------------------
 
