@@ -4,7 +4,7 @@
     result = await limiter.check("user-7")            # 100 in a minute, unless settings or the call say otherwise
     result.allowed, result.current_count, result.remaining, result.retry_after_seconds
 
-What is counted belongs to the key alone; limit and window come with each call. The server's clock counts, and
+Counts belong to the key alone; limit and window come with each call. The server's clock counts, and
 each decision is one call of one script. With "memory://" this process's memory counts instead, with the same results.
 """
 
@@ -68,7 +68,7 @@ class RateLimiter(Closable):
 
     `where` is a URL or a store; without one the settings name the URL, and without settings the environment does. A
     `MemoryStore` lends its clock and its `max_keys`: in memory each limiter counts for itself. A request for which
-    there is no room is denied with a wait of a second; what is counted is never dropped to make room.
+    there is no room is denied with a wait of a second; counts are never dropped to make room.
     """
 
     def __init__(self, where: str | Store | None = None, settings: RateLimitSettings | None = None) -> None:

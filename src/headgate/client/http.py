@@ -104,7 +104,7 @@ RequestFlow: TypeAlias = Flow[Step, httpx.Response]
 
 
 class _RequestFlows:
-    """What the two transports share: the pace of each server, the queues, and the flow of a request."""
+    """The shared part of the two transports: the pace of each server, the queues, and the flow of a request."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a client knows of a server's limits, and when it may send the next request. No I/O happens here.
+"""A client's knowledge of a server's limits, and when it may send the next request. No I/O happens here.
 
 Responses report the remaining quota, but late and in any order: each was true when its request was judged, somewhere
 between sending and answer, and may or may not include the requests that were in flight then. So there is one *estimate*
@@ -267,7 +267,7 @@ class _PolicyState:
 
 
 class _Estimate:
-    """What one response said of a policy, carried forward to the present."""
+    """The statement of one response about a policy, carried forward to the present."""
 
     __slots__ = ("again", "amount", "cost", "empty", "most", "rate", "sent", "since", "unseen")
 

@@ -202,7 +202,7 @@ class Guard:
     def counters(self, name: str, given: Limiter | LimitLike) -> tuple[RequestCounter, RequestCounter]:
         """Counters by key and by address, for something else that the same callers do.
 
-        A limit is counted where the guard's own limiter or gate counts. "gate" is what the gate allows on "ws".
+        A limit is counted where the guard's own limiter or gate counts. "gate" stands for the gate's channel "ws".
         """
         if given != "gate":
             return self._limit_counters(name, given)
@@ -234,7 +234,7 @@ class Guard:
         name = None if self._key is None else self._valid_key((yield self._key(request)))
         if name:
             counter, key = by_key, name
-        else:  # a gate knows by itself what an address counts as, and which are exempt
+        else:  # a gate itself knows the key of an address, and the exempt ones
             counter, key = by_address, request.address if self._has_tiers else address_key(request.address)
         decision = yield counter.check(key, tier, cost)
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name))

@@ -146,7 +146,7 @@ class _StorageFlows:
         for _ in range(_TRIES):
             if decision.remaining == log.capacity:
                 return 0, 0.0
-            if cost == decision.remaining + 1:  # then what it would have to wait for is the oldest
+            if cost == decision.remaining + 1:  # then it waits for the oldest
                 break
             cost = decision.remaining + 1
             decision = yield _ApplyStep(Verb.PEEK, [Ask(name, key, log, cost)])
@@ -259,7 +259,7 @@ class HeadgateStorage(
     - Several limits are hit one after the other, as always with `limits`: those that passed stay counted when a later
       one denies. `headgate.Limiter("5/second; 100/hour")` checks all at once.
 
-    The clock is the store's, so with Redis the server's. Every key expires with what it counts; a limit is at most
+    The clock is the store's, so with Redis the server's. Every key expires with its counts; a limit is at most
     1,000,000. While the server is away this process counts in memory, or does as `on_failure` says; nothing is raised.
 
     Options: `key_prefix` of the keys in a server, `wrap_exceptions`, and those of the store: `timeout` and

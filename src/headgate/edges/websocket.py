@@ -88,12 +88,12 @@ class WebSocketMiddleware:
         where = f"WebSocketLimits {name}"
         if given == "gate":
             if name != "received":
-                refuse(where, "a limit or a limiter (a gate counts what is received)", given)
+                refuse(where, "a limit or a limiter (a gate counts only received messages)", given)
         elif not isinstance(given, Limiter):
             given = limit_of(where, given)
         found = self.guard.counters(name, given)
         if name.startswith("sent") and isinstance(found[0], LimiterCounter) and not found[0].limiter.limit.capacity:
-            refuse(where, "a limit that lets something pass (what is sent isn't dropped)", given)
+            refuse(where, "a limit that lets something pass (sent messages aren't dropped)", given)
         return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,7 @@ KEPT: Final = 10_000
 """The newest changes, which stay readable when a log is compacted."""
 
 
-# What can be changed --------------------------------------------------------------------------------------------------
+# Edits ----------------------------------------------------------------------------------------------------------------
 
 
 def override(agent: str, tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
@@ -51,12 +51,12 @@ def _edit(kind: str, agent: str, channel: object, tier: object, value: str | Non
     return Edit(kind, agent, channel or "", tier or "", value)
 
 
-# What is in effect ----------------------------------------------------------------------------------------------------
+# Rules in effect ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRules:
-    """What is in effect for one agent only."""
+    """The overrides and the exemption of one agent."""
 
     overrides: Mapping[ChannelTier, Limit]
     exempt: bool
@@ -67,7 +67,7 @@ _NO_RULES: Final = AgentRules({}, False)
 
 @dataclass(frozen=True)
 class Effective:
-    """What is in effect: the policy with all changes applied."""
+    """The limits, overrides and exemptions in effect: the policy with all changes applied."""
 
     limits: Mapping[ChannelTier, Limit]
     agents: ImmutableMap[AgentRules]
@@ -91,7 +91,7 @@ class Effective:
 
 
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
-    """What is in effect after these edits to a policy."""
+    """The rules in effect after these edits to a policy."""
     agents: ImmutableMap[AgentRules] = ImmutableMap()
     for agent in {*policy.overrides, *policy.exempt}:
         agents = agents.set(agent, AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt))
@@ -99,7 +99,7 @@ def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
 
 
 def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Effective:
-    """What is in effect after some more edits."""
+    """The rules in effect after some more edits."""
     after = before
     for edit in edits:
         if edit.kind == "default":

@@ -124,14 +124,14 @@ class Gate(GateChecks, Closable):
         return await self._aapply(CHECK, *self._lookup.find_address(address, purpose), cost)
 
     def peek(self, agent: str, channel: str, tier: str) -> Decision:
-        """Say what a check would say, and count nothing."""
+        """Decide as a check would, and count nothing."""
         return self._apply(Verb.PEEK, *self._agent(agent, channel, tier), 1)
 
     async def apeek(self, agent: str, channel: str, tier: str) -> Decision:
         return await self._aapply(Verb.PEEK, *self._agent(agent, channel, tier), 1)
 
     def charge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
-        """Count what an agent has spent already, even if that leaves a debt, which later refill pays off.
+        """Count a cost that an agent has spent already, even if that leaves a debt, which later refill pays off.
 
         Like `refund`, it answers as `peek` would right after it, and emits no event.
         """
@@ -141,7 +141,7 @@ class Gate(GateChecks, Closable):
         return await self._aapply(Verb.CHARGE, *self._agent(agent, channel, tier), cost)
 
     def refund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
-        """Give an agent back what a check has counted and it hasn't used, up to the capacity."""
+        """Give an agent back a counted cost that it hasn't used, up to the capacity."""
         return self._apply(Verb.REFUND, *self._agent(agent, channel, tier), cost)
 
     async def arefund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
@@ -226,7 +226,7 @@ class Gate(GateChecks, Closable):
         self._emit(ViolationsReset(agent))
         return had_any
 
-    # What is in effect -----------------------------------------------------------------------------------------------
+    # Limits in effect -----------------------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
@@ -257,7 +257,7 @@ class Gate(GateChecks, Closable):
         return self.limits_for(agent, channel, tier).capacity
 
     def drop_agent(self, agent: str) -> None:
-        """Forget what an agent has spent, and its violations."""
+        """Forget an agent's counts and its violations."""
         self._drop_buckets(self._lookup, check_agent(agent))
         self.reset_violations(agent)
 
@@ -321,9 +321,9 @@ class Gate(GateChecks, Closable):
     def reload(self, policy: Policy, *, by: str = "") -> None:
         """Replace the policy; changes made while running stay on top of it.
 
-        Buckets whose limit stays the same keep what they have counted; others begin full. Gates that share a server are
-        reloaded one after the other, and the second must not fill up what the first has counted: there, a limit that
-        was in effect before goes on with what it has counted.
+        Buckets whose limit stays the same keep their counts; others begin full. Gates that share a server are reloaded
+        one after the other, and the second must not reset the counts of the first: there, a limit that was in effect
+        before keeps its counts.
         """
         if not isinstance(policy, Policy):
             refuse("reload", "a Policy", policy)

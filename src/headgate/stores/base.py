@@ -76,7 +76,7 @@ class RecordedViolation(NamedTuple):
 
 @runtime_checkable
 class Store(Protocol):
-    """Keeps the counts of keys. `headgate.stores.conformance` tests what is specified here.
+    """Keeps the counts of keys. `headgate.stores.conformance` tests this contract.
 
     Each verb has an async twin for event loops.
     """
@@ -148,7 +148,7 @@ class ServerStore(ClosableStore, Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """What was sent to the server."""
+        """Statistics of the requests to the server."""
 
     def verify(self) -> None:
         """Connect and verify that the server can be used; a `StoreError` says why not."""

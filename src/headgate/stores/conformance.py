@@ -34,7 +34,7 @@ Case: TypeAlias = Callable[[MakeStore], None]
 
 
 class NotConforming(AssertionError):
-    """A store doesn't do what it must."""
+    """A store breaks the contract."""
 
 
 class Bench:

@@ -29,7 +29,7 @@ _log = logging.getLogger("headgate")
 class RedisChangeLog:
     """Records changes in a list that has no expiry, under a prefix of its own.
 
-    Followers are notified by pub/sub. After a lost connection they read what they have missed.
+    Followers are notified by pub/sub. After a lost connection they read the changes that they have missed.
     """
 
     def __init__(self, clients: Clients, prefix: str) -> None:

@@ -104,7 +104,7 @@ class Clients:
         scheme, kind, options, nodes, name = _parse(url)
         options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout} | options
         options.setdefault("protocol", 2)
-        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # what was sent may have been counted: never sent twice
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # a request may have been counted: never sent twice
         aretry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
         ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
         options |= {"ssl": True} if scheme in ("rediss", "valkeys") else {}

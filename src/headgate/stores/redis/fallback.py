@@ -1,4 +1,4 @@
-"""What happens while the server is away: a circuit breaker, and a fallback that decides instead."""
+"""Decisions while the server is away: a circuit breaker, and a fallback that decides instead."""
 
 import threading
 import time

@@ -6,7 +6,7 @@ sent within a second.
 
 **Drawn tokens** are a slice of a bucket that a node has taken ahead of its checks. The server counts them against the
 capacity until they expire, so that all nodes together never let more pass than the limit does. A node draws for busy
-keys, and gives back what it doesn't use.
+keys, and gives back unused ones.
 """
 
 import secrets
@@ -117,7 +117,7 @@ class LimitCache:
             return DrawRequest(keys, ask, low, offence, self.slice, unused, drawn.number, new, LIFETIME)
 
     def end_draw(self, key: str, answered: DrawRequest | None, asked_at: i64) -> None:
-        """Take in what the server has granted; nothing, if it didn't answer."""
+        """Take in the granted tokens; none, if the server didn't answer."""
         with self._caches.lock:
             drawn = self._drawn.get(key)
             if drawn is None:

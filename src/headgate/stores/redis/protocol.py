@@ -250,7 +250,7 @@ class StandingRequest(Request[Standing]):
 
 
 class DrawRequest(Request[Decision]):
-    """A check that also draws a `new` slice of tokens ahead, and gives back what was not used of an `old` one.
+    """A check that also draws a `new` slice of tokens ahead, and gives back the unused tokens of an `old` one.
 
     Each slice has a number of its own. So a draw that got no answer in time, but was granted later all the same, gives
     nothing back that this process has in hand.
