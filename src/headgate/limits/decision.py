@@ -239,11 +239,6 @@ class Decision:
         """`retry_after` in whole milliseconds, rounded up."""
         return None if self._retry == NEVER else (self._retry + 999) // 1000
 
-    @property
-    def reset_us(self) -> int:
-        """`reset_after` in whole microseconds."""
-        return self._reset
-
     def __bool__(self) -> bool:
         return self._outcome is not DENY
 
