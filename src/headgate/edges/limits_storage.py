@@ -190,7 +190,7 @@ class _StorageFlows:
                     return used + cost
                 if self.clock.now() - began < seconds * 1_000_000:
                     return used
-                yield _ApplyStep(Verb.REFUND, [ask])  # held up for a whole window: it may have been any
+                yield _ApplyStep(Verb.REFUND, [ask])  # delayed by a whole window: it may be the wrong one
             else:
                 turn, before = yield from self._free(key, rules)
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
