@@ -29,6 +29,8 @@ from headgate.stores.base import Change, ChangeLog, Edit
 from headgate.stores.sqlite import SqliteChangeLog
 from tests.support.valkey import PATIENCE, Server, wait_for
 
+pytestmark = pytest.mark.once
+
 POLICY = Policy(exempt=["filed"], agents={"filed": {"heavy": "5/minute"}})
 OLD_SCHEMA = """
 CREATE TABLE changes (

@@ -186,7 +186,7 @@ def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> N
         other = str(tmp_path / "other")
         in_use, taken = failing(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
         listening = f"127.0.0.1 port {hub.port}: expected an address to listen on, got: Address already in use"
-        assert in_use == f"{listening}; give another by --host or --port"
+        assert in_use == f"{listening}; choose another with --host or --port"
         assert taken == f"{tmp_path}: another hub uses this directory; give this one another by --data"
         assert not Path(other).exists()
         with hub.http() as admin:
@@ -213,7 +213,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}"}
     (told,) = failing(["--data", str(tmp_path)], **surroundings)
     assert re.fullmatch(
-        r"the hub needs more than the core: No module named '\w+'; pip install 'headgate\[server\]'", told
+        r"the hub needs more than the core: No module named '\w+'; install the extra headgate\[server\]", told
     )
     command = [sys.executable, "-m", "headgate", "policy", "show"]
     shown = subprocess.run(

@@ -282,7 +282,7 @@ def test_without_the_packages_it_is_said_what_to_install(monkeypatch: pytest.Mon
         async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):
             pass
 
-    with pytest.raises(HeadgateError, match=r"expected OpenTelemetry's packages, .*pip install 'headgate\[otel\]'"):
+    with pytest.raises(HeadgateError, match=r"expected OpenTelemetry's packages, .*install the extra headgate\[otel\]"):
         asyncio.run(work())
 
 

@@ -21,6 +21,8 @@ from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.script import SOURCE
 from tests.support.valkey import PATIENCE, Server, wait_for
 
+pytestmark = pytest.mark.once  # the server's script decides; its callers are compiled or not in test_redis.py
+
 FEW = batching._MAX_SENDERS + 1
 """Connections: of those who send, and of the one who looks at the server first."""
 

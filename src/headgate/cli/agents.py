@@ -18,8 +18,8 @@ def add(commands: Commands) -> None:
         "agents",
         _run,
         "list agents and their bucket usage",
-        "List the agents that are connected, active within the last minutes, denied within the last hour, overridden "
-        "or exempt. For each, show the bucket nearest to its limit.",
+        "List the agents that are connected, were active within the last five minutes, were denied within the last "
+        "hour, or have an override or an exemption. For each, show the bucket nearest to its limit.",
         "headgate agents",
         "headgate agents --all --json",
         json=True,

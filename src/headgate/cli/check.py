@@ -38,8 +38,8 @@ def add(commands: Commands) -> None:
         _run,
         "check one request, for scripts",
         "Check one request of an agent and count it, as if the agent had sent it: a denial is a violation. The hub "
-        "decides; with --store, the Redis or Valkey server of hubs decides without a hub; with --store and --limit, "
-        "AGENT is any key under that limit.\n\n"
+        "decides. With --store, a Redis or Valkey server decides, without a hub; with --store and --limit, AGENT is "
+        "any key, under that limit.\n\n"
         f"Exit codes: 0 allowed, {DENIED} denied, {INVALID} invalid arguments, {UNDECIDED} no decision.",
         "headgate check planner --tier heavy && ./expensive-job",
         "headgate check planner --channel http --action post_task --peek --json",
@@ -50,15 +50,17 @@ def add(commands: Commands) -> None:
     check.add_argument("agent", metavar="AGENT", help="name of the agent, or key")
     request = check.add_mutually_exclusive_group()
     request.add_argument("--tier", choices=TIERS, metavar="T", help=f"tier of the request: {', '.join(TIERS)}")
-    request.add_argument("--action", metavar="A", help="action, such as message, which the policy classifies")
+    request.add_argument("--action", metavar="A", help="action, such as message; the policy maps it to a tier")
     request.add_argument(
-        "--limit", metavar="LIMIT", help="limit, such as 10/minute, in place of a policy; needs --store"
+        "--limit", metavar="LIMIT", help="limit, such as 10/minute, instead of a policy; requires --store"
     )
     check.add_argument("--channel", metavar="C", help=f"channel, such as ws or http (default: {_CHANNEL})")
     check.add_argument("--cost", type=whole_number(1), metavar="N", help="tokens that the request takes (default: 1)")
     check.add_argument("--peek", action="store_true", help="count nothing")
     check.add_argument("--store", metavar="URL", help="use this Redis or Valkey server, without a hub")
-    check.add_argument("--policy", metavar="FILE", help="policy file in TOML of the hubs that share the server")
+    check.add_argument(
+        "--policy", metavar="FILE", help="policy file in TOML, for --store (default: the default policy)"
+    )
     add_hub_options(check)
 
 

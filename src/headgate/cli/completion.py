@@ -16,7 +16,7 @@ def add(commands: Commands, root: argparse.ArgumentParser) -> None:
         "completion",
         partial(_run, root),
         "print a completion script for a shell",
-        "Print a script that completes commands, options and files in a shell. Requires pip install 'headgate[cli]'.",
+        "Print a script that completes commands, options and files in a shell. Requires the extra headgate[cli].",
         "headgate completion bash > ~/.local/share/bash-completion/completions/headgate",
         "headgate completion zsh > ~/.zfunc/_headgate",
     )

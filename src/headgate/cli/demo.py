@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
         commands,
         "demo",
         _run,
-        "watch simulated agents at a real limiter",
+        "watch simulated agents use a real limiter",
         "Watch simulated agents, well-behaved and not, draw from the buckets of a real limiter.",
         "headgate demo --seconds 30 --agents 12",
     )

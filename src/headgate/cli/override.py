@@ -56,7 +56,7 @@ def _tier_limit(text: str) -> tuple[str, str]:
     tier, equals, limit = text.partition("=")
     if not equals or tier not in TIERS:
         raise argparse.ArgumentTypeError(
-            f"expected {', '.join(TIERS)} and a limit, such as heavy=100/minute, got {text!r}"
+            f"expected a tier ({', '.join(TIERS)}) and a limit, such as heavy=100/minute, got {text!r}"
         )
     try:
         parse(limit)

@@ -95,4 +95,4 @@ def requires(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise HeadgateError(f"{what} needs more than the core: {error}; pip install 'headgate[{extra}]'") from error
+        raise HeadgateError(f"{what} needs more than the core: {error}; install the extra headgate[{extra}]") from error

@@ -5,10 +5,20 @@ import os
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Final
 
 from headgate.cli.hub_api import SecretOption
 from headgate.cli.parser import Commands, requires
 from headgate.hub.settings import HubSettings, flag, variable
+
+_METAVARS: Final = {
+    "data": "DIRECTORY",
+    "store": "URL",
+    "registration": "WHO",
+    "public_dashboard": "BOOLEAN",
+    "webhooks": "URLS",
+    "otel_endpoint": "URL",
+}  # where the last word of the name says less
 
 
 def add(commands: Commands) -> None:
@@ -16,21 +26,30 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "serve",
         help="start a hub",
-        description="Start a hub: agents connect over WebSocket and HTTP, exchange messages and get tasks, and a gate "
-        "limits all of it.",
-        epilog="Each option has an environment variable: HEADGATE_PORT for --port, and so on.",
+        description="Start a hub. Agents connect to it over WebSocket and HTTP, exchange messages and receive tasks; a "
+        "gate limits all of this.",
+        epilog="Each option can also be set in the environment: --port by HEADGATE_PORT, and so on.",
     )
     parser.set_defaults(run=_run)
-    parser.add_argument("--config", metavar="FILE", help="policy file in TOML; its table [hub] may hold these options")
+    parser.add_argument("--config", metavar="FILE", help="policy file in TOML; its table [hub] can set these options")
     for one in fields(HubSettings):
         if one.metadata["secret"]:
             elsewhere = "in the table [hub] of a file"
             parser.add_argument(flag(one.name), action=SecretOption, variable=variable(one.name), elsewhere=elsewhere)
         else:
             default = f" (default: {one.default})" if one.default else ""
-            metavar = one.name.rpartition("_")[2].upper()
+            metavar = _metavar(one.name)
             switch = {"nargs": "?", "const": "true"} if isinstance(one.default, bool) else {}
             parser.add_argument(flag(one.name), metavar=metavar, help=one.metadata["about"] + default, **switch)
+
+
+def _metavar(name: str) -> str:
+    """What the value of a setting is."""
+    if name.startswith("max_"):
+        return "N"
+    if name.startswith("tls_"):
+        return "FILE"
+    return _METAVARS.get(name, "SECONDS" if name.endswith("_within") else name.rpartition("_")[2].upper())
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ try:
     from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 except ImportError as missing:
     raise HeadgateError(
-        f"headgate.client: expected the package websockets, got: {missing}; pip install 'headgate[client]'"
+        f"headgate.client: expected the package websockets, got: {missing}; install the extra headgate[client]"
     ) from missing
 
 T = TypeVar("T")

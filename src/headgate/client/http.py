@@ -25,7 +25,7 @@ try:
     import httpx
 except ImportError as error:
     raise HeadgateError(
-        f"headgate.client: expected httpx for a transport that obeys, got: {error}; pip install 'headgate[client]'"
+        f"headgate.client: expected httpx for a transport that obeys, got: {error}; install the extra headgate[client]"
     ) from error
 
 _REPEATABLE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})

@@ -21,7 +21,7 @@ try:
     from headgate.proto import envelope_pb2 as wire
 except ImportError as missing:
     raise HeadgateError(
-        f"headgate.client.relay: expected the package protobuf, got: {missing}; pip install 'headgate[client]'"
+        f"headgate.client.relay: expected the package protobuf, got: {missing}; install the extra headgate[client]"
     ) from missing
 
 

@@ -146,8 +146,8 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     An edit has none once a later one covers it. A removal has none if there is nothing that it removes. Defaults carry
     their generation, which can't be counted any more.
     """
-    generations = effective(policy, edits).generations
     defaults = [edit for edit in edits if edit.kind == "default"]
+    generations = effective(policy, defaults).generations
     numbered = [
         Edit(
             "default",

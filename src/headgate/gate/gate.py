@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Final, SupportsIndex, get_args
 
@@ -11,7 +11,7 @@ from headgate.errors import HeadgateError, StoreAway, refuse
 from headgate.events import Alerted, Checked, Degraded, Event, Listener, PolicyChanged, Violated, ViolationsReset
 from headgate.gate import changes
 from headgate.gate._hot import CHECK, EXEMPT, GateChecks, store_request
-from headgate.gate.changes import KEPT, Effective, MemoryChangeLog, apply_edits, condense, effective
+from headgate.gate.changes import KEPT, Effective, MemoryChangeLog, condense, effective
 from headgate.gate.lookup import ADDRESSES, AGENTS, ActiveLimit, Lookup
 from headgate.gate.policy import Policy, check_agent
 from headgate.gate.sessions import Session, Sessions
@@ -277,8 +277,9 @@ class Gate(GateChecks, Closable):
         if not change.edits:
             return
         with self._change_lock:
-            after = self._lookup_with(change.edits)
-            for agent in _agents(change.edits):
+            before = self._lookup
+            after = Lookup(before.policy, before.effective, self._store, before, change.edits)
+            for agent in after.changed:
                 # First, so that listeners find them empty: they may be left from a time when that limit was in effect.
                 # No check uses them until the switch, except where a limit stays the same.
                 self._drop_buckets(after, agent)
@@ -290,7 +291,8 @@ class Gate(GateChecks, Closable):
                 self._logged += 1
             if self._logged >= KEPT + _COMPACT_EVERY:
                 self._compact()
-        self._announce(made)
+        for one in made:
+            self._emit(PolicyChanged(str(one), one.by))
 
     def set_override(
         self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
@@ -370,7 +372,8 @@ class Gate(GateChecks, Closable):
         """Apply the changes of other nodes."""
         with self._change_lock:
             made = self._catch_up()
-        self._announce(made)
+        for change in made:
+            self._emit(PolicyChanged(str(change), change.by))
 
     def _catch_up(self) -> list[Change]:
         """Apply the changes that the log has and this gate hasn't, and return them."""
@@ -378,7 +381,7 @@ class Gate(GateChecks, Closable):
         if page.position == self._position:
             return []
         if page.snapshot is None:
-            self._lookup = self._lookup_with(page.edits())
+            self._lookup = Lookup(before.policy, before.effective, self._store, before, page.edits())
             self._logged += len(page.changes)
         else:
             self._lookup = Lookup(before.policy, effective(before.policy, page.edits()), self._store, before)
@@ -398,15 +401,6 @@ class Gate(GateChecks, Closable):
             self._logged = self._log.compact(KEPT, lambda edits: condense(policy, edits))
         except HeadgateError as error:  # it will be tried again; the change itself was made
             _log.warning("%s", error)
-
-    def _lookup_with(self, edits: Sequence[Edit]) -> Lookup:
-        before = self._lookup
-        after = apply_edits(before.effective, before.policy, edits)
-        return Lookup(before.policy, after, self._store, before, _agents(edits))
-
-    def _announce(self, made: list[Change]) -> None:
-        for change in made:
-            self._emit(PolicyChanged(str(change), change.by))
 
     def _drop_changed(self, before: Lookup, after: Lookup) -> None:
         """Let a new policy begin with full buckets wherever a limit has changed."""
@@ -474,11 +468,6 @@ class Gate(GateChecks, Closable):
         await asyncio.to_thread(self.close)
         if self._owns_store:
             await aclose_store(self._store)
-
-
-def _agents(edits: Iterable[Edit]) -> set[str]:
-    """The agents that edits are about; a default is about none."""
-    return {edit.agent for edit in edits if edit.agent}
 
 
 def _author(by: object) -> str:

@@ -1,19 +1,19 @@
 """The lookup of a check: every limit in effect, by channel, tier, action, agent and address."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from headgate._native import i64
 from headgate.errors import refuse
-from headgate.gate.changes import Effective
+from headgate.gate.changes import Effective, apply_edits
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import TIERS, UNKNOWN_TIER, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.numbers import permille
-from headgate.stores.base import Store
+from headgate.stores.base import Edit, Store
 from headgate.stores.memory import LimitTable, MemoryStore, ViolationTable, in_process
 
 AGENTS: Final = "agents"
@@ -59,7 +59,7 @@ class OwnLimits:
 class Lookup:
     """Everything that a check looks up. It is replaced as a whole, so that each check sees one state.
 
-    With `changed`, only the defaults and these agents differ from the lookup `before`; the other agents are shared.
+    With `edits`, it is the lookup `before` with these edits made, and shares with it what they leave alone.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class Lookup:
         effective: Effective,
         store: Store,
         before: "Lookup | None" = None,
-        changed: Iterable[str] | None = None,
+        edits: Sequence[Edit] | None = None,
     ) -> None:
+        if edits is not None:
+            effective = apply_edits(effective, policy, edits)
         self.policy: Final = policy
         self.effective: Final = effective
         self.memory: Final[MemoryStore | None] = in_process(store)
@@ -93,10 +95,11 @@ class Lookup:
         for (channel, action), tier in policy.actions.items():
             self.by_action[channel][action] = self.defaults[channel][tier]
         own: ImmutableMap[OwnLimits] = ImmutableMap()
-        if changed is None:
+        if before is None or edits is None:
             changed = {*[agent for agent, _ in effective.agents.items()], *policy.shadow_agents}
-        elif before is not None:
-            own = before.own
+        else:
+            own, changed = before.own, {edit.agent for edit in edits if edit.agent}
+        self.changed: Final[set[str]] = changed  # the agents that are not shared with the lookup before
         for agent in changed:
             limits = self._own_limits(agent)
             own = own.delete(agent) if limits is None else own.set(agent, limits)

@@ -216,7 +216,7 @@ class Hub:
             from headgate.hub.monitoring.telemetry import Telemetry
         except ImportError as error:
             raise HeadgateError(
-                f"otel_endpoint: expected OpenTelemetry's packages, got: {error}; pip install 'headgate[otel]'"
+                f"otel_endpoint: expected OpenTelemetry's packages, got: {error}; install the extra headgate[otel]"
             ) from error
         return Telemetry(self.metric_sources, self.settings.otel_endpoint)
 

@@ -127,7 +127,7 @@ def _listen(settings: HubSettings) -> socket.socket:
     except OSError as error:
         raise HeadgateError(
             f"{settings.host} port {settings.port}: expected an address to listen on, got: {error.strerror}; "
-            "give another by --host or --port"
+            "choose another with --host or --port"
         ) from error
     return listener
 

@@ -28,7 +28,7 @@ def _redis(where: str, url: str, **settings: Any) -> Store:
         from headgate.stores.redis import RedisStore
     except ImportError as error:
         raise HeadgateError(
-            f"{where}: expected redis-py for a store at a URL, got: {error}; pip install 'headgate[redis]'"
+            f"{where}: expected redis-py for a store at a URL, got: {error}; install the extra headgate[redis]"
         ) from error
     return RedisStore(url, **settings)
 

@@ -1,4 +1,4 @@
-"""The store in Redis or Valkey. It needs redis-py: `pip install headgate[redis]`."""
+"""The store in Redis or Valkey. It needs redis-py: the extra `headgate[redis]`."""
 
 from headgate.stores.redis.store import RedisStore
 
