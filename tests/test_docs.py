@@ -80,7 +80,6 @@ FOR_STORES = (
     "as_denied",
     "as_shadow",
     "own_wait",
-    "reset_us",
     "retry_ms",
     "retry_us",
     "with_violation",

@@ -1,4 +1,4 @@
-"""What the compiled modules need from mypyc, without needing it at run time.
+"""mypyc's names for the compiled modules, which don't need mypyc at run time.
 
 Inside a compiled module `i64` is a machine integer; everywhere else it is `int`. This module itself is never compiled.
 """

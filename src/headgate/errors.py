@@ -9,7 +9,7 @@ class HeadgateError(Exception):
 
 
 class InvalidInput(HeadgateError, ValueError):
-    """An argument can't be used. The text says where, what was expected, and what came.
+    """An argument can't be used. The text says where, what was expected, and what was given.
 
     A call that raised it has counted nothing.
     """
@@ -58,7 +58,7 @@ def refuse(where: str, expected: str, got: object) -> NoReturn:
 
 
 def printable(text: str) -> str:
-    """Text from outside, safe to print: whatever isn't printable is escaped."""
+    """Text from outside, safe to print: unprintable characters are escaped."""
     if text.isprintable():
         return text
     return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])

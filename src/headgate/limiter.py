@@ -43,7 +43,7 @@ class Limiter(LimiterChecks, Closable):
             refuse("Limiter name", "a string", name)
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
         super().__init__(rules, open_store("Limiter store", store), name, low)
-        self._opened = isinstance(store, str)
+        self._owns_store = isinstance(store, str)
         self._queues = WaitQueues()
 
     @property
@@ -76,14 +76,14 @@ class Limiter(LimiterChecks, Closable):
         return await self._aapply(Verb.CHECK, key, cost, request_id)
 
     def peek(self, key: str, cost: SupportsIndex = 1) -> Decision:
-        """Decide as a check of this cost would, and count nothing. `remaining` is what is left now."""
+        """Decide as a check of this cost would, and count nothing. `remaining` is the quota left now."""
         return self._apply(Verb.PEEK, key, cost)
 
     async def apeek(self, key: str, cost: SupportsIndex = 1) -> Decision:
         return await self._aapply(Verb.PEEK, key, cost)
 
     def charge(self, key: str, cost: SupportsIndex, *, request_id: str | None = None) -> Decision:
-        """Count what has been spent already, even if that leaves a debt, which later refill pays off.
+        """Count a cost that has been spent already, even if that leaves a debt, which later refill pays off.
 
         Like `refund`, it answers as `peek` would right after it.
         """
@@ -93,7 +93,7 @@ class Limiter(LimiterChecks, Closable):
         return await self._aapply(Verb.CHARGE, key, cost, request_id)
 
     def refund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
-        """Give back what was counted but not used, up to the capacity (in a window, the newest first)."""
+        """Give back a counted cost that was not used, up to the capacity (in a window, the newest first)."""
         decision = self._apply(Verb.REFUND, key, cost, request_id)
         self._queues.wake(key_of(key))
         return decision
@@ -104,7 +104,7 @@ class Limiter(LimiterChecks, Closable):
         return decision
 
     def reset(self, key: str) -> bool:
-        """Forget what was counted for a key, and say whether there was anything."""
+        """Forget the count of a key, and say whether there was any."""
         name = key_of(key)
         known = self._store.forget(self._name, name, self._limit)
         self._queues.wake(name)
@@ -139,12 +139,12 @@ class Limiter(LimiterChecks, Closable):
         return await self._store.aapply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
 
     def close(self) -> None:
-        """Close the store, if this limiter has opened it, as a `with` block does at its end."""
-        if self._opened:
+        """Close the store, if this limiter has opened it. A `with` block does so at its end."""
+        if self._owns_store:
             close_store(self._store)
 
     async def aclose(self) -> None:
-        if self._opened:
+        if self._owns_store:
             await aclose_store(self._store)
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@
     result = await limiter.check("user-7")            # 100 in a minute, unless settings or the call say otherwise
     result.allowed, result.current_count, result.remaining, result.retry_after_seconds
 
-What is counted belongs to the key alone; limit and window are judged anew by each call. The server's clock counts, and
+Counts belong to the key alone; limit and window come with each call. The server's clock counts, and
 each decision is one call of one script. With "memory://" this process's memory counts instead, with the same results.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, SupportsIndex
 
+from headgate._limiter_hot import key_of
 from headgate.errors import InvalidInput, refuse
 from headgate.lifecycle import Closable
 from headgate.limits.numbers import LARGEST, whole
@@ -24,7 +25,7 @@ from headgate.stores.urls import aclose_store, close_store, make_store
 
 @dataclass(frozen=True, slots=True)
 class RateLimitResult:
-    """What came of a check."""
+    """The result of a check."""
 
     allowed: bool
     current_count: int
@@ -37,7 +38,7 @@ class RateLimitResult:
 
 @dataclass(frozen=True)
 class RateLimitSettings:
-    """What holds where a call says nothing else."""
+    """The defaults of calls, and the store."""
 
     url: str = "redis://localhost:6379/0"
     limit: int = 100
@@ -51,14 +52,14 @@ class RateLimitSettings:
         """The settings that HEADGATE_REDIS_URL, HEADGATE_WINDOW_LIMIT, HEADGATE_WINDOW_MS, HEADGATE_WINDOW_PREFIX,
         HEADGATE_ON_FAILURE and HEADGATE_STORE_TIMEOUT give, and the defaults for the others."""
         given = os.environ if environment is None else environment
-        ordinary = cls()
+        default = cls()
         return cls(
-            url=given.get("HEADGATE_REDIS_URL", ordinary.url),
-            limit=_number(given, "HEADGATE_WINDOW_LIMIT", ordinary.limit),
-            window_ms=_number(given, "HEADGATE_WINDOW_MS", ordinary.window_ms),
-            prefix=given.get("HEADGATE_WINDOW_PREFIX", ordinary.prefix),
-            on_failure=given.get("HEADGATE_ON_FAILURE", ordinary.on_failure),
-            timeout=_seconds(given, "HEADGATE_STORE_TIMEOUT", ordinary.timeout),
+            url=given.get("HEADGATE_REDIS_URL", default.url),
+            limit=_number(given, "HEADGATE_WINDOW_LIMIT", default.limit),
+            window_ms=_number(given, "HEADGATE_WINDOW_MS", default.window_ms),
+            prefix=given.get("HEADGATE_WINDOW_PREFIX", default.prefix),
+            on_failure=given.get("HEADGATE_ON_FAILURE", default.on_failure),
+            timeout=_seconds(given, "HEADGATE_STORE_TIMEOUT", default.timeout),
         )
 
 
@@ -67,14 +68,14 @@ class RateLimiter(Closable):
 
     `where` is a URL or a store; without one the settings name the URL, and without settings the environment does. A
     `MemoryStore` lends its clock and its `max_keys`: in memory each limiter counts for itself. A request for which
-    there is no room is denied with a wait of a second; what is counted is never dropped to make room.
+    there is no room is denied with a wait of a second; counts are never dropped to make room.
     """
 
     def __init__(self, where: str | Store | None = None, settings: RateLimitSettings | None = None) -> None:
         self.settings: Final = RateLimitSettings.from_environment() if settings is None else settings
         self._windows: Final[dict[tuple[int, int], SlidingWindow]] = {}
         self._window(None, None)
-        self._owned: Final = where is None or isinstance(where, str)
+        self._owns_store: Final = where is None or isinstance(where, str)
         self._store: Final = self._open(self.settings.url if where is None else where)
         self._counters: Final = self._store.windows()
 
@@ -91,16 +92,16 @@ class RateLimiter(Closable):
     ) -> RateLimitResult:
         """Let a request pass and count it, or deny it and count nothing."""
         window = self._window(limit, window_ms)
-        allowed, used, wait = await self._counters.hit(_key(key), window)
+        allowed, used, wait = await self._counters.hit(key_of(key), window)
         return RateLimitResult(allowed, used, window.capacity - used if allowed else 0, -(-wait // 1_000_000))
 
     async def get_counter(self, key: str, window_ms: SupportsIndex | None = None) -> int:
         """How many requests are in the window. Nothing is counted."""
-        return await self._counters.count(_key(key), self._window(None, window_ms))
+        return await self._counters.count(key_of(key), self._window(None, window_ms))
 
     async def reset_counter(self, key: str) -> bool:
         """Forget a key, and say whether there was anything to forget. Raises `StoreAway` while the server is."""
-        return await self._counters.forget(_key(key))
+        return await self._counters.forget(key_of(key))
 
     def _window(self, limit: object, window_ms: object) -> SlidingWindow:
         most = whole("limit", self.settings.limit if limit is None else limit, MAX_WINDOW_LIMIT)
@@ -114,30 +115,24 @@ class RateLimiter(Closable):
 
     def close(self) -> None:
         """Close the connections of threads, unless the store is the caller's own; in an event loop use `aclose`."""
-        if self._owned:
+        if self._owns_store:
             close_store(self._store)
 
     async def aclose(self) -> None:
-        if self._owned:
+        if self._owns_store:
             await aclose_store(self._store)
 
 
-def _key(key: object) -> str:
-    if not isinstance(key, str):
-        refuse("key", "a string", key)
-    return key
-
-
-def _number(given: Mapping[str, str], name: str, ordinary: int) -> int:
+def _number(given: Mapping[str, str], name: str, default: int) -> int:
     text = given.get(name)
     if text is not None and not text.strip().isdecimal():
         raise InvalidInput(f"{name}: expected a whole number, got {text!r}")
-    return ordinary if text is None else int(text)
+    return default if text is None else int(text)
 
 
-def _seconds(given: Mapping[str, str], name: str, ordinary: float) -> float:
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     text = given.get(name)
     try:
-        return ordinary if text is None else float(text)
+        return default if text is None else float(text)
     except ValueError:
         raise InvalidInput(f"{name}: expected a number of seconds, got {text!r}") from None

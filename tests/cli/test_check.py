@@ -160,7 +160,7 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
         (["a", "--limit", "1/s", "--store", "redis://x", "--token-file", "a"],
          "--store: expected neither --hub nor --token-file: it uses no hub"),
         (["a", "--tier", "light", "--peek", "--cost", "2"],
-         "--cost: expected no --peek, which shows what is left for any cost"),
+         "--cost: expected no --peek, which shows how much is left for any cost"),
         (["a", "--tier", "light", "--store", "nowhere"],
          ("store: expected a URL such as redis://host:6379/0, rediss://…, unix:///path, "
           "redis+sentinel://host:26379/name or redis+cluster://host:7000, got 'nowhere'")),

@@ -315,11 +315,11 @@ def test_nodes_that_share_a_server_share_what_is_counted(redis_server: Server, c
         ),
         (
             {"sent": "gate"},
-            "WebSocketLimits sent: expected a limit or a limiter (a gate counts what is received), got 'gate'",
+            "WebSocketLimits sent: expected a limit or a limiter (a gate counts only received messages), got 'gate'",
         ),
         (
             {"sent_bytes": "blocked"},
-            "WebSocketLimits sent_bytes: expected a limit that lets something pass (what is sent isn't dropped), got",
+            "WebSocketLimits sent_bytes: expected a limit that lets something pass (sent messages aren't dropped), got",
         ),
     ],
 )

@@ -372,7 +372,7 @@ def test_what_is_refused() -> None:
         (lambda: HeadgateStorage("headgate+memory://", timeout=1), "HeadgateStorage options: expected some of key"),
         (lambda: AsyncHeadgateStorage("async+headgate+redis://x", max_connections=3),
          ("AsyncHeadgateStorage options: expected some of key_prefix, wrap_exceptions, clock, on_failure, timeout ("
-          "what redis-py is to be told goes into the URL, after a question mark), got 'max_connections'")),
+          "options of redis-py go into the URL, after a question mark), got 'max_connections'")),
     ]  # fmt: skip
     for attempt, text in attempts:
         with pytest.raises(InvalidInput) as caught:

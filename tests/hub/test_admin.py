@@ -122,7 +122,7 @@ def test_a_check_says_what_holds_for_the_agent() -> None:
         ({"tier": "light", "channel": "fax"}, "channel: expected one of ws, http, got 'fax'"),
         ({"action": "ping", "channel": "fax"}, "channel: expected one of ws, http, got 'fax'"),
         ({"tier": "light", "cost": 2, "peek": True},
-         "cost: expected 1 with peek, which says what is left for any cost, got 2"),
+         "cost: expected 1 with peek, which says how much is left for any cost, got 2"),
         ({"tier": "light", "cost": 0}, "body: Expected `int` >= 1 - at `$.cost`"),
         ({"tier": "light", "cost": "1"}, "body: Expected `int`, got `str` - at `$.cost`"),
         ({"tier": "light", "agent_id": "a\nb"}, "agent: expected 1 to 128 printable characters, got 'a\\nb'"),

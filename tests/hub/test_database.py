@@ -270,7 +270,7 @@ def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) 
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE agents (theirs)")
-    with pytest.raises(DatabaseError, match="expected a hub's database, got a file of another program's"):
+    with pytest.raises(DatabaseError, match="expected a hub's database, got a file of another program"):
         Database(path)
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("agents",)]

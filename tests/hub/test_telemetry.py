@@ -114,8 +114,8 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up because the machine stands still for a while."""
     for name, value in PATIENT.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(telemetry, "_PATIENCE", PATIENCE)
-    monkeypatch.setattr(telemetry, "_FAREWELL", PATIENCE)
+    monkeypatch.setattr(telemetry, "_LOOP_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
 
 @pytest.mark.usefixtures("often")
 def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_FAREWELL", 600)
+    monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", 600)
     with (
         nobody() as port,
         capture_logs() as logged,
@@ -248,7 +248,7 @@ def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: py
 def test_at_the_end_a_collector_that_hangs_is_not_waited_for(
     collector: Collector, farewell: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telemetry, "_FAREWELL", farewell)
+    monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", farewell)
     collector.answers.extend([collector.hang] * 2)
     with running(otel_endpoint=collector.base):
         wait_for(lambda: collector.heard, "metrics")
@@ -259,7 +259,8 @@ def test_at_the_end_a_collector_that_hangs_is_not_waited_for(
 
 
 def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, tmp_path: Path) -> None:
-    patient = f"from headgate.hub.monitoring import telemetry\ntelemetry._PATIENCE = telemetry._FAREWELL = {PATIENCE}\n"
+    patient = "from headgate.hub.monitoring import telemetry\n"
+    patient += f"telemetry._LOOP_TIMEOUT = telemetry._LAST_EXPORT_TIMEOUT = {PATIENCE}\n"
     (tmp_path / "sitecustomize.py").write_text(patient)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "OTEL_METRIC_EXPORT_INTERVAL": "3600000", **PATIENT}
     with program(tmp_path / "data", "--otel-endpoint", collector.base, environment=surroundings) as hub:

@@ -213,7 +213,7 @@ def test_b8_each_receiver_gets_them_in_order_and_none_waits_for_another(receiver
 def test_b8_when_too_many_wait_the_oldest_are_dropped(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
-    monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(module, "MAX_QUEUED", 3)
 
     async def walk() -> None:
         receiver.answers.append(receiver.hang)

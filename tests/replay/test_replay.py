@@ -16,7 +16,7 @@ from headgate.replay.options import LogOptions
 from headgate.replay.player import LogSet, Player
 from headgate.replay.report import AgentReport, OutcomeCounts
 from headgate.replay.suggest import HIGHEST
-from headgate.replay.timeline import MOST, Timeline
+from headgate.replay.timeline import MAX_INTERVALS, Timeline
 from headgate.replay.timestamps import format_timestamp
 from tests.support.log_files import BEGIN, replayed, write_csv, write_log
 
@@ -204,7 +204,7 @@ def test_the_timeline_stays_short_and_loses_nothing(tmp_path: Path) -> None:
     report = replayed(write_csv(tmp_path, rows))
     timeline = report.policies[0].timeline
     assert report.interval == 600.0  # of 240 such intervals 123 are needed
-    assert len(timeline) == 124 <= MOST
+    assert len(timeline) == 124 <= MAX_INTERVALS
     assert sum(one.outcomes.requests for one in timeline) == 2000
     assert timeline[0].start == "2023-11-14T22:10:00Z"  # a multiple of ten minutes
     assert timeline[0].outcomes.requests == 11  # at 0, 37, … 370 of the 400 seconds that are left of it
@@ -222,7 +222,7 @@ def test_intervals_grow_with_the_log(last: int, width: int) -> None:
         assert end > second * 1_000_000
     assert timeline.width == width * 1_000_000
     intervals = list(timeline.intervals())
-    assert len(intervals) <= MOST
+    assert len(intervals) <= MAX_INTERVALS
     assert sum(one.counts[0][0] for one in intervals) == 4
     assert all(one.start % timeline.width == 0 for one in intervals)
 

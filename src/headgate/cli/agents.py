@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any, Final
 
-from headgate.cli.hub_api import AgentStatus, HubApi, HubError, add_hub_options, hub_from
+from headgate.cli.hub_api import AgentSummary, HubApi, HubError, add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Cell, Column, ProgressLine, print_json, print_table, usage_colour
 
@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"agents": found})
         return 0
-    agents = hub.parse(lambda: [AgentStatus.parse(one) for one in found])
+    agents = hub.parse(lambda: [AgentSummary.parse(one) for one in found])
     if not agents:
         print("no agent is registered" if options.all else "no agent is connected or was recently active")
         return 0
@@ -76,7 +76,7 @@ def _status(hub: HubApi, agent: str) -> dict[str, Any]:
     return unknown | {"exempt": False, "override": False}
 
 
-def _row(agent: AgentStatus) -> list[str | Cell]:
+def _row(agent: AgentSummary) -> list[str | Cell]:
     return [
         agent.name,
         "yes" if agent.connected else "no",

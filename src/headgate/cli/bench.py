@@ -100,7 +100,7 @@ def _measured(cases: Sequence[Case], seconds: float) -> list[Figure]:
     figures: list[Figure] = []
     with ProgressLine() as progress:
         for case in cases:
-            decision = case.run()  # warms up, and uses up the tokens of what is to be denied
+            decision = case.run()  # warms up, and uses up the tokens where checks are to be denied
             times: list[float] = []
             end = time.perf_counter() + seconds / len(cases)
             while len(times) < _ROUNDS or time.perf_counter() < end:

@@ -100,7 +100,7 @@ def _validate(options: argparse.Namespace) -> None:
     if options.tier is None and options.action is None:
         raise _InvalidOptions("expected --tier or --action" + ("" if options.store is None else ", or --limit"))
     if options.peek and options.cost is not None:
-        raise _InvalidOptions("--cost: expected no --peek, which shows what is left for any cost")
+        raise _InvalidOptions("--cost: expected no --peek, which shows how much is left for any cost")
     if options.store is None and options.policy is not None:
         raise _InvalidOptions("--policy: expected --store too; a hub has its own policy")
 

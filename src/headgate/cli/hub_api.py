@@ -46,7 +46,7 @@ class HubError(HeadgateError):
 
 
 @dataclass(frozen=True)
-class AgentStatus:
+class AgentSummary:
     """An agent's usage, violations and marks."""
 
     name: str
@@ -63,7 +63,7 @@ class AgentStatus:
     revoked: bool
 
     @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> "AgentStatus":
+    def parse(cls, data: Mapping[str, Any]) -> "AgentSummary":
         usage = data["usage"]
         return cls(
             name=str(data["agent_id"]),
@@ -94,7 +94,7 @@ class AgentStatus:
 class HubStatus:
     """The status of a hub and its agents."""
 
-    agents: list[AgentStatus]
+    agents: list[AgentSummary]
     violations: int
     """In the last hour."""
     worst: list[tuple[str, int]]
@@ -109,7 +109,7 @@ class HubStatus:
     def parse(cls, data: Mapping[str, Any]) -> "HubStatus":
         summary = data["summary"]
         return cls(
-            agents=[AgentStatus.parse(one) for one in data["agents"]],
+            agents=[AgentSummary.parse(one) for one in data["agents"]],
             violations=int(summary["violations_last_hour"]),
             worst=[(str(one["agent_id"]), int(one["violations"])) for one in summary["worst_offenders"]],
             exempt=int(summary["exempt"]),

@@ -231,7 +231,7 @@ def _print_agents(policy: "PolicyReport") -> None:
         counts = one.outcomes
         denied = Cell(f"{counts.denied:,}", RED if counts.denied else "")
         rest = [f"{counts.shadowed:,}", f"{one.alerts:,}", one.first_denied or "-", one.last_denied or "-"]
-        rows.append([one.agent, f"{counts.requests:,}", denied, _percent(counts), *rest])
+        rows.append([one.agent, f"{counts.requests:,}", denied, counts.denied_share(), *rest])
     print_table(columns, rows)
 
 
@@ -248,10 +248,10 @@ def _print_difference(before: "PolicyReport", after: "PolicyReport") -> None:
     _title(f"from {before.policy} to {after.policy}")
     old, new = [{(one.channel, one.tier): one for one in policy.tiers} for policy in (before, after)]
     rows: list[list[str | Cell]] = []
-    for lane in old | new:
-        was, now = old.get(lane), new.get(lane)
+    for place in old | new:
+        was, now = old.get(place), new.get(place)
         limits = [was.limit if was else "-", now.limit if now else "-"]
-        rows.append([*lane, *limits, *_change(was.outcomes if was else None, now.outcomes if now else None)])
+        rows.append([*place, *limits, *_change(was.outcomes if was else None, now.outcomes if now else None)])
     rows.append(["all", "", "", "", *_change(before.outcomes, after.outcomes)])
     columns = [Column("channel"), Column("tier"), Column("limit before", elastic=True), Column("limit after")]
     columns += [Column(name, right=True) for name in ("denied before", "denied after", "difference")]
@@ -274,7 +274,7 @@ def _cells(counts: "OutcomeCounts") -> list[str | Cell]:
         f"{counts.allowed:,}",
         Cell(f"{counts.warned:,}", YELLOW if counts.warned else ""),
         Cell(f"{counts.denied:,}", RED if counts.denied else ""),
-        _percent(counts),
+        counts.denied_share(),
         f"{counts.exempt:,}",
         f"{counts.shadowed:,}",
     ]
@@ -282,10 +282,6 @@ def _cells(counts: "OutcomeCounts") -> list[str | Cell]:
 
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def _percent(counts: "OutcomeCounts") -> str:
-    return f"{counts.share(counts.denied):.2%}"
 
 
 def _change(before: "OutcomeCounts | None", after: "OutcomeCounts | None") -> list[str | Cell]:

@@ -19,7 +19,6 @@ GREEN: Final = "32"
 YELLOW: Final = "33"
 RED: Final = "31"
 BOLD: Final = "1"
-FAINT: Final = "2"
 
 _NARROWEST: Final = 12  # columns that an elastic column keeps
 _SOON: Final = 1.0  # seconds before progress is shown

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from headgate.cli.hub_api import AgentStatus, HubApi, HubError, HubStatus
+from headgate.cli.hub_api import AgentSummary, HubApi, HubError, HubStatus
 from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
 from headgate.errors import HeadgateError, printable
 
@@ -28,7 +28,7 @@ _TITLES: Final = {
 _WIDTHS: Final = (2, 0, _BAR + 6, 10, 12, 5, 5, 6, 2)  # of the columns; the name takes the rest
 _NARROWEST: Final = 12
 
-SORT_KEYS: Final[dict[str, Callable[[AgentStatus], Any]]] = {
+SORT_KEYS: Final[dict[str, Callable[[AgentSummary], Any]]] = {
     "name": lambda agent: agent.name,
     "used": lambda agent: -1.0 if agent.used is None else agent.used,
     "violations": lambda agent: agent.violations,
@@ -173,7 +173,7 @@ class TopApp(App[int]):
         self._hub = hub
         self._poller = StatusPoller(hub, interval, self.post_message)
         self._status: HubStatus | None = None
-        self._shown: list[AgentStatus] = []
+        self._shown: list[AgentSummary] = []
         self._filter = ""
         self._order, self._descending = "used", True
         self._paused = False
@@ -260,7 +260,7 @@ class TopApp(App[int]):
         arrow = "▼" if self._descending else "▲"
         return [Text(title + arrow if name == self._order else title) for name, title in _TITLES.items()]
 
-    def _rows(self) -> list[AgentStatus]:
+    def _rows(self) -> list[AgentSummary]:
         agents = [] if self._status is None else self._status.agents
         found = sorted([one for one in agents if self._filter in one.name.casefold()], key=lambda one: one.name)
         return sorted(found, key=SORT_KEYS[self._order], reverse=self._descending)
@@ -282,11 +282,11 @@ class TopApp(App[int]):
         worst = [f"{truncate(printable(name), 20)} {count:,}" for name, count in status.worst]
         return head.append(f": {', '.join(worst)}" if worst else "")
 
-    def _selected(self) -> AgentStatus | None:
+    def _selected(self) -> AgentSummary | None:
         row = self._table.cursor_row
         return self._shown[row] if 0 <= row < len(self._shown) else None
 
-    def _select(self, agent: AgentStatus | None) -> None:
+    def _select(self, agent: AgentSummary | None) -> None:
         names = [one.name for one in self._shown]
         if agent is not None and agent.name in names:
             self._table.move_cursor(row=names.index(agent.name))
@@ -348,7 +348,7 @@ class TopApp(App[int]):
             question, done = f"Reset the violations of {name}?", f"violations of {name} reset"
             self._ask(question, self._hub.reset_violations, agent, done)
 
-    def _ask(self, question: str, action: Callable[[str], object], agent: AgentStatus, done: str) -> None:
+    def _ask(self, question: str, action: Callable[[str], object], agent: AgentSummary, done: str) -> None:
         """Run an action for an agent in a thread, if the answer is yes."""
 
         def answered(yes: bool | None) -> None:
@@ -371,7 +371,7 @@ def run(hub: HubApi) -> int:
     return TopApp(hub).run() or 0
 
 
-def _cells(agent: AgentStatus, room: int) -> list[Text]:
+def _cells(agent: AgentSummary, room: int) -> list[Text]:
     if agent.used is None:
         used = Text("-" if not agent.exempt else "no limit")
     else:

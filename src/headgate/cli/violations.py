@@ -2,7 +2,7 @@
 
 import argparse
 
-from headgate.cli.hub_api import AgentStatus, add_hub_options, hub_from, note_unregistered
+from headgate.cli.hub_api import AgentSummary, add_hub_options, hub_from, note_unregistered
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Column, print_json, print_table
 from headgate.errors import printable
@@ -41,7 +41,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
         return 0
-    agents = hub.parse(lambda: [AgentStatus.parse(one) for one in answer["agents"]])
+    agents = hub.parse(lambda: [AgentSummary.parse(one) for one in answer["agents"]])
     if not agents:
         print("no agent was denied within the last hour")
         return 0

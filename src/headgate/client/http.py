@@ -104,7 +104,7 @@ RequestFlow: TypeAlias = Flow[Step, httpx.Response]
 
 
 class _RequestFlows:
-    """What the two transports share: the pace of each server, the queues, and the flow of a request."""
+    """The shared part of the two transports: the pace of each server, the queues, and the flow of a request."""
 
     def __init__(
         self,
@@ -297,9 +297,7 @@ class AsyncObeyingTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         return await adrive(self._flows.send(request), self._perform)
 
-    async def _perform(
-        self, step: _QueuedRequest | httpx.Request | httpx.Response
-    ) -> Decision | httpx.Response | bytes:
+    async def _perform(self, step: Step) -> Decision | httpx.Response | bytes:
         if isinstance(step, _QueuedRequest):
             return await aacquire(self._flows.queues, step.origin, self._flows.clock, None, step.aask)
         if isinstance(step, httpx.Request):

@@ -114,7 +114,7 @@ class HubClient(ReconnectingClient[Frame]):
         self._tier_of: Final = {action: tier for (channel, action), tier in default if channel == "ws"}
         self._tiers: Final[dict[str, TierLimit]] = {}
         self._sessions: Final[dict[str, PacedLimit]] = {}
-        self._channels: Final[dict[str, None]] = {}
+        self._chat_channels: Final[dict[str, None]] = {}
         self._subscribing: list[PendingFrame] = []  # again, on a new connection
         self._ids: Final = count(1)
         self._was_identified = False
@@ -156,7 +156,7 @@ class HubClient(ReconnectingClient[Frame]):
         if self._was_identified:
             self._inbox.put(answer)
         self._was_identified = True
-        self._subscribing = [self._item("channel_subscribe", {"channel": one}, one) for one in self._channels]
+        self._subscribing = [self._item("channel_subscribe", {"channel": one}, one) for one in self._chat_channels]
         for number, item in enumerate(self._subscribing):
             item.answer.add_done_callback(partial(self._subscribed_again, item))
             item.number = number - len(self._subscribing)  # before everything else
@@ -164,7 +164,7 @@ class HubClient(ReconnectingClient[Frame]):
 
     def _subscribed_again(self, item: PendingFrame, answer: asyncio.Future[Frame]) -> None:
         if not answer.cancelled() and answer.exception() is not None:
-            self._channels.pop(item.subject, None)
+            self._chat_channels.pop(item.subject, None)
 
     def _disconnected(self) -> None:
         for item in self._subscribing:
@@ -216,9 +216,9 @@ class HubClient(ReconnectingClient[Frame]):
     def _note(self, item: PendingFrame) -> None:
         """Keep track of subscriptions, which a new connection has to renew, and of closed sessions."""
         if item.kind == "channel_subscribe":
-            self._channels[item.subject] = None
+            self._chat_channels[item.subject] = None
         elif item.kind == "channel_unsubscribe":
-            self._channels.pop(item.subject, None)
+            self._chat_channels.pop(item.subject, None)
         elif item.kind == "session_close":
             self._sessions.pop(item.subject, None)
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from asyncio import Future
 
 LONGEST: Final = 86_400_000_000  # microseconds: the longest wait, whatever the hub says
-_CALM: Final = 10  # frames in a row that pass before several may be in flight again
+_RESUME_AFTER: Final = 10  # frames in a row that pass before several may be in flight again
 _SHORT, _LONG = 20, 100  # frames that pass at a pace before it is probed
-_UNPUNCTUAL: Final = 10_000  # microseconds that a busy program may be late although it has frames to send
+_TOLERANCE: Final = 10_000  # microseconds that a busy program may be late although it has frames to send
 
 
 class Refused(HeadgateError):
@@ -97,24 +97,24 @@ class PacedLimit(SendLimit):
         super().__init__(most)
         self._interval = 0  # between tokens; 0 if unknown
         self._token: int | None = None  # when the token came that a denial named
-        self._passed = 0  # since then
-        self._calm = 0  # since the last denial
-        self._trust = 0  # frames after which the pace is probed
+        self._passed = 0  # frames that passed since then
+        self._since_denial = 0  # frames that passed since the last denial
+        self._probe_after = 0  # frames after which the pace is probed
         self._slack = 0
 
     def sent(self, now: int) -> None:
         super().sent(now)
-        if now - self.due > max(self._interval, self._slack, _UNPUNCTUAL):
+        if now - self.due > max(self._interval, self._slack, _TOLERANCE):
             self._token = None  # there was less to send than was allowed: that reveals no pace
         self.due += self._interval
 
     def passed(self, *, warned: bool) -> None:
         self._passed += 1
-        self._calm += 1
-        if self._calm >= _CALM:
+        self._since_denial += 1
+        if self._since_denial >= _RESUME_AFTER:
             self.one_at_a_time = False
-        if self._interval and self._calm >= self._trust:
-            self._interval = self._calm = 0
+        if self._interval and self._since_denial >= self._probe_after:
+            self._interval = self._since_denial = 0
             self.one_at_a_time = True
 
     def denied(self, now: int, wait: int, jitter: int) -> None:
@@ -122,10 +122,10 @@ class PacedLimit(SendLimit):
         self.due -= self._interval  # the denied frame has used no token
         if self._passed and self._token is not None:
             self._interval = max(token - self._token, 0) * 101 // (100 * self._passed) + 1
-            self._trust = min(max(2 * self._passed, _SHORT), _LONG)
+            self._probe_after = min(max(2 * self._passed, _SHORT), _LONG)
         if self._token is None or self._passed >= _LONG:
             self._token, self._passed = token, 0
-        self._calm = 0
+        self._since_denial = 0
         self._slack = wait + jitter
         super().denied(now, wait, jitter)
 
@@ -202,19 +202,19 @@ class Outbox:
 
     def passed(self, item: PendingFrame) -> None:
         """Note that a frame has passed and is answered."""
-        self._land(item)
+        self._remove_in_flight(item)
         self._limit_of(item).passed(warned=item.warned)
 
     def denied(self, item: PendingFrame, now: int, wait: int, jitter: int) -> None:
         """Note that a frame was denied: it is sent again, before all later ones."""
-        self._land(item)
+        self._remove_in_flight(item)
         self._limit_of(item).denied(now, wait, jitter)
         self._requeue(item)
 
     def lost(self) -> None:
         """The connection is lost: queue the frames in flight again."""
         for item in list(self.in_flight.values()):
-            self._land(item)
+            self._remove_in_flight(item)
             self._requeue(item)
 
     def clear(self) -> list[tuple[PendingFrame, bool]]:
@@ -231,7 +231,7 @@ class Outbox:
         if not group:
             del self._waiting[item.group]
 
-    def _land(self, item: PendingFrame) -> None:
+    def _remove_in_flight(self, item: PendingFrame) -> None:
         del self.in_flight[item.id]
         assert item.limit is not None
         item.limit.in_flight -= 1

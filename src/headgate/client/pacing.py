@@ -1,4 +1,4 @@
-"""What a client knows of a server's limits, and when it may send the next request. No I/O happens here.
+"""A client's knowledge of a server's limits, and when it may send the next request. No I/O happens here.
 
 Responses report the remaining quota, but late and in any order: each was true when its request was judged, somewhere
 between sending and answer, and may or may not include the requests that were in flight then. So there is one *estimate*
@@ -57,7 +57,7 @@ class SentRequest:
 
 
 class Pace:
-    """What is known of one server: the quota that is left for this client, and when to send the next request.
+    """The state of one server's limits: the quota that is left for this client, and when to send the next request.
 
     >>> from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
     >>> pace = Pace()
@@ -83,7 +83,7 @@ class Pace:
         self._cautious = False  # the server has denied without stating figures
 
     def earliest(self, now: int) -> tuple[int, str]:
-        """When the next request may be sent if nothing else is heard until then, and why not earlier.
+        """When the next request may be sent if no answer comes until then, and why not earlier.
 
         A moment that isn't after `now` means at once.
         """
@@ -122,8 +122,8 @@ class Pace:
     def answer(self, sent: SentRequest, now: int, status: int, headers: RateLimitHeaders, jitter: float = 0.0) -> bool:
         """Learn from a response: its status and headers. True if the request was denied and may be sent again later.
 
-        `jitter` is the share by which the stated waits are lengthened, so that clients that were told the same at the
-        same moment don't all come back at the same moment.
+        `jitter` is the share by which the stated waits are lengthened, so that clients with the same wait don't all
+        come back at the same moment.
         """
         self._sequence += 1
         sent.answered, sent.done, sent.denied = self._sequence, True, status == 429
@@ -183,7 +183,7 @@ class Pace:
 
 
 class _PolicyState:
-    """What is known of one policy of a server."""
+    """The state of one policy of a server."""
 
     def __init__(self) -> None:
         self._estimates: list[_Estimate] = []
@@ -267,7 +267,7 @@ class _PolicyState:
 
 
 class _Estimate:
-    """What one response said of a policy, carried forward to the present."""
+    """The statement of one response about a policy, carried forward to the present."""
 
     __slots__ = ("again", "amount", "cost", "empty", "most", "rate", "sent", "since", "unseen")
 
@@ -296,7 +296,7 @@ class _Estimate:
         """Requests that `amount` may not include, in order; those certainly judged since are taken off it."""
 
     def earliest(self, now: int, steady: bool) -> int:
-        """When the next request may be sent, if nothing else is heard."""
+        """When the next request may be sent, if no answer comes until then."""
         self._settle(now, steady)
         if steady:
             amount, since = self.amount, self.since

@@ -1,22 +1,28 @@
 """ASGI: middleware for Starlette, FastAPI, Litestar, Django and any other ASGI application."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias, Unpack
+from collections.abc import Awaitable
+from typing import Final, Unpack
 
 from headgate.edges.counters import address_key
 from headgate.edges.guard import CheckedRequest, Guard, Options
-from headgate.edges.requests import UNKNOWN, AsgiRequest, HttpResponse, decode_headers
+from headgate.edges.requests import (
+    UNKNOWN,
+    App,
+    AsgiRequest,
+    HttpResponse,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    decode_headers,
+)
 from headgate.edges.websocket import WebSocketLimits, WebSocketMiddleware
 from headgate.flow import adrive
 from headgate.gate import Gate
 from headgate.limiter import Limiter
 from headgate.limits.notation import LimitLike
 
-Scope: TypeAlias = Any  # mappings; frameworks have types of their own for them
-Message: TypeAlias = Any
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+__all__ = ["App", "Message", "RateLimitMiddleware", "Receive", "Scope", "Send"]
 
 
 class RateLimitMiddleware:

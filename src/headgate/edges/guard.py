@@ -4,7 +4,7 @@ It is written once, as generators. They yield what may have to be awaited: decis
 `headgate.flow` carries them out, in an event loop or in a thread.
 """
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
@@ -19,6 +19,7 @@ from headgate.edges.counters import (
 from headgate.edges.paths import PathPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
 from headgate.errors import HeadgateError, InvalidInput, refuse
+from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.policy import TIERS, check_agent
 from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial
@@ -29,7 +30,6 @@ from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.memory import in_process
 
 T = TypeVar("T")
-Flow: TypeAlias = Generator[object, Any, T]
 RequestFunction: TypeAlias = Callable[[HttpRequest], T | Awaitable[T]]
 """A user's function of a request, plain or async."""
 Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool]
@@ -72,7 +72,7 @@ _HINTS: Final = {
     "storage_uri": "a store belongs to the limiter: limiter=Limiter('5/minute', store='redis://...')",
     "store": "a store belongs to the limiter: limiter=Limiter('5/minute', store='redis://...')",
 }
-"""What to do about options that are called otherwise elsewhere."""
+"""Hints for options that have other names here."""
 
 
 class CheckedRequest(NamedTuple):
@@ -202,7 +202,7 @@ class Guard:
     def counters(self, name: str, given: Limiter | LimitLike) -> tuple[RequestCounter, RequestCounter]:
         """Counters by key and by address, for something else that the same callers do.
 
-        A limit is counted where the guard's own limiter or gate counts. "gate" is what the gate allows on "ws".
+        A limit is counted where the guard's own limiter or gate counts. "gate" stands for the gate's channel "ws".
         """
         if given != "gate":
             return self._limit_counters(name, given)
@@ -212,7 +212,7 @@ class Guard:
 
     # The request -----------------------------------------------------------------------------------------------------
 
-    def check(self, request: HttpRequest) -> Flow[CheckedRequest | None]:
+    def check(self, request: HttpRequest) -> Flow[object, CheckedRequest | None]:
         """Check a request; None if it isn't counted."""
         if self._skip is not None and self._skip.find(request.method, request.path):
             return None
@@ -234,7 +234,7 @@ class Guard:
         name = None if self._key is None else self._valid_key((yield self._key(request)))
         if name:
             counter, key = by_key, name
-        else:  # a gate knows by itself what an address counts as, and which are exempt
+        else:  # a gate itself knows the key of an address, and the exempt ones
             counter, key = by_address, request.address if self._has_tiers else address_key(request.address)
         decision = yield counter.check(key, tier, cost)
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name))
@@ -281,7 +281,7 @@ class Guard:
 
     # The settlement --------------------------------------------------------------------------------------------------
 
-    def settle(self, checked: CheckedRequest, response: HttpResponse) -> Flow[None]:
+    def settle(self, checked: CheckedRequest, response: HttpResponse) -> Flow[object, None]:
         """Count the actual cost of a request, now that its response was sent."""
         if checked.decision.outcome is Outcome.EXEMPT:
             return
@@ -291,12 +291,12 @@ class Guard:
             actual = self._whole("settle", (yield self._settle(checked.request, response)))
             yield from self._adjust(checked, actual)
 
-    def refund(self, checked: CheckedRequest) -> Flow[None]:
+    def refund(self, checked: CheckedRequest) -> Flow[object, None]:
         """Refund a request whose handler has crashed."""
         if checked.decision.outcome is not Outcome.EXEMPT:
             yield from self._adjust(checked, 0)
 
-    def _adjust(self, checked: CheckedRequest, actual: int) -> Flow[None]:
+    def _adjust(self, checked: CheckedRequest, actual: int) -> Flow[object, None]:
         _, counter, key, tier, cost, *_ = checked
         if actual > cost:
             yield counter.charge(key, tier, actual - cost)

@@ -67,7 +67,7 @@ class _Rules(NamedTuple):
 
 @lru_cache(maxsize=1000)
 def _rules(amount: int, expiry: Number) -> _Rules:
-    most = max(amount, 1)  # of nothing nothing passes, whatever is counted
+    most = max(amount, 1)  # with an amount of 0 nothing passes: `_take` and `_hit` see to it
     return _Rules(SlidingWindow(most, expiry), SlidingWindow(_MARKED, expiry), SlidingWindow(most, 2 * expiry))
 
 
@@ -96,7 +96,7 @@ class _StorageFlows:
             if option not in known:
                 refuse(
                     f"{type(self).__name__} options",
-                    f"some of key_prefix, wrap_exceptions, {', '.join(known)} (what redis-py is to be told goes into "
+                    f"some of key_prefix, wrap_exceptions, {', '.join(known)} (options of redis-py go into "
                     "the URL, after a question mark)",
                     option,
                 )
@@ -108,7 +108,7 @@ class _StorageFlows:
 
     @property
     def store(self) -> Store:
-        """Where it is counted."""
+        """The store that counts."""
         return self._store
 
     @property
@@ -146,7 +146,7 @@ class _StorageFlows:
         for _ in range(_TRIES):
             if decision.remaining == log.capacity:
                 return 0, 0.0
-            if cost == decision.remaining + 1:  # then what it would have to wait for is the oldest
+            if cost == decision.remaining + 1:  # then it waits for the oldest
                 break
             cost = decision.remaining + 1
             decision = yield _ApplyStep(Verb.PEEK, [Ask(name, key, log, cost)])
@@ -190,7 +190,7 @@ class _StorageFlows:
                     return used + cost
                 if self.clock.now() - began < seconds * 1_000_000:
                     return used
-                yield _ApplyStep(Verb.REFUND, [ask])  # held up for a whole window: it may have been any
+                yield _ApplyStep(Verb.REFUND, [ask])  # delayed by a whole window: it may be the wrong one
             else:
                 turn, before = yield from self._free(key, rules)
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
@@ -218,10 +218,10 @@ class _StorageFlows:
         _, left = yield from self._marked(key, _rules(*self._limit(key)))
         return time.time() + left
 
-    # The end of what is counted ---------------------------------------------------------------------------------------
+    # Resets -----------------------------------------------------------------------------------------------------------
 
     def _clear(self, key: str) -> _Flow[None]:
-        """The marker last: who counts meanwhile, counts in the window that ends with it."""
+        """The marker last: a caller that counts meanwhile counts in the window that ends with it."""
         rules = _rules(*self._limit(key))
         yield _ForgetStep(_MOVING, key, rules.log)
         for turn in _TURNS:
@@ -259,7 +259,7 @@ class HeadgateStorage(
     - Several limits are hit one after the other, as always with `limits`: those that passed stay counted when a later
       one denies. `headgate.Limiter("5/second; 100/hour")` checks all at once.
 
-    The clock is the store's, so with Redis the server's. Every key expires with what it counts; a limit is at most
+    The clock is the store's, so with Redis the server's. Every key expires with its counts; a limit is at most
     1,000,000. While the server is away this process counts in memory, or does as `on_failure` says; nothing is raised.
 
     Options: `key_prefix` of the keys in a server, `wrap_exceptions`, and those of the store: `timeout` and
@@ -333,7 +333,7 @@ class HeadgateStorage(
         return self._keys_of(self._store.reset()) if isinstance(self._store, ResettableStore) else 0
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         close_store(self._store)
 
 
@@ -399,5 +399,5 @@ class AsyncHeadgateStorage(
         return self._keys_of(await self._store.areset()) if isinstance(self._store, ResettableStore) else 0
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await aclose_store(self._store)

@@ -1,12 +1,18 @@
 """Requests and responses, as an edge sees them in any protocol."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from ipaddress import ip_address, ip_network
 from typing import Any, Final, TypeAlias
 
-from headgate.errors import refuse
+from headgate.errors import InvalidInput, refuse
+from headgate.gate.lookup import parse_address
+from headgate.gate.policy import Network
 
-Network: TypeAlias = IPv4Network | IPv6Network
+Scope: TypeAlias = Any  # mappings; frameworks have types of their own for them
+Message: TypeAlias = Any
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 UNIX: Final = "unix"
 UNKNOWN: Final = "unknown"
@@ -194,11 +200,9 @@ class Proxies:
         if not address:
             return self._unix
         try:
-            found = ip_address(address)
-        except ValueError:
+            found = parse_address(address)
+        except InvalidInput:
             return False
-        if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:  # at a dual-stack socket
-            found = found.ipv4_mapped
         return any(found in network for network in self._networks)
 
 

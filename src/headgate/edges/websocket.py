@@ -6,21 +6,18 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from headgate.edges.counters import Decided, LimiterCounter, RequestCounter, address_key
 from headgate.edges.flood import FLOOD, pause
-from headgate.edges.guard import CheckedRequest, Flow, Guard
-from headgate.edges.requests import AsgiRequest, HttpResponse, decode_headers
+from headgate.edges.guard import CheckedRequest, Guard
+from headgate.edges.requests import App, AsgiRequest, HttpResponse, Message, Receive, Scope, Send, decode_headers
 from headgate.errors import refuse
-from headgate.flow import adrive, drive
+from headgate.flow import Flow, adrive, drive
 from headgate.http import wait_ms
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.notation import LimitLike, limit_of
-
-if TYPE_CHECKING:
-    from headgate.edges.asgi import App, Message, Receive, Scope, Send
 
 OnDenied: TypeAlias = Literal["frame", "close"]
 
@@ -64,14 +61,14 @@ class WebSocketLimits:
 
 Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
 """The counters by key and by address."""
-Reaction: TypeAlias = Callable[[], Coroutine[Any, Any, "Message | None"]]
+Reaction: TypeAlias = Callable[[], Coroutine[Any, Any, Message | None]]
 """Answers the client, and returns the message for the application; None if it was denied."""
 
 
 class WebSocketMiddleware:
     """The part of the middleware for WebSockets."""
 
-    def __init__(self, app: "App", guard: Guard, limits: WebSocketLimits | None) -> None:
+    def __init__(self, app: App, guard: Guard, limits: WebSocketLimits | None) -> None:
         if limits is None:
             limits = WebSocketLimits()
         elif not isinstance(limits, WebSocketLimits):
@@ -91,15 +88,15 @@ class WebSocketMiddleware:
         where = f"WebSocketLimits {name}"
         if given == "gate":
             if name != "received":
-                refuse(where, "a limit or a limiter (a gate counts what is received)", given)
+                refuse(where, "a limit or a limiter (a gate counts only received messages)", given)
         elif not isinstance(given, Limiter):
             given = limit_of(where, given)
         found = self.guard.counters(name, given)
         if name.startswith("sent") and isinstance(found[0], LimiterCounter) and not found[0].limiter.limit.capacity:
-            refuse(where, "a limit that lets something pass (what is sent isn't dropped)", given)
+            refuse(where, "a limit that lets something pass (sent messages aren't dropped)", given)
         return found
 
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         checked = await adrive(self.guard.check(AsgiRequest(scope, self.guard.proxies)))
         if checked is None:
             await self._app(scope, receive, send)
@@ -115,7 +112,7 @@ class WebSocketMiddleware:
             finally:
                 await connection.end()
 
-    async def _deny(self, checked: CheckedRequest, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def _deny(self, checked: CheckedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a denied connect: with a response, if the server supports that; otherwise the server answers 403."""
         await receive()
         if "websocket.http.response" not in (scope.get("extensions") or {}):
@@ -180,7 +177,7 @@ class _ConnectionLimit:
 class _LimitedConnection:
     """A connection that was let in: its application's `receive` and `send`."""
 
-    def __init__(self, edge: WebSocketMiddleware, checked: CheckedRequest, receive: "Receive", send: "Send") -> None:
+    def __init__(self, edge: WebSocketMiddleware, checked: CheckedRequest, receive: Receive, send: Send) -> None:
         self._edge: Final = edge
         self._checked: Final = checked
         self._receive: Final = receive
@@ -206,7 +203,7 @@ class _LimitedConnection:
 
     # From the client -------------------------------------------------------------------------------------------------
 
-    async def receive(self) -> "Message":
+    async def receive(self) -> Message:
         while self._disconnect is None:
             if self._checking is None:
                 message = await self._receive()
@@ -232,11 +229,11 @@ class _LimitedConnection:
                 return passed
         return self._disconnect
 
-    async def _check(self, message: "Message") -> "Message | None":
+    async def _check(self, message: Message) -> Message | None:
         reaction = await adrive(self._count(message))
         return message if reaction is None else await reaction()
 
-    def _count(self, message: "Message") -> Flow[Reaction | None]:
+    def _count(self, message: Message) -> Flow[object, Reaction | None]:
         """Count a message: its full cost, or nothing. Returns the reaction; None if the message just passes."""
         size = _size(message)
         if self._received_bytes is not None and size > (most := self._received_bytes.most) > 0:
@@ -262,12 +259,12 @@ class _LimitedConnection:
                 warnings.append({"type": "rate_limit_warning", "tier": limit.label, **left})
         return partial(self._warn, message, warnings) if warnings else None
 
-    async def _warn(self, message: "Message", warnings: list[dict[str, object]]) -> "Message":
+    async def _warn(self, message: Message, warnings: list[dict[str, object]]) -> Message:
         for warning in warnings:
             await self._send_frame(warning)
         return message
 
-    async def _deny(self, limit: _ConnectionLimit, decision: Decision) -> "Message | None":
+    async def _deny(self, limit: _ConnectionLimit, decision: Decision) -> Message | None:
         if self._edge.limits.on_denied == "close":
             return await self._close(TRY_LATER, _reason(decision))
         await self._send_frame({"type": "rate_limited", "tier": limit.label, "retry_after_ms": wait_ms(decision)})
@@ -282,7 +279,7 @@ class _LimitedConnection:
         with suppress(OSError):  # if the client is gone, the next `receive` says so
             await self._send({"type": "websocket.send", "text": json.dumps(frame, separators=(",", ":"))})
 
-    async def _close(self, code: int, reason: str) -> "Message":
+    async def _close(self, code: int, reason: str) -> Message:
         """Close the connection. To the application it looks as if the client had closed it."""
         message = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._closed = True
@@ -293,7 +290,7 @@ class _LimitedConnection:
 
     # From the application --------------------------------------------------------------------------------------------
 
-    async def send(self, message: "Message") -> None:
+    async def send(self, message: Message) -> None:
         kind = message["type"]
         if not self._answered:
             await self._answer(kind, message)
@@ -330,7 +327,7 @@ class _LimitedConnection:
             finally:
                 self._waiting_sends.discard(timeout)
 
-    async def _answer(self, kind: str, message: "Message") -> None:
+    async def _answer(self, kind: str, message: Message) -> None:
         """Answer the connect, and settle it."""
         guard, headers = self._edge.guard, list(message.get("headers", ()))
         if kind != "websocket.close":
@@ -343,7 +340,7 @@ class _LimitedConnection:
 
     # The end ---------------------------------------------------------------------------------------------------------
 
-    def _leave(self, disconnect: "Message") -> None:
+    def _leave(self, disconnect: Message) -> None:
         """The connection has ended: end the waits of `send`."""
         self._disconnect = disconnect
         now = asyncio.get_running_loop().time()
@@ -364,12 +361,12 @@ class _LimitedConnection:
             await asyncio.gather(self._checking, return_exceptions=True)
 
 
-def _refund(spent: list[tuple[_ConnectionLimit, int]]) -> Flow[None]:
+def _refund(spent: list[tuple[_ConnectionLimit, int]]) -> Flow[object, None]:
     for limit, cost in spent:
         yield limit.refund(cost)
 
 
-def _size(message: "Message") -> int:
+def _size(message: Message) -> int:
     """The bytes of a message."""
     text: str | None = message.get("text")
     if text is None:

@@ -102,6 +102,6 @@ class GateChecks:
 def store_request(
     verb: Verb, active: ActiveLimit, key: str, cost: object, request_id: object
 ) -> tuple[Verb, list[Ask], int, Offence | None, str]:
-    """What to ask a store about a key under a limit. A denied check is recorded as a violation if it is enforced."""
+    """The arguments of `Store.apply`. A denied check is recorded as a violation, unless the limit is in shadow mode."""
     offence = Offence(active.group, key, active.backoff) if verb is CHECK and not active.shadow else None
     return verb, [Ask(active.name, key, active.limit, cost_of(cost))], active.low, offence, id_of(request_id)

@@ -1,8 +1,7 @@
 """Changes that operators make while a gate runs, on top of the policy.
 
-Changes are recorded as they were made, one after the other, with who made them and when. What is in effect results from
-applying their edits in order, by the one function that also applies them while running. So the log and the running gate
-can't differ.
+Changes are recorded in order, with their authors and times. The limits in effect result from applying their edits in
+that order, by the one function that also applies them while running. So the log and the running gate can't differ.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ KEPT: Final = 10_000
 """The newest changes, which stay readable when a log is compacted."""
 
 
-# What can be changed --------------------------------------------------------------------------------------------------
+# Edits ----------------------------------------------------------------------------------------------------------------
 
 
 def override(agent: str, tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
@@ -72,12 +71,12 @@ def validated(edit: object, channels: Sequence[str]) -> Edit:
     return made
 
 
-# What is in effect ----------------------------------------------------------------------------------------------------
+# Rules in effect ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRules:
-    """What is in effect for one agent only."""
+    """The overrides and the exemption of one agent."""
 
     overrides: Mapping[ChannelTier, Limit]
     exempt: bool
@@ -88,7 +87,7 @@ _NO_RULES: Final = AgentRules({}, False)
 
 @dataclass(frozen=True)
 class Effective:
-    """What is in effect: the policy with all changes applied."""
+    """The limits, overrides and exemptions in effect: the policy with all changes applied."""
 
     limits: Mapping[ChannelTier, Limit]
     agents: ImmutableMap[AgentRules]
@@ -112,7 +111,7 @@ class Effective:
 
 
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
-    """What is in effect after these edits to a policy."""
+    """The rules in effect after these edits to a policy."""
     agents: ImmutableMap[AgentRules] = ImmutableMap()
     for agent in {*policy.overrides, *policy.exempt}:
         agents = agents.set(agent, AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt))
@@ -120,7 +119,7 @@ def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
 
 
 def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Effective:
-    """What is in effect after some more edits."""
+    """The rules in effect after some more edits."""
     after = before
     for edit in edits:
         if edit.kind == "default":
@@ -183,11 +182,11 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     for edit in [*edits, *numbered]:
         earlier = kept.pop((edit.kind, edit.agent), [])  # the newest goes last
         kept[edit.kind, edit.agent] = [*[other for other in earlier if not _covers(edit, other)], edit]
-    filed = {"override": policy.overrides, "exemption": policy.exempt, "default": {""}}
+    in_policy = {"override": policy.overrides, "exemption": policy.exempt, "default": {""}}
     removals = [
         (kind, agent)
         for (kind, agent), of_agent in kept.items()
-        if agent not in filed.get(kind, ()) and all([edit.value is None for edit in of_agent])
+        if agent not in in_policy.get(kind, ()) and all([edit.value is None for edit in of_agent])
     ]
     for key in removals[:-KEPT]:
         del kept[key]

@@ -68,20 +68,20 @@ class Gate(GateChecks, Closable):
         rules = Policy() if policy is None else policy
         if not isinstance(rules, Policy):
             refuse("Gate policy", "a Policy", rules)
-        where = open_store(
+        opened = open_store(
             "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
         )
-        self._opened: Final = isinstance(store, str)
-        self._log: Final[ChangeLog] = _change_log(remember, where)
+        self._owns_store: Final = isinstance(store, str)
+        self._log: Final[ChangeLog] = _change_log(remember, opened)
         self._shared: Final = isinstance(self._log, SharedChangeLog)
         self._position = 0  # in the log: the changes up to there are in effect
         self._logged = 0  # changes in the log
         self._change_lock = threading.RLock()
         after_fork(self)
-        self._sessions: Final = Sessions(where)
-        super().__init__(where, Lookup(rules, effective(rules, self._first_edits()), where))
+        self._sessions: Final = Sessions(opened)
+        super().__init__(opened, Lookup(rules, effective(rules, self._first_edits()), opened))
         self._unsubscribe_store: Final = (
-            where.subscribe(self._on_store_event) if isinstance(where, ObservableStore) else None
+            opened.subscribe(self._on_store_event) if isinstance(opened, ObservableStore) else None
         )
         if isinstance(self._log, SharedChangeLog):
             self._log.follow(self._sync)
@@ -125,14 +125,14 @@ class Gate(GateChecks, Closable):
         return await self._aapply(CHECK, *self._lookup.find_address(address, purpose), cost)
 
     def peek(self, agent: str, channel: str, tier: str) -> Decision:
-        """Say what a check would say, and count nothing."""
+        """Decide as a check would, and count nothing."""
         return self._apply(Verb.PEEK, *self._agent(agent, channel, tier), 1)
 
     async def apeek(self, agent: str, channel: str, tier: str) -> Decision:
         return await self._aapply(Verb.PEEK, *self._agent(agent, channel, tier), 1)
 
     def charge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
-        """Count what an agent has spent already, even if that leaves a debt, which later refill pays off.
+        """Count a cost that an agent has spent already, even if that leaves a debt, which later refill pays off.
 
         Like `refund`, it answers as `peek` would right after it, and emits no event.
         """
@@ -142,7 +142,7 @@ class Gate(GateChecks, Closable):
         return await self._aapply(Verb.CHARGE, *self._agent(agent, channel, tier), cost)
 
     def refund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
-        """Give an agent back what a check has counted and it hasn't used, up to the capacity."""
+        """Give an agent back a counted cost that it hasn't used, up to the capacity."""
         return self._apply(Verb.REFUND, *self._agent(agent, channel, tier), cost)
 
     async def arefund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
@@ -203,7 +203,7 @@ class Gate(GateChecks, Closable):
         return Offence(AGENTS, check_agent(agent), self._lookup.backoff)
 
     def standing(self, agent: str) -> Standing:
-        """How an agent stands: its violations in a row, and how long they still count."""
+        """The standing of an agent: its violations in a row, and how long they still count."""
         return self._store.standing(self._offence(agent))
 
     async def astanding(self, agent: str) -> Standing:
@@ -227,7 +227,7 @@ class Gate(GateChecks, Closable):
         self._emit(ViolationsReset(agent))
         return had_any
 
-    # What is in effect -----------------------------------------------------------------------------------------------
+    # Limits in effect -----------------------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
@@ -258,7 +258,7 @@ class Gate(GateChecks, Closable):
         return self.limits_for(agent, channel, tier).capacity
 
     def drop_agent(self, agent: str) -> None:
-        """Forget what an agent has spent, and its violations."""
+        """Forget an agent's counts and its violations."""
         self._drop_buckets(self._lookup, check_agent(agent))
         self.reset_violations(agent)
 
@@ -317,15 +317,15 @@ class Gate(GateChecks, Closable):
         self.change([changes.default(tier, limit, channel)], by=by)
 
     def history(self) -> list[Change]:
-        """The changes that were made, with who made them and when, oldest first: at least the newest 10,000."""
+        """The changes that were made, with their authors and times, oldest first: at least the newest 10,000."""
         return self._log.read().changes
 
     def reload(self, policy: Policy, *, by: str = "") -> None:
         """Replace the policy; changes made while running stay on top of it.
 
-        Buckets whose limit stays the same keep what they have counted; others begin full. Gates that share a server are
-        reloaded one after the other, and the second must not fill up what the first has counted: there, a limit that
-        was in effect before goes on with what it has counted.
+        Buckets whose limit stays the same keep their counts; others begin full. Gates that share a server are reloaded
+        one after the other, and the second must not reset the counts of the first: there, a limit that was in effect
+        before keeps its counts.
         """
         if not isinstance(policy, Policy):
             refuse("reload", "a Policy", policy)
@@ -422,9 +422,9 @@ class Gate(GateChecks, Closable):
 
     def _drop_buckets(self, lookup: Lookup, agent: str, before: Lookup | None = None) -> None:
         """Drop an agent's buckets under its limits, except those that it had under the same limits before."""
-        spared = set() if before is None else {(active.name, active.limit) for active in before.limits_of(agent)}
+        kept = set() if before is None else {(active.name, active.limit) for active in before.limits_of(agent)}
         for active in lookup.limits_of(agent):
-            if (active.name, active.limit) not in spared:
+            if (active.name, active.limit) not in kept:
                 self._store.forget(active.name, agent, active.limit)
 
     # Events ----------------------------------------------------------------------------------------------------------
@@ -465,12 +465,12 @@ class Gate(GateChecks, Closable):
         if self._unsubscribe_store is not None:
             self._unsubscribe_store()
         self._log.close()
-        if self._opened:
+        if self._owns_store:
             close_store(self._store)
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
-        if self._opened:
+        if self._owns_store:
             await aclose_store(self._store)
 
 

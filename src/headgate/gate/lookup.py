@@ -1,4 +1,4 @@
-"""What a check looks up: every limit in effect, by channel, tier, action, agent and address."""
+"""The lookup of a check: every limit in effect, by channel, tier, action, agent and address."""
 
 import logging
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _log = logging.getLogger("headgate")
 
 
 class ActiveLimit:
-    """A limit in effect, and what the check of a key under it needs besides."""
+    """A limit in effect, with everything that the check of a key under it needs."""
 
     def __init__(
         self, lookup: "Lookup", group: str, channel: str, tier: str, kind: str, limit: Limit, shadow: bool, index: i64
@@ -121,9 +121,9 @@ class Lookup:
         limits: list[ActiveLimit | None] = [None] * len(self.exempt)
         if rules is not None:
             for (channel, tier), limit in rules.overrides.items():
-                watched = shadow or policy.shadow or tier in policy.shadow_tiers
+                in_shadow = shadow or policy.shadow or tier in policy.shadow_tiers
                 index = self.defaults[channel][tier].index
-                limits[index] = ActiveLimit(self, AGENTS, channel, tier, "own", limit, watched, index)
+                limits[index] = ActiveLimit(self, AGENTS, channel, tier, "own", limit, in_shadow, index)
         elif not shadow:
             return None
         return OwnLimits(rules is not None and rules.exempt, shadow, limits)
@@ -166,7 +166,7 @@ class Lookup:
 
     def find_address(self, address: object, purpose: object) -> tuple[ActiveLimit, str]:
         """The limit that an address is checked against, and the key that it is counted under."""
-        found = _address(address)
+        found = parse_address(address)
         active = self.addresses.get(purpose) if isinstance(purpose, str) else None
         if active is None:
             refuse("purpose", f"one of {', '.join(self.addresses)}", purpose)
@@ -184,10 +184,11 @@ class Lookup:
 
 def counted_as(address: str) -> str:
     """The key that an address is counted under: an IPv6 address by its /64."""
-    return _counted_as(_address(address))
+    return _counted_as(parse_address(address))
 
 
-def _address(address: object) -> IPv4Address | IPv6Address:
+def parse_address(address: object) -> IPv4Address | IPv6Address:
+    """An IP address; one of IPv4 that is mapped into IPv6, as at a dual-stack socket, as IPv4."""
     try:
         found = ip_address(address) if isinstance(address, str) else None
     except ValueError:

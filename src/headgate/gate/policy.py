@@ -353,9 +353,7 @@ def _seconds(value: object) -> float:
 
 
 def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
-        refuse("", "a whole number from 1 to 1000", value)
-    return value
+    return whole("", value, 1000)
 
 
 def _bool(value: object) -> bool:

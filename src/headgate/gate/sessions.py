@@ -70,7 +70,7 @@ class Session(Closable):
         return self._raise_if_denied(await self.acheck(cost))
 
     def close(self) -> None:
-        """End the session and forget what it has spent."""
+        """End the session and forget its counts."""
         if self._end():
             with suppress(StoreAway):  # the bucket expires by itself when it is full
                 self._sessions.store.forget(_NAME, self._key, self.limit)

@@ -13,7 +13,7 @@ Headers: TypeAlias = list[tuple[str, str]]
 PROBLEM_JSON: Final = "application/problem+json"
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 NO_WAIT_HELPS: Final = 60
-"""Seconds that a caller is told to wait where no wait would help under the current limit: an operator may change it."""
+"""Seconds of the advised wait where none would help under the current limit: an operator may change it."""
 
 
 class ProblemDetails(NamedTuple):
@@ -73,7 +73,7 @@ def quota_exceeded(wait: int, tier: str, policy: str) -> ProblemDetails:
 
 
 def wait_ms(decision: Decision) -> int:
-    """The milliseconds that a denied caller is told to wait: whole seconds, rounded up, at least one.
+    """The advised wait of a denied caller in milliseconds: whole seconds, rounded up, at least one.
 
     Where no wait helps under the current limit, it is the backoff's advice, or a minute.
     """

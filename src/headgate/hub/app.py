@@ -23,7 +23,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
-from headgate.hub.api.http import Api, HttpResponse, RequestDenied, error_response
+from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import Cards
@@ -61,7 +61,6 @@ ROUTES: Final = (
     *decision_routes.ROUTES,
     *dashboard_routes.ROUTES,
 )
-RESTARTING: Final = 1012  # the close code of a server that comes back
 _PROBE_INTERVAL: Final = 1.0  # seconds between two probes of the store
 _GOODBYE_TIMEOUT: Final = 2.0  # seconds to finish the present frame, and to send the last one to a slow reader
 
@@ -313,7 +312,7 @@ def _same_origin(scope: Mapping[str, Any]) -> bool:
     return origin is None or origin.partition(b"://")[2] == headers.get(b"host")
 
 
-async def _refuse(socket: Socket, response: HttpResponse) -> None:
+async def _refuse(socket: Socket, response: ApiResponse) -> None:
     await socket.refuse(response.status, response.all_headers(), response.body)
 
 
@@ -324,7 +323,7 @@ async def _say_goodbye(socket: Socket) -> None:
             await socket.send(encode(GoingAway(retry_after_ms=delay)))
     except TimeoutError:
         pass  # it does not read
-    await socket.close(RESTARTING, f"restarting; retry in {delay} ms")
+    await socket.close_for_restart(delay)
 
 
 def _reconnect_delay_ms() -> int:

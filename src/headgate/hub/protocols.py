@@ -22,7 +22,7 @@ It reads `cycle`, `loop`, `parser`, `transport` and `_should_upgrade`, and of a 
   and parses all of it at once: thousands of small frames, so that hundreds of flooding connections would keep the loop
   busy for seconds and fill the memory.
 - `send`, `handle_close`, `keepalive_timeout`: to close a connection whose peer does not read. uvicorn closes the
-  transport, which waits for ever for the peer to read what is queued.
+  transport, which waits for ever for the peer to read the queued data.
 - `send_keepalive_ping`, `keepalive_timeout`: to count any data as a sign of life. The pong of a peer that is read
   slowly may be far behind.
 - `handle_events`: to answer a malformed handshake. uvicorn neither answers nor closes it.
@@ -168,7 +168,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_close(self, event: Any) -> None:
         super().handle_close(event)
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self.loop.call_later(self.close_timeout, self.transport.abort)  # the peer may never read what is queued
+            self.loop.call_later(self.close_timeout, self.transport.abort)  # the peer may never read it
 
     def send_keepalive_ping(self) -> None:
         self._alive = False

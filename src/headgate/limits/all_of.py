@@ -9,7 +9,7 @@ from headgate.limits.decision import NEVER, Decision, Limit, State, binding_of
 
 
 @mypyc_attr(acyclic=True)
-class Several:
+class AllOfState:
     """One state for each limit of an `AllOf`."""
 
     __slots__ = ("states",)
@@ -30,7 +30,7 @@ class AllOf(Limit):
 
     def __init__(self, limits: Iterable[Limit]) -> None:
         parts: list[Limit] = []
-        given: Iterable[object] = limits  # whatever they are
+        given: Iterable[object] = limits  # unchecked
         for limit in given:
             if not isinstance(limit, Limit):
                 refuse("AllOf", "limits", limit)
@@ -54,12 +54,12 @@ class AllOf(Limit):
         return all([part.uninterrupted for part in self._parts])
 
     def fresh(self, now: i64) -> State:
-        return Several([part.fresh(now) for part in self._parts])
+        return AllOfState([part.fresh(now) for part in self._parts])
 
     # Plain loops: a generator or a zip would be an object that the garbage collector tracks.
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
-        assert isinstance(state, Several)
+        assert isinstance(state, AllOfState)
         longest: i64 = 0
         for i in range(len(self._parts)):
             wait = self._parts[i].wait(state.states[i], now, cost)
@@ -68,24 +68,24 @@ class AllOf(Limit):
         return longest
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
-        assert isinstance(state, Several)
+        assert isinstance(state, AllOfState)
         for i in range(len(self._parts)):
             self._parts[i].spend(state.states[i], now, cost)
 
     def refund(self, state: State, cost: i64) -> None:
-        assert isinstance(state, Several)
+        assert isinstance(state, AllOfState)
         for i in range(len(self._parts)):
             self._parts[i].refund(state.states[i], cost)
 
     def idle(self, state: State, now: i64) -> bool:
-        assert isinstance(state, Several)
+        assert isinstance(state, AllOfState)
         for i in range(len(self._parts)):  # noqa: SIM110
             if not self._parts[i].idle(state.states[i], now):
                 return False
         return True
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
-        assert isinstance(state, Several)
+        assert isinstance(state, AllOfState)
         decisions = []
         for i in range(len(self._parts)):
             part, inner = self._parts[i], state.states[i]

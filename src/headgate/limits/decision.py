@@ -23,7 +23,7 @@ NEVER: Final[i64] = -1
 
 
 class Outcome(Enum):
-    """What came of a check."""
+    """The outcome of a check."""
 
     ALLOW = "allow"
     WARN = "warn"
@@ -97,8 +97,8 @@ class Limit(Rule):
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> "Decision":
         """The decision on a request for which `wait` returned this wait, from a state that is up to now.
 
-        `cost` is what the request would still take from the state: 0 if it has been taken. With less than `low`
-        thousandths of the capacity left after it, the outcome is a warning.
+        `cost` is still to be taken from the state: 0 if it has been. With less than `low` thousandths of the capacity
+        left after it, the outcome is a warning.
         """
 
 
@@ -146,7 +146,7 @@ class Violation:
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Decision:
-    """What came of one check: a value, true when the request passes.
+    """The result of one check: a value, true when the request passes.
 
     >>> from headgate import Limiter, per_minute
     >>> decision = Limiter(per_minute(60, burst=10)).check("agent-7")
@@ -189,7 +189,7 @@ class Decision:
     def bound(self) -> int | None:
         """The index of the limit that decided, of several; None where there is only one.
 
-        Of those that deny, the one with the longest wait; of those that warn, or of all, the one with the least left.
+        Among denials it is the one with the longest wait; among warnings, or else all, the one with the least left.
         """
         return None if self._bound < 0 else self._bound
 
@@ -238,11 +238,6 @@ class Decision:
     def retry_ms(self) -> int | None:
         """`retry_after` in whole milliseconds, rounded up."""
         return None if self._retry == NEVER else (self._retry + 999) // 1000
-
-    @property
-    def reset_us(self) -> int:
-        """`reset_after` in whole microseconds."""
-        return self._reset
 
     def __bool__(self) -> bool:
         return self._outcome is not DENY

@@ -1,4 +1,4 @@
-"""Numbers from users: read exactly, or refused with a text that says what was expected and what came."""
+"""Numbers from users: read exactly, or refused with an error that names the expected and the given value."""
 
 from decimal import Decimal
 from fractions import Fraction

@@ -105,8 +105,8 @@ class SlidingWindow(Limit):
         """The limit, and the window in microseconds."""
         return self._limit, self._span
 
-    def judge(self, used: i64, frees: i64, newest: i64, now: i64, cost: i64, low: i64) -> Decision:
-        """The decision from a log kept elsewhere: its used cost, the wait until `cost` passes, its newest time."""
+    def decide_counts(self, used: i64, frees: i64, newest: i64, now: i64, cost: i64, low: i64) -> Decision:
+        """The decision from the counts of another log: its used cost, the wait until `cost` passes, its newest time."""
         wait: i64 = 0
         if cost > self._limit:
             wait = NEVER

@@ -1,7 +1,7 @@
 """The token bucket, in exact integers.
 
-A token bucket of `refill` tokens per `per` seconds is counted in units, small enough that both what a tick of time
-gives (`gain`) and what a token costs (`unit`) are whole numbers. No rate is rounded and no fraction of a token is
+A token bucket of `refill` tokens per `per` seconds is counted in units, small enough that both the gain of a tick
+(`gain`) and the cost of a token (`unit`) are whole numbers. No rate is rounded and no fraction of a token is
 lost. A tick is one microsecond; where `capacity * unit` would pass 2**53, beyond which Redis' doubles are no longer
 exact, the tick is the shortest power of ten microseconds, up to a second, at which it fits. Ticks are counted from
 the moment at which the bucket was last full, not from a common grid, so that a coarse tick makes credit late by less

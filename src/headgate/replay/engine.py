@@ -129,7 +129,7 @@ class PolicyReplay:
         self.lookup: Final = Lookup(policy, effective(policy), self.store)
         self.gate: Final = GateChecks(self.store, self.lookup)
         self.tiers: Final = {
-            lane: TierReplay(self, *lane, left_out(lane) if left_out else frozenset()) for lane in policy.limits
+            place: TierReplay(self, *place, left_out(place) if left_out else frozenset()) for place in policy.limits
         }
 
     def tier(self, channel: str, tier: str | None, action: str | None) -> "TierReplay":
@@ -181,9 +181,9 @@ class TierReplay:
         """Whether the last denial raised an alert."""
         self.full_at: dict[str, int] = {}
         lookup = policy.lookup
-        meter = lookup.defaults[channel][tier]
-        self.limit: Final = meter.limit
-        self._shadow: Final = meter.shadow
+        default = lookup.defaults[channel][tier]
+        self.limit: Final = default.limit
+        self._shadow: Final = default.shadow
         self._left_out: Final = left_out
         self._by_gate: Final = frozenset([*[agent for agent, _ in lookup.own.items()], *left_out])
         self._counted_here = False

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
+from headgate.replay.engine import OUTCOMES
 from headgate.replay.report import AgentChange, OutcomeCounts, PolicyDifference, PolicyReport, Report
 
 _WIDTH: Final = 960
 _HEIGHT: Final = 200
-_OUTCOMES: Final = ("allowed", "warned", "denied", "exempt", "shadowed")
 _STACK: Final = ("exempt", "allowed", "shadowed", "warned", "denied")  # from the bottom
 
 _NUMBER: Final = re.compile(r"[+-]?\d[\d,]*(\.\d+)?%?")
@@ -81,9 +81,9 @@ def _facts(report: Report) -> str:
 
 def _policy(report: Report, policy: PolicyReport, most: int) -> str:
     total = policy.outcomes
-    shown = [(name, getattr(total, name)) for name in ("requests", "allowed", "warned", "denied", "exempt", "shadowed")]
+    shown = [(name, getattr(total, name)) for name in ("requests", *OUTCOMES)]
     sums = [(name, f"{count:,}") for name, count in shown if count or name in ("requests", "denied")]
-    sums += [("denied share", _share(total)), ("alerts", f"{policy.alerts:,}")]
+    sums += [("denied share", total.denied_share()), ("alerts", f"{policy.alerts:,}")]
     facts = "".join([f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in sums])
     return "\n".join([
         f"<h2>Under <span class='name'>{escape(policy.policy)}</span></h2>",
@@ -144,13 +144,13 @@ def _tiers(policy: PolicyReport) -> str:
         counts = one.outcomes
         numbers = [f"{getattr(counts, name):,}" for name in kinds]
         cells = [one.channel, one.tier, one.limit, _Bar(_parts(counts, counts.requests)), f"{counts.requests:,}"]
-        rows.append([*cells, *numbers, _share(counts)])
+        rows.append([*cells, *numbers, counts.denied_share()])
     return _table(["channel", "tier", "limit", "", "requests", *kinds, "denied share"], rows)
 
 
 def _seen(total: OutcomeCounts) -> list[str]:
     """The outcomes to show: the usual ones, and others that occurred."""
-    return [name for name in _OUTCOMES if name in ("allowed", "warned", "denied") or getattr(total, name)]
+    return [name for name in OUTCOMES if name in ("allowed", "warned", "denied") or getattr(total, name)]
 
 
 def _agents(policy: PolicyReport) -> str:
@@ -163,7 +163,7 @@ def _agents(policy: PolicyReport) -> str:
         numbers = [
             f"{number:,}" for number in [counts.requests, *[getattr(counts, name) for name in kinds], one.alerts]
         ]
-        cells = [_Name(one.agent), _Bar(_parts(counts, most)), *numbers, _share(counts)]
+        cells = [_Name(one.agent), _Bar(_parts(counts, most)), *numbers, counts.denied_share()]
         rows.append([*cells, one.first_denied or "-", one.last_denied or "-"])
     head = ["agent", "", "requests", *kinds, "alerts", "denied share", "first denied", "last denied"]
     short = f" Numbers of denials may be short by up to {policy.agents_short_by:,}." if policy.agents_short_by else ""
@@ -263,10 +263,6 @@ def _parts(counts: OutcomeCounts, whole: int) -> str:
         rects.append(f"<rect class='{name}' x='{at:.2f}' width='{length:.2f}' height='10'/>" if length else "")
         at += length
     return f"<svg viewBox='0 0 100 10' preserveAspectRatio='none' aria-hidden='true'>{''.join(rects)}</svg>"
-
-
-def _share(counts: OutcomeCounts) -> str:
-    return f"{counts.share(counts.denied):.2%}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -38,7 +38,7 @@ class RouteRule(NamedTuple):
         return cls(method.upper(), path, tier, action)
 
     def matcher(self) -> Callable[[str], object]:
-        """A function that tells whether "METHOD /path" matches."""
+        """A function that says whether "METHOD /path" matches."""
         method = r"[^ ]+" if self.method == "*" else re.escape(self.method)
         return re.compile(f"{method} {translate(self.path.replace('[', '[[]').replace('?', '[?]'))}").match
 

@@ -34,9 +34,9 @@ class OutcomeCounts:
             sum(counts), counts[ALLOWED], counts[WARNED], counts[DENIED], counts[EXEMPT], counts[SHADOWED]
         )  # fmt: skip
 
-    def share(self, count: int) -> float:
-        """A count as a share of the requests."""
-        return count / self.requests if self.requests else 0.0
+    def denied_share(self) -> str:
+        """The denied requests as a percentage of all."""
+        return f"{self.denied / self.requests if self.requests else 0.0:.2%}"
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class _Trials(Classifier):
         super().__init__([PolicyReplay("", policy)])
         self.policies: Final = {tier: [_trial(policy, limit) for limit in limits] for tier, limits in tries.items()}
         self._trials: Final = {
-            lane: tuple([trial.tiers[lane] for trial in self.policies[lane[1]]]) for lane in policy.limits
+            place: tuple([trial.tiers[place] for trial in self.policies[place[1]]]) for place in policy.limits
         }  # fmt: skip
 
     def classify(self, channel: str, tier: str | None, action: str | None) -> TierReplays:
@@ -138,7 +138,7 @@ def _trial(policy: Policy, limit: int) -> PolicyReplay:
     settings = policy.settings() | {"exempt": [], "agents": {}, "shadow": False, "warn_at": 1, "backoff": {}}
     settings["limits"] = dict.fromkeys(TIERS, f"{limit}/minute")
 
-    def left_out(lane: ChannelTier) -> frozenset[str]:
-        return policy.exempt.union([agent for agent, own in policy.overrides.items() if lane in own])
+    def left_out(place: ChannelTier) -> frozenset[str]:
+        return policy.exempt.union([agent for agent, own in policy.overrides.items() if place in own])
 
     return PolicyReplay("", Policy(**settings), left_out=left_out)

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from headgate.replay.engine import OUTCOMES, Counts
 
-MOST: Final = 240
+MAX_INTERVALS: Final = 240
 """Maximum number of intervals."""
 
 # Each width is a multiple of the one before, so that intervals can be merged; beyond a day the width doubles.
@@ -34,7 +34,7 @@ class Timeline:
         """The counts of the interval that contains a time, to be added to, and the end of that interval."""
         if self._first is None:
             self._first = at // self.width
-        while at // self.width - self._first >= MOST:
+        while at // self.width - self._first >= MAX_INTERVALS:
             self._widen()
         place = at // self.width
         row = self._rows.get(place)

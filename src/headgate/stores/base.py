@@ -1,6 +1,6 @@
 """Stores: where the state of limits lives, and whose clock counts.
 
-Every store is a `Store`. What only some stores can do besides is a protocol of its own, to be asked for by
+Every store is a `Store`. Features that only some stores have are protocols of their own, to be asked for by
 `isinstance(store, CachedStore)`:
 
 | protocol          | a store that                                                             |
@@ -33,7 +33,7 @@ REMEMBERED: Final = 60_000_000
 
 
 ON_FAILURE: Final = ("open", "closed", "local")
-"""What decides while a store is away: all requests pass, none does, or this process counts by itself."""
+"""How to decide while a store is away: all requests pass, none does, or this process counts by itself."""
 
 
 class Verb(Enum):
@@ -76,7 +76,7 @@ class RecordedViolation(NamedTuple):
 
 @runtime_checkable
 class Store(Protocol):
-    """Keeps the counts of keys. `headgate.stores.conformance` tests what is specified here.
+    """Keeps the counts of keys. `headgate.stores.conformance` tests this contract.
 
     Each verb has an async twin for event loops.
     """
@@ -126,7 +126,7 @@ class Store(Protocol):
     async def aclear(self, name: str, rule: Rule) -> None: ...
 
 
-# What only some stores can do ----------------------------------------------------------------------------------------
+# Features that only some stores have ----------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -148,7 +148,7 @@ class ServerStore(ClosableStore, Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """What was sent to the server."""
+        """Statistics of the requests to the server."""
 
     def verify(self) -> None:
         """Connect and verify that the server can be used; a `StoreError` says why not."""
@@ -182,7 +182,7 @@ class CachedStore(Store, Protocol):
 
 
 class WindowCount(NamedTuple):
-    """What came of a request in a window."""
+    """The result of a request in a window."""
 
     allowed: bool
     used: int
@@ -192,7 +192,7 @@ class WindowCount(NamedTuple):
 
 
 class WindowCounters(Protocol):
-    """Counts requests by key alone: each call brings the window that it is judged by."""
+    """Counts requests by key alone: each call brings its own window."""
 
     async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
         """Count a request if the window has room for it."""
@@ -251,7 +251,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Edits that were made together, with who made them and when. They take effect together, or not at all."""
+    """Edits that were made together, with their author and time. They take effect together, or not at all."""
 
     edits: tuple[Edit, ...]
     by: str = ""
@@ -265,7 +265,7 @@ class LogPage(NamedTuple):
     """A part of a change log, up to its end."""
 
     snapshot: tuple[Edit, ...] | None
-    """Edits that stand for all changes before these; None where the reader knows the changes before these."""
+    """Edits that replace all changes before these; None where the reader knows the changes before these."""
     changes: list[Change]
     position: int
     """Where the next page begins: the number of edits that were ever recorded."""
@@ -288,7 +288,7 @@ class ChangeLog(Protocol):
     def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
         """Replace all but the newest `keep` changes by a snapshot, in one step, and return how many changes are left.
 
-        `condense` makes the snapshot of the edits that it stands for.
+        `condense` makes the snapshot from the edits that it replaces.
         """
 
     def close(self) -> None: ...
@@ -312,6 +312,10 @@ class SharedStore(Store, Protocol):
     def change_log(self) -> SharedChangeLog: ...
 
 
+AddOutcome: TypeAlias = Literal["done", "exists", "uninvited"]
+ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked"]
+
+
 class AgentDirectory(Protocol):
     """Agents, each with the digest of its token. Every step is done as a whole or not at all."""
 
@@ -320,14 +324,10 @@ class AgentDirectory(Protocol):
 
     async def close(self) -> None: ...
 
-    async def add(
-        self, agent: str, digest: bytes, at: float, invitation: bytes | None
-    ) -> Literal["done", "exists", "uninvited"]:
+    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
         """Add an agent; with an `invitation`, only if there is one of that digest, which is used up by it."""
 
-    async def replace(
-        self, agent: str, digest: bytes | None, revoked_too: bool
-    ) -> Literal["done", "unknown", "revoked"]:
+    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
         """Give an agent another digest, or none; one that has none only if `revoked_too`."""
 
     async def verify(self, agent: str, digest: bytes) -> bool: ...
@@ -349,7 +349,7 @@ MAX_ALERTS: Final = 1000
 
 
 class SharedAlerts(Protocol):
-    """The texts of open alerts, by agent. Whoever changes one says which text it replaces.
+    """The texts of open alerts, by agent. Each change names the text that it replaces.
 
     While the server is away every call raises `StoreAway`; the change may have been made all the same.
     """

@@ -1,17 +1,17 @@
-"""How changes are stored: the rows of an SQLite file and of a list in Redis. What is stored is an interface.
+"""How changes are stored: the rows of an SQLite file and of a list in Redis. Their format is an interface.
 
 A row is one edit:
 
 | field                | meaning                                                             |
 |----------------------|---------------------------------------------------------------------|
 | kind                 | "override", "exemption" or "default"                                |
-| agent, channel, tier | what it is for; channel and tier are "" where all of them are meant |
+| agent, channel, tier | its subject; channel and tier are "" where all of them are meant    |
 | value                | a limit's text, or "exempt"; null: removed                          |
 | by, at               | who made the change, and when, in seconds since 1970                |
 | more (optional)      | the next row belongs to the same change                             |
 | generation (optional)| in a snapshot: how often the default had been changed               |
 
-The rows of one change are written in one step. Applying all rows in their order gives what is in effect. Compaction
+The rows of one change are written in one step. Applying all rows in their order gives the limits in effect. Compaction
 keeps it so: it replaces the oldest rows by a snapshot, rows of the same form and with the same effect. So a version
 that doesn't know the optional fields reads single changes, and enforces the same limits. (In a fleet, once a log is
 compacted, it counts defaults that were changed apart from newer versions: it doesn't know their generation.) Unknown

@@ -34,10 +34,10 @@ Case: TypeAlias = Callable[[MakeStore], None]
 
 
 class NotConforming(AssertionError):
-    """A store doesn't do what it must."""
+    """A store breaks the contract."""
 
 
-class Bench:
+class StoreHarness:
     """A store with its clock, and shortcuts for the cases."""
 
     def __init__(self, make: MakeStore) -> None:
@@ -61,150 +61,150 @@ def expect(what: str, got: object, expected: object) -> None:
 
 
 def a_new_key_is_full(make: MakeStore) -> None:
-    bench = Bench(make)
-    decision = bench.check(per_minute(60))
+    harness = StoreHarness(make)
+    decision = harness.check(per_minute(60))
     expect("the first request on 60", (decision.outcome, decision.remaining), (Outcome.ALLOW, 59))
     expect("its reset", decision.reset_after, 1.0)
 
 
 def a_burst_of_capacity_passes_and_no_more(make: MakeStore) -> None:
     for limit in (per_day(100), SlidingWindow(100, 86_400), AllOf([per_day(100), SlidingWindow(120, 60)])):
-        expect(f"passed of a burst on {limit}", Bench(make).passed(limit, 250), 100)
+        expect(f"passed of a burst on {limit}", StoreHarness(make).passed(limit, 250), 100)
 
 
 def a_denial_spends_nothing(make: MakeStore) -> None:
     for limit in (per_minute(10), SlidingWindow(10, 60)):
-        bench = Bench(make)
-        bench.check(limit, cost=7)
+        harness = StoreHarness(make)
+        harness.check(limit, cost=7)
         for cost in (4, 10, 11, 10**15):
-            expect(f"a cost of {cost} with 3 left", bool(bench.check(limit, cost=cost)), False)
-        expect(f"left after denials on {limit}", bench.apply(Verb.PEEK, limit).remaining, 3)
+            expect(f"a cost of {cost} with 3 left", bool(harness.check(limit, cost=cost)), False)
+        expect(f"left after denials on {limit}", harness.apply(Verb.PEEK, limit).remaining, 3)
 
 
 def a_cost_above_the_capacity_never_passes(make: MakeStore) -> None:
     for limit in (per_minute(10), SlidingWindow(10, 60), BLOCKED):
-        bench = Bench(make)
-        decision = bench.check(limit, cost=11)
+        harness = StoreHarness(make)
+        decision = harness.check(limit, cost=11)
         expect(f"11 on {limit}", (decision.outcome, decision.retry_after), (Outcome.DENY, None))
-        expect("reset", bench.store.forget("", "key", limit), False)
+        expect("reset", harness.store.forget("", "key", limit), False)
 
 
 def a_denial_holds_until_its_wait_is_over(make: MakeStore) -> None:
     for limit in (per_minute(7, burst=3), per_second(Fraction(10, 3), burst=2), SlidingWindow(3, 7)):
-        bench = Bench(make)
-        bench.passed(limit, 5)
-        wait = bench.check(limit).retry_after
+        harness = StoreHarness(make)
+        harness.passed(limit, 5)
+        wait = harness.check(limit).retry_after
         if not wait:
             raise NotConforming(f"the wait on {limit}: expected a time, got {wait!r}")
-        bench.clock.advance(Fraction(str(wait)) - Fraction(1, 1_000_000))
-        expect(f"one tick before the wait on {limit} is over", bool(bench.check(limit)), False)
-        bench.clock.advance(Fraction(1, 1_000_000))
-        expect(f"when the wait on {limit} is over", bool(bench.check(limit)), True)
+        harness.clock.advance(Fraction(str(wait)) - Fraction(1, 1_000_000))
+        expect(f"one tick before the wait on {limit} is over", bool(harness.check(limit)), False)
+        harness.clock.advance(Fraction(1, 1_000_000))
+        expect(f"when the wait on {limit} is over", bool(harness.check(limit)), True)
 
 
 def polling_loses_no_refill(make: MakeStore) -> None:
-    bench = Bench(make)
-    passed = bench.passed(per_minute(90, burst=2), 3)
+    harness = StoreHarness(make)
+    passed = harness.passed(per_minute(90, burst=2), 3)
     for _ in range(6000):
-        bench.clock.advance(0.1)
-        passed += bench.passed(per_minute(90, burst=2), 2)
+        harness.clock.advance(0.1)
+        passed += harness.passed(per_minute(90, burst=2), 2)
     expect("passed of 90 a minute with burst 2 in 600 s", passed, 902)
 
 
 def a_step_back_neither_gives_nor_takes(make: MakeStore) -> None:
     for limit in (per_minute(60, burst=5), SlidingWindow(5, 5)):
-        bench = Bench(make)
-        bench.passed(limit, 4)
-        before = bench.apply(Verb.PEEK, limit).remaining
-        bench.clock.step_back(0.9)
-        expect(f"left on {limit} after the clock stepped back", bench.apply(Verb.PEEK, limit).remaining, before)
-        bench.clock.advance(0.9)
-        expect(f"left on {limit} when it has caught up", bench.apply(Verb.PEEK, limit).remaining, before)
+        harness = StoreHarness(make)
+        harness.passed(limit, 4)
+        before = harness.apply(Verb.PEEK, limit).remaining
+        harness.clock.step_back(0.9)
+        expect(f"left on {limit} after the clock stepped back", harness.apply(Verb.PEEK, limit).remaining, before)
+        harness.clock.advance(0.9)
+        expect(f"left on {limit} when it has caught up", harness.apply(Verb.PEEK, limit).remaining, before)
 
 
 def refund_stops_at_the_capacity(make: MakeStore) -> None:
     for limit in (per_minute(10), SlidingWindow(10, 60)):
-        bench = Bench(make)
-        bench.check(limit, cost=6)
-        expect("left after a refund of 2", bench.apply(Verb.REFUND, limit, cost=2).remaining, 6)
-        expect("left after a refund of 100", bench.apply(Verb.REFUND, limit, cost=100).remaining, 10)
-        expect("passed after it", bench.passed(limit, 20), 10)
+        harness = StoreHarness(make)
+        harness.check(limit, cost=6)
+        expect("left after a refund of 2", harness.apply(Verb.REFUND, limit, cost=2).remaining, 6)
+        expect("left after a refund of 100", harness.apply(Verb.REFUND, limit, cost=100).remaining, 10)
+        expect("passed after it", harness.passed(limit, 20), 10)
 
 
 def charge_may_leave_a_debt(make: MakeStore) -> None:
-    bench = Bench(make)
-    decision = bench.apply(Verb.CHARGE, per_minute(10), cost=25)
+    harness = StoreHarness(make)
+    decision = harness.apply(Verb.CHARGE, per_minute(10), cost=25)
     expect("after 25 of 10 were charged", (bool(decision), decision.remaining), (False, 0))
     expect("the wait", decision.retry_after, 96.0)  # 15 of debt and the one asked for, at one in six seconds
-    bench.clock.advance(96)
-    expect("passed when the debt is paid", bench.passed(per_minute(10), 5), 1)
+    harness.clock.advance(96)
+    expect("passed when the debt is paid", harness.passed(per_minute(10), 5), 1)
 
 
 def forgetting_fills_up(make: MakeStore) -> None:
-    bench = Bench(make)
+    harness = StoreHarness(make)
     limit = per_minute(10)
-    expect("forgetting an unknown key", bench.store.forget("", "key", limit), False)
-    bench.check(limit, cost=10)
-    expect("forgetting a known one", bench.store.forget("", "key", limit), True)
-    expect("passed after it", bench.passed(limit, 20), 10)
+    expect("forgetting an unknown key", harness.store.forget("", "key", limit), False)
+    harness.check(limit, cost=10)
+    expect("forgetting a known one", harness.store.forget("", "key", limit), True)
+    expect("passed after it", harness.passed(limit, 20), 10)
 
 
 def keys_names_and_limits_are_apart(make: MakeStore) -> None:
-    bench = Bench(make)
+    harness = StoreHarness(make)
     odd = ["", "a", "a:b", "b", "{a}", "a}", "\n", "\0", "ä", "a\N{COMBINING DIAERESIS}", "\U0001f600", "x" * 10_000]
     for key in odd:
         for name in ("", "a", "a:", ":b"):
             for limit in (per_day(1), per_day(1, burst=2), SlidingWindow(1, 60)):
-                expect(f"the first of {name!r} {key!r}", bool(bench.check(limit, key, limit.capacity, name)), True)
-                expect(f"the second of {name!r} {key!r}", bool(bench.check(limit, key, name=name)), False)
+                expect(f"the first of {name!r} {key!r}", bool(harness.check(limit, key, limit.capacity, name)), True)
+                expect(f"the second of {name!r} {key!r}", bool(harness.check(limit, key, name=name)), False)
 
 
 def several_limits_pass_together_or_not_at_all(make: MakeStore) -> None:
-    bench = Bench(make)
+    harness = StoreHarness(make)
     both = AllOf([per_minute(100), per_minute(2, burst=2)])
-    expect("passed", bench.passed(both, 10), 2)
-    decision = bench.check(both)
+    expect("passed", harness.passed(both, 10), 2)
+    decision = harness.check(both)
     expect("the one that bound", (decision.bound, str(decision.limit)), (1, "2/minute"))
-    bench.clock.advance(30)
-    decision = bench.apply(Verb.PEEK, both)
+    harness.clock.advance(30)
+    decision = harness.apply(Verb.PEEK, both)
     expect("after one came back", (bool(decision), decision.bound, decision.remaining), (True, 1, 1))
 
 
 def several_keys_pass_together_or_not_at_all(make: MakeStore) -> None:
     team, agent = Ask("team", "t", per_minute(5), 2), Ask("agent", "a", SlidingWindow(3, 60), 1)
     for asks in ([team, agent], [agent, team]):
-        bench = Bench(make)
-        outcomes = [bool(bench.store.apply(Verb.CHECK, asks, LOW)) for _ in range(4)]
+        harness = StoreHarness(make)
+        outcomes = [bool(harness.store.apply(Verb.CHECK, asks, LOW)) for _ in range(4)]
         expect("two keys at once", outcomes, [True, True, False, False])
-        expect("left for the team", bench.apply(Verb.PEEK, team.limit, "t", 1, "team").remaining, 1)
-        expect("left for the agent", bench.apply(Verb.PEEK, agent.limit, "a", 1, "agent").remaining, 1)
-        denied = bench.store.apply(Verb.CHECK, asks, LOW)
+        expect("left for the team", harness.apply(Verb.PEEK, team.limit, "t", 1, "team").remaining, 1)
+        expect("left for the agent", harness.apply(Verb.PEEK, agent.limit, "a", 1, "agent").remaining, 1)
+        denied = harness.store.apply(Verb.CHECK, asks, LOW)
         expect("the one that bound", (denied.bound, denied.limit), (asks.index(team), team.limit))
 
 
 def unlimited_and_blocked_count_nothing(make: MakeStore) -> None:
-    bench = Bench(make)
-    expect("passed of unlimited", bench.passed(UNLIMITED, 100, cost=10**12), 100)
-    expect("passed of blocked", bench.passed(BLOCKED, 100), 0)
-    expect("forgetting", bench.store.forget("", "key", UNLIMITED), False)
+    harness = StoreHarness(make)
+    expect("passed of unlimited", harness.passed(UNLIMITED, 100, cost=10**12), 100)
+    expect("passed of blocked", harness.passed(BLOCKED, 100), 0)
+    expect("forgetting", harness.store.forget("", "key", UNLIMITED), False)
 
 
 def warnings_begin_below_a_fifth(make: MakeStore) -> None:
     for limit in (per_day(10), SlidingWindow(10, 60)):
-        bench = Bench(make)
-        outcomes = [bench.check(limit).outcome.value[0] for _ in range(12)]
+        harness = StoreHarness(make)
+        outcomes = [harness.check(limit).outcome.value[0] for _ in range(12)]
         expect(f"outcomes on {limit}", "".join(outcomes), "aaaaaaaawwdd")
 
 
 def threads_are_counted_exactly(make: MakeStore) -> None:
     for limit in (per_day(50), SlidingWindow(50, 3600)):
-        bench = Bench(make)
+        harness = StoreHarness(make)
         start = threading.Barrier(8)
         passed: list[int] = []
 
-        def hammer(limit: Limit = limit, bench: Bench = bench, start: threading.Barrier = start) -> None:
+        def hammer(limit: Limit = limit, harness: StoreHarness = harness, start: threading.Barrier = start) -> None:
             start.wait()
-            passed.append(bench.passed(limit, 20))  # noqa: B023
+            passed.append(harness.passed(limit, 20))  # noqa: B023
 
         threads = [threading.Thread(target=hammer) for _ in range(8)]
         for thread in threads:
@@ -215,59 +215,59 @@ def threads_are_counted_exactly(make: MakeStore) -> None:
 
 
 def a_denial_is_recorded_in_the_same_step(make: MakeStore) -> None:
-    bench, limit = Bench(make), per_minute(2)
+    harness, limit = StoreHarness(make), per_minute(2)
     offence = Offence("agents", "a", Backoff())
-    decisions = [bench.store.apply(Verb.CHECK, [Ask("", "a", limit, 1)], LOW, offence) for _ in range(8)]
+    decisions = [harness.store.apply(Verb.CHECK, [Ask("", "a", limit, 1)], LOW, offence) for _ in range(8)]
     expect("outcomes", "".join([d.outcome.value[0] for d in decisions]), "aw" + "d" * 6)
     recorded = [(d.violation.count, d.violation.advised, d.retry_after) for d in decisions if d.violation]
     expect("the violations", recorded, [(1, 1, 30), (2, 2, 30), (3, 5, 30), (4, 10, 30), (5, 30, 30), (6, 30, 30)])
     expect("the bucket's own wait", {d.bucket_retry_after for d in decisions[2:]}, {30.0})
-    expect("a peek", bench.store.apply(Verb.PEEK, [Ask("", "a", limit, 1)], LOW, offence).violation, None)
-    expect("recorded elsewhere", bench.store.record_violation(offence), Violation(7, 30_000_000, False))
-    bench.clock.advance(1)
-    standing = bench.store.standing(offence)
+    expect("a peek", harness.store.apply(Verb.PEEK, [Ask("", "a", limit, 1)], LOW, offence).violation, None)
+    expect("recorded elsewhere", harness.store.record_violation(offence), Violation(7, 30_000_000, False))
+    harness.clock.advance(1)
+    standing = harness.store.standing(offence)
     expect("the standing", (standing.violations, standing.wait_left, standing.quiet_left), (7, 29.0, 59.0))
-    expect("somebody else's", bench.store.standing(offence._replace(key="b")).violations, 0)
-    bench.clock.advance(59)
-    expect("after the quiet period", bool(bench.store.standing(offence)), False)
-    expect("the next one", bench.store.record_violation(offence), Violation(1, 1_000_000, False))
-    expect("forgetting", bench.store.forget("agents", "a", offence.backoff), True)
-    expect("forgetting again", bench.store.forget("agents", "a", offence.backoff), False)
-    expect("after it", bench.store.record_violation(offence).count, 1)
+    expect("somebody else's", harness.store.standing(offence._replace(key="b")).violations, 0)
+    harness.clock.advance(59)
+    expect("after the quiet period", bool(harness.store.standing(offence)), False)
+    expect("the next one", harness.store.record_violation(offence), Violation(1, 1_000_000, False))
+    expect("forgetting", harness.store.forget("agents", "a", offence.backoff), True)
+    expect("forgetting again", harness.store.forget("agents", "a", offence.backoff), False)
+    expect("after it", harness.store.record_violation(offence).count, 1)
 
 
 def an_enforced_backoff_denies_an_early_return(make: MakeStore) -> None:
-    bench = Bench(make)
+    harness = StoreHarness(make)
     offence = Offence("agents", "a", Backoff(steps=[10], enforce=True))
-    bench.store.record_violation(offence)
+    harness.store.record_violation(offence)
     asks = [Ask("one", "a", per_minute(60), 1), Ask("two", "a", SlidingWindow(5, 60), 1)]
     for ask in ([asks[0]], asks):
-        bench.clock.advance(9)
-        early = bench.store.apply(Verb.CHECK, ask, LOW, offence)
+        harness.clock.advance(9)
+        early = harness.store.apply(Verb.CHECK, ask, LOW, offence)
         expect("an early return", (bool(early), early.retry_after, early.bucket_retry_after), (False, 10.0, 0.0))
-    bench.clock.advance(10)
-    decision = bench.store.apply(Verb.CHECK, asks, LOW, offence)
+    harness.clock.advance(10)
+    decision = harness.store.apply(Verb.CHECK, asks, LOW, offence)
     expect("after the wait", (bool(decision), decision.remaining), (True, 4))
 
 
 def so_many_violations_within_a_span_raise_one_alert(make: MakeStore) -> None:
-    bench = Bench(make)
+    harness = StoreHarness(make)
     offence = Offence("agents", "a", Backoff(alert_after=3, alert_window=10))
     alerts = []
     for span in (0, 5, 5, 4, 0, 0, 0, 9, 1, 1):
-        bench.clock.advance(span)
-        alerts.append(bench.store.record_violation(offence).alert)
+        harness.clock.advance(span)
+        alerts.append(harness.store.record_violation(offence).alert)
     expect("alerts", alerts, [False, False, False, True, False, False, False, False, False, True])
 
 
 def clearing_forgets_every_key_of_a_name_and_rule(make: MakeStore) -> None:
-    bench, limit = Bench(make), per_day(1)
+    harness, limit = StoreHarness(make), per_day(1)
     for name in ("one", "other"):
         for key in "abc":
-            bench.check(limit, key, name=name)
-    bench.store.clear("one", limit)
-    expect("after clearing", [bool(bench.check(limit, key, name="one")) for key in "abc"], [True] * 3)
-    expect("another name", [bool(bench.check(limit, key, name="other")) for key in "abc"], [False] * 3)
+            harness.check(limit, key, name=name)
+    harness.store.clear("one", limit)
+    expect("after clearing", [bool(harness.check(limit, key, name="one")) for key in "abc"], [True] * 3)
+    expect("another name", [bool(harness.check(limit, key, name="other")) for key in "abc"], [False] * 3)
 
 
 def the_async_twins_do_the_same(make: MakeStore) -> None:
@@ -276,11 +276,11 @@ def the_async_twins_do_the_same(make: MakeStore) -> None:
 
     async def walk() -> None:
         for _ in range(10):
-            sync, twin = Bench(make), Bench(make)
+            sync, twin = StoreHarness(make), StoreHarness(make)
             limit = ReferenceKey(random_models(chance)).limit
             for verb, span, cost in random_steps(chance, 30):
-                for bench in (sync, twin):
-                    bench.clock.advance(Fraction(abs(span), 1_000_000))
+                for harness in (sync, twin):
+                    harness.clock.advance(Fraction(abs(span), 1_000_000))
                 asks = [Ask("", "a", limit, cost)]
                 expect(
                     f"aapply {verb.value}",
@@ -307,15 +307,15 @@ def random_traces_equal_the_reference(make: MakeStore) -> None:
 
 def compare_with_reference(make: MakeStore, models: Sequence[Model], steps: Sequence[tuple[Verb, int, int]]) -> None:
     """Walk a store and the reference through the same steps, and expect the same of each."""
-    bench, reference = Bench(make), ReferenceKey(models)
+    harness, reference = StoreHarness(make), ReferenceKey(models)
     for number, (verb, span, cost) in enumerate(steps):
         if span >= 0:
-            bench.clock.advance(Fraction(span, 1_000_000))
+            harness.clock.advance(Fraction(span, 1_000_000))
         else:
-            bench.clock.step_back(Fraction(-span, 1_000_000))
-        expected = reference.apply(verb, bench.clock.now(), cost)
+            harness.clock.step_back(Fraction(-span, 1_000_000))
+        expected = reference.apply(verb, harness.clock.now(), cost)
         what = f"step {number} ({verb.value} {cost}) on {reference.limit}"
-        expect(what, bench.apply(verb, reference.limit, cost=cost), expected)
+        expect(what, harness.apply(verb, reference.limit, cost=cost), expected)
 
 
 CASES: Final[tuple[Case, ...]] = (

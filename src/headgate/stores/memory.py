@@ -7,8 +7,8 @@ once large dict is freed with it. One round through all entries begins at most o
 
 How it stays exact. Uncompiled, or without a GIL, a lock guards every step. Compiled and under the GIL none is needed
 as long as nothing between reading and writing a state can let another thread run. Only Python code can, and it can only
-come in through an allocation that triggers the garbage collector. So whatever was read before an allocation is read
-again after it. A sliding window can't keep to this; a store that has one takes the lock.
+come in through an allocation that triggers the garbage collector. So a value that was read before an allocation is
+read again after it. A sliding window can't keep to this; a store that has one takes the lock.
 """
 
 import logging

@@ -44,7 +44,7 @@ class Model(ABC):
 
 
 class BucketModel(Model):
-    """A bucket by what was spent and how much time has passed since it was last full."""
+    """A bucket by its spent tokens, and the time since it was last full."""
 
     def __init__(self, capacity: int, refill: Fraction, per: Fraction) -> None:
         limit = TokenBucket(capacity, refill, per)
@@ -173,7 +173,7 @@ def random_models(chance: random.Random) -> list[Model]:
 def random_steps(chance: random.Random, count: int) -> list[tuple[Verb, int, int]]:
     """So many (verb, microseconds to go on before it, cost).
 
-    The clock steps back only right after something was counted: a store needn't write down what a peek or a denial saw.
+    The clock steps back only right after something was counted: a store needn't record the time of a peek or a denial.
     """
     verbs = (Verb.CHECK, Verb.CHECK, Verb.CHECK, Verb.PEEK, Verb.CHARGE, Verb.REFUND)
     spans = (0, 0, 1, 999, 100_000, 1_000_000, 86_400_000_000, -1, -500_000)

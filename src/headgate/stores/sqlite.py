@@ -62,7 +62,7 @@ def open_file(
             (found,) = file.execute("PRAGMA user_version").fetchone()
             (parts,) = file.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
             if parts and not found:
-                raise failure(f"{path}: expected {what}, got a file of another program's")
+                raise failure(f"{path}: expected {what}, got a file of another program")
             if found not in (0, version):
                 raise failure(f"{path}: expected {what} of format {version}, got format {found}; use a newer headgate")
             file.execute("PRAGMA journal_mode=WAL")

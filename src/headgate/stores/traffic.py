@@ -1,4 +1,4 @@
-"""Statistics of what a store sends to its server."""
+"""Statistics of the requests that a store sends to its server."""
 
 import threading
 from bisect import bisect_left
@@ -9,7 +9,7 @@ BATCH_SIZES: Final = tuple(2**power for power in range(9))
 
 
 class Traffic:
-    """What was sent to the server, and how often that failed. Threads and tasks add to it."""
+    """The numbers of sent requests, calls and errors. Threads and tasks add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

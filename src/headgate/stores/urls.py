@@ -40,7 +40,7 @@ SCHEMES: Final[Mapping[str, MakeStore]] = {
     **dict.fromkeys(("unix", "redis+unix", "valkey+unix"), _redis),
     **dict.fromkeys([f"{server}{kind}" for server in _SERVERS for kind in ("", "+sentinel", "+cluster")], _redis),
 }
-"""Who makes the store of a URL, by its scheme: called with where it is needed, the URL, and the store's settings."""
+"""The factory of each URL scheme: called with the argument's name, the URL, and the store's settings."""
 
 
 def make_store(where: str, url: str, **settings: Any) -> Store:
@@ -56,7 +56,7 @@ def make_store(where: str, url: str, **settings: Any) -> Store:
 
 
 def open_store(where: str, given: object, **settings: Any) -> Store:
-    """The store that is meant. A server that can't be used is refused; one that is away may come back."""
+    """The store of an argument. A server that can't be used is refused; one that is away may come back."""
     if given is None:
         return MemoryStore()
     if isinstance(given, str) and "://" in given:

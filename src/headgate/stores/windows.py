@@ -11,7 +11,7 @@ from headgate.stores.base import WindowCount
 
 _MOST_KEYS: Final = 1_000_000
 _MOST_ENTRIES: Final = 10_000_000  # of all keys: 160 MB
-_LONGEST_KEY: Final = 512  # characters; of longer ones the digest is kept
+_LONGEST_KEY: Final = 512  # characters; of longer ones the digest is stored
 _SWEPT: Final = 3  # keys that a request looks at besides its own, to drop those that no window reaches
 _NO_ROOM: Final = 1_000_000  # microseconds: the wait of a request for which there is no room
 
@@ -28,56 +28,56 @@ class MemoryWindows:
 
     async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
         most, span = window.integers()
-        kept = _kept(key)
+        stored = _stored(key)
         with self._lock:
             now = self._now()
             self._sweep(now)
-            found = self._find(kept, now)
+            found = self._find(stored, now)
             used = 0 if found is None else found.log.used_after(now - span)
             if found is not None and used >= most:
                 return WindowCount(False, used, found.log.times[found.log.first_after(now - span)] + span - now)
             if self._entries >= _MOST_ENTRIES or (found is None and len(self._logs) >= self._max_keys):
                 return WindowCount(False, used, _NO_ROOM)
             if found is None:
-                found = self._logs[kept] = _KeyLog()
+                found = self._logs[stored] = _KeyLog()
             self._entries += found.add(now, span)
             return WindowCount(True, used + 1, 0)
 
     async def count(self, key: str, window: SlidingWindow) -> int:
         with self._lock:
             now = self._now()
-            found = self._find(_kept(key), now)
+            found = self._find(_stored(key), now)
             return 0 if found is None else found.log.used_after(now - window.integers()[1])
 
     async def forget(self, key: str) -> bool:
-        kept = _kept(key)
+        stored = _stored(key)
         with self._lock:
-            known = self._find(kept, self._now()) is not None
+            known = self._find(stored, self._now()) is not None
             if known:
-                self._drop(kept)
+                self._drop(stored)
             return known
 
-    def _find(self, kept: str | bytes, now: int) -> "_KeyLog | None":
+    def _find(self, stored: str | bytes, now: int) -> "_KeyLog | None":
         """The log of a key. One that no window reaches any more is dropped, as its key in a server expires."""
-        found = self._logs.get(kept)
+        found = self._logs.get(stored)
         if found is None or not found.expired(now):
             return found
-        self._drop(kept)
+        self._drop(stored)
         return None
 
-    def _drop(self, kept: str | bytes) -> None:
-        self._entries -= len(self._logs.pop(kept).log.times)
+    def _drop(self, stored: str | bytes) -> None:
+        self._entries -= len(self._logs.pop(stored).log.times)
 
     def _sweep(self, now: int) -> None:
         """Look at the next few keys, and drop those that no window reaches."""
         for _ in range(min(_SWEPT, len(self._logs))):
-            kept = next(iter(self._logs))
-            self._logs.move_to_end(kept)
-            self._find(kept, now)
+            stored = next(iter(self._logs))
+            self._logs.move_to_end(stored)
+            self._find(stored, now)
 
 
 class _KeyLog:
-    """The requests of a key, and the longest window that one of them was judged by."""
+    """The requests of a key, and the longest window that one of them was checked against."""
 
     __slots__ = ("_horizon", "log")
 
@@ -97,6 +97,6 @@ class _KeyLog:
         return len(self.log.times) - before
 
 
-def _kept(key: str) -> str | bytes:
-    """What a key is kept by: itself, or the digest of a long one."""
+def _stored(key: str) -> str | bytes:
+    """The form in which a key is stored: itself, or the digest of a long one."""
     return key if len(key) <= _LONGEST_KEY else sha256(key.encode("utf-8", "surrogatepass")).digest()

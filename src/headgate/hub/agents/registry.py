@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from headgate.errors import InvalidInput
 from headgate.gate.policy import check_agent
@@ -19,10 +19,7 @@ from headgate.hub.agents.tokens import digest_of
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
-from headgate.stores.base import AgentDirectory
-
-AddOutcome: TypeAlias = Literal["done", "exists", "uninvited"]
-ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked"]
+from headgate.stores.base import AddOutcome, AgentDirectory, ReplaceOutcome
 
 LONGEST_TOKEN: Final = 1024
 """Characters; anything longer is refused unread."""
@@ -57,7 +54,7 @@ class Registry:
         self._listeners: Final[list[Callable[[str], None]]] = []
         self._background: Final = BackgroundTasks()
         self.revocations = 0
-        """The number of rotated and revoked tokens: it tells whether one may have been during a lookup."""
+        """The number of rotated and revoked tokens: it shows whether one may have been during a lookup."""
 
     async def start(self) -> None:
         await self._store.start(self._on_revocation)

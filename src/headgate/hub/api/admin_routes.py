@@ -183,14 +183,14 @@ async def _set_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
     edits = [override(agent, tier, limit, channel) for channel, tier, limit in _given(call, gate)]
     await gate.achange(edits, by=call.by)
-    return _limits_of(call, gate, agent)
+    return _limits_of(gate, agent)
 
 
 async def _remove_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
     if agent in gate.effective.overrides:
         await gate.aremove_override(agent, by=call.by)
-    return _limits_of(call, gate, agent)
+    return _limits_of(gate, agent)
 
 
 def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
@@ -234,7 +234,7 @@ def _by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
     return found
 
 
-def _limits_of(_call: Call, gate: Gate, agent: str) -> AgentLimits:
+def _limits_of(gate: Gate, agent: str) -> AgentLimits:
     limits = {
         channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in TIERS}
         for channel in gate.policy.channels
@@ -289,7 +289,7 @@ async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
     if not body.peek:
         decision = await stats.check(agent, channel, tier, body.cost)
     elif body.cost != 1:
-        refuse("cost", "1 with peek, which says what is left for any cost", body.cost)
+        refuse("cost", "1 with peek, which says how much is left for any cost", body.cost)
     else:
         decision = await gate.apeek(agent, channel, tier)
     violation, would_be = decision.violation, decision.would_be

@@ -123,7 +123,7 @@ async def _agents(_call: Call, presence: Presence) -> ConnectedAgents:
     return ConnectedAgents(presence.agents())
 
 
-async def _channels(_call: Call, messages: MessageBroker) -> AllChannels:
+async def _chat_channels(_call: Call, messages: MessageBroker) -> AllChannels:
     return AllChannels(messages.chat_channels())
 
 
@@ -152,11 +152,11 @@ async def _acknowledge(call: Call, messages: MessageBroker) -> Acknowledged:
     return Acknowledged(await messages.acknowledge(call.agent, call.body.numbers))
 
 
-async def _create_channel(call: Call, messages: MessageBroker) -> ChannelInfo:
+async def _create_chat_channel(call: Call, messages: MessageBroker) -> ChannelInfo:
     return await messages.create_chat_channel(call.body.name, call.agent, call.body.about)
 
 
-async def _channel(call: Call, messages: MessageBroker) -> ChannelInfo:
+async def _chat_channel(call: Call, messages: MessageBroker) -> ChannelInfo:
     return messages.chat_channel(call.parts["name"])
 
 
@@ -193,7 +193,7 @@ async def _signals(call: Call, sessions: SessionLog) -> Signals:
 
 ROUTES: Final = (
     Route("GET", "/api/agents", "get_agents", Who.ANYONE, _agents, ConnectedAgents, "the connected agents"),
-    Route("GET", "/api/channels", "get_channels", Who.ANYONE, _channels, AllChannels, "all chat channels"),
+    Route("GET", "/api/channels", "get_channels", Who.ANYONE, _chat_channels, AllChannels, "all chat channels"),
     Route(
         "POST",
         "/api/onboard/register",
@@ -225,10 +225,10 @@ ROUTES: Final = (
         "delete messages from the mailbox", body=Acknowledge,
     ),
     Route(
-        "POST", "/api/channels", "post_channel", Who.AGENT, _create_channel, ChannelInfo, "create a chat channel",
+        "POST", "/api/channels", "post_channel", Who.AGENT, _create_chat_channel, ChannelInfo, "create a chat channel",
         body=NewChannel, status=201,
     ),
-    Route("GET", "/api/channels/{name}", "get_channel_info", Who.AGENT, _channel, ChannelInfo, "one chat channel"),
+    Route("GET", "/api/channels/{name}", "get_channel_info", Who.AGENT, _chat_channel, ChannelInfo, "one chat channel"),
     Route(
         "GET", "/api/channels/{name}/messages", "get_messages", Who.AGENT, _history, Messages,
         "the newest messages of a chat channel, oldest first", query=Page,

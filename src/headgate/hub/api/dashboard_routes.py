@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from headgate.hub.api.http import HttpResponse
+from headgate.hub.api.http import ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.dashboard.cards import Cards, DashboardState
 
@@ -33,9 +33,9 @@ async def _state(call: Call, cards: Cards) -> DashboardState:
 def _file(path: str, name: str, about: str) -> Route:
     """The route of a static file."""
     media = _MEDIA[name.rpartition(".")[2]]
-    response = HttpResponse(200, files("headgate.hub.dashboard").joinpath("static", name).read_bytes(), _HEADERS, media)
+    response = ApiResponse(200, files("headgate.hub.dashboard").joinpath("static", name).read_bytes(), _HEADERS, media)
 
-    async def handler(_call: Call) -> HttpResponse:
+    async def handler(_call: Call) -> ApiResponse:
         return response
 
     return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, media=media)
@@ -44,8 +44,8 @@ def _file(path: str, name: str, about: str) -> Route:
 def _redirect(path: str, where: bytes, about: str) -> Route:
     """A redirect to the page, relative, so that it works behind any path prefix."""
 
-    async def handler(_call: Call) -> HttpResponse:
-        return HttpResponse(307, b"", [(b"location", where)], "text/plain")
+    async def handler(_call: Call) -> ApiResponse:
+        return ApiResponse(307, b"", [(b"location", where)], "text/plain")
 
     return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, status=307, media="text/plain")
 

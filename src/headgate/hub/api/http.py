@@ -53,8 +53,8 @@ class DeniedBody(msgspec.Struct):
     tier: str
 
 
-class HttpResponse(msgspec.Struct):
-    """An HTTP response."""
+class ApiResponse(msgspec.Struct):
+    """A response to be sent."""
 
     status: int
     body: bytes
@@ -92,7 +92,7 @@ ANONYMOUS: Final = Caller()
 
 
 class RequestDenied(Exception):
-    """The gate has denied a request. `limit_headers` tell the caller about its limit."""
+    """The gate has denied a request. `limit_headers` describe the caller's limit."""
 
     def __init__(self, decision: Decision, tier: str, limit_headers: Headers = ()) -> None:
         self.decision: Final = decision
@@ -113,14 +113,14 @@ class Api:
         self._max_body: Final = settings.max_frame
         self._writer: Final = HeaderWriter()
 
-    async def respond(self, scope: Mapping[str, Any], receive: Receive, address: str) -> HttpResponse:
+    async def respond(self, scope: Mapping[str, Any], receive: Receive, address: str) -> ApiResponse:
         """The response to a request from an address. Never raises."""
         try:
             return await self._handle(scope, receive, address)
         except Exception as error:  # noqa: BLE001 - every request is answered; the log has the details
             return error_response(error)
 
-    async def _handle(self, scope: Mapping[str, Any], receive: Receive, address: str) -> HttpResponse:
+    async def _handle(self, scope: Mapping[str, Any], receive: Receive, address: str) -> ApiResponse:
         routes, parts = self._router.find(scope.get("raw_path") or scope["path"].encode())
         route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])  # the server leaves out the body
         caller, limit_headers = ANONYMOUS, _NO_HEADERS
@@ -139,9 +139,9 @@ class Api:
         body = None if route.body is None else _decoded(await self._body(scope["headers"], receive), route.body)
         by = caller.agent or (f"admin at {address}" if caller.admin else "")
         answer = await route.handler(Call(caller.agent, by, caller.admin, parts, query, body))
-        if isinstance(answer, HttpResponse):
+        if isinstance(answer, ApiResponse):
             return answer
-        return HttpResponse(route.status, _encoder.encode(answer), limit_headers)
+        return ApiResponse(route.status, _encoder.encode(answer), limit_headers)
 
     # Who calls, and may it? ------------------------------------------------------------------------------------------
 
@@ -214,19 +214,19 @@ class Api:
             raise RequestError(408, "too_slow", f"expected the whole body within {_BODY_TIMEOUT:g} s") from None
 
 
-def error_response(error: Exception, **more: str) -> HttpResponse:
+def error_response(error: Exception, **more: str) -> ApiResponse:
     """The response to a request that failed, with more headers."""
     if isinstance(error, RequestDenied):
         denial = describe_denial(error.decision, error.tier)
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
-        return HttpResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)
+        return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)
     known = as_request_error(error)
     headers = [(b"www-authenticate", b"Bearer")] if known.status == 401 else []
     if known.status in (429, 503):
         headers = [(b"retry-after", b"5")]
     headers += [(name.encode(), value.encode()) for name, value in more.items()]
-    return HttpResponse(known.status, _encoder.encode(ErrorBody(known.error, known.detail)), headers)
+    return ApiResponse(known.status, _encoder.encode(ErrorBody(known.error, known.detail)), headers)
 
 
 def _token(headers: Headers) -> str | None:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from headgate._version import VERSION
 from headgate.hub.agents.presence import Presence
-from headgate.hub.api.http import HttpResponse
+from headgate.hub.api.http import ApiResponse
 from headgate.hub.api.routing import Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.monitoring import metrics
@@ -77,8 +77,8 @@ async def _metrics(_call: Call, sources: MetricSources) -> Metrics:
     )
 
 
-async def _prometheus(_call: Call, sources: MetricSources) -> HttpResponse:
-    return HttpResponse(200, metrics.exposition(sources), media=metrics.MEDIA)
+async def _prometheus(_call: Call, sources: MetricSources) -> ApiResponse:
+    return ApiResponse(200, metrics.exposition(sources), media=metrics.MEDIA)
 
 
 ROUTES: Final = (

@@ -71,7 +71,7 @@ class Route:
     query: type[Struct] = NoQuery
     status: int = 200
     media: str = "application/json"
-    """The media type of the response. A handler may return a whole `HttpResponse` instead of its body."""
+    """The media type of the response. A handler may return a whole `ApiResponse` instead of its body."""
 
     @property
     def parts(self) -> list[str]:

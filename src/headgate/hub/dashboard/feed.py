@@ -22,8 +22,7 @@ from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explain
-from headgate.hub.sockets.socket import Socket
-from headgate.hub.timer import Timer
+from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket
 from headgate.limits.clock import Clock
 
 MAX_CARDS: Final = 500
@@ -137,7 +136,7 @@ class DashboardFeed:
         self._unidentified[socket] = None
         if len(self._unidentified) > most:
             oldest, _ = self._unidentified.popitem(last=False)
-            oldest.close_soon(1013, "too many dashboards are being opened")
+            oldest.close_soon(TRY_LATER, "too many dashboards are being opened")
         try:
             admin = await self._admit(socket, same_origin=same_origin)
         finally:
@@ -145,7 +144,9 @@ class DashboardFeed:
         if admin is None:
             return
         if len(self._viewers) >= most:
-            await _refuse(socket, "too_many_connections", f"too many dashboards are open: the hub takes {most}", 1013)
+            await _refuse(
+                socket, "too_many_connections", f"too many dashboards are open: the hub takes {most}", TRY_LATER
+            )
             return
         try:
             await self._join(socket, admin=admin)
@@ -156,12 +157,8 @@ class DashboardFeed:
 
     async def _admit(self, socket: Socket, *, same_origin: bool) -> bool | None:
         """Whether the first frame has the admin's token; None if the dashboard may not watch."""
-        within, clock, tokens = self._settings.identify_within, self._clock, self._tokens
-        deadline = Timer(
-            clock,
-            clock.now() + round(within * 1_000_000),
-            lambda: socket.close_soon(1008, f"identify within {within:g} seconds"),
-        )
+        tokens = self._tokens
+        deadline = socket.expect_identification(self._clock, self._settings.identify_within)
         try:
             text = await socket.read()
         finally:
@@ -185,7 +182,7 @@ class DashboardFeed:
         else:
             problem = Problem(error="rate_limited", detail="too many wrong tokens", retry_after_ms=wait_ms(decision))
             await socket.send(encode(problem))
-            await socket.close(1008, "too many wrong tokens")
+            await socket.close(POLICY_VIOLATION, "too many wrong tokens")
         return None
 
     async def _join(self, socket: Socket, *, admin: bool) -> None:
@@ -196,7 +193,7 @@ class DashboardFeed:
                 self._background.spawn(self._run())
             self._viewers.add(socket)
             if not socket.push(encode(self._snapshot(admin=admin))):
-                socket.close_soon(1013, "there is too much to show")
+                socket.close_soon(TRY_LATER, "there is too much to show")
 
     def _snapshot(self, *, admin: bool) -> Snapshot:
         since = self._slot - AGENT_SLOTS + 1
@@ -244,7 +241,7 @@ class DashboardFeed:
             for socket in list(self._viewers):
                 if not socket.push(frame):
                     self._viewers.discard(socket)
-                    socket.close_soon(1013, "it reads too slowly")
+                    socket.close_soon(TRY_LATER, "it reads too slowly")
 
     async def _update(self) -> Update:
         """The changes since the last update."""
@@ -314,6 +311,6 @@ def _unsettled(card: AgentCard) -> bool:
     return bool(card.violations or card.violations_last_hour or (card.usage and card.usage.used))
 
 
-async def _refuse(socket: Socket, error: str, detail: str, code: int = 1008) -> None:
+async def _refuse(socket: Socket, error: str, detail: str, code: int = POLICY_VIOLATION) -> None:
     await socket.send(encode(Problem(error=error, detail=detail)))
     await socket.close(code, detail[:120])

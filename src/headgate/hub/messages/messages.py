@@ -16,7 +16,7 @@ from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, Lagged, Mes
 from headgate.hub.sockets.socket import MAX_BYTES, Socket
 from headgate.hub.storage.database import Database, Retention
 
-FIRST_CHANNEL: Final = "general"
+FIRST_CHAT_CHANNEL: Final = "general"
 _messages: Final = msgspec.json.Decoder(Message)
 
 
@@ -35,10 +35,10 @@ class _ChatChannel:
     def __init__(self, name: str, creator: str, about: str, at: float) -> None:
         self.name, self.creator, self.about, self.at = name, creator, about, at
         self.subscribers: dict[Socket, int] = {}
-        """Each with the number of messages that it has missed and was not told about."""
+        """Each with the number of messages that it has missed without a notice."""
 
     def deliver(self, socket: Socket, frame: str) -> None:
-        """Push a message; if the queue is full it is skipped, as are the following ones until the reader is told."""
+        """Push a message. If the queue is full it is skipped, and so are later ones until the reader gets a notice."""
         if self.subscribers[socket]:
             self.subscribers[socket] += 1
         elif not socket.push(frame):
@@ -61,9 +61,9 @@ class MessageBroker:
 
     def __init__(self, database: Database, presence: Presence, registry: Registry, settings: HubSettings) -> None:
         self._database, self._presence, self._registry = database, presence, registry
-        self._most_mail, self._most_channels = settings.max_mail, settings.max_channels
+        self._most_mail, self._most_chat_channels = settings.max_mail, settings.max_channels
         self._retention: Final = Retention("posts", "channel", settings.max_history)
-        self._channels: dict[str, _ChatChannel] = {}
+        self._chat_channels: dict[str, _ChatChannel] = {}
         self.accepted = 0
         """The number of accepted messages, to agents and to chat channels."""
 
@@ -71,11 +71,11 @@ class MessageBroker:
         """Read the chat channels; at the first start there is one."""
 
         def read(db: Connection) -> list[tuple[str, str, str, float]]:
-            first = (FIRST_CHANNEL, time.time())
+            first = (FIRST_CHAT_CHANNEL, time.time())
             db.execute("INSERT OR IGNORE INTO channels VALUES (?, '', 'where everybody begins', ?)", first)
             return db.execute("SELECT name, creator, about, at FROM channels ORDER BY name").fetchall()
 
-        self._channels = {row[0]: _ChatChannel(*row) for row in await self._database.run(read)}
+        self._chat_channels = {row[0]: _ChatChannel(*row) for row in await self._database.run(read)}
 
     # From agent to agent ---------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class MessageBroker:
 
     def chat_channels(self) -> list[ChannelInfo]:
         """All chat channels, by name."""
-        return [self._channels[name].info() for name in sorted(self._channels)]
+        return [self._chat_channels[name].info() for name in sorted(self._chat_channels)]
 
     def chat_channel(self, name: str) -> ChannelInfo:
         return self._find(name).info()
@@ -149,7 +149,7 @@ class MessageBroker:
 
         def write(db: Connection) -> None:
             (count,) = db.execute("SELECT COUNT(*) FROM channels").fetchone()
-            if count >= self._most_channels:
+            if count >= self._most_chat_channels:
                 raise RequestError(
                     409, "too_many_channels", f"there are {count} chat channels, and there may be no more"
                 )
@@ -159,8 +159,8 @@ class MessageBroker:
                 raise RequestError(409, "exists", f"there is a chat channel {name!r} already")
 
         await self._database.run(write)
-        self._channels[name] = _ChatChannel(name, creator, about, at)
-        return self._channels[name].info()
+        self._chat_channels[name] = _ChatChannel(name, creator, about, at)
+        return self._chat_channels[name].info()
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Add a message to a chat channel's history, send it to all subscribers, and return its number."""
@@ -186,7 +186,7 @@ class MessageBroker:
         self._find(name).subscribers.pop(socket, None)
 
     def unsubscribe_all(self, socket: Socket) -> None:
-        for channel in self._channels.values():
+        for channel in self._chat_channels.values():
             channel.subscribers.pop(socket, None)
 
     async def history(self, name: str, limit: int, before: int | None = None) -> list[Post]:
@@ -200,7 +200,7 @@ class MessageBroker:
         return [Post(number, sender, Raw(body), at) for number, sender, body, at in reversed(rows)]
 
     def _find(self, name: str) -> _ChatChannel:
-        channel = self._channels.get(name)
+        channel = self._chat_channels.get(name)
         if channel is None:
             raise RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
         return channel

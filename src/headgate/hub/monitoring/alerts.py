@@ -29,7 +29,7 @@ from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
 from headgate.stores.base import MAX_ALERTS, AlertOutcome, SharedAlerts
 
-Happening: TypeAlias = Literal["alert.raised", "alert.resolved"]
+AlertEvent: TypeAlias = Literal["alert.raised", "alert.resolved"]
 
 _MAX_RECENT: Final = 50  # alerts that are shown
 _INTERVAL: Final = 1.0  # seconds between two comparisons with the store
@@ -75,7 +75,7 @@ class Alerts:
         self,
         gate: Gate,
         clock: Clock,
-        send: Callable[[Happening, Alert], None],
+        send: Callable[[AlertEvent, Alert], None],
         shared: SharedAlerts | None = None,
         away: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -224,7 +224,7 @@ class Alerts:
             except StoreAway:
                 return  # checked again when the store is back
             if outcome != "done":
-                return  # another hub was first; the next comparison tells what it has done
+                return  # another hub was first; the next comparison shows the result
         self._end(entry, alert, ours=True)
 
     def _end(self, entry: _OpenAlert, alert: Alert, *, ours: bool) -> None:
@@ -294,7 +294,7 @@ class Alerts:
         elif outcome == "other" and (there is None or there.alert_id != alert.alert_id):
             self._end(entry, replace(alert, resolved_at=time.time()), ours=entry.own)
 
-    # What is shown ---------------------------------------------------------------------------------------------------
+    # Recent alerts --------------------------------------------------------------------------------------------------
 
     def _show(self, alert: Alert) -> None:
         before = self._recent.get(alert.alert_id)

@@ -39,8 +39,8 @@ T = TypeVar("T")
 _SCOPE: Final = "headgate"
 _PATH: Final = "v1/metrics"  # where collectors take metrics
 _SECONDS: Final = "_seconds"
-_PATIENCE: Final = 5.0  # seconds that the SDK's thread waits for the hub's loop
-_FAREWELL: Final = 2.0  # seconds for the last export, at the end
+_LOOP_TIMEOUT: Final = 5.0  # seconds that the SDK's thread waits for the hub's loop
+_LAST_EXPORT_TIMEOUT: Final = 2.0  # seconds for the last export, at the end
 
 _log = structlog.get_logger("headgate.hub")
 _exporter_log = logging.getLogger(OTLPMetricExporter.__module__)
@@ -80,7 +80,7 @@ class Telemetry:
     def _close(self) -> None:
         if self._exporter.failing:
             self._exporter.shutdown()  # otherwise it may wait for its next attempt first
-        self._reader.shutdown(_FAREWELL * 1000)  # the provider's may raise before it starts
+        self._reader.shutdown(_LAST_EXPORT_TIMEOUT * 1000)  # the provider's may raise before it starts
         self._closed = True
 
     # In the SDK's thread ---------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Telemetry:
                 answer.set_exception(error)
 
         self._loop.call_soon_threadsafe(work)
-        return answer.result(_PATIENCE)
+        return answer.result(_LOOP_TIMEOUT)
 
     def _observer(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_options: CallbackOptions) -> Iterator[Observation]:

@@ -22,19 +22,19 @@ from msgspec import Struct
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
 from headgate.http import parse_retry_after
-from headgate.hub.monitoring.alerts import Alert, Happening
+from headgate.hub.monitoring.alerts import Alert, AlertEvent
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 
-MOST: Final = 1000
+MAX_QUEUED: Final = 1000
 """Notices queued for one receiver; then the oldest is dropped."""
 
 _TIMEOUT: Final = 10.0  # seconds for one attempt, up to the status
-_FIRST: Final = 1.0  # seconds until the second attempt; then twice as long each time
-_LONGEST: Final = 30.0  # seconds between two attempts
-_ASKED: Final = 300.0  # seconds that a receiver may ask for by Retry-After
-_RETRIED_FOR: Final = 3600  # seconds
-_RETRIED: Final = (408, 425, 429)  # statuses, and all from 500 on
+_FIRST_PAUSE: Final = 1.0  # seconds until the second attempt; then twice as long each time
+_LONGEST_PAUSE: Final = 30.0  # seconds between two attempts
+_MAX_RETRY_AFTER: Final = 300.0  # seconds that a receiver may ask for by Retry-After
+_RETRY_FOR: Final = 3600  # seconds
+_RETRIED_STATUSES: Final = (408, 425, 429)  # and all from 500 on
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -44,7 +44,7 @@ class Notice(Struct, frozen=True):
 
     delivery: str
     """The same in every attempt, so that receivers can drop duplicates."""
-    event: Happening
+    event: AlertEvent
     alert: Alert
 
 
@@ -85,12 +85,12 @@ class Webhooks:
         """The number of notices queued or being sent."""
         return sum(receiver.waiting for receiver in self._receivers)
 
-    def send(self, event: Happening, alert: Alert) -> None:
+    def send(self, event: AlertEvent, alert: Alert) -> None:
         """Queue an alert for all receivers."""
         if self._receivers:
             name = f"{alert.alert_id}-{alert.times}-{event.removeprefix('alert.')}"
             body = msgspec.json.encode(Notice(name, event, alert))
-            delivery = _Delivery(name, body, self._clock.now() + _RETRIED_FOR * 1_000_000)
+            delivery = _Delivery(name, body, self._clock.now() + _RETRY_FOR * 1_000_000)
             for receiver in self._receivers:
                 receiver.put(delivery)
 
@@ -145,12 +145,12 @@ class _Receiver:
 
     def put(self, delivery: _Delivery) -> None:
         self._queue.append(delivery)
-        if len(self._queue) > MOST:
+        if len(self._queue) > MAX_QUEUED:
             self._queue.popleft()
             self.dropped += 1
             if not self._full:
                 self._full = True
-                self._log.error("too many webhooks wait: the oldest are dropped", waiting=MOST)
+                self._log.error("too many webhooks wait: the oldest are dropped", waiting=MAX_QUEUED)
         self._wake.set()
 
     def hurry(self) -> None:
@@ -178,7 +178,7 @@ class _Receiver:
 
     async def _deliver(self, client: httpx.AsyncClient, delivery: _Delivery) -> None:
         """Try until the notice is accepted, refused for good, or too old."""
-        pause = _FIRST
+        pause = _FIRST_PAUSE
         while True:
             last = self._hurried
             problem, wait = await self._try(client, delivery)
@@ -194,7 +194,7 @@ class _Receiver:
             self._log_away(problem)
             if not self._hurried:
                 await self._pause(max(wait, pause * random.uniform(0.5, 1)))  # noqa: S311 - no secret
-            pause = min(pause * 2, _LONGEST)
+            pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _try(self, client: httpx.AsyncClient, delivery: _Delivery) -> tuple[str, float | None]:
         """Post a notice once; the problem, if any, and the seconds that the receiver asks to wait (None: for ever)."""
@@ -206,7 +206,7 @@ class _Receiver:
             return _explain(error), 0.0
         if 200 <= status < 300:
             return "", 0.0
-        if status in _RETRIED or status >= 500:
+        if status in _RETRIED_STATUSES or status >= 500:
             return f"status {status}", _asked(later)
         return f"status {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""), None
 
@@ -284,4 +284,4 @@ def _explain(error: Exception) -> str:
 
 def _asked(later: str) -> float:
     """The seconds that Retry-After asks for, which may be anything: within bounds, 0 if it makes no sense."""
-    return float(min(parse_retry_after(later, time.time()) or 0, _ASKED))
+    return float(min(parse_retry_after(later, time.time()) or 0, _MAX_RETRY_AFTER))

@@ -20,9 +20,8 @@ from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets import frames
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
-from headgate.hub.sockets.socket import Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, Socket
 from headgate.hub.tasks.scheduler import Scheduler
-from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
 
@@ -48,7 +47,7 @@ class _AgentConnection:
         """Answer an invalid frame, and close the connection after too many of them."""
         await self.send(frames.Problem(error=error, detail=detail), frame_id)
         if self.flood.invalid():
-            await self.socket.close(1008, f"{MAX_INVALID} invalid frames within a minute")
+            await self.socket.close(POLICY_VIOLATION, f"{MAX_INVALID} invalid frames within a minute")
 
     async def deny(self, frame_id: frames.MaybeId, tier: str, decision: Decision) -> None:
         """Answer a denied frame, and read on more slowly after many of them."""
@@ -98,7 +97,7 @@ class AgentSockets:
     def drop(self, agent: str) -> None:
         """Close the sockets of an agent whose token is no longer valid."""
         for socket in self._presence.sockets_of(agent):
-            socket.close_soon(1008, "the token of this agent was revoked or replaced")
+            socket.close_revoked()
 
     async def _leave(self, connection: _AgentConnection) -> None:
         agent, socket = connection.agent, connection.socket
@@ -112,12 +111,8 @@ class AgentSockets:
 
     async def _identify(self, connection: _AgentConnection) -> bool:
         """Read frames until the agent has identified; whether it has."""
-        socket, within = connection.socket, self._identify_within
-        deadline = Timer(
-            self._clock,
-            self._clock.now() + round(within * 1_000_000),
-            lambda: socket.close_soon(1008, f"identify within {within:g} seconds"),
-        )
+        socket = connection.socket
+        deadline = socket.expect_identification(self._clock, self._identify_within)
         try:
             while (text := await socket.read()) is not None:
                 frame = await self._decode(connection, text)
@@ -174,7 +169,7 @@ class AgentSockets:
         return None
 
     async def _admit(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
-        """Whether the gate lets a frame pass; the agent is told if nothing is left, or little."""
+        """Whether the gate lets a frame pass; the agent gets a denial, or a warning if little is left."""
         if isinstance(frame, frames.SessionSignal):  # the session has a limit of its own
             return True
         tier = self._gate.tier_of("ws", _ACTIONS[type(frame)])

@@ -18,7 +18,7 @@ from headgate.errors import InvalidInput, StoreAway, refuse
 from headgate.gate.policy import check_agent
 from headgate.hub.errors import as_request_error
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
-from headgate.hub.sockets.socket import Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, Socket
 from headgate.hub.timer import Timer
 from headgate.limiter import Limiter
 from headgate.limits.clock import Clock
@@ -27,9 +27,6 @@ from headgate.limits.numbers import microseconds
 from headgate.limits.token_bucket import limited
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.base import Store
-
-POLICY_VIOLATION: Final = 1008
-RESTARTING: Final = 1012
 
 _LONGEST_ID: Final = 128
 _NO_WAIT_HELPS: Final = 86_400_000  # milliseconds: a day, where no wait would ever help
@@ -123,10 +120,10 @@ class Relay:
         """Close the connections of an agent whose token is no longer valid."""
         self._drops += 1
         for socket in self._by_address.get(agent, ()):
-            socket.close_soon(POLICY_VIOLATION, "the token of this agent was revoked or replaced")
+            socket.close_revoked()
 
     async def drain(self, retry_after_ms: Callable[[], int]) -> None:
-        """Handle no more frames, send what was acknowledged, and close every socket, telling it when to reconnect.
+        """Handle no more frames, send acknowledged envelopes, and close every socket with the wait until it reconnects.
 
         Later sockets are closed likewise. It takes at most two seconds, even with readers that are stuck.
         """
@@ -142,7 +139,7 @@ class Relay:
         end = loop.time() + _FLUSH
         while socket.queued and not socket.closed and loop.time() < end:  # noqa: ASYNC110 - a socket has no event for it
             await asyncio.sleep(0.01)
-        await socket.close(RESTARTING, f"restarting; retry in {retry_after_ms} ms")
+        await socket.close_for_restart(retry_after_ms)
 
     def _forget(self, peer: "_Peer") -> None:
         self._open.discard(peer.socket)
@@ -281,7 +278,7 @@ async def _send(peer: _Peer, answer: wire.Envelope, answered: str) -> None:
 
 
 async def _deny(peer: _Peer, decision: Decision, answered: str, why: str) -> None:
-    """Answer a denied envelope, and read on more slowly after many of them, so that a flood waits at its sender."""
+    """Answer a denied envelope, and read on more slowly after many of them, so that a flood backs up at its sender."""
     wait = _NO_WAIT_HELPS if decision.retry_ms is None else max(decision.retry_ms, 1)
     limited = wire.RateLimited(retry_after_ms=wait, reason=f"{why}; send it again in {wait} ms")
     await _send(peer, wire.Envelope(type=wire.MESSAGE_TYPE_RATE_LIMITED, rate_limited=limited), answered)

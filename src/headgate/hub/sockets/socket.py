@@ -5,10 +5,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
+from headgate.hub.timer import Timer
+from headgate.limits.clock import Clock
+
 AsgiMessage: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
 Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 
+POLICY_VIOLATION: Final = 1008
+"""The close code of a connection that breaks a rule."""
+RESTARTING: Final = 1012
+"""The close code of a server that comes back."""
+TRY_LATER: Final = 1013
+"""The close code of a server that has no room."""
 MAX_BYTES: Final = 1024 * 1024
 """Bytes queued for one slow reader, however few frames they are."""
 _READS: Final = 2  # frames that are read before other tasks have their turn
@@ -26,7 +35,7 @@ class Socket:
         self.closed = False
         """Whether either side has closed it, so that nothing can be sent any more."""
         self.busy: Final = asyncio.Lock()
-        """Held while a frame is handled, so that a shutdown can wait for it."""
+        """Locked while a frame is handled, so that a shutdown can wait for it."""
         self._reads = 0
         self._receive, self._send = receive, send
         self._max_queued = max_queued
@@ -108,6 +117,20 @@ class Socket:
         """Close it in a task of its own, for callers that can't wait."""
         if self._closer is None:
             self._closer = asyncio.get_running_loop().create_task(self.close(code, reason))
+
+    async def close_for_restart(self, retry_after_ms: int) -> None:
+        """Close it because the hub stops, with the wait until the client reconnects."""
+        await self.close(RESTARTING, f"restarting; retry in {retry_after_ms} ms")
+
+    def close_revoked(self) -> None:
+        """Close it soon because the agent's token is no longer valid."""
+        self.close_soon(POLICY_VIOLATION, "the token of this agent was revoked or replaced")
+
+    def expect_identification(self, clock: Clock, within: float) -> Timer:
+        """Close it in `within` seconds of the clock, unless the timer is cancelled before."""
+        reason = f"identify within {within:g} seconds"
+        when = clock.now() + round(within * 1_000_000)
+        return Timer(clock, when, lambda: self.close_soon(POLICY_VIOLATION, reason))
 
     async def _write(self) -> None:
         try:

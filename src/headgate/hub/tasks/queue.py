@@ -1,4 +1,4 @@
-"""What the scheduler keeps in memory: open tasks, connected agents, and the priority queues in which both wait."""
+"""The scheduler's state in memory: open tasks, connected agents, and the priority queues in which both wait."""
 
 import asyncio
 from bisect import bisect_left, insort

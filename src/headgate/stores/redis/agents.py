@@ -5,11 +5,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from hmac import compare_digest
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import redis
 
 from headgate.errors import StoreAway
+from headgate.stores.base import AddOutcome, ReplaceOutcome
 from headgate.stores.redis.clients import ERRORS, STALE_CLIENT, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import FORMAT
@@ -52,7 +53,7 @@ class RedisAgents:
         self._reports = 0
 
     async def start(self, on_change: Callable[[str], None]) -> None:
-        """Follow changes from now on; if the server is away, earlier ones too, since it can't tell which they are."""
+        """Follow changes from now on; if the server is away, earlier ones too, since they are unknown."""
         self._on_change = on_change
         try:
             newest = await self._ask(lambda client: client.zrange(self._changes, -1, -1, withscores=True))
@@ -70,17 +71,13 @@ class RedisAgents:
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    async def add(
-        self, agent: str, digest: bytes, at: float, invitation: bytes | None
-    ) -> Literal["done", "exists", "uninvited"]:
+    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
         outcome, _ = await self._change(
             "add", agent, digest.hex(), repr(at), "" if invitation is None else invitation.hex()
         )
         return outcome  # type: ignore[return-value]
 
-    async def replace(
-        self, agent: str, digest: bytes | None, revoked_too: bool
-    ) -> Literal["done", "unknown", "revoked"]:
+    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
         new = "" if digest is None else digest.hex()
         outcome, when = await self._change("replace", agent, new, "1" if revoked_too else "", self._changes)
         if outcome == "done":
@@ -192,23 +189,23 @@ class RedisAgents:
                 await self._clients.acall(self._listen)
             except (*ERRORS, StoreAway) as error:
                 _log.debug("tokens changed elsewhere can't be followed: %s", describe_error(error))
-            except Exception:  # noqa: BLE001 - whatever it is, it goes on
+            except Exception:  # noqa: BLE001 - no error ends the follower
                 _log.exception("a token changed elsewhere could not be taken over")
             await asyncio.sleep(_RETRY_AFTER)
 
     async def _listen(self, client: AsyncClient) -> None:
-        channel = client.pubsub()
+        pubsub = client.pubsub()
         try:
-            await channel.subscribe(self._changes)
+            await pubsub.subscribe(self._changes)
             while True:
-                message = await channel.get_message(timeout=_POLL_AFTER)
+                message = await pubsub.get_message(timeout=_POLL_AFTER)
                 if message is not None and message["type"] == "message":
                     when, _, agent = text_of(message["data"]).partition(" ")
                     self._report(agent, float(when))
                 else:  # subscribed, perhaps again after a lost connection; or no message for long
                     await self._catch_up()
         finally:
-            await channel.aclose()  # type: ignore[no-untyped-call]
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     async def _catch_up(self) -> None:
         """Report the changes that were missed."""

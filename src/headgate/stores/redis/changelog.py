@@ -2,7 +2,7 @@
 
 The rows are those of `headgate.stores.change_rows`, as JSON, in a list without expiry under a prefix of its own. A
 position is the number of rows that were ever written. After a compaction the list begins with a row of the kind
-"snapshot": its `position` is the number of edits that the snapshot stands for, its `rows` the number of rows that it
+"snapshot": its `position` is the number of edits that the snapshot replaces, its `rows` the number of rows that it
 has, this one included. To versions that know no snapshots this row has no effect.
 """
 
@@ -104,17 +104,17 @@ class _Follower(threading.Thread):
             except (*ERRORS, StoreAway) as error:
                 _log.debug("can't listen for changes made elsewhere: %s", describe_error(error))
                 self._stopped.wait(_RETRY)
-            except Exception:  # noqa: BLE001 - whatever it is, the thread lives on
+            except Exception:  # noqa: BLE001 - no error ends the thread
                 _log.exception("a change made elsewhere could not be applied")
                 self._stopped.wait(_RETRY)
 
     def _listen(self) -> None:
-        with self._clients.client().pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
-            channel.subscribe(self._channel)
-            channel.get_message(timeout=_POLL)
+        with self._clients.client().pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
+            pubsub.subscribe(self._channel)
+            pubsub.get_message(timeout=_POLL)
             self._on_change(True)
             while not self._stopped.is_set():
-                if channel.get_message(timeout=_POLL) is not None:
+                if pubsub.get_message(timeout=_POLL) is not None:
                     self._on_change(False)
 
 

@@ -47,7 +47,7 @@ AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 T = TypeVar("T")
 
 ERRORS: Final = (RedisError, RedisClusterException, OSError)
-"""What goes wrong with a server, or on the way to it."""
+"""Errors of a server, or on the way to it."""
 
 STALE_CLIENT: Final = (ReadOnlyError, RedisClusterException)
 """The client knows no master, or one that no longer is one."""
@@ -104,26 +104,23 @@ class Clients:
         scheme, kind, options, nodes, name = _parse(url)
         options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout} | options
         options.setdefault("protocol", 2)
-        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # what was sent may have been counted: never sent twice
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # a request may have been counted: never sent twice
         aretry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
-        secure = scheme in ("rediss", "valkeys")
+        ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
+        options |= {"ssl": True} if scheme in ("rediss", "valkeys") else {}
         if kind == "+cluster":
             self.cluster = True
-            options |= {"ssl": True} if secure else {}
             starts = [redis.cluster.ClusterNode(*node) for node in nodes]  # type: ignore[no-untyped-call]
             astarts = [redis.asyncio.cluster.ClusterNode(*node) for node in nodes]
             self._make = lambda: redis.RedisCluster(startup_nodes=starts, retry=retry, **options)
             self._make_async = lambda: redis.asyncio.RedisCluster(startup_nodes=astarts, retry=aretry, **options)
         elif kind == "+sentinel":
-            options |= {"ssl": True} if secure else {}
-            ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
             to_sentinels, ato_sentinels = {**ours, "retry": retry}, {**ours, "retry": aretry}
             sentinel = redis.sentinel.Sentinel(nodes, sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
             self._make = lambda: sentinel.master_for(name, retry=retry, **options)  # type: ignore[no-untyped-call]
             self._make_async = lambda: _asentinel(nodes, ato_sentinels).master_for(name, retry=aretry, **options)
         else:
             plain = f"{scheme.replace('valkey', 'redis')}://{url.partition('://')[2]}"
-            ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
             try:
                 redis.connection.parse_url(plain)  # type: ignore[no-untyped-call]
             except ValueError as error:

@@ -1,4 +1,4 @@
-"""What happens while the server is away: a circuit breaker, and a fallback that decides instead."""
+"""Decisions while the server is away: a circuit breaker, and a fallback that decides instead."""
 
 import threading
 import time
@@ -76,9 +76,9 @@ class CircuitBreaker:
 
 
 class Fallback:
-    """Decides while the server is away: everything passes, nothing does, or this process's memory judges.
+    """Decides while the server is away: everything passes, nothing does, or this process's memory decides.
 
-    In memory each node judges by its share of every limit: a limit divided by the number of nodes, but at least 1.
+    In memory each node enforces its share of every limit: a limit divided by the number of nodes, but at least 1.
     """
 
     def __init__(self, on_failure: object, nodes: object, memory: MemoryStore) -> None:
@@ -104,12 +104,12 @@ class Fallback:
         return _on_asks(self.memory.apply(verb, of_parts, low, offence, request_id), asks)
 
     def forget(self, name: str, key: str, rule: Rule) -> None:
-        """Drop what is counted here for a key."""
+        """Drop the counts of a key here."""
         for local_name, local_rule in self._local_rules(name, rule):
             self.memory.forget(local_name, key, local_rule)
 
     def clear(self, name: str, rule: Rule) -> None:
-        """Drop what is counted here for every key under a name and a rule."""
+        """Drop the counts of every key under a name and a rule here."""
         for local_name, local_rule in self._local_rules(name, rule):
             self.memory.clear(local_name, local_rule)
 
@@ -120,7 +120,7 @@ class Fallback:
         return self._shares(name, rule)
 
     def _shares(self, name: str, limit: Limit) -> list[tuple[str, Limit]]:
-        """The share of each part of a limit, under a name that tells equal shares of different limits apart."""
+        """The share of each part of a limit, under a name that keeps equal shares of different limits apart."""
         found = self._shares_of.get((name, limit))
         if found is None:
             if len(self._shares_of) > _MAX_SHARES:

@@ -6,7 +6,7 @@ sent within a second.
 
 **Drawn tokens** are a slice of a bucket that a node has taken ahead of its checks. The server counts them against the
 capacity until they expire, so that all nodes together never let more pass than the limit does. A node draws for busy
-keys, and gives back what it doesn't use.
+keys, and gives back unused ones.
 """
 
 import secrets
@@ -117,7 +117,7 @@ class LimitCache:
             return DrawRequest(keys, ask, low, offence, self.slice, unused, drawn.number, new, LIFETIME)
 
     def end_draw(self, key: str, answered: DrawRequest | None, asked_at: i64) -> None:
-        """Take in what the server has granted; nothing, if it didn't answer."""
+        """Take in the granted tokens; none, if the server didn't answer."""
         with self._caches.lock:
             drawn = self._drawn.get(key)
             if drawn is None:
@@ -142,13 +142,13 @@ class LimitCache:
             self._denials[key] = CachedDenial(cost, until, self._caches.now(), decision)
 
     def forget(self, key: str, keys: Keys) -> list[DrawRequest]:
-        """Drop what is kept for a key; the requests that give its tokens back."""
+        """Drop the cache of a key; the requests that give its tokens back."""
         with self._caches.lock:
             self._denials.pop(key, None)
             return self._give_back([key], self._caches.now(), keys)
 
     def clear(self) -> None:
-        """Drop what is kept for every key, and give nothing back."""
+        """Drop the cache of every key, and give nothing back."""
         with self._caches.lock:
             self._denials.clear()
             self._drawn.clear()
@@ -241,7 +241,7 @@ class LocalCaches:
         return [request for cache in list(self._caches.values()) for request in cache.drop_idle(keys, everything)]
 
     def after_fork(self) -> None:
-        """In a forked process: drop what is the parent's."""
+        """In a forked process: drop the parent's state."""
         self.lock = threading.Lock()
         self._owed = {}
         self._last_number = secrets.randbits(51)

@@ -1,7 +1,7 @@
 """Requests to the script, and the meaning of its answers.
 
-The script only counts: it answers what is left and whether a request passed. The limits make the decision from that, by
-the same code as in memory.
+The script only counts: it answers how much is left and whether a request passed. The limits make the decision from
+that, by the same code as in memory.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from headgate.limits.violations import Backoff, Standing, ViolationRecord
 from headgate.stores.base import REMEMBERED, Ask, Offence, Verb
 
 FORMAT: Final = "1"
-"""The version of what is stored. It is part of every key."""
+"""The version of the stored format. It is part of every key."""
 
 _LONGEST_KEY: Final = 512  # bytes; longer ones are stored by their digest, so that nobody fills the server with them
 _MAX_CODECS: Final = 10_000  # so that nobody fills this process with limits
@@ -73,7 +73,7 @@ class LimitCodec:
             part, kind = self.parts[i], self._kinds[i]
             if kind == _WINDOW:
                 assert isinstance(part, SlidingWindow)
-                decisions.append(part.judge(row[at], row[at + 1], row[at + 2], now, cost, low))
+                decisions.append(part.decide_counts(row[at], row[at + 1], row[at + 2], now, cost, low))
                 at += 3
                 continue
             state: object = None
@@ -250,7 +250,7 @@ class StandingRequest(Request[Standing]):
 
 
 class DrawRequest(Request[Decision]):
-    """A check that also draws a `new` slice of tokens ahead, and gives back what was not used of an `old` one.
+    """A check that also draws a `new` slice of tokens ahead, and gives back the unused tokens of an `old` one.
 
     Each slice has a number of its own. So a draw that got no answer in time, but was granted later all the same, gives
     nothing back that this process has in hand.
@@ -303,7 +303,7 @@ class DrawRequest(Request[Decision]):
 
 
 class ForgetRequest(Request[bool]):
-    """Drop what is counted for one key."""
+    """Drop the count of one key."""
 
     def __init__(self, keys: Keys, name: str, key: str, rule: Rule) -> None:
         if isinstance(rule, Limit):
@@ -319,7 +319,7 @@ class ForgetRequest(Request[bool]):
 
 
 def command(verb: tuple[str, bytes], requests: list[Request[Any]], header: list[bytes]) -> list[object]:
-    """The command for a batch of requests: the name of the script, the keys, and what is asked of each."""
+    """The command for a batch of requests: the name of the script, the keys, and the requests."""
     words: list[object] = [verb[0], verb[1], 0]
     for request in requests:
         words.extend(request.keys)

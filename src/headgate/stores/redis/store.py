@@ -69,7 +69,7 @@ class RedisStore(Closable):
 
     A server that doesn't answer within `timeout` seconds, or can't be reached, is away, and decisions are `degraded`
     until it is back: with `on_failure` "open" everything passes, with "closed" nothing does, and with "local" this
-    process's memory judges, by its share of each limit where there are several `nodes`.
+    process's memory decides, by its share of each limit where there are several `nodes`.
 
     Two options ask the server less. With `remember_denials`, a key that was denied is denied here until its wait is
     over, for a second at most. With `draw_ahead`, say 0.05, this process draws up to that share of a busy bucket's
@@ -117,7 +117,7 @@ class RedisStore(Closable):
         if self._caches is not None and not self._clients.for_threads:
             refuse(
                 "RedisStore",
-                "a client for threads with remember_denials or draw_ahead: a thread sends what is owed",
+                "a client for threads with remember_denials or draw_ahead: a thread sends owed violations",
                 where,
             )
         self._sender: threading.Thread | None = None
@@ -243,7 +243,7 @@ class RedisStore(Closable):
             listener(RecordedViolation(offence, violation))
 
     def _start_sender(self, caches: LocalCaches) -> None:
-        """Start the thread that sends what is owed and gives back what isn't used, if there is anything."""
+        """Start the thread that sends owed violations and gives back unused tokens, if there are any."""
         if caches.need_flush():
             with self._lock:
                 if self._sender is None and not self._closed.is_set():
@@ -313,7 +313,7 @@ class RedisStore(Closable):
         return bool(request.keys) and await self.aexecute(request)
 
     def _forget_cached(self, name: str, key: str, rule: Rule) -> list[DrawRequest]:
-        """Drop what is kept here of a key; the requests that give its tokens back."""
+        """Drop the cache of a key; the requests that give its tokens back."""
         if self._caches is None:
             return []
         if isinstance(rule, Limit):
@@ -409,7 +409,7 @@ class RedisStore(Closable):
 
     def windows(self) -> RedisWindows:
         """Sliding windows whose limit comes with each call. All that are made here count together."""
-        return RedisWindows(self)
+        return RedisWindows(self.keys, self.aexecute, self.decide_without)
 
     # The server ------------------------------------------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class RedisStore(Closable):
             return first
 
     def _check_server(self) -> None:
-        """Once, on the first call: log what is wrong with the server."""
+        """Once, on the first call: log problems of the server."""
         try:
             self._log_notes(self._clients.client().info())
         except StoreError as error:

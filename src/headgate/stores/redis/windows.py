@@ -1,7 +1,8 @@
 """Sliding windows in Redis whose limit and length come with each call."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from struct import pack
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from headgate.errors import StoreAway
 from headgate.limits.decision import Decision
@@ -10,35 +11,42 @@ from headgate.limits.sliding_window import SlidingWindow
 from headgate.stores.base import Ask, Verb, WindowCount
 from headgate.stores.redis.protocol import FORMAT, ForeignData, Keys, Request
 
-if TYPE_CHECKING:
-    from headgate.stores.redis.store import RedisStore
-
 _ENDING: Final = f"}}w{FORMAT}:".encode()
 
 
 class RedisWindows:
     """Counts in the server, or while it is away as the store's `on_failure` says."""
 
-    def __init__(self, store: "RedisStore") -> None:
-        self._store: Final = store
+    def __init__(
+        self,
+        keys: Keys,
+        execute: Callable[[Request[Any]], Awaitable[Any]],
+        decide_without: Callable[[StoreAway | ForeignData, Verb, Sequence[Ask]], Decision],
+    ) -> None:
+        self._keys: Final = keys
+        self._execute: Final = execute
+        self._decide_without: Final = decide_without
 
     async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
         try:
-            return await self._store.aexecute(_Hit(self._store.keys, key, window))
+            hit: WindowCount = await self._execute(_Hit(self._keys, key, window))
         except (StoreAway, ForeignData) as error:
             return self._without(error, Verb.CHECK, key, window)
+        return hit
 
     async def count(self, key: str, window: SlidingWindow) -> int:
         try:
-            return await self._store.aexecute(_Count(self._store.keys, key, window))
+            count: int = await self._execute(_Count(self._keys, key, window))
         except (StoreAway, ForeignData) as error:
             return self._without(error, Verb.PEEK, key, window).used
+        return count
 
     async def forget(self, key: str) -> bool:
-        return await self._store.aexecute(_Forget(self._store.keys, key))
+        dropped: bool = await self._execute(_Forget(self._keys, key))
+        return dropped
 
     def _without(self, error: StoreAway | ForeignData, verb: Verb, key: str, window: SlidingWindow) -> WindowCount:
-        decision: Decision = self._store.decide_without(error, verb, [Ask("", key, window, 1)])
+        decision = self._decide_without(error, verb, [Ask("", key, window, 1)])
         return WindowCount(bool(decision), window.capacity - decision.remaining, decision.retry_us or 0)
 
 

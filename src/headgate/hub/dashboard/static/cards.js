@@ -37,11 +37,11 @@ function percent(usage) {
 }
 
 function usageText(usage) {
-  const lane = `${usage.channel} ${usage.tier}`;
-  if (usage.capacity === 0) return `blocked, ${lane}`;
-  if (usage.capacity > LARGEST) return `unlimited, ${lane}`;
+  const bucket = `${usage.channel} ${usage.tier}`;
+  if (usage.capacity === 0) return `blocked, ${bucket}`;
+  if (usage.capacity > LARGEST) return `unlimited, ${bucket}`;
   const [used, capacity] = [usage.capacity - usage.remaining, usage.capacity].map(figures.format);
-  return `${used} of ${capacity} used, ${lane}, ${percent(usage)} %`;
+  return `${used} of ${capacity} used, ${bucket}, ${percent(usage)} %`;
 }
 
 function violationsText({ violations, violations_last_hour: hour }) {

@@ -1,10 +1,10 @@
 -- Agents and the digests of their tokens, changed in one step.
 --
--- KEYS: the agents (a hash: when each was registered, a space, and the digest of its token or nothing); whose digests
--- they are (a hash); the names (a sorted set, all with score 0); invitations (a hash: when each was made, by digest);
+-- KEYS: the agents (a hash: when each was registered, a space, and the digest of its token or nothing); the owners of
+-- digests (a hash); the names (a sorted set, all with score 0); invitations (a hash: when each was made, by digest);
 -- when tokens were changed last (a sorted set, microseconds that only go forward).
--- ARGV: what to do, and the agent; then what that needs.
--- The answer is a list: what came of it, and when, if the agent's token was changed.
+-- ARGV: the verb and the agent; then the verb's arguments.
+-- The answer is a list: the outcome, and the time if the agent's token was changed.
 
 local agents, owners, names, invitations, changes = unpack(KEYS)
 local verb, agent, digest = ARGV[1], ARGV[2], ARGV[3]

@@ -26,8 +26,8 @@ local function load(bucket, limit, stored, earn)
   return true
 end
 
--- Take back the `old` slice of a node with what it hasn't used, then let it have `cost`, and on top of that up to `most`
--- tokens as a `new` slice, but not more than half of what is left. Return the tokens of the new slice, or nil if `cost`
+-- Take back the unused tokens of a node's `old` slice, then let it have `cost`, and on top of that up to `most` tokens as
+-- a `new` slice, but not more than half of the rest. Return the tokens of the new slice, or nil if `cost`
 -- doesn't pass.
 local function draw(kind, bucket, limit, cost, most, unused, old, new, span)
   local kept = {}

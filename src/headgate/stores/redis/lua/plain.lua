@@ -1,6 +1,6 @@
 -- Plain requests: a check of one token bucket, of which no tokens were drawn ahead, at a tick of a microsecond. Nearly all
--- requests are that. What follows is what bucket.lua does with them, without its tables and functions; whatever is out of
--- the ordinary is left to it.
+-- requests are plain. This is the work of bucket.lua without its tables and functions; all other requests are left to
+-- bucket.lua.
 
 local function plain(text, numbers, key)
   local _, unit, gain, tick, full = unpacked('<ddddd', text, 3)
