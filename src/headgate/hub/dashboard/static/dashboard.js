@@ -170,8 +170,8 @@ function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   const [which, sort] = [given.get("show"), given.get("sort")];
   view.search = given.get("search") ?? "";
-  view.show = [...one("filters").elements].some((input) => input.value && input.value === which) ? which : "all";
-  view.sort = [...one("sort").options].some((option) => option.value === sort) ? sort : "usage";
+  view.show = [...byId("filters").elements].some((input) => input.value && input.value === which) ? which : "all";
+  view.sort = [...byId("sort").options].some((option) => option.value === sort) ? sort : "usage";
   applyView();
   return given.get("token") ?? "";
 }
