@@ -60,7 +60,7 @@ class Fleet:
 
     def calls(self) -> int:
         with self._server.client() as client:
-            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+            return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
 
     def __enter__(self) -> Self:
         return self
