@@ -93,10 +93,12 @@ class Gate(GateChecks, Closable):
     def _first_edits(self) -> list[Edit]:
         """The edits in the log; none yet, if the server that has it is away."""
         try:
-            return self._read_log()
+            page = self._log.read()
         except StoreAway as away:
             _log.error("starting without the changes made while running, until they can be read: %s", away)
             return []
+        self._position, self._logged = page.position, len(page.changes)
+        return page.edits()
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -392,12 +394,6 @@ class Gate(GateChecks, Closable):
             self._logged = len(page.changes)
         self._position = page.position
         return events
-
-    def _read_log(self) -> list[Edit]:
-        """All edits in the log; from here on this gate is up to date."""
-        page = self._log.read()
-        self._position, self._logged = page.position, len(page.changes)
-        return page.edits()
 
     def _compact(self) -> None:
         policy = self._lookup.policy
