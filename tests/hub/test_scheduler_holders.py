@@ -269,3 +269,27 @@ def test_an_agent_that_leaves_while_it_is_told(taken: bool, back: bool) -> None:
         assert await harness.holders() == {one: "a", two: "b"} if back else {one: "b", two: "c"}
 
     run(test)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_task_that_no_agent_survives_ends_as_failed(leaves: bool) -> None:
+    async def test(harness: SchedulerHarness) -> None:
+        poison, next_one = await harness.add(), await harness.add()
+        for attempt in range(1, 6):
+            await harness.arrive(f"agent-{attempt}")
+            assert harness.told[-1] == (f"agent-{attempt}", poison)
+            if leaves:
+                await harness.leave(f"agent-{attempt}")
+            else:
+                await harness.advance(30)
+        task = await harness.task(poison)
+        note = "its agent left" if leaves else "not accepted in time"
+        assert (task.state, task.attempt, bytes(task.outcome or b"")) == (
+            "failed",
+            5,
+            f'"{note}, at attempt 5"'.encode(),
+        )
+        await harness.arrive("another")
+        assert harness.told[-1] == ("another", next_one), "the others go on"
+
+    run(test)

@@ -122,6 +122,7 @@ class Hub:
                 await part.start()
             self._exit_stack.push_async_callback(self.registry.close)
             self._exit_stack.push_async_callback(self.scheduler.close)
+            self._exit_stack.push_async_callback(self.messages.close)
             self.registry.on_revocation(self.agent_sockets.drop)
             self.registry.on_revocation(self.relay.drop)
             if self.settings.otel_endpoint:
@@ -178,7 +179,7 @@ class Hub:
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
         reserved = self.router.reserved("agent")
         registry = self.registry = Registry(agents, mode=settings.registration, reserved=reserved)
-        messages = self.messages = MessageBroker(database, presence, registry, settings)
+        messages = self.messages = MessageBroker(database, presence, registry, clock, settings)
         sessions = self.sessions = SessionLog(database, gate, settings)
         scheduler = self.scheduler = Scheduler(
             database,

@@ -51,9 +51,9 @@ class Presence:
             del self._agents[agent]
         return not sockets
 
-    def push(self, agent: str, frame: str) -> bool:
+    def push(self, agent: str, frame: str, content: object = None) -> bool:
         """Push a frame to an agent, over its newest socket with room for it; whether there is one."""
-        return any(socket.push(frame) for socket in reversed(self._agents.get(agent, ())))
+        return any(socket.push(frame, content) for socket in reversed(self._agents.get(agent, ())))
 
     def sockets_of(self, agent: str) -> list[Socket]:
         """An agent's sockets, oldest first."""

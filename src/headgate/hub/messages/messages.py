@@ -1,23 +1,33 @@
 """Messages: from agent to agent, into mailboxes, and to chat channels."""
 
+import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable
 from sqlite3 import Connection
 from typing import Final
 
 import msgspec
+import structlog
 from msgspec import Raw, Struct
 
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
+from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, Lagged, Message, Post, encode
 from headgate.hub.sockets.socket import MAX_BYTES, Socket
-from headgate.hub.storage.database import Database, Retention
+from headgate.hub.storage.database import Database, DatabaseError, Retention
+from headgate.hub.timer import Timer
+from headgate.limits.clock import Clock
 
 FIRST_CHAT_CHANNEL: Final = "general"
-_messages: Final = msgspec.json.Decoder(Message)
+MAX_UNKEPT: Final = 16 * 1024 * 1024
+"""Bytes of undelivered messages in memory while the disk can't be written; then no more are accepted."""
+_RETRY: Final = 1_000_000  # microseconds until the disk is tried again
+
+_log = structlog.get_logger("headgate.hub")
 
 
 class Mail(Struct):
@@ -59,11 +69,19 @@ class _ChatChannel:
 class MessageBroker:
     """Delivers messages. An accepted message is not lost: it is queued for a socket, or in the database."""
 
-    def __init__(self, database: Database, presence: Presence, registry: Registry, settings: HubSettings) -> None:
-        self._database, self._presence, self._registry = database, presence, registry
+    def __init__(
+        self, database: Database, presence: Presence, registry: Registry, clock: Clock, settings: HubSettings
+    ) -> None:
+        self._database, self._presence, self._registry, self._clock = database, presence, registry, clock
         self._most_mail, self._most_chat_channels = settings.max_mail, settings.max_channels
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
+        self._unkept: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient, while the disk can't be written
+        self._unkept_bytes = 0
+        self._keeping: Final = asyncio.Lock()
+        self._timer: Timer | None = None
+        self._background: Final = BackgroundTasks()
+        self._closed = False
         self.accepted = 0
         """The number of accepted messages, to agents and to chat channels."""
 
@@ -81,8 +99,10 @@ class MessageBroker:
 
     async def send(self, sender: str, to: str, body: Raw) -> bool:
         """Deliver a message, or put it into the mailbox; whether it was delivered."""
+        if self._unkept_bytes > MAX_UNKEPT:
+            raise RequestError(503, "unavailable", "undelivered messages wait for the hub's disk; try again later")
         message = Message(sender=sender, body=body, at=time.time())
-        if not self._presence.push(to, encode(message)):
+        if not self._presence.push(to, encode(message), message):
             if not await self._registry.knows(to):
                 raise RequestError(404, "unknown_agent", f"there is no agent {to!r}")
             await self._keep(to, [message], self._most_mail)
@@ -92,15 +112,42 @@ class MessageBroker:
         return True
 
     async def keep_unsent(self, agent: str, socket: Socket) -> None:
-        """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is."""
-        kept = []
-        for frame in socket.take_unsent():
-            try:
-                kept.append(_messages.decode(frame))
-            except msgspec.ValidationError:
-                continue  # of another type
-        if kept:
-            await self._keep(agent, kept, None)
+        """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is.
+
+        While the disk can't be written, they are kept in memory.
+        """
+        unsent = [content for content in socket.take_unsent() if isinstance(content, Message)]
+        if unsent:
+            self._unkept.append((agent, unsent))
+            self._unkept_bytes += _size(unsent)
+            await self._background.finish(self._keep_all())
+
+    async def _keep_all(self) -> None:
+        """Put into mailboxes what waits in memory, oldest first; later again if the disk can't be written."""
+        async with self._keeping:
+            while self._unkept:
+                agent, unsent = self._unkept[0]
+                try:
+                    await self._keep(agent, unsent, None)
+                except DatabaseError as error:
+                    _log.error("undelivered messages wait for the disk", bytes=self._unkept_bytes, reason=str(error))
+                    if not self._closed and self._timer is None:
+                        self._timer = Timer(self._clock, self._clock.now() + _RETRY, self._retry)
+                    return
+                self._unkept.popleft()
+                self._unkept_bytes -= _size(unsent)
+
+    def _retry(self) -> None:
+        self._timer = None
+        self._background.spawn(self._keep_all())
+
+    async def close(self) -> None:
+        """Write what waits in memory."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._background.finish(self._keep_all())
+        await self._background.wait()
 
     async def _keep(self, to: str, messages: list[Message], most: int | None) -> None:
         rows = [(to, message.sender, bytes(message.body), message.at) for message in messages]
@@ -204,6 +251,10 @@ class MessageBroker:
         if channel is None:
             raise RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
         return channel
+
+
+def _size(messages: list[Message]) -> int:
+    return sum(len(bytes(message.body)) for message in messages)
 
 
 def _page(rows: Iterable[tuple[int, str, bytes, float]]) -> list[tuple[int, str, bytes, float]]:

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headgate.gate.policy import MAX_AGENT
 from headgate.hub.errors import RequestError
+from headgate.hub.nesting import TOO_DEEP, check_nesting
 
 FrameId: TypeAlias = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=-(2**53), le=2**53)]
 MaybeId: TypeAlias = FrameId | UnsetType
@@ -406,6 +407,7 @@ def decode(text: str) -> AnyClientFrame:
         if detail.endswith("at `$.type`"):
             detail += f"; the types are {', '.join(TYPES)}"
         raise RequestError(400, "invalid", detail) from error
+    check_nesting(text)
     return frame
 
 
@@ -432,7 +434,7 @@ def encode(frame: Struct) -> str:
 
 def explain(error: Exception) -> str:
     """The reason why something could not be decoded, for its sender."""
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return TOO_DEEP if isinstance(error, RecursionError) else str(error)
 
 
 def schemas() -> dict[str, Any]:
