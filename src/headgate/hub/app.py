@@ -23,6 +23,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
+from headgate.hub.api.decision_routes import CounterShares
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
@@ -209,7 +210,8 @@ class Hub:
         )
         windows, file = RateLimiter(store), PolicyFile(self._config)
         parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
-        routes = bind(ROUTES, [*parts, windows, file, self.router])
+        shares = CounterShares(clock, settings.max_counters, windows.settings.window_ms)
+        routes = bind(ROUTES, [*parts, windows, shares, file, self.router])
         self._api = Api(Router(routes), gate, stats, tokens, registry, settings)
 
     def _telemetry(self) -> "Telemetry":

@@ -1,6 +1,7 @@
 """The connected agents, and the limits on connections."""
 
 from collections import Counter
+from heapq import nsmallest
 from typing import Final
 
 from headgate.gate.lookup import counted_as
@@ -65,3 +66,8 @@ class Presence:
     def agents(self) -> list[str]:
         """The connected agents, by name."""
         return sorted(self._agents)
+
+    def page(self, limit: int, after: str = "") -> tuple[list[str], bool]:
+        """The next connected agents by name, and whether there are more."""
+        found = nsmallest(limit + 1, (agent for agent in self._agents if agent > after))
+        return found[:limit], len(found) > limit

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
+from heapq import nsmallest
 from sqlite3 import Connection
 from typing import Final
 
@@ -73,7 +74,8 @@ class MessageBroker:
         self, database: Database, presence: Presence, registry: Registry, clock: Clock, settings: HubSettings
     ) -> None:
         self._database, self._presence, self._registry, self._clock = database, presence, registry, clock
-        self._most_mail, self._most_chat_channels = settings.max_mail, settings.max_channels
+        self._most_mail, self._most_mail_from_one = settings.max_mail, settings.max_mail_per_sender
+        self._most_chat_channels, self._most_own_chat_channels = settings.max_channels, settings.max_channels_per_agent
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
         self._unkept: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient, while the disk can't be written
@@ -156,6 +158,10 @@ class MessageBroker:
             (waiting,) = db.execute("SELECT COUNT(*) FROM mail WHERE recipient = ?", (to,)).fetchone()
             if most is not None and waiting >= most:
                 raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages wait for it already")
+            own = "SELECT COUNT(*) FROM mail WHERE recipient = ? AND sender = ?"
+            (waiting,) = db.execute(own, (to, messages[0].sender)).fetchone()
+            if most is not None and waiting >= self._most_mail_from_one:
+                raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages of yours wait for it")
             db.executemany("INSERT INTO mail (recipient, sender, body, at) VALUES (?, ?, ?, ?)", rows)
 
         await self._database.run(keep)
@@ -183,9 +189,10 @@ class MessageBroker:
 
     # Chat channels ----------------------------------------------------------------------------------------------------
 
-    def chat_channels(self) -> list[ChannelInfo]:
-        """All chat channels, by name."""
-        return [self._chat_channels[name].info() for name in sorted(self._chat_channels)]
+    def chat_channels(self, limit: int, after: str = "") -> tuple[list[ChannelInfo], bool]:
+        """The next chat channels by name, and whether there are more."""
+        found = nsmallest(limit + 1, (name for name in self._chat_channels if name > after))
+        return [self._chat_channels[name].info() for name in found[:limit]], len(found) > limit
 
     def chat_channel(self, name: str) -> ChannelInfo:
         return self._find(name).info()
@@ -195,6 +202,10 @@ class MessageBroker:
         at = time.time()
 
         def write(db: Connection) -> None:
+            own = "SELECT COUNT(*) FROM channels WHERE creator = ?"
+            (count,) = db.execute(own, (creator,)).fetchone()
+            if count >= self._most_own_chat_channels:
+                raise RequestError(409, "too_many_channels", f"{count} chat channels are yours: delete one first")
             (count,) = db.execute("SELECT COUNT(*) FROM channels").fetchone()
             if count >= self._most_chat_channels:
                 raise RequestError(
@@ -208,6 +219,22 @@ class MessageBroker:
         await self._database.run(write)
         self._chat_channels[name] = _ChatChannel(name, creator, about, at)
         return self._chat_channels[name].info()
+
+    async def delete_chat_channel(self, name: str, agent: str, *, by_admin: bool) -> None:
+        """Delete a chat channel with its messages: by its creator, or by the admin."""
+        channel = self._find(name)
+        if not by_admin and channel.creator != agent:
+            raise RequestError(403, "forbidden", f"only {channel.creator!r} and the admin can delete {name!r}")
+        if name == FIRST_CHAT_CHANNEL:
+            raise RequestError(409, "not_possible", f"{name!r} always exists")
+
+        def delete(db: Connection) -> None:
+            db.execute("DELETE FROM channels WHERE name = ?", (name,))
+            db.execute("DELETE FROM posts WHERE channel = ?", (name,))
+
+        await self._database.run(delete)
+        if self._chat_channels.get(name) is channel:
+            del self._chat_channels[name]
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Add a message to a chat channel's history, send it to all subscribers, and return its number."""

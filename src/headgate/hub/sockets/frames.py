@@ -12,6 +12,9 @@ from headgate.gate.policy import MAX_AGENT
 from headgate.hub.errors import RequestError
 from headgate.hub.nesting import TOO_DEEP, check_nesting
 
+MAX_NAMES: Final = 1000
+"""Names of agents on one page."""
+
 FrameId: TypeAlias = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=-(2**53), le=2**53)]
 MaybeId: TypeAlias = FrameId | UnsetType
 AgentId: TypeAlias = Annotated[
@@ -30,6 +33,8 @@ TaskId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)] | Annotated[int, Meta(ge=0, le=2**53)]
 Note: TypeAlias = Annotated[str, Meta(max_length=1000)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
+ManyNames: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NAMES)]
+LastName: TypeAlias = Annotated[str, Meta(max_length=MAX_AGENT)]
 Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
 
 
@@ -60,11 +65,17 @@ class Status(ClientFrame, tag="status"):
 
 
 class ListAgents(ClientFrame, tag="list_agents"):
-    """Asks for the connected agents."""
+    """Asks for the connected agents: a page of them by name, the first or the next after a name."""
+
+    limit: ManyNames = MAX_NAMES
+    after: LastName = ""
 
 
 class ListChannels(ClientFrame, tag="list_channels"):
-    """Asks for all chat channels."""
+    """Asks for the chat channels: a page of them by name, the first or the next after a name."""
+
+    limit: Count = 100
+    after: LastName = ""
 
 
 class ChannelHistory(ClientFrame, tag="channel_history"):
@@ -219,6 +230,8 @@ class AgentStatus(ServerFrame, tag="status"):
 
 class Agents(ServerFrame, tag="agents"):
     agents: list[str]
+    more: bool
+    """Whether there are more, after the last."""
 
 
 class ChannelInfo(Struct):
@@ -231,6 +244,8 @@ class ChannelInfo(Struct):
 
 class Channels(ServerFrame, tag="channels"):
     channels: list[ChannelInfo]
+    more: bool
+    """Whether there are more, after the last."""
 
 
 class Post(Struct):
