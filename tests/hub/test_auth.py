@@ -26,7 +26,8 @@ from tests.support.valkey import PATIENCE
 
 MANY = "1000000/minute"
 ROOMY = Policy(
-    limits=dict.fromkeys(("light", "normal", "heavy"), MANY), addresses={"limit": MANY, "registration": MANY}
+    limits=dict.fromkeys(("light", "normal", "heavy"), MANY),
+    addresses=dict.fromkeys(("limit", "registration", "connection", "authentication"), MANY),
 )
 OPEN = (Who.PROBE, Who.ANYONE)
 NOBODY = "hg_this-is-a-token-that-nobody-has"

@@ -121,7 +121,7 @@ def test_answers_are_as_the_document_says(document: dict[str, Any], tmp_path: Pa
         policy = Policy(addresses={"limit": "1000/minute"})
         hub = Hub(hub_settings(), policy, store=store, config=file)
         transport = httpx.ASGITransport(hub)
-        async with hub, httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
+        async with hub, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for route in ROUTES:
                 operation = document["paths"][route.path][route.method.lower()]
                 where = await scene(hub)

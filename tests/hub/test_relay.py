@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from headgate import BLOCKED, Decision, HeadgateError, Limiter, MemoryStore
+from headgate import Decision, Gate, HeadgateError, Limiter, MemoryStore, Policy
 from headgate.errors import StoreAway
+from headgate.hub.agents.authentication import Authentication
 from headgate.hub.sockets.relay import relay_limiter
 from headgate.proto import envelope_pb2 as wire
 from tests.support.relay import ACK, ERROR, GARBAGE, LIMITED, TOO_LARGE, RelayAgent, RelayHub, sender
@@ -73,11 +74,14 @@ def test_b2_failed_hellos_are_limited_by_address() -> None:
         answer = agent.hello("alice", "wrong")
         assert (answer.type, answer.rate_limited.retry_after_ms) == (LIMITED, 1000)
         assert "failed attempts" in answer.rate_limited.reason
-        assert agent.hello("alice").type == wire.MESSAGE_TYPE_WELCOME, "who knows the token is let in all the same"
+        assert agent.hello("alice").type == LIMITED, "no token is looked at any more"
+        hub.clock.advance(10)
+        assert agent.hello("alice").type == wire.MESSAGE_TYPE_WELCOME
 
 
 def test_d3_where_no_wait_helps_a_day_is_said() -> None:
-    with RelayHub(failed=Limiter(BLOCKED).acheck) as hub, hub.stranger() as agent:
+    blocked = Authentication(Gate(Policy(addresses={"authentication": "blocked"})))
+    with RelayHub(authentication=blocked) as hub, hub.stranger() as agent:
         assert agent.hello("alice", "wrong").rate_limited.retry_after_ms == 86_400_000
 
 

@@ -33,4 +33,4 @@ def changes(admin: httpx.Client) -> list[str]:
 def called(hub: Hub, token: str = ADMIN) -> httpx.AsyncClient:
     """A client of a hub that no server stands before."""
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(transport=httpx.ASGITransport(hub), base_url="http://hub", headers=headers)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(hub), base_url="http://localhost", headers=headers)

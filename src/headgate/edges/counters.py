@@ -111,7 +111,7 @@ class AddressCounter:
         return self._refund(_ip_address(key), cost)
 
     def limit(self, key: str, tier: str) -> Limit:
-        return self._gate.policy.address_limit
+        return self._gate.policy.address_limits["request"]
 
     def label(self, tier: str) -> str:
         return "address"

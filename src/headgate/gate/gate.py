@@ -117,7 +117,7 @@ class Gate(GateChecks, Closable):
         return await self._aapply(CHECK, *self._agent(agent, channel, tier, action), cost, request_id)
 
     def check_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
-        """Check an unknown caller by address. `purpose` is "request" or "registration".
+        """Check an unknown caller by address. `purpose` is one of `headgate.gate.policy.PURPOSES`.
 
         An IPv6 address counts by its /64. Denials escalate the advised wait, but are no agent's violations.
         """

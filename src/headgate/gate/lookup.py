@@ -106,12 +106,8 @@ class Lookup:
         self.own: Final[ImmutableMap[OwnLimits]] = own
         self.any_own: Final = len(self.own) > 0
         self.addresses: Final = {
-            "request": ActiveLimit(
-                self, ADDRESSES, "address", "request", "default", policy.address_limit, policy.shadow, 0
-            ),
-            "registration": ActiveLimit(
-                self, ADDRESSES, "address", "registration", "default", policy.registration_limit, policy.shadow, 0
-            ),
+            purpose: ActiveLimit(self, ADDRESSES, "address", purpose, "default", limit, policy.shadow, 0)
+            for purpose, limit in policy.address_limits.items()
         }
         self.exempt_address: Final = ActiveLimit(self, ADDRESSES, "address", "", "exempt", UNLIMITED, False, 0)
 

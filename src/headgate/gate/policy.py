@@ -31,6 +31,17 @@ UNKNOWN_TIER: Final = "normal"
 """The tier of unclassified actions."""
 MAX_AGENT: Final = 128
 
+PURPOSES: Final = {
+    "request": ("limit", "60/minute"),
+    "registration": ("registration", "5/minute"),
+    "connection": ("connection", "600/minute"),
+    "authentication": ("authentication", "60/minute"),
+}
+"""What an address is checked for, with the setting in `[addresses]` and its default. Each has a bucket of its own:
+
+requests without a token, registrations, connects of WebSockets, and wrong tokens.
+"""
+
 _LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
 _ACTIONS: Final = {
     "ws": {
@@ -81,8 +92,8 @@ class Policy:
     """Whether all limits are counted and none is enforced."""
     shadow_tiers: frozenset[str]
     shadow_agents: frozenset[str]
-    address_limit: Limit
-    registration_limit: Limit
+    address_limits: Mapping[str, Limit]
+    """The limits by address: of each purpose in `PURPOSES`."""
     exempt_addresses: tuple[Network, ...]
     backoff: Backoff
     on_failure: str
@@ -136,8 +147,7 @@ class Policy:
                 for channel in self.channels
             },
             "addresses": {
-                "limit": _text(self.address_limit),
-                "registration": _text(self.registration_limit),
+                **{PURPOSES[purpose][0]: _text(limit) for purpose, limit in self.address_limits.items()},
                 "exempt": [str(network) for network in self.exempt_addresses],
             },
             "agents": agents,
@@ -198,7 +208,7 @@ class _Reader:
         shadow, shadow_tiers = self._shadow(settings.get("shadow", False))
         agents = self._table("agents", settings)
         addresses = self._table("addresses", settings)
-        self._check_keys("addresses", addresses, ["limit", "registration", "exempt"])
+        self._check_keys("addresses", addresses, [*(key for key, _ in PURPOSES.values()), "exempt"])
         store = self._table("store", settings)
         self._check_keys("store", store, ["on_failure", "timeout", "nodes"])
         return {
@@ -215,8 +225,10 @@ class _Reader:
                 for agent, table in agents.items()
                 if isinstance(table, dict) and self._value(f"agents.{_key(agent)}.shadow", table, False, _bool)
             ),
-            "address_limit": self._value("addresses.limit", addresses, parse("60/minute"), _limit),
-            "registration_limit": self._value("addresses.registration", addresses, parse("5/minute"), _limit),
+            "address_limits": {
+                purpose: self._value(f"addresses.{key}", addresses, parse(default), _limit)
+                for purpose, (key, default) in PURPOSES.items()
+            },
             "exempt_addresses": tuple(self._list("addresses.exempt", addresses.get("exempt", []), _network)),
             "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
             "on_failure": self._value("store.on_failure", store, "local", _on_failure),

@@ -84,6 +84,14 @@ def usable_token(text: str) -> str:
     return text
 
 
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = [part.strip().lower() for part in text.split(",") if part.strip()]
+    if any(re.fullmatch(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII) is None for host in hosts):
+        raise ValueError
+    return tuple(dict.fromkeys(hosts))
+
+
+_HOSTS: Final[SettingParser] = ("host names such as hub.example.org or *.example.org, separated by commas", _hosts)
 _NETWORKS: Final[SettingParser] = ("addresses or networks such as 10.0.0.0/8, separated by commas", _networks)
 _BOOLEAN: Final[SettingParser] = ("true or false", _boolean)
 _TEXT: Final[SettingParser] = ("some text", str)
@@ -121,6 +129,11 @@ class HubSettings:
     webhook_secret: str = _setting("", "secret key for signing webhook requests", _TOKEN, secret=True)
     trusted_proxies: tuple[str, ...] = _setting(
         (), "addresses or networks of proxies whose X-Forwarded headers are trusted, separated by commas", _NETWORKS
+    )
+    allowed_hosts: tuple[str, ...] = _setting(
+        (),
+        "names of the hub beside localhost and IP addresses, separated by commas; * for any",
+        _HOSTS,
     )
     tls_certificate: Path | None = _setting(None, "file with the TLS certificate; enables TLS", _PATH)
     tls_key: Path | None = _setting(None, "file with the certificate's private key", _PATH)
