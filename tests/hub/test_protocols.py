@@ -13,7 +13,7 @@ from tests.support.hub import running
 from tests.support.valkey import PATIENCE
 
 SHAKE = (
-    b"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 PING = frame('{"type":"ping"}')
@@ -39,7 +39,7 @@ def ended(connection: socket.socket) -> bytes:
 def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(answer, http=HttpProtocol) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as second:
-            second.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
+            second.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert second.recv(1000).startswith(b"HTTP/1.1 204")
             monkeypatch.setattr(HttpProtocol, "head_within", 0.2)
             second.sendall(b"GET / HTTP/1.1\r\nHo")
@@ -58,7 +58,7 @@ def test_a_connection_with_an_endless_head_is_closed() -> None:
             with pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
                 endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X-More: " + b"x" * 4000 + b"\r\n") * 10_000)
         with socket.create_connection(("127.0.0.1", server.port)) as large:
-            large.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX-More: " + b"x" * (MAX_HEAD // 2) + b"\r\n\r\n")
+            large.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-More: " + b"x" * (MAX_HEAD // 2) + b"\r\n\r\n")
             assert large.recv(1000).startswith(b"HTTP/1.1 204")
 
 

@@ -342,11 +342,11 @@ def use_everywhere(hub: Program, agent: str, token: str) -> None:
             with suppress(ConnectionClosed):
                 connection.recv(PATIENCE)
     for request in (
-        f"POST /api/tasks HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {token}\r\nContent-Length: 999\r\n\r\n{{",
+        f"POST /api/tasks HTTP/1.1\r\nHost: ::1\r\nAuthorization: Bearer {token}\r\nContent-Length: 999\r\n\r\n{{",
         f"GET /api/tasks HTTP/1.1\r\nAuthorization: Bearer {token}",
         f"GET /api/{token} HTTP/9.9\r\nAuthorization: {token}\r\n\r\n",
         f"{token}\r\n\r\n",
-        f"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nAuthorization: {token}\r\nConnection: upgrade\r\n\r\n",
+        f"GET /ws HTTP/1.1\r\nHost: ::1\r\nUpgrade: websocket\r\nAuthorization: {token}\r\nConnection: upgrade\r\n\r\n",
     ):
         with socket.create_connection(("127.0.0.1", hub.port)) as raw:
             raw.send(request.encode())

@@ -30,6 +30,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "dashboard_link": ("viewer", "viewer"),
     "webhooks": ("https://example.org/a?b=c, http://[::1]:9", ("https://example.org/a?b=c", "http://[::1]:9")),
     "webhook_secret": (SECRET, SECRET),
+    "allowed_hosts": ("Hub.example.org, *.example.net", ("hub.example.org", "*.example.net")),
     "trusted_proxies": ("10.0.0.1, fd00::/8", ("10.0.0.1/32", "fd00::/8")),
     "tls_certificate": ("c.pem", Path("c.pem")),
     "tls_key": ("k.pem", Path("k.pem")),
@@ -74,7 +75,7 @@ def test_every_setting_is_tried_here() -> None:
 def test_the_defaults_are_those_of_the_requirements() -> None:
     ordinary = HubSettings.load({}, {})
     assert ordinary == HubSettings()
-    assert (ordinary.identify_within, ordinary.max_frame, ordinary.max_connections_per_address) == (10, 65_536, 100)
+    assert (ordinary.identify_within, ordinary.max_frame, ordinary.max_connections_per_address) == (10, 65_536, 1_000)
     assert (ordinary.max_connections, ordinary.max_waiting, ordinary.max_sessions) == (10_000, 256, 1_000)
     assert (ordinary.relay_rate_limit, ordinary.relay_rate_burst) == ("1.0", "10")
     assert (ordinary.host, ordinary.registration, ordinary.store) == ("127.0.0.1", "open", "")

@@ -426,7 +426,7 @@ class Fuzzer:
             return self._ill_request()
         agent, token = self._owner(route)
         operation = OPENAPI["paths"][route.path][route.method.lower()]
-        path, body, method, headers = self._path(route, operation), b"", route.method, [b"Host: hub"]
+        path, body, method, headers = self._path(route, operation), b"", route.method, [b"Host: localhost"]
         if route.body is not None:
             body = self._body(operation, good=True)
         spoil = (

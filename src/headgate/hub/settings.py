@@ -127,13 +127,13 @@ class HubSettings:
     )
     webhooks: tuple[str, ...] = _setting((), "URLs to send alerts to, separated by commas", _URLS, shown=False)
     webhook_secret: str = _setting("", "secret key for signing webhook requests", _TOKEN, secret=True)
-    trusted_proxies: tuple[str, ...] = _setting(
-        (), "addresses or networks of proxies whose X-Forwarded headers are trusted, separated by commas", _NETWORKS
-    )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
         "names of the hub beside localhost and IP addresses, separated by commas; * for any",
         _HOSTS,
+    )
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), "addresses or networks of proxies whose X-Forwarded headers are trusted, separated by commas", _NETWORKS
     )
     tls_certificate: Path | None = _setting(None, "file with the TLS certificate; enables TLS", _PATH)
     tls_key: Path | None = _setting(None, "file with the certificate's private key", _PATH)
@@ -143,7 +143,7 @@ class HubSettings:
     max_frame: int = _setting(65_536, "maximum size of a frame, envelope or body in bytes", _whole(1024, 16_777_216))
     max_connections: int = _setting(10_000, "maximum WebSocket connections in total", _whole(1, 1_000_000))
     max_connections_per_address: int = _setting(
-        100, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
+        1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
     )
     max_dashboards: int = _setting(200, "maximum open dashboards", _whole(1, 10_000))
     max_waiting: int = _setting(256, "maximum frames queued for a slow reader", _whole(1, 100_000))
