@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from headgate.cli.terminal import waiting_for
+from headgate.client.url import is_hub_url, is_loopback
 from headgate.errors import HeadgateError, printable
 from headgate.gate.policy import check_agent
 from headgate.hub.settings import A_TOKEN, usable_token, variable
@@ -133,7 +133,7 @@ class HubApi:
 
         self.url: Final = url
         self._token, self._origin, self._timeout = token, origin, timeout
-        no_proxy = [ProxyHandler({})] if _is_loopback(urlsplit(url).hostname or "") else []
+        no_proxy = [ProxyHandler({})] if is_loopback(url) else []
         self._opener = build_opener(NoRedirects(), *no_proxy)
 
     def request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
@@ -324,14 +324,7 @@ def _token(file: str | None, viewer: bool) -> tuple[str, str]:
 
 def _url(text: str) -> str:
     """The address of a hub, without a slash at the end. It may have a path."""
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-        good = good and text.isascii() and text.isprintable() and " " not in text
-        good = good and not (parts.query or parts.fragment or parts.username or parts.password)
-    except ValueError:
-        good = False
-    if not good:
+    if not is_hub_url(text, ("http", "https")):
         raise argparse.ArgumentTypeError(f"expected a URL such as {DEFAULT_URL}, got {text!r}")
     return text.rstrip("/")
 
@@ -350,13 +343,6 @@ def note_unregistered(hub: HubApi, agent: str) -> None:
     except HubError as error:
         if error.status == 404:
             print(f"note: no agent named {printable(agent)} is registered", file=sys.stderr)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _object(text: bytes) -> dict[str, Any]:
