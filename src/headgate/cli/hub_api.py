@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote
 
-from headgate.cli.terminal import waiting_for
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import print_json, waiting_for
 from headgate.client.url import is_hub_url, is_loopback
 from headgate.errors import HeadgateError, printable
 from headgate.gate.policy import check_agent
@@ -336,8 +337,38 @@ def _agent_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
 
 
+def add_agent_command(
+    commands: Commands,
+    name: str,
+    change: Callable[[HubApi, str], dict[str, Any]],
+    text: Callable[[str, dict[str, Any]], str],
+    about: str,
+    description: str,
+    example: str,
+    *,
+    notes: Callable[[dict[str, Any]], bool] = lambda _: False,
+) -> None:
+    """Add a command that changes an agent's state at the hub. `text` reports it, by the agent's name and the answer.
+
+    Where `notes` is true for the answer, a note says so if no agent of that name is registered: it may be misspelt.
+    """
+
+    def run(options: argparse.Namespace) -> int:
+        hub, agent = hub_from(options), options.agent
+        answer = change(hub, agent)
+        if options.json:
+            print_json(answer)
+            return 0
+        print(hub.parse(lambda: text(printable(agent), answer)))
+        if notes(answer):
+            note_unregistered(hub, agent)
+        return 0
+
+    add_hub_options(add_command(commands, name, run, about, description, example, json=True), agent=True)
+
+
 def note_unregistered(hub: HubApi, agent: str) -> None:
-    """Print a note if no agent of that name is registered: it may be misspelt."""
+    """Print a note if no agent of that name is registered."""
     try:
         hub.agent(agent)
     except HubError as error:

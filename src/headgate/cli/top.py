@@ -10,7 +10,6 @@ from headgate.errors import HeadgateError
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "top",

@@ -166,7 +166,6 @@ class Guard:
         self._limiter = Limiter(UNLIMITED, store=gate.store)
         self._by_key = agent_counter(gate, "http", awaits=self._awaits)
         self._by_address = address_counter(gate, awaits=self._awaits)
-        self._has_tiers: bool = True
         for tier in (self._tier, *routes.values()):
             if tier not in TIERS:
                 refuse(f"{self._where} tier", f"one of {', '.join(TIERS)}", tier)
@@ -180,7 +179,6 @@ class Guard:
         limiter = given if isinstance(given, Limiter) else Limiter(limit_of(f"{self._where} limiter", given))
         if self._tier_function is not None or self._tier != "normal":
             refuse(f"{self._where} tier", "a gate, which knows tiers (a limiter has none)", limiter)
-        self._has_tiers = False
         self._limiter = limiter
         self._by_key, self._by_address = self._limiter_counters(limiter, limiter.name or "default")
         more = (self._key, self._exempt, self._cost_function, self._counts, self._settle, self._skip, self.proxies)
@@ -246,7 +244,7 @@ class Guard:
         if name:
             counter, key = by_key, name
         else:  # a gate itself knows the key of an address, and the exempt ones
-            counter, key = by_address, request.address if self._has_tiers else address_key(request.address)
+            counter, key = by_address, address_key(request.address) if self._gate is None else request.address
         decision = yield counter.check(key, tier, cost)
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name))
 
@@ -256,7 +254,7 @@ class Guard:
             return None
         if not isinstance(key, str):
             refuse(f"{self._where} key", "a function that returns a string or None", key)
-        if not self._has_tiers:
+        if self._gate is None:
             return bounded_key(key)
         try:
             return check_agent(key)
