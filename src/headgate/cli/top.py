@@ -34,4 +34,4 @@ def _run(options: argparse.Namespace) -> int:
     except HubError as error:
         if error.status:  # it refuses; a hub that is away may come back
             raise
-    return top_app.run(hub)
+    return top_app.TopApp(hub).run() or 0

@@ -365,11 +365,6 @@ class TopApp(App[int]):
             self.post_message(ActionFinished(done, True))
 
 
-def run(hub: HubApi) -> int:
-    """Show the view until the user quits."""
-    return TopApp(hub).run() or 0
-
-
 def _cells(agent: AgentSummary, room: int) -> list[Text]:
     if agent.used is None:
         used = Text("-" if not agent.exempt else "no limit")

@@ -204,23 +204,19 @@ class ReconnectingClient(Generic[T]):
         self._pending_calls += 1
         try:
             async with self._room:
-                return await self._wait_for_answer(item)
+                if self._failure is not None:
+                    raise self._failure
+                if self._closed:
+                    raise Unsent(f"{self.url}: the client was closed; this was not sent")
+                self._outbox.add(item)
+                self._wakeup.set()
+                return await item.answer
+        except asyncio.CancelledError:
+            self._outbox.withdraw(item)  # if it was queued at all
+            raise
         finally:
             self._pending_calls -= 1
             self._wakeup.set()
-
-    async def _wait_for_answer(self, item: PendingFrame) -> Any:
-        if self._failure is not None:
-            raise self._failure
-        if self._closed:
-            raise Unsent(f"{self.url}: the client was closed; this was not sent")
-        self._outbox.add(item)
-        self._wakeup.set()
-        try:
-            return await item.answer
-        except asyncio.CancelledError:
-            self._outbox.withdraw(item)
-            raise
 
     def _check_open(self) -> None:
         if self._failure is not None:
