@@ -1,6 +1,5 @@
 """What the admin sees and does: violations, decisions, agents, and the rest. Limits: test_admin_limits.py."""
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -132,14 +131,11 @@ def test_a_check_says_what_holds_for_the_agent() -> None:
         ({"tier": "light", "by": "me"}, "body: Object contains unknown field `by`"),
     ],
 )  # fmt: skip
-def test_a_check_that_cannot_be_made_counts_nothing(body: Any, detail: str) -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            answer = await admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
-            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
-            assert hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
-
-    asyncio.run(work())
+async def test_a_check_that_cannot_be_made_counts_nothing(body: Any, detail: str) -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        answer = await admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
+        assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+        assert hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------
@@ -255,37 +251,33 @@ def test_e5_signals_of_the_application_are_not_limited() -> None:
         assert (bad.status_code, bad.json()["error"]) == (400, "invalid")
 
 
-def test_the_policy_file_is_read_again(tmp_path: Path) -> None:
+async def test_the_policy_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
+    store = MemoryStore(clock=ManualClock(start=1000))
+    async with Hub(hub_settings(), Policy.load(file), config=file, store=store) as hub, called(hub) as admin:
 
-    async def work() -> None:
-        store = MemoryStore(clock=ManualClock(start=1000))
-        async with Hub(hub_settings(), Policy.load(file), config=file, store=store) as hub, called(hub) as admin:
+        async def light() -> str:
+            limits: str = (await admin.get(LIMITS)).json()["defaults"]["ws"]["light"]
+            return limits
 
-            async def light() -> str:
-                limits: str = (await admin.get(LIMITS)).json()["defaults"]["ws"]["light"]
-                return limits
-
-            await admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
-            file.write_text('[limits]\nlight = "7/minute"\n[hub]\nport = 1\n')
-            assert await light() == "2/minute"
+        await admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
+        file.write_text('[limits]\nlight = "7/minute"\n[hub]\nport = 1\n')
+        assert await light() == "2/minute"
+        answer = await admin.post("/api/admin/reload")
+        assert (answer.status_code, answer.json()) == (200, {"reloaded": True})
+        assert await light() == "7/minute"
+        assert (await admin.get(LIMITS)).json()["defaults"]["ws"]["heavy"] == "3/minute"  # changes stay on top
+        for broken, mistake in (
+            ('[limits]\nlight = 5\nhevy = "1/s"\n', "2 mistakes\n  limits.hevy: expected one of light, normal"),
+            ("[limits", "1 mistake\n  expected TOML, got: Expected ']'"),
+            (None, "1 mistake\n  expected a readable file, got: No such file"),
+        ):
+            file.unlink() if broken is None else file.write_text(broken)
             answer = await admin.post("/api/admin/reload")
-            assert (answer.status_code, answer.json()) == (200, {"reloaded": True})
+            assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
+            assert answer.json()["detail"].startswith(f"{file}: {mistake}")
             assert await light() == "7/minute"
-            assert (await admin.get(LIMITS)).json()["defaults"]["ws"]["heavy"] == "3/minute"  # changes stay on top
-            for broken, mistake in (
-                ('[limits]\nlight = 5\nhevy = "1/s"\n', "2 mistakes\n  limits.hevy: expected one of light, normal"),
-                ("[limits", "1 mistake\n  expected TOML, got: Expected ']'"),
-                (None, "1 mistake\n  expected a readable file, got: No such file"),
-            ):
-                file.unlink() if broken is None else file.write_text(broken)
-                answer = await admin.post("/api/admin/reload")
-                assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
-                assert answer.json()["detail"].startswith(f"{file}: {mistake}")
-                assert await light() == "7/minute"
-
-    asyncio.run(work())
 
 
 def test_without_a_policy_file_nothing_is_read_again() -> None:

@@ -1,6 +1,5 @@
 """What the admin changes of the limits: at once, on open connections too, after a restart, and whatever the names."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,41 +179,35 @@ def test_b6_who_changed_what_and_when_is_kept() -> None:
         assert admin.get("/api/admin/changes?limit=1").json() == {"changes": found[:1]}
 
 
-def test_b6_a_put_of_several_limits_is_one_change() -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            events: list[Event] = []
-            hub.gate.subscribe(events.append)
-            body = {"light": "5/minute", "ws": {"light": "6/minute", "heavy": "1/minute"}}
-            texts = ["light set to 5/minute", "ws light set to 6/minute", "ws heavy set to 1/minute"]
-            expected = []
-            for where, what in (("defaults", "default for"), ("planner", "override of 'planner' for")):
-                assert (await admin.put(f"{LIMITS}/{where}", json=body)).status_code == 200
-                expected.append(", ".join(f"{what} {text}" for text in texts))
-            assert events == [PolicyChanged(what, "admin at 127.0.0.1") for what in expected]
-            found = (await admin.get("/api/admin/changes")).json()["changes"]
-            assert [change["what"] for change in found] == expected[::-1]
-            await admin.put(f"{LIMITS}/whitelist", json={"agents": []})
-            assert len(events) == 2, "nothing was different"
-
-    asyncio.run(work())
+async def test_b6_a_put_of_several_limits_is_one_change() -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        events: list[Event] = []
+        hub.gate.subscribe(events.append)
+        body = {"light": "5/minute", "ws": {"light": "6/minute", "heavy": "1/minute"}}
+        texts = ["light set to 5/minute", "ws light set to 6/minute", "ws heavy set to 1/minute"]
+        expected = []
+        for where, what in (("defaults", "default for"), ("planner", "override of 'planner' for")):
+            assert (await admin.put(f"{LIMITS}/{where}", json=body)).status_code == 200
+            expected.append(", ".join(f"{what} {text}" for text in texts))
+        assert events == [PolicyChanged(what, "admin at 127.0.0.1") for what in expected]
+        found = (await admin.get("/api/admin/changes")).json()["changes"]
+        assert [change["what"] for change in found] == expected[::-1]
+        await admin.put(f"{LIMITS}/whitelist", json={"agents": []})
+        assert len(events) == 2, "nothing was different"
 
 
 @pytest.mark.parametrize("where", ["planner", "defaults"])
-def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            before = hub.gate.effective
+async def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        before = hub.gate.effective
 
-            def full(*_: object) -> int:
-                raise ChangeLogError("the disk is full")
+        def full(*_: object) -> int:
+            raise ChangeLogError("the disk is full")
 
-            monkeypatch.setattr(MemoryChangeLog, "write", full)
-            answer = await admin.put(f"{LIMITS}/{where}", json={"light": "5/minute", "heavy": "1/minute"})
-            assert answer.status_code >= 500
-            assert hub.gate.effective == before
-
-    asyncio.run(work())
+        monkeypatch.setattr(MemoryChangeLog, "write", full)
+        answer = await admin.put(f"{LIMITS}/{where}", json={"light": "5/minute", "heavy": "1/minute"})
+        assert answer.status_code >= 500
+        assert hub.gate.effective == before
 
 
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
@@ -249,14 +242,11 @@ SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slidin
         ([], "body: Expected `object`, got `array`"),
     ],
 )  # fmt: skip
-def test_b6_limits_that_cannot_be_used_change_nothing(where: str, body: Any, detail: str) -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            answer = await admin.put(f"{LIMITS}/{where}", json=body)
-            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
-            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
-
-    asyncio.run(work())
+async def test_b6_limits_that_cannot_be_used_change_nothing(where: str, body: Any, detail: str) -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        answer = await admin.put(f"{LIMITS}/{where}", json=body)
+        assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+        assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
 
 
 @pytest.mark.parametrize(
@@ -274,14 +264,11 @@ def test_b6_limits_that_cannot_be_used_change_nothing(where: str, body: Any, det
          f"agent: expected 1 to 128 printable characters, got 'x{'x' * 95}..."),
     ],
 )  # fmt: skip
-def test_b6_agents_that_cannot_be_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
-            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
-            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
-
-    asyncio.run(work())
+async def test_b6_agents_that_cannot_be_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
+        assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+        assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
 
 
 # Names ----------------------------------------------------------------------------------------------------------------

@@ -118,14 +118,11 @@ def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
     assert list(times)[-2:] == ["0.5", "+Inf"]
 
 
-def test_decision_times_are_counted_in_seconds() -> None:
-    async def work() -> str:
-        async with Hub(hub_settings()) as hub:
-            for took in (1_000, 1_001, 2_000_000, 900_000_000):  # nanoseconds
-                hub.stats.record("planner", "ws", "light", Outcome.ALLOW, took)
-            return exposition(hub.metric_sources).decode()
-
-    found = samples(asyncio.run(work()))
+async def test_decision_times_are_counted_in_seconds() -> None:
+    async with Hub(hub_settings()) as hub:
+        for took in (1_000, 1_001, 2_000_000, 900_000_000):  # nanoseconds
+            hub.stats.record("planner", "ws", "light", Outcome.ALLOW, took)
+        found = samples(exposition(hub.metric_sources).decode())
     times = within(found, "headgate_decision_seconds")
     assert [times[end] for end in ("1e-06", "2.5e-06", "0.001", "0.0025", "0.5", "+Inf")] == [1, 2, 2, 3, 3, 4]
     assert value(found, "headgate_decision_seconds_sum") == pytest.approx(0.902002001)
@@ -304,18 +301,13 @@ def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
     asyncio.run(work())
 
 
-def test_a_channel_that_is_gone_keeps_what_it_has_counted() -> None:
-    async def work() -> list[float]:
-        async with Hub(hub_settings(), Policy(channels=["ws", "http", "mail"])) as hub:
-            await hub.stats.check("a", "mail", "light")
-            seen = []
-            for policy in (Policy(), Policy(channels=["ws", "http", "mail"])):
-                await hub.gate.areload(policy)
-                found = samples(exposition(hub.metric_sources).decode())
-                seen.append(value(found, "headgate_checks_total", channel="mail", tier="light", outcome="allow"))
-            return seen
-
-    assert asyncio.run(work()) == [1, 1]
+async def test_a_channel_that_is_gone_keeps_what_it_has_counted() -> None:
+    async with Hub(hub_settings(), Policy(channels=["ws", "http", "mail"])) as hub:
+        await hub.stats.check("a", "mail", "light")
+        for policy in (Policy(), Policy(channels=["ws", "http", "mail"])):
+            await hub.gate.areload(policy)
+            found = samples(exposition(hub.metric_sources).decode())
+            assert value(found, "headgate_checks_total", channel="mail", tier="light", outcome="allow") == 1
 
 
 # The server that counts ----------------------------------------------------------------------------------------------
@@ -329,32 +321,24 @@ def ask(number: int) -> list[Ask]:
     return [Ask("x", f"key {number}", per_minute(10), 1)]
 
 
-def test_calls_and_what_they_carry_are_counted(redis_server: Server) -> None:
-    async def many(store: RedisStore, count: int) -> None:
-        await asyncio.gather(*[store.aapply(Verb.CHECK, ask(number), 0) for number in range(count)])
+async def test_calls_and_the_requests_in_them_are_counted(redis_server: Server) -> None:
+    async with store_at(redis_server) as store:
 
-    async def work() -> list[tuple[int, int, int, list[int]]]:
-        seen = []
-        async with store_at(redis_server) as store:
-            await many(store, 1)  # connects, and has the script loaded
-            with redis_server.client() as client:
-                for count in (1, 40, 2):
-                    before, batches = store.traffic.round_trips, list(store.traffic.batches)
-                    requests = store.traffic.requests
-                    if count == 2:
-                        client.script_flush()
-                    await many(store, count)
-                    grown = [after - was for after, was in zip(store.traffic.batches, batches, strict=True)]
-                    seen.append(
-                        (store.traffic.round_trips - before, store.traffic.requests - requests, sum(grown), grown)
-                    )
-            assert store.traffic.errors == 0
-        return seen
+        async def many(count: int) -> tuple[int, int, list[int]]:
+            """What so many requests at once add to the calls, the requests, and the calls by size."""
+            traffic = store.traffic
+            trips, requests, batches = traffic.round_trips, traffic.requests, list(traffic.batches)
+            await asyncio.gather(*[store.aapply(Verb.CHECK, ask(number), 0) for number in range(count)])
+            by_size = [after - before for after, before in zip(traffic.batches, batches, strict=True)]
+            return traffic.round_trips - trips, traffic.requests - requests, by_size
 
-    one, forty, two = asyncio.run(work())
-    assert one == (1, 1, 1, [1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
-    assert forty == (1, 40, 1, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0])  # more than 32, at most 64
-    assert two == (2, 2, 1, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0])  # a second call, with the script
+        await many(1)  # connects, and has the script loaded
+        assert await many(1) == (1, 1, [1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+        assert await many(40) == (1, 40, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0])  # more than 32, at most 64
+        with redis_server.client() as client:
+            client.script_flush()
+        assert await many(2) == (2, 2, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0])  # a second call, with the script
+        assert store.traffic.errors == 0
 
 
 def test_threads_are_counted_exactly(redis_server: Server) -> None:

@@ -1,6 +1,5 @@
 """The OpenAPI document: complete, valid, and true of what the hub answers."""
 
-import asyncio
 import copy
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,39 +110,35 @@ def token_for(route: Route, where: Scene) -> str:
     return {Who.AGENT: where.token, Who.PROGRAM: where.token, Who.VIEWER: VIEWER}.get(route.who, ADMIN)
 
 
-def test_answers_are_as_the_document_says(document: dict[str, Any], tmp_path: Path) -> None:
+async def test_answers_are_as_the_document_says(document: dict[str, Any], tmp_path: Path) -> None:
     """The good request of every route, then one without a token, then one with a body that isn't JSON."""
     file = tmp_path / "headgate.toml"
     file.write_text("")
-
-    async def work() -> None:
-        store = MemoryStore(clock=ManualClock(start=1000))
-        policy = Policy(addresses={"limit": "1000/minute"})
-        hub = Hub(hub_settings(), policy, store=store, config=file)
-        transport = httpx.ASGITransport(hub)
-        async with hub, httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
-            for route in ROUTES:
-                operation = document["paths"][route.path][route.method.lower()]
-                where = await scene(hub)
-                path, body = where.request(route)
-                own = {"Authorization": f"Bearer {token_for(route, where)}"}
-                good = await client.request(route.method, path, json=body, headers=own)
-                assert good.status_code == route.status, (path, good.text)
-                assert good.headers["content-type"] == route.media
-                if route.media == "application/json":
-                    validator(document, operation, route.status).validate(good.json())
-                elif route.who in (Who.PROBE, Who.ANYONE):
-                    assert route.media in operation["responses"][str(route.status)]["content"]
-                    continue
-                stranger = await client.request(route.method, path, json=body)
-                validator(document, operation, stranger.status_code).validate(stranger.json())
-                if route.body is not None:
-                    headers = {"Authorization": f"Bearer {token_for(route, await scene(hub))}"}
-                    bad = await client.request(route.method, path, content=b"{", headers=headers)
-                    assert bad.status_code == 400
-                    validator(document, operation, 400).validate(bad.json())
-
-    asyncio.run(work())
+    store = MemoryStore(clock=ManualClock(start=1000))
+    policy = Policy(addresses={"limit": "1000/minute"})
+    hub = Hub(hub_settings(), policy, store=store, config=file)
+    transport = httpx.ASGITransport(hub)
+    async with hub, httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
+        for route in ROUTES:
+            operation = document["paths"][route.path][route.method.lower()]
+            where = await scene(hub)
+            path, body = where.request(route)
+            own = {"Authorization": f"Bearer {token_for(route, where)}"}
+            good = await client.request(route.method, path, json=body, headers=own)
+            assert good.status_code == route.status, (path, good.text)
+            assert good.headers["content-type"] == route.media
+            if route.media == "application/json":
+                validator(document, operation, route.status).validate(good.json())
+            elif route.who in (Who.PROBE, Who.ANYONE):
+                assert route.media in operation["responses"][str(route.status)]["content"]
+                continue
+            stranger = await client.request(route.method, path, json=body)
+            validator(document, operation, stranger.status_code).validate(stranger.json())
+            if route.body is not None:
+                headers = {"Authorization": f"Bearer {token_for(route, await scene(hub))}"}
+                bad = await client.request(route.method, path, content=b"{", headers=headers)
+                assert bad.status_code == 400
+                validator(document, operation, 400).validate(bad.json())
 
 
 def test_answers_that_are_refused_are_as_the_document_says(document: dict[str, Any]) -> None:

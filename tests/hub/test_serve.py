@@ -104,7 +104,7 @@ def test_the_admins_token_is_made_at_the_first_start_and_shown_once(tmp_path: Pa
                 assert admin.get(LIMITS).status_code == status
 
 
-def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
+async def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
     """What fails at the first start, fails before."""
 
     async def start() -> str:
@@ -116,11 +116,8 @@ def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
             db.execute("INSERT OR REPLACE INTO sessions VALUES ('a', 'b', ?, 0)", (text,))
         db.close()
 
-    async def prepare() -> None:
-        async with Hub(hub_settings(data=tmp_path)):
-            pass
-
-    asyncio.run(prepare())
+    async with Hub(hub_settings(data=tmp_path)):
+        pass
     spoil("no limit at all")
     with pytest.raises(InvalidInput):
         asyncio.run(start())

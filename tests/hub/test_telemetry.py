@@ -1,6 +1,5 @@
 """The metrics over OpenTelemetry, sent to a real receiver that decodes what it gets."""
 
-import asyncio
 import logging
 import sys
 import threading
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric
-from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 import headgate
@@ -22,16 +20,16 @@ from headgate.hub.monitoring import telemetry
 from headgate.hub.monitoring.metrics import METRICS
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.relay import Relay
-from tests.support.hub import VIEWER, Running, hub_settings, running
+from tests.support.hub import Running, hub_settings, running
 from tests.support.hub_process import program
 from tests.support.ports import nobody
+from tests.support.prometheus import Series, scrape
 from tests.support.valkey import PATIENCE, wait_for
 from tests.support.webhook_receiver import ReceivedWebhook, Receiver
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
 """Seconds for one try to send, and milliseconds to collect what is sent."""
-Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Collector(Receiver):
@@ -103,10 +101,7 @@ def histogram(name: str, point: HistogramDataPoint) -> dict[Series, float]:
 
 
 def scraped(hub: Running) -> dict[Series, float]:
-    with hub.http(VIEWER) as viewer:
-        families = text_string_to_metric_families(viewer.get("/metrics").text)
-        found = [sample for family in families for sample in family.samples]
-    return {(one.name, frozenset(one.labels.items())): one.value for one in found if one.name.startswith("headgate_")}
+    return {series: number for series, number in scrape(hub).items() if series[0].startswith("headgate_")}
 
 
 @pytest.fixture
@@ -274,27 +269,17 @@ def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, 
     assert "Traceback" not in "".join(hub.err)
 
 
-def test_without_the_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     monkeypatch.delitem(sys.modules, "headgate.hub.monitoring.telemetry")
-
-    async def work() -> None:
-        async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):
-            pass
-
     with pytest.raises(HeadgateError, match=r"expected OpenTelemetry's packages, .*install the extra headgate\[otel\]"):
-        asyncio.run(work())
+        await Hub(hub_settings(otel_endpoint="http://localhost:4318")).__aenter__()
 
 
-def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interval_of_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "0")
-
-    async def work() -> None:
-        async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):
-            pass
-
     with pytest.raises(HeadgateError, match="OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds above 0"):
-        asyncio.run(work())
+        await Hub(hub_settings(otel_endpoint="http://localhost:4318")).__aenter__()
 
 
 @pytest.mark.parametrize(
