@@ -45,15 +45,6 @@ def test_violations_are_listed_the_worst_first_and_reset() -> None:
         assert ping(worst) == ["rate_limited"]  # its bucket is as empty as before
 
 
-def test_whoever_is_exempted_is_not_rate_limited_any_more() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
-        use_up(wire)
-        admin.post(f"{LIMITS}/whitelist", json={"agent_id": "planner"})
-        card = admin.get("/api/admin/agents/planner").json()
-        assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
-        assert wire.ask("status")["rate_limited"] is False
-
-
 # One decision ---------------------------------------------------------------------------------------------------------
 
 
@@ -210,14 +201,6 @@ def test_registration_is_open_by_invitation_or_closed(mode: str, uninvited: int,
         assert admin.post("/api/admin/agents", json={"agent_id": "too"}).status_code == 201
 
 
-def test_an_invitation_survives_a_restart(tmp_path: Path) -> None:
-    with running(registration="invitation", data=tmp_path) as hub, hub.http(ADMIN) as admin:
-        code = admin.post("/api/admin/invitations").json()["invitation"]
-    with running(registration="invitation", data=tmp_path) as hub, hub.http() as client:
-        body = {"agent_id": "planner", "invitation": code}
-        assert client.post("/api/onboard/register", json=body).status_code == 201
-
-
 # The rest -------------------------------------------------------------------------------------------------------------
 
 
@@ -236,19 +219,6 @@ def test_the_admin_sees_everybodys_tasks_and_adds_some() -> None:
         with hub.agent("worker") as wire:
             assert wire.hear()["type"] == "task_assigned"
             assert admin.get("/api/admin/tasks?state=assigned").json()["tasks"][0]["agent"] == "worker"
-
-
-def test_e5_signals_of_the_application_are_not_limited() -> None:
-    signal = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 5}
-    with running() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
-        wire.ask("session_open", session=42, rate=1, burst=1)
-        assert wire.ask("session_signal", session=42, signal=signal)["type"] == "signal_logged"
-        assert wire.ask("session_signal", session=42, signal=signal)["error"] == "rate_limited"
-        for _ in range(20):
-            body = {"agent_id": "planner", "session": 42, "signal": signal}
-            assert admin.post("/api/admin/signals", json=body).status_code == 201
-        bad = admin.post("/api/admin/signals", json={"agent_id": "a\nb", "session": 42, "signal": signal})
-        assert (bad.status_code, bad.json()["error"]) == (400, "invalid")
 
 
 async def test_the_policy_file_is_read_again(tmp_path: Path) -> None:
@@ -285,12 +255,3 @@ def test_without_a_policy_file_nothing_is_read_again() -> None:
         answer = admin.post("/api/admin/reload")
         detail = "the hub was started without --config, so there is no file to reload"
         assert (answer.status_code, answer.json()) == (409, {"error": "no_config", "detail": detail})
-
-
-def test_b3_the_admin_is_never_limited() -> None:
-    policy = Policy(addresses={"limit": "1/minute", "registration": "1/minute"}, limits={"normal": "1/minute"})
-    with running(policy) as hub, hub.http(ADMIN) as admin:
-        assert {admin.get(LIMITS).status_code for _ in range(20)} == {200}
-        assert {admin.get("/api/agents").status_code for _ in range(20)} == {200}
-        for number in range(20):
-            assert admin.post("/api/onboard/register", json={"agent_id": f"a{number}"}).status_code == 201

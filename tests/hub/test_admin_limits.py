@@ -108,6 +108,9 @@ def test_b6_an_exemption_holds_at_once_on_open_connections_until_it_is_removed()
         use_up(wire)
         use_up(other)
         assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
+        card = admin.get("/api/admin/agents/planner").json()
+        assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
+        assert wire.ask("status")["rate_limited"] is False
         assert ping(wire, 10) == ["pong"] * 10
         assert ping(other) == ["rate_limited"]
         assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}

@@ -152,22 +152,6 @@ def test_a_slow_reader_whose_token_is_replaced_is_gone_at_once_and_loses_nothing
             assert [body[0] for _, _, body in mail(mailbox)] == [taken, *range(taken - 4, taken)]
 
 
-def test_256_frames_wait_at_the_most_by_default() -> None:
-    with (
-        running(Policy(exempt=["planner"])) as hub,
-        hub.agent("planner") as planner,
-        slow_reader(hub, "slow", hub.register("slow")) as slow,
-    ):
-        for _ in range(2):
-            assert planner.ask("message", to="slow", body=LARGE)["delivered"]
-        read_ahead(slow)
-        while waiting(hub, "slow") < 2:
-            assert planner.ask("message", to="slow", body=LARGE)["delivered"]
-        while planner.ask("message", to="slow", body=1)["delivered"]:
-            assert waiting(hub, "slow") <= 256
-        assert waiting(hub, "slow") == 256
-
-
 # Channels ------------------------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,8 @@ def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
         with hub.http(hub.register("writer")) as writer:
             writer.get("/api/mailbox")
             writer.get("/api/tasks/none")
+        with hub.http() as anyone:
+            numbers = anyone.get("/api/metrics").json()
         found = scrape(hub)
     counted = {
         tuple(dict(labels)[name] for name in ("channel", "tier", "outcome")): count
@@ -108,7 +110,8 @@ def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
         ("http", "light", "allow"): 1,
         ("http", "normal", "allow"): 1,
     }
-    assert value(found, "headgate_violations_total") == 2
+    assert numbers["checks"] == {"allow": 5, "warn": 1, "deny": 2, "exempt": 1}
+    assert value(found, "headgate_violations_total") == numbers["violations"] == 2
     assert value(found, "headgate_decision_seconds_count") == sum(counted.values())
     assert 0 < value(found, "headgate_decision_seconds_sum") < PATIENCE
     times = within(found, "headgate_decision_seconds")
@@ -152,6 +155,7 @@ def test_what_is_in_a_hub_is_measured() -> None:
     assert [value(found, "headgate_connections", kind=kind) for kind in ("ws", "relay", "dashboard")] == [2, 1, 1]
     assert value(found, "headgate_agents_connected") == numbers["agents_connected"] == 2
     assert value(found, "headgate_messages_total") == numbers["messages"] == 2
+    assert numbers["address_checks"] == {"allow": 5}
     assert value(found, "headgate_sessions_open") == numbers["open_sessions"] == 2
     assert value(found, "headgate_session_buckets") == numbers["session_buckets"] == 1
     tasks = {state: value(found, "headgate_tasks", state=state) for state in numbers["tasks"]}

@@ -20,15 +20,6 @@ from tests.support.valkey import PATIENCE, wait_for
 # Who it is -----------------------------------------------------------------------------------------------------------
 
 
-def test_d1_an_address_is_an_agents_id_proved_by_its_token() -> None:
-    with RelayHub() as hub, hub.stranger() as agent:
-        for name, token in (("alice", "wrong"), ("alice", "bob"), ("mallory", "yrollam"), ("alice", "")):
-            answer = agent.hello(name, token)
-            assert (answer.type, answer.error.code) == (ERROR, "unauthorized")
-        answer = agent.hello("alice")
-        assert (answer.type, answer.welcome.address) == (wire.MESSAGE_TYPE_WELCOME, "alice")
-
-
 def test_addresses_that_no_agent_can_have() -> None:
     with RelayHub() as hub, hub.stranger() as agent:
         for name in ("", "a" * 129, "a\nb"):

@@ -223,7 +223,8 @@ def test_e5_what_the_application_writes_itself_is_not_limited() -> None:
             assert len(logged(http, "never opened")) == len(logged(http, 42)) == 50
             assert buckets(hub) == (1, 1), "they use no session"
             bad = {"agent_id": "planner", "session": "s", "signal": INVALID}
-            assert admin.post("/api/admin/signals", json=bad).status_code == 400, "but validated like any"
+            for body in (bad, {"agent_id": "a\nb", "session": "s", "signal": SIGNAL}):
+                assert admin.post("/api/admin/signals", json=body).status_code == 400, "but validated like any"
             assert http.post("/api/admin/signals", json=bad).status_code == 429, "nor may an agent"
 
 

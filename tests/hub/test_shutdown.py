@@ -1,6 +1,5 @@
 """The orderly end of a hub: what is under way finishes, and everybody is told when to come back."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +10,11 @@ from typing import Any
 
 import pytest
 import uvicorn
-from websockets.sync.client import connect
 
 from headgate import Policy
 from headgate.hub.server import server_config
 from tests.support.agent_connections import ended, overfill, slow_reader
-from tests.support.hub import AgentConnection, Running, running
-from tests.support.hub_process import program
+from tests.support.hub import Running, running
 from tests.support.valkey import PATIENCE, wait_for
 
 
@@ -140,18 +137,3 @@ def test_a_reader_that_does_not_read_holds_up_nothing_and_loses_nothing(
     with running(data=tmp_path) as hub, hub.http(token) as http:
         bodies = [message["body"][0] for message in http.get("/api/mailbox").json()["messages"]]
         assert bodies == [sent, *range(sent - 4, sent)]
-
-
-def test_the_program_ends_by_a_signal(tmp_path: Path) -> None:
-    with program(tmp_path, "--log-format", "json") as hub, hub.http("") as http:
-        agent = http.post("/api/onboard/register", json={"agent_id": "planner"}).json()
-        with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as opened:
-            wire = AgentConnection(opened)
-            assert wire.ask("identify", **agent)["type"] == "identified"
-            with ThreadPoolExecutor(1) as other:
-                stopped = other.submit(hub.stop)
-                assert wire.hear()["type"] == "going_away"
-                assert ended(wire)[0] == 1012
-                assert stopped.result() == 0
-        events = [json.loads(line)["event"] for line in hub.err]
-        assert (events.count("stopping"), events[-1]) == (1, "stopped")

@@ -50,28 +50,6 @@ def test_a_card_tells_of_the_bucket_that_is_nearest_to_its_limit() -> None:
         assert (card["usage"], card["exempt"]) == (None, True)
 
 
-def test_checks_are_counted_by_outcome() -> None:
-    with running() as hub, hub.http() as anyone, hub.agent("planner") as wire:
-        with hub.http(hub.register("other")) as other:
-            assert other.get("/api/mailbox").status_code == 200
-        deny(wire, 2)
-        metrics = anyone.get("/api/metrics").json()
-        assert metrics["checks"] == {"allow": 1 + 8, "warn": 2, "deny": 2, "exempt": 0}
-        assert metrics["violations"] == 2
-        assert metrics["address_checks"] == {"allow": 2}  # the connection, and this request
-
-
-def test_a_trace_remembers_so_many_slots() -> None:
-    trace = TrafficHistory(3, 10)
-    for slot, kind in ((10, 0), (10, 2), (11, 1), (13, 0)):
-        trace.add(slot, kind)
-    assert [trace.at(slot) for slot in range(9, 15)] == [
-        (0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0),
-    ]  # fmt: skip
-    trace.add(100, 2)
-    assert [trace.at(slot) for slot in (13, 98, 99, 100)] == [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 1)]
-
-
 def test_a_trace_equals_a_count_of_all_that_came() -> None:
     random = Random(6)
     trace, slot, came = TrafficHistory(7, 0), 0, Counter[tuple[int, int]]()
