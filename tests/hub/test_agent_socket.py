@@ -11,7 +11,7 @@ from headgate.edges.flood import DENIALS
 from headgate.gate.policy import TIERS
 from headgate.hub.sockets import frames
 from tests.support.agent_connections import VALID, ended, left, use_up
-from tests.support.hub import ADMIN, running
+from tests.support.hub import ADMIN, AgentConnection, running
 from tests.support.valkey import wait_for
 
 LIGHT = "ping list_agents list_channels status channel_history session_close"
@@ -107,14 +107,12 @@ def test_a3_all_connections_of_an_agent_share_its_buckets_and_no_other_agents() 
 
 def test_b4_the_limits_of_websocket_and_http_are_apart() -> None:
     policy = Policy(limits={"light": "2/minute"}, warn_at=1)
-    with running(policy) as hub:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http:
-            assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
-            assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
-            hub.clock.advance(60)
-            assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
-            assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
+    with running(policy) as hub, hub.agent_and_http("planner") as (wire, http):
+        assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
+        assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
+        hub.clock.advance(60)
+        assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
+        assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
 
 
 # A8: every type of frame ---------------------------------------------------------------------------------------------
@@ -261,11 +259,15 @@ BAD: list[str | bytes] = [
 """Ten frames, each invalid in its own way."""
 
 
+def say_nine_invalid_frames(wire: AgentConnection) -> None:
+    for bad in BAD[:9]:
+        wire.socket.send(bad)
+        assert wire.hear()["error"] == "invalid"
+
+
 def test_b9_ten_invalid_frames_within_a_minute_close_the_connection() -> None:
     with running() as hub, hub.agent("planner") as wire:
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            assert wire.hear()["error"] == "invalid"
+        say_nine_invalid_frames(wire)
         hub.clock.advance(59.999)
         assert wire.ask("ping") == {"type": "pong"}
         wire.socket.send(BAD[9])
@@ -275,9 +277,7 @@ def test_b9_ten_invalid_frames_within_a_minute_close_the_connection() -> None:
 
 def test_b9_nine_and_one_after_a_minute_do_not() -> None:
     with running() as hub, hub.agent("planner") as wire:
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            wire.hear()
+        say_nine_invalid_frames(wire)
         hub.clock.advance(60)
         for _ in range(9):
             wire.socket.send("{")
@@ -297,9 +297,7 @@ def test_b9_before_identify_too() -> None:
 def test_b9_a_denial_never_closes_and_is_not_an_invalid_frame() -> None:
     with running() as hub, hub.agent("planner") as wire:
         use_up(hub, "planner")
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            assert wire.hear()["error"] == "invalid"
+        say_nine_invalid_frames(wire)
         for _ in range(30):
             assert wire.ask("ping")["type"] == "rate_limited"
         assert wire.ask("list_agents")["type"] == "rate_limited", "still there"
@@ -309,9 +307,7 @@ def test_b9_a_denial_never_closes_and_is_not_an_invalid_frame() -> None:
 
 def test_b9_an_invalid_frame_is_not_a_violation() -> None:
     with running() as hub, hub.agent("planner") as wire:
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            wire.hear()
+        say_nine_invalid_frames(wire)
         assert wire.ask("status")["violations"] == 0
         use_up(hub, "planner")
         assert wire.ask("ping")["retry_after_ms"] == 1000, "the first of the steps"

@@ -10,7 +10,7 @@ from headgate.hub.monitoring import alerts as module
 from headgate.stores.redis import alerts as stored
 from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
 from tests.support.hub import Running
-from tests.support.hub_fleet import Fleet, compared
+from tests.support.hub_fleet import Fleet, compared, resolved
 from tests.support.valkey import Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
@@ -31,6 +31,22 @@ def away(*hubs: Running) -> None:
 
 def back(*hubs: Running) -> None:
     wait_for(lambda: not any(hub.hub.health.degraded for hub in hubs), "the hubs to find the server")
+
+
+def no_answer_once(monkeypatch: pytest.MonkeyPatch, command: str, *, done: bool = True) -> list[bool]:
+    """A command to the server times out once, whether or not it was done; a list that is empty once it has."""
+    real = getattr(stored.RedisAlerts, command)
+    failures = [True]
+
+    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
+        fails = bool(failures) and failures.pop()
+        answer = await real(self, *words) if done or not fails else ("done", "")
+        if fails:
+            raise StoreAway("no answer in time")
+        return answer
+
+    monkeypatch.setattr(stored.RedisAlerts, command, unheard)
+    return failures
 
 
 def test_b8_without_the_server_a_hub_goes_by_what_it_knows(shaky: Fleet) -> None:
@@ -64,7 +80,7 @@ def test_b8_what_is_open_when_the_server_goes_is_resolved_once_when_it_is_back(s
         for _ in range(3):
             compared(one, other)
             shaky.clock.advance(2)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         compared(one, other)
         raised = [(RAISED, "planner"), (RAISED, "other")]
         assert shaky.receiver.events[:2] == raised
@@ -109,23 +125,10 @@ def test_one_that_was_raised_without_the_server_is_renewed_in_it(shaky: Fleet) -
 def test_b8_a_removal_that_timed_out_is_told_once_whether_or_not_it_was_done(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
-    end = stored.RedisAlerts.end
-    failures = [True]
-
-    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
-        fails = bool(failures) and failures.pop()
-        answer = await end(self, *words) if done or not fails else ("done", "")
-        if fails:
-            raise StoreAway("no answer in time")
-        return answer
-
-    monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+    failures = no_answer_once(monkeypatch, "end", done=done)
+    with fleet.two_with_an_alert() as (one, other):
         fleet.clock.advance(60)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         fleet.clock.advance(10)
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
@@ -193,10 +196,7 @@ def test_one_that_was_raised_again_without_the_server_is_put_back_as_it_is(shaky
 
 
 def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_again(fleet: Fleet) -> None:
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+    with fleet.two_with_an_alert() as (one, other):
         one.hub.alerts._away = lambda: True
         one.hub.gate.reset_violations("planner")
         other.call(other.hub.alerts.recheck)
@@ -213,23 +213,11 @@ def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_aga
 
 
 def test_one_that_was_raised_unheard_stands_in_the_server_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = stored.RedisAlerts.put
-    failures = [True]
-
-    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
-        answer = await put(self, *words)
-        if failures and failures.pop():
-            raise StoreAway("no answer in time")
-        return answer
-
-    monkeypatch.setattr(stored.RedisAlerts, "put", unheard)
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+    no_answer_once(monkeypatch, "put")
+    with fleet.two_with_an_alert() as (one, other):
         assert shown(one) == shown(other) == list(fleet.open.values())
         fleet.clock.advance(60)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         compared(one, other)
         assert (one.hub.alerts.resolved, other.hub.alerts.resolved) == (1, 0)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]

@@ -1,6 +1,5 @@
 """Alerts of hubs that share a server: one for the fleet, whoever has gone meanwhile."""
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from headgate.stores.redis.clients import Clients
 from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
 from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN
-from tests.support.hub_fleet import Fleet, compared
+from tests.support.hub_fleet import Fleet, compared, resolved
 from tests.support.hub_process import program
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
@@ -38,7 +37,7 @@ def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> No
         compared(one, other)
         assert one.hub.alerts.open == other.hub.alerts.open == 1
         fleet.clock.advance(0.000001)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         fleet.clock.advance(10)
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
@@ -114,10 +113,7 @@ def test_b8_a_hub_that_starts_finds_what_is_open(fleet: Fleet) -> None:
 
 
 def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+    with fleet.two_with_an_alert() as (one, other):
         for _ in range(30):
             fleet.clock.advance(10)
             offend(other, times=1)
@@ -127,7 +123,7 @@ def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
         assert second == {**first, "times": 2}
         assert (one.hub.alerts.raised, other.hub.alerts.raised) == (1, 1)
         fleet.clock.advance(60)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         compared(one, other)
         assert (one.hub.alerts.resolved, other.hub.alerts.resolved) == (0, 1), "by the one that has raised it last"
         assert fleet.receiver.events == [(RAISED, "planner")] * 2 + [(RESOLVED, "planner")]
@@ -151,10 +147,7 @@ def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert
 
 @pytest.mark.parametrize("way", ["reset", "exempt"])
 def test_b8_when_the_admin_forgives_on_another_hub_it_is_resolved_once(fleet: Fleet, way: str) -> None:
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+    with fleet.two_with_an_alert() as (one, other):
         with other.http(ADMIN) as http:
             if way == "reset":
                 http.delete("/api/admin/violations/planner").raise_for_status()
@@ -163,7 +156,7 @@ def test_b8_when_the_admin_forgives_on_another_hub_it_is_resolved_once(fleet: Fl
                 wait_for(lambda: one.hub.gate.is_exempt("planner"), "the exemption on the first")
         compared(one, other)
         fleet.clock.advance(2)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         fleet.clock.advance(60)
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
@@ -235,22 +228,18 @@ def test_what_a_later_version_has_added_is_passed_over(fleet: Fleet) -> None:
 
 
 @pytest.mark.long
-def test_alerts_in_a_cluster() -> None:
+async def test_alerts_in_a_cluster() -> None:
     with steady_cluster() as nodes:
-
-        async def walk() -> None:
-            clients = Clients("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes), PATIENCE)
-            alerts = stored.RedisAlerts(clients, "headgate:")
-            assert await alerts.put("a", "1", "", "first") == ("done", "")
-            assert await alerts.put("a", "2", "", "second") == ("other", "first")
-            assert await alerts.read() == {"a": "first"}
-            assert await alerts.end("a", "1", "first", "the end") == ("done", "")
-            assert await alerts.put("a", "1", "", "again") == ("ended", "the end")
-            assert await alerts.end("a", "1", "first", "another end") == ("other", "")
-            assert await alerts.read() == {}
-            await clients.aclose()
-
-        asyncio.run(walk())
+        clients = Clients("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes), PATIENCE)
+        alerts = stored.RedisAlerts(clients, "headgate:")
+        assert await alerts.put("a", "1", "", "first") == ("done", "")
+        assert await alerts.put("a", "2", "", "second") == ("other", "first")
+        assert await alerts.read() == {"a": "first"}
+        assert await alerts.end("a", "1", "first", "the end") == ("done", "")
+        assert await alerts.put("a", "1", "", "again") == ("ended", "the end")
+        assert await alerts.end("a", "1", "first", "another end") == ("other", "")
+        assert await alerts.read() == {}
+        await clients.aclose()
 
 
 # The program ----------------------------------------------------------------------------------------------------------

@@ -119,20 +119,17 @@ async def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_good(redis_s
             assert not await look_up(name, token)
 
 
-def test_closing_ends_the_follower_wherever_it_is(redis_server: Server) -> None:
-    async def walk(turns: int) -> None:
-        async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-        roll: Any = registry._store
-        assert roll._follower.done()
-
-    for turns in range(24):
-        asyncio.run(walk(turns))
+@pytest.mark.parametrize("turns", range(24))
+async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, prefix: str, turns: int) -> None:
+    async with in_redis(redis_server.url, prefix) as registry:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    agents: Any = registry._store
+    assert agents._follower.done()
 
 
-def test_in_a_cluster() -> None:
-    async def walk(nodes: list[Server]) -> None:
+async def test_agents_in_a_cluster() -> None:
+    with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}"
         async with in_redis(url, "hubs:") as one, in_redis(url, "hubs:") as other:
             heard: list[str] = []
@@ -143,9 +140,6 @@ def test_in_a_cluster() -> None:
             assert [registered.agent for registered in await other.agents()] == ["a"]
             await other.revoke("a")
             await until(lambda: heard == ["a"], "the revocation")
-
-    with steady_cluster() as nodes:
-        asyncio.run(walk(nodes))
 
 
 # The server is away ---------------------------------------------------------------------------------------------------
