@@ -1,4 +1,4 @@
-"""The hub is plain Python either way: its tests are run once, with what it is installed beside."""
+"""Fixtures of the hub's tests. The hub is never compiled, so its tests run once, against the wheel."""
 
 import asyncio
 import inspect
@@ -38,7 +38,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     wanted = inspect.signature(pyfuncitem.function).parameters
     arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
-    pyfuncitem.funcargs["runner"].run(pyfuncitem.function(**arguments))
+    runner: Any = pyfuncitem.funcargs["runner"]
+    runner.run(pyfuncitem.function(**arguments))
     return True
 
 
@@ -56,14 +57,14 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def logged() -> Iterator[list[Any]]:
-    """What is logged meanwhile."""
+    """The lines logged during the test."""
     with capture_logs() as lines:
         yield lines
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receiver of webhooks may take its time to answer, since the machine may."""
+    """Give receivers of webhooks enough time on a slow machine."""
     monkeypatch.setattr("headgate.hub.monitoring.webhooks._TIMEOUT", PATIENCE)
 
 
@@ -75,7 +76,7 @@ def receiver(patient: None) -> Iterator[Receiver]:
 
 @pytest.fixture
 def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """Hubs that share a server, and look at it all the time."""
+    """Hubs that share a server, and compare their alerts with it all the time."""
     monkeypatch.setattr("headgate.hub.monitoring.alerts._INTERVAL", 0.02)
     return Fleet(redis_server, receiver)
 

@@ -1,4 +1,4 @@
-"""What the admin sees and does: violations, decisions, agents, and the rest. Limits: test_admin_limits.py."""
+"""Admin routes: violations, single checks, agents and reloads. Limits: test_admin_limits.py."""
 
 import time
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_a_check_counts_as_if_the_agent_had_asked() -> None:
         assert (unknown["tier"], unknown["remaining"]) == ("normal", 59)
 
 
-def test_a_check_says_what_holds_for_the_agent() -> None:
+def test_a_check_applies_exemptions_shadow_mode_and_overrides() -> None:
     policy = Policy(limits={"light": "2/minute"}, exempt=["monitor"], shadow=["heavy"])
     with running(policy) as hub, hub.http(ADMIN) as admin:
 
@@ -122,7 +122,7 @@ def test_a_check_says_what_holds_for_the_agent() -> None:
         ({"tier": "light", "by": "me"}, "body: Object contains unknown field `by`"),
     ],
 )  # fmt: skip
-async def test_a_check_that_cannot_be_made_counts_nothing(body: Any, detail: str) -> None:
+async def test_an_invalid_check_counts_nothing(body: Any, detail: str) -> None:
     async with Hub(hub_settings()) as hub, called(hub) as admin:
         answer = await admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
@@ -153,7 +153,7 @@ def test_agents_are_listed_page_by_page() -> None:
         assert admin.get("/api/admin/agents?limit=101").status_code == 400
 
 
-def test_tokens_are_rotated_revoked_and_given_again(tmp_path: Path) -> None:
+def test_tokens_are_rotated_revoked_and_reissued(tmp_path: Path) -> None:
     def works(hub: Running, token: str) -> bool:
         with hub.http(token) as client:
             return client.get("/api/tasks").status_code == 200
@@ -204,7 +204,7 @@ def test_registration_is_open_by_invitation_or_closed(mode: str, uninvited: int,
 # The rest -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_admin_sees_everybodys_tasks_and_adds_some() -> None:
+def test_the_admin_lists_all_tasks_and_adds_some() -> None:
     with running() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
         theirs = client.post("/api/tasks", json={"payload": 1}).json()
         own = admin.post("/api/admin/tasks", json={"payload": {"do": "it"}})
@@ -221,7 +221,7 @@ def test_the_admin_sees_everybodys_tasks_and_adds_some() -> None:
             assert admin.get("/api/admin/tasks?state=assigned").json()["tasks"][0]["agent"] == "worker"
 
 
-async def test_the_policy_file_is_read_again(tmp_path: Path) -> None:
+async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
     store = MemoryStore(clock=ManualClock(start=1000))
@@ -250,7 +250,7 @@ async def test_the_policy_file_is_read_again(tmp_path: Path) -> None:
             assert await light() == "7/minute"
 
 
-def test_without_a_policy_file_nothing_is_read_again() -> None:
+def test_reload_without_a_policy_file_is_refused() -> None:
     with running() as hub, hub.http(ADMIN) as admin:
         answer = admin.post("/api/admin/reload")
         detail = "the hub was started without --config, so there is no file to reload"

@@ -1,4 +1,4 @@
-"""Alerts of hubs that share a server, while that is away, or has not answered in time."""
+"""Alerts of hubs that share a server, during outages and timeouts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +49,7 @@ def no_answer_once(monkeypatch: pytest.MonkeyPatch, command: str, *, done: bool 
     return failures
 
 
-def test_b8_without_the_server_a_hub_goes_by_what_it_knows(shaky: Fleet) -> None:
+def test_b8_without_the_server_a_hub_raises_and_resolves_by_itself(shaky: Fleet) -> None:
     with shaky.hub() as one, shaky.hub() as other:
         shaky.server.kill()
         away(one, other)
@@ -62,7 +62,7 @@ def test_b8_without_the_server_a_hub_goes_by_what_it_knows(shaky: Fleet) -> None
         assert shaky.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_b8_what_is_open_when_the_server_goes_is_resolved_once_when_it_is_back(shaky: Fleet) -> None:
+def test_b8_alerts_open_during_an_outage_are_resolved_once_afterwards(shaky: Fleet) -> None:
     """It has lost everything meanwhile, as a server without a disk does."""
     with shaky.hub() as one, shaky.hub() as other:
         offend(one)
@@ -87,7 +87,7 @@ def test_b8_what_is_open_when_the_server_goes_is_resolved_once_when_it_is_back(s
         assert sorted(shaky.receiver.events[2:]) == [(RESOLVED, "other"), (RESOLVED, "planner")]
 
 
-def test_what_a_hub_counts_itself_resolves_nothing_that_is_in_the_server(fleet: Fleet) -> None:
+def test_local_counts_resolve_no_alert_stored_in_the_server(fleet: Fleet) -> None:
     with fleet.hub() as one:
         offend(one)
         settled(one)
@@ -100,7 +100,7 @@ def test_what_a_hub_counts_itself_resolves_nothing_that_is_in_the_server(fleet: 
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
 
 
-def test_one_that_was_raised_without_the_server_is_renewed_in_it(shaky: Fleet) -> None:
+def test_an_alert_raised_during_an_outage_is_renewed_in_the_server(shaky: Fleet) -> None:
     with shaky.hub() as one, shaky.hub() as other:
         shaky.server.kill()
         away(one, other)
@@ -122,7 +122,7 @@ def test_one_that_was_raised_without_the_server_is_renewed_in_it(shaky: Fleet) -
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_b8_a_removal_that_timed_out_is_told_once_whether_or_not_it_was_done(
+def test_b8_a_resolution_whose_removal_timed_out_is_sent_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     failures = no_answer_once(monkeypatch, "end", done=done)
@@ -135,7 +135,9 @@ def test_b8_a_removal_that_timed_out_is_told_once_whether_or_not_it_was_done(
         assert failures == []
 
 
-def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b8_a_resolution_whose_removal_timed_out_twice_is_sent_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = stored.RedisAlerts.end
     tries: list[str] = []
 
@@ -159,7 +161,7 @@ def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, mo
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_one_that_another_hub_has_just_put_back_goes_on(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_that_another_hub_has_just_put_back_stays_open(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     read = stored.RedisAlerts.read
     with fleet.hub() as one:
         offend(one)
@@ -179,7 +181,7 @@ def test_one_that_another_hub_has_just_put_back_goes_on(fleet: Fleet, monkeypatc
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
 
 
-def test_one_that_was_raised_again_without_the_server_is_put_back_as_it_is(shaky: Fleet) -> None:
+def test_an_alert_raised_again_during_an_outage_keeps_its_count(shaky: Fleet) -> None:
     with shaky.hub() as one:
         offend(one)
         settled(one)
@@ -195,7 +197,7 @@ def test_one_that_was_raised_again_without_the_server_is_put_back_as_it_is(shaky
         assert shaky.open == {}
 
 
-def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_again(fleet: Fleet) -> None:
+def test_an_alert_raised_again_after_another_hub_resolved_it_is_resolved_again(fleet: Fleet) -> None:
     with fleet.two_with_an_alert() as (one, other):
         one.hub.alerts._away = lambda: True
         one.hub.gate.reset_violations("planner")
@@ -212,7 +214,7 @@ def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_aga
         assert len({heard.json()["alert"]["alert_id"] for heard in fleet.receiver.heard}) == 1
 
 
-def test_one_that_was_raised_unheard_stands_in_the_server_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_whose_storing_timed_out_is_stored_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     no_answer_once(monkeypatch, "put")
     with fleet.two_with_an_alert() as (one, other):
         assert shown(one) == shown(other) == list(fleet.open.values())

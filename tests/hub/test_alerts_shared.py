@@ -1,4 +1,4 @@
-"""Alerts of hubs that share a server: one for the fleet, whoever has gone meanwhile."""
+"""Alerts of hubs that share a server: one per agent for the whole fleet."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ SECRET = "a-secret-of-more-than-16-characters"
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
-def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> None:
+def test_b8_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
     with fleet.hub() as one, fleet.hub() as other:
         for _ in range(10):
             offend(one, times=1)
@@ -47,7 +47,7 @@ def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("patience", [2_000_000, 0])
-def test_b8_of_many_alerts_on_many_hubs_each_is_raised_and_resolved_once(
+def test_b8_many_hubs_raise_and_resolve_each_of_many_alerts_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
     monkeypatch.setattr(module, "_GRACE", patience)
@@ -70,7 +70,7 @@ def test_b8_of_many_alerts_on_many_hubs_each_is_raised_and_resolved_once(
         assert sum(hub.hub.alerts.resolved for hub in hubs) == 20
 
 
-def test_b8_when_the_hub_that_raised_it_has_gone_another_resolves_it(fleet: Fleet) -> None:
+def test_b8_an_alert_of_a_hub_that_stopped_is_resolved_by_another(fleet: Fleet) -> None:
     with fleet.hub() as other:
         with fleet.hub() as one:
             offend(one)
@@ -95,7 +95,7 @@ def test_b8_when_the_hub_that_raised_it_has_gone_another_resolves_it(fleet: Flee
         assert (other.hub.alerts.raised, other.hub.alerts.resolved) == (0, 1)
 
 
-def test_b8_a_hub_that_starts_finds_what_is_open(fleet: Fleet) -> None:
+def test_b8_a_starting_hub_finds_open_alerts(fleet: Fleet) -> None:
     with fleet.hub() as one:
         offend(one)
         settled(one)
@@ -112,7 +112,7 @@ def test_b8_a_hub_that_starts_finds_what_is_open(fleet: Fleet) -> None:
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
 
 
-def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
+def test_raised_again_by_another_hub_it_is_the_same_alert(fleet: Fleet) -> None:
     with fleet.two_with_an_alert() as (one, other):
         for _ in range(30):
             fleet.clock.advance(10)
@@ -129,7 +129,7 @@ def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
         assert fleet.receiver.events == [(RAISED, "planner")] * 2 + [(RESOLVED, "planner")]
 
 
-def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert(
+def test_raised_again_by_a_hub_unaware_of_the_first_it_is_the_same_alert(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_INTERVAL", 3600.0)
@@ -146,7 +146,7 @@ def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert
 
 
 @pytest.mark.parametrize("way", ["reset", "exempt"])
-def test_b8_when_the_admin_forgives_on_another_hub_it_is_resolved_once(fleet: Fleet, way: str) -> None:
+def test_b8_a_reset_or_exemption_on_another_hub_resolves_it_once(fleet: Fleet, way: str) -> None:
     with fleet.two_with_an_alert() as (one, other):
         with other.http(ADMIN) as http:
             if way == "reset":
@@ -162,7 +162,7 @@ def test_b8_when_the_admin_forgives_on_another_hub_it_is_resolved_once(fleet: Fl
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_so_many_are_open_in_the_fleet(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_alerts_of_a_fleet_are_bounded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "MAX_ALERTS", 3)
     with capture_logs() as logged, fleet.hub() as one, fleet.hub() as other:
         for number in range(6):
@@ -173,7 +173,7 @@ def test_so_many_are_open_in_the_fleet(fleet: Fleet, monkeypatch: pytest.MonkeyP
         assert any(line["event"].startswith("too many open alerts") for line in logged)
 
 
-def test_nothing_of_it_stays_for_ever(fleet: Fleet) -> None:
+def test_alert_keys_expire(fleet: Fleet) -> None:
     with fleet.hub() as one, fleet.server.client() as client:
         offend(one)
         offend(one, "other")
@@ -188,7 +188,7 @@ def test_nothing_of_it_stays_for_ever(fleet: Fleet) -> None:
         assert ended.decode().endswith(f":ended:{fleet.receiver.heard[0].json()['alert']['alert_id']}")
 
 
-def test_what_is_not_ours_in_the_server_harms_nothing(fleet: Fleet) -> None:
+def test_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
     key = f"{fleet.prefix}{{alerts}}a1:open"
     with fleet.server.client() as client:
         alert = {"alert_id": "x", "agent_id": "somebody else", "violations": 1, "within": 1, "raised_at": 1}
@@ -212,7 +212,7 @@ def test_what_is_not_ours_in_the_server_harms_nothing(fleet: Fleet) -> None:
             assert fleet.receiver.events[2:] == [(RAISED, "planner")]
 
 
-def test_what_a_later_version_has_added_is_passed_over(fleet: Fleet) -> None:
+def test_fields_of_a_later_version_are_ignored(fleet: Fleet) -> None:
     with fleet.hub() as one, fleet.server.client() as client:
         offend(one)
         settled(one)
@@ -246,7 +246,7 @@ async def test_alerts_in_a_cluster() -> None:
 
 
 @pytest.mark.long
-def test_b8_when_the_hub_that_raised_it_is_killed_another_resolves_it(
+def test_b8_an_alert_of_a_killed_hub_is_resolved_by_another(
     redis_server: Server, receiver: Receiver, tmp_path: Path
 ) -> None:
     config = tmp_path / "headgate.toml"

@@ -1,4 +1,4 @@
-"""The database: whole jobs, in order, many to a commit, and there after a kill."""
+"""The database: atomic jobs in order, grouped into commits, durable after a kill."""
 
 import asyncio
 import signal
@@ -60,7 +60,7 @@ class Held:
         await self._job
 
 
-async def test_what_run_returned_from_is_in_the_file(database: Database, tmp_path: Path) -> None:
+async def test_work_is_committed_when_run_returns(database: Database, tmp_path: Path) -> None:
     assert await database.run(put("a")) == "a"
     assert in_file(tmp_path / "hub.db") == ["a"]
     assert await database.run(names) == ["a"]
@@ -74,7 +74,7 @@ def test_without_a_path_it_is_kept_in_memory(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_jobs_that_wait_are_committed_together_in_their_order(database: Database) -> None:
+async def test_waiting_jobs_are_committed_together_in_order(database: Database) -> None:
     statements: list[str] = []
     order: list[int] = []
     await database.run(lambda db: db.set_trace_callback(statements.append))
@@ -104,7 +104,7 @@ async def test_answers_come_in_the_order_of_the_jobs(database: Database) -> None
     assert answered == list(range(3000))
 
 
-async def test_a_job_that_fails_undoes_itself_and_nothing_else(database: Database, tmp_path: Path) -> None:
+async def test_a_failed_job_rolls_back_alone(database: Database, tmp_path: Path) -> None:
     def fail(db: sqlite3.Connection) -> None:
         put("half")(db)
         raise ValueError("not like this")
@@ -121,7 +121,7 @@ async def test_a_job_that_fails_undoes_itself_and_nothing_else(database: Databas
     assert in_file(tmp_path / "hub.db") == ["a", "b", "c"]
 
 
-async def test_what_cannot_be_committed_fails_for_all_and_the_next_is_fine(database: Database, tmp_path: Path) -> None:
+async def test_a_failed_commit_fails_every_job_in_it_and_none_after(database: Database, tmp_path: Path) -> None:
     await database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
     with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -133,7 +133,7 @@ async def test_what_cannot_be_committed_fails_for_all_and_the_next_is_fine(datab
     assert in_file(tmp_path / "hub.db") == ["a"]
 
 
-async def test_a_job_that_meddles_with_the_transaction_spoils_it_for_all_and_the_next_is_fine(
+async def test_a_job_that_breaks_the_transaction_fails_all_in_it_and_none_after(
     database: Database,
 ) -> None:
     async with Held(database):
@@ -145,7 +145,7 @@ async def test_a_job_that_meddles_with_the_transaction_spoils_it_for_all_and_the
     assert await database.run(names) == ["c"]
 
 
-async def test_a_full_disk_fails_what_does_not_fit(database: Database, tmp_path: Path) -> None:
+async def test_a_full_disk_fails_only_the_job_that_does_not_fit(database: Database, tmp_path: Path) -> None:
     def fill(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO settings VALUES ('big', ?)", ("x" * 1_000_000,))
 
@@ -158,7 +158,7 @@ async def test_a_full_disk_fails_what_does_not_fit(database: Database, tmp_path:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_who_is_cancelled_hears_nothing_but_the_work_is_done(database: Database, begun: bool) -> None:
+async def test_a_job_whose_caller_is_cancelled_is_done(database: Database, begun: bool) -> None:
     async with Held(database):
         jobs = [asyncio.ensure_future(database.run(put(name))) for name in "abc"]
         await asyncio.sleep(0)
@@ -185,7 +185,7 @@ def test_a_loop_that_ended_does_not_stop_the_database(database: Database) -> Non
     assert asyncio.run(database.run(put("a"))) == "a"
 
 
-async def test_close_finishes_what_was_handed_in(tmp_path: Path) -> None:
+async def test_close_finishes_submitted_jobs(tmp_path: Path) -> None:
     database = Database(tmp_path / "hub.db")
     jobs = [asyncio.ensure_future(database.run(put(f"{number:04}"))) for number in range(1500)]
     await asyncio.sleep(0)
@@ -232,7 +232,7 @@ async def test_a_closed_database_refuses_work(database: Database) -> None:
         await database.run(put("late"))
 
 
-def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE agents (theirs)")
@@ -242,7 +242,7 @@ def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) 
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("agents",)]
 
 
-def test_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_another_format_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version=7")
@@ -252,7 +252,7 @@ def test_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("buy milk\n" * 100)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What can be measured of a hub: for Prometheus, and in the docs. Grafana: test_grafana.py."""
+"""Metrics for Prometheus, and their docs. Grafana: test_grafana.py."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 # The table -----------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_as_prometheus_wants_them() -> None:
+def test_names_follow_the_prometheus_conventions() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     for metric in METRICS:
@@ -42,7 +42,7 @@ def test_names_are_as_prometheus_wants_them() -> None:
         assert "\n" not in metric.about, metric.name
 
 
-def test_every_metric_is_there_from_the_start_and_as_the_table_says() -> None:
+def test_every_metric_is_exposed_from_the_start() -> None:
     with running() as hub, hub.http() as anyone:
         answer = anyone.get("/metrics")
         assert (answer.status_code, answer.headers["content-type"]) == (200, MEDIA)
@@ -57,7 +57,7 @@ def test_every_metric_is_there_from_the_start_and_as_the_table_says() -> None:
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= set(families)
 
 
-def test_the_docs_have_every_metric_and_no_other() -> None:
+def test_the_docs_list_every_metric_and_no_other() -> None:
     lines = PAGE.split("\n| metric | kind | labels | what it is |\n", 1)[1].splitlines()[1:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     told = {row[0].strip("`"): (row[1], re.findall(r"`(\w+)`", row[2]), row[3]) for row in rows}
@@ -69,7 +69,7 @@ def test_the_docs_have_every_metric_and_no_other() -> None:
         assert re.fullmatch(rf"{re.escape(metric.about)}(?:[.,:;] .+)?", about), metric.name
 
 
-def test_the_docs_have_the_values_of_labels() -> None:
+def test_the_docs_list_all_label_values() -> None:
     with running() as hub:
         found = scrape(hub)
     values = {dict(labels)[name] for _, labels in found for name in dict(labels) if name not in ("le", "version")}
@@ -131,7 +131,7 @@ async def test_decision_times_are_counted_in_seconds() -> None:
     assert value(found, "headgate_decision_seconds_sum") == pytest.approx(0.902002001)
 
 
-def test_what_is_in_a_hub_is_measured() -> None:
+def test_gauges_and_counters_match_the_hub() -> None:
     with running() as hub, ExitStack() as stack:
         first, second = (stack.enter_context(hub.agent(name)) for name in ("first", "second"))
         stack.enter_context(hub.socket("/relay"))
@@ -193,7 +193,7 @@ def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
     assert value(found, "headgate_webhooks_total", outcome="dropped") == 0
 
 
-def test_b3_a_viewer_may_scrape_as_often_as_it_likes_and_others_are_limited_by_address() -> None:
+def test_b3_viewers_scrape_without_a_limit_and_others_are_limited_by_address() -> None:
     with running() as hub, hub.http() as anyone, hub.http(VIEWER) as viewer, hub.http(ADMIN) as admin:
         assert {anyone.get("/metrics").status_code for _ in range(60)} == {200}
         assert anyone.get("/metrics").status_code == 429
@@ -206,7 +206,7 @@ def test_b3_a_viewer_may_scrape_as_often_as_it_likes_and_others_are_limited_by_a
 HOSTILE = ['a{outcome="x"} 1', "a\nb 1", "é\\", "headgate_evil_total"]
 
 
-def test_no_agent_can_make_a_series() -> None:
+def test_no_agent_can_create_a_series() -> None:
     with running(Policy(limits={"light": "10/minute", "normal": "9/minute", "heavy": "8/minute"})) as hub:
         before = scrape(hub)
         for number, name in enumerate(HOSTILE):
@@ -305,7 +305,7 @@ def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
     asyncio.run(work())
 
 
-async def test_a_channel_that_is_gone_keeps_what_it_has_counted() -> None:
+async def test_a_removed_channel_keeps_its_counters() -> None:
     async with Hub(hub_settings(), Policy(channels=["ws", "http", "mail"])) as hub:
         await hub.stats.check("a", "mail", "light")
         for policy in (Policy(), Policy(channels=["ws", "http", "mail"])):
@@ -372,7 +372,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_process_that_was_forked_counts_too(redis_server: Server) -> None:
+def test_a_forked_process_counts_too(redis_server: Server) -> None:
     command = [sys.executable, "-c", FORK, redis_server.url, f"test-{uuid4().hex}:"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=True)
     assert (done.stdout, done.stderr) == ("counted\n", "")

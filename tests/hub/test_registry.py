@@ -1,4 +1,4 @@
-"""Agents' tokens: what holds in a database and in a real server alike."""
+"""Agents' tokens, in a database and in a real server alike."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda **options: in_redis(server.url, prefix, **options)
 
 
-async def test_a_token_is_its_agents_and_nobody_elses(opened: Open) -> None:
+async def test_a_token_belongs_to_one_agent(opened: Open) -> None:
     async with opened() as registry:
         first, second = await registry.register("first"), await registry.register("second é\u4e2d")
         assert first.startswith("hg_")
@@ -42,7 +42,7 @@ async def test_a_token_is_its_agents_and_nobody_elses(opened: Open) -> None:
         assert not await registry.knows("nobody")
 
 
-async def test_what_is_presented_may_be_anything(opened: Open) -> None:
+async def test_any_text_may_be_presented_as_a_token(opened: Open) -> None:
     async with opened() as registry:
         token = await registry.register("a")
         for wrong in (
@@ -68,7 +68,7 @@ async def test_what_is_presented_may_be_anything(opened: Open) -> None:
         assert await registry.verify("a", token)
 
 
-async def test_a_long_token_is_not_even_looked_at(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_overlong_token_is_not_hashed(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as registry:
         await registry.register("a")
         monkeypatch.setattr(hashlib, "sha256", None)
@@ -76,7 +76,7 @@ async def test_a_long_token_is_not_even_looked_at(opened: Open, monkeypatch: pyt
         assert await registry.owner("x" * (LONGEST_TOKEN + 1)) is None
 
 
-async def test_an_id_that_exists_is_refused_and_its_token_goes_on(opened: Open) -> None:
+async def test_a_taken_id_is_refused_and_its_token_stays_valid(opened: Open) -> None:
     async with opened() as registry:
         token = await registry.register("a")
         assert await refused(registry.register("a")) == (409, "exists")
@@ -84,7 +84,7 @@ async def test_an_id_that_exists_is_refused_and_its_token_goes_on(opened: Open) 
         assert await registry.verify("a", token)
 
 
-async def test_of_fifty_that_want_one_id_at_once_one_gets_it(opened: Open) -> None:
+async def test_one_of_fifty_concurrent_registrations_of_an_id_succeeds(opened: Open) -> None:
     async with opened() as registry:
         results = await asyncio.gather(*[registry.register("a") for _ in range(50)], return_exceptions=True)
         tokens = [result for result in results if isinstance(result, str)]
@@ -108,7 +108,7 @@ async def test_names_are_checked(opened: Open) -> None:
         await registry.register("x" * 128)
 
 
-async def test_a_rotated_token_takes_the_place_of_the_old_one(opened: Open) -> None:
+async def test_a_rotated_token_replaces_the_old_one(opened: Open) -> None:
     told: list[str] = []
     async with opened() as registry:
         registry.on_revocation(told.append)
@@ -122,7 +122,7 @@ async def test_a_rotated_token_takes_the_place_of_the_old_one(opened: Open) -> N
         assert await refused(registry.rotate("b")) == (404, "unknown_agent")
 
 
-async def test_a_revoked_token_is_worth_nothing_and_the_id_stays_taken(opened: Open) -> None:
+async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(opened: Open) -> None:
     told: list[str] = []
     async with opened() as registry:
         registry.on_revocation(told.append)
@@ -159,7 +159,7 @@ async def test_agents_are_listed_page_by_page(opened: Open) -> None:
         assert pages == [5, 5, 2]
 
 
-async def test_who_may_register_is_decided_by_the_mode(opened: Open) -> None:
+async def test_the_mode_decides_who_may_register(opened: Open) -> None:
     async with opened(mode="closed") as registry:
         code = await registry.invite()
         assert await refused(registry.register("a")) == (403, "registration_closed")
@@ -194,7 +194,7 @@ async def test_an_invitation_is_good_for_one_registration_that_succeeds(opened: 
         assert sum(isinstance(result, str) for result in results) == 1
 
 
-async def test_everything_is_there_after_a_restart(opened: Open) -> None:
+async def test_agents_and_invitations_survive_a_restart(opened: Open) -> None:
     async with opened(mode="invitation") as registry:
         tokens = {f"agent-{number}": await registry.register(f"agent-{number}", by_admin=True) for number in range(20)}
         old = tokens["agent-0"]
@@ -215,7 +215,7 @@ async def test_everything_is_there_after_a_restart(opened: Open) -> None:
         assert told == []
 
 
-async def test_what_was_stored_is_told_even_if_nobody_waits_for_it(opened: Open) -> None:
+async def test_a_revocation_is_announced_even_if_its_caller_is_cancelled(opened: Open) -> None:
     """A client that hangs up while its request is carried out must not leave a token that works after all."""
     told: list[str] = []
     async with opened() as registry:
@@ -230,9 +230,7 @@ async def test_what_was_stored_is_told_even_if_nobody_waits_for_it(opened: Open)
         assert not await registry.verify("a", token)
 
 
-async def test_a_listener_that_fails_does_not_keep_the_others_from_hearing(
-    opened: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failing_listener_does_not_affect_others(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     def fail(agent: str) -> None:
         raise ValueError(agent)
 

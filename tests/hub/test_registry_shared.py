@@ -1,4 +1,4 @@
-"""Agents' tokens in a server that several hubs share: each hears of the others' changes, and the server may be away."""
+"""Agents' tokens in a server that several hubs share: changes by others, and outages."""
 
 import asyncio
 import signal
@@ -62,7 +62,7 @@ async def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server,
         await other.register("a")
 
 
-async def test_what_was_missed_while_deaf_is_heard_of_once(
+async def test_revocations_missed_while_disconnected_are_announced_once(
     redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
@@ -88,7 +88,7 @@ async def test_what_was_missed_while_deaf_is_heard_of_once(
         assert heard == ["a", "c", "d", "e", "f", "b", "f"]
 
 
-async def test_news_are_looked_for_where_a_connection_has_died_in_silence(
+async def test_changes_are_polled_when_a_connection_dies_silently(
     redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL_AFTER", 0.05)
@@ -101,7 +101,7 @@ async def test_news_are_looked_for_where_a_connection_has_died_in_silence(
         await until(lambda: heard == ["a"], "what nobody said")
 
 
-async def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_good(redis_server: Server, prefix: str) -> None:
+async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server, prefix: str) -> None:
     """The news may come before the answer: whoever relied on that would have missed them."""
     async with in_redis(redis_server.url, prefix) as registry:
         roll: Any = registry._store
@@ -145,7 +145,7 @@ async def test_agents_in_a_cluster() -> None:
 # The server is away ---------------------------------------------------------------------------------------------------
 
 
-async def test_known_agents_go_on_while_the_server_is_away_and_nothing_else_does(server: Server) -> None:
+async def test_during_an_outage_only_known_agents_are_verified(server: Server) -> None:
     async with in_redis(server.url, "hubs:") as one, in_redis(server.url, "hubs:") as other:
         heard: list[str] = []
         one.on_revocation(heard.append)
@@ -198,7 +198,7 @@ async def _back(registry: Registry, agent: str, token: str) -> bool:
         return False
 
 
-async def test_a_token_that_was_refused_is_not_known_later_when_the_server_is_away(server: Server) -> None:
+async def test_a_refused_token_is_not_verified_during_an_outage(server: Server) -> None:
     async with in_redis(server.url, "hubs:") as registry:
         roll: Any = registry._store
         tokens = {name: await registry.register(name) for name in "ab"}
@@ -217,7 +217,7 @@ async def test_a_token_that_was_refused_is_not_known_later_when_the_server_is_aw
                 await registry.verify(name, token)
 
 
-async def test_what_is_remembered_is_bounded_to_those_seen_last(
+async def test_the_cache_is_bounded_to_the_latest_agents(
     redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_REMEMBERED", 3)
@@ -244,7 +244,7 @@ async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry,
         yield registry, token
 
 
-async def test_a_server_that_hangs_is_waited_for_once_and_not_by_everybody(server: Server) -> None:
+async def test_a_server_that_hangs_does_not_delay_every_caller(server: Server) -> None:
     async with impatient(server, "a") as (registry, token):
         roll: Any = registry._store
         client, asked = roll._clients.aclient, []
@@ -262,7 +262,7 @@ async def test_a_server_that_hangs_is_waited_for_once_and_not_by_everybody(serve
         await until(lambda: _back(registry, "a", token), "the server")
 
 
-async def test_a_crowd_needs_few_connections(server: Server) -> None:
+async def test_many_concurrent_lookups_use_few_connections(server: Server) -> None:
     async with in_redis(server.url, "hubs:") as registry:
         token = await registry.register("a")
         assert all(await asyncio.gather(*[registry.verify("a", token) for _ in range(500)]))
@@ -270,7 +270,7 @@ async def test_a_crowd_needs_few_connections(server: Server) -> None:
             assert client.info()["connected_clients"] < 25
 
 
-async def test_a_hub_that_starts_without_the_server_follows_when_it_comes(server: Server) -> None:
+async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server: Server) -> None:
     async with in_redis(server.url, "hubs:") as early:
         token = await early.register("a")
     server.kill()
@@ -286,7 +286,7 @@ async def test_a_hub_that_starts_without_the_server_follows_when_it_comes(server
         await until(lambda: heard == ["a"], "the revocation")
 
 
-async def test_a_change_that_was_made_though_no_answer_came_is_heard_of(server: Server) -> None:
+async def test_a_change_whose_answer_timed_out_is_announced(server: Server) -> None:
     async with impatient(server, "a") as (registry, token):
         heard: list[str] = []
         registry.on_revocation(heard.append)

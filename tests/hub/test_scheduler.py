@@ -1,4 +1,4 @@
-"""The scheduler: who gets which task, and when; how many there may be, and how they are listed."""
+"""The scheduler: assignment, limited agents, bounds, and lists of tasks."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -71,7 +71,7 @@ async def test_a_hundred_tasks_at_once_go_to_a_hundred_agents(harness: Scheduler
     assert harness.scheduler.counts() == {"queued": 0, "assigned": 100, "accepted": 0, "completed": 0, "failed": 0}
 
 
-async def test_who_is_busy_gets_nothing_until_it_is_idle(harness: SchedulerHarness) -> None:
+async def test_a_busy_agent_gets_no_task_until_it_is_idle(harness: SchedulerHarness) -> None:
     await harness.database.run(watch)
     await harness.arrive("a", "b")
     harness.scheduler.set_available("a", False)
@@ -88,7 +88,7 @@ async def test_who_is_busy_gets_nothing_until_it_is_idle(harness: SchedulerHarne
     assert harness.scheduler.task_of("nobody") is None
 
 
-async def test_saying_twice_that_one_is_idle_costs_no_place_in_line(harness: SchedulerHarness) -> None:
+async def test_repeating_idle_does_not_cost_the_place_in_the_queue(harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b")
     harness.scheduler.set_available("a", True)
     harness.scheduler.agent_connected("a")
@@ -96,7 +96,7 @@ async def test_saying_twice_that_one_is_idle_costs_no_place_in_line(harness: Sch
     assert harness.told == [("a", task)]
 
 
-async def test_only_the_holder_is_heard(harness: SchedulerHarness) -> None:
+async def test_only_the_holder_changes_a_task(harness: SchedulerHarness) -> None:
     scheduler = harness.scheduler
     await harness.arrive("a", "b")
     task = await harness.add()
@@ -124,7 +124,7 @@ async def test_only_the_holder_is_heard(harness: SchedulerHarness) -> None:
     assert (await harness.task(task)).outcome == msgspec.Raw(b"1")
 
 
-async def test_who_does_the_work_has_accepted_it(harness: SchedulerHarness) -> None:
+async def test_progress_and_completion_imply_acceptance(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     task = await harness.add()
     assert (await harness.scheduler.report_progress("a", task, 0.2, "on it")).state == "accepted"
@@ -134,7 +134,7 @@ async def test_who_does_the_work_has_accepted_it(harness: SchedulerHarness) -> N
     assert (await harness.scheduler.complete("a", task, b"2")).state == "completed"
 
 
-async def test_a_task_is_completed_once_even_if_said_twice_at_once(harness: SchedulerHarness) -> None:
+async def test_concurrent_completions_complete_a_task_once(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     task = await harness.add()
     answers = await asyncio.gather(
@@ -147,7 +147,7 @@ async def test_a_task_is_completed_once_even_if_said_twice_at_once(harness: Sche
     assert harness.scheduler.counts()["completed"] == 1
 
 
-async def test_what_failed_is_tried_again_behind_the_others_five_times_in_all(harness: SchedulerHarness) -> None:
+async def test_a_failed_task_is_retried_behind_the_others_up_to_five_attempts(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one, two = await harness.add(), await harness.add()
     again = await harness.scheduler.fail("a", one, "no network", True)
@@ -166,7 +166,7 @@ async def test_what_failed_is_tried_again_behind_the_others_five_times_in_all(ha
     assert harness.scheduler.is_idle("a")
 
 
-async def test_what_failed_for_good_has_ended(harness: SchedulerHarness) -> None:
+async def test_a_permanent_failure_ends_a_task(harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b")
     task = await harness.add()
     assert (await harness.scheduler.fail("a", task, "nonsense", False)).state == "failed"
@@ -177,7 +177,7 @@ async def test_what_failed_for_good_has_ended(harness: SchedulerHarness) -> None
 # Who is rate limited -------------------------------------------------------------------------------------------------
 
 
-async def test_b5_who_is_limited_gets_no_task_and_others_do(harness: SchedulerHarness) -> None:
+async def test_b5_a_limited_agent_gets_no_task_and_others_do(harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b")
     harness.gate.record_violation("a")
     one, two = await harness.add(), await harness.add()
@@ -186,7 +186,7 @@ async def test_b5_who_is_limited_gets_no_task_and_others_do(harness: SchedulerHa
     assert harness.told == [("b", one), ("b", two)]
 
 
-async def test_b5_work_that_a_limited_agent_has_goes_on(harness: SchedulerHarness) -> None:
+async def test_b5_a_limited_agent_keeps_its_task(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one, two = await harness.add(), await harness.add()
     harness.gate.record_violation("a")
@@ -200,7 +200,7 @@ async def test_b5_work_that_a_limited_agent_has_goes_on(harness: SchedulerHarnes
     assert harness.told == [("a", one), ("a", two)]
 
 
-async def test_b5_it_gets_tasks_again_by_itself_after_exactly_sixty_seconds(harness: SchedulerHarness) -> None:
+async def test_b5_a_limited_agent_gets_tasks_again_after_exactly_sixty_seconds(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     harness.gate.record_violation("a")
     await harness.advance(20)
@@ -211,7 +211,7 @@ async def test_b5_it_gets_tasks_again_by_itself_after_exactly_sixty_seconds(harn
     assert harness.told == [("a", task)]
 
 
-async def test_b5_a_violation_meanwhile_begins_another_sixty_seconds(harness: SchedulerHarness) -> None:
+async def test_b5_another_violation_restarts_the_sixty_seconds(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     harness.gate.record_violation("a")
     task = await harness.add()
@@ -223,7 +223,7 @@ async def test_b5_a_violation_meanwhile_begins_another_sixty_seconds(harness: Sc
     assert harness.told == [("a", task)]
 
 
-async def test_b5_who_was_limited_has_kept_its_place(harness: SchedulerHarness) -> None:
+async def test_b5_a_limited_agent_keeps_its_place_in_the_queue(harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b", "c")
     harness.gate.record_violation("a")
     one = await harness.add()
@@ -233,7 +233,7 @@ async def test_b5_who_was_limited_has_kept_its_place(harness: SchedulerHarness) 
     assert harness.told == [("b", one), ("a", two)]
 
 
-async def test_b5_a_limited_agent_that_left_or_is_busy_is_not_brought_back_by_the_clock(
+async def test_b5_the_end_of_a_limit_assigns_nothing_to_absent_or_busy_agents(
     harness: SchedulerHarness,
 ) -> None:
     await harness.arrive("a", "b")
@@ -248,7 +248,7 @@ async def test_b5_a_limited_agent_that_left_or_is_busy_is_not_brought_back_by_th
     assert harness.told == [("a", task)]
 
 
-async def test_b5_coming_back_does_not_lift_the_limit(harness: SchedulerHarness) -> None:
+async def test_b5_reconnecting_does_not_lift_the_limit(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     harness.gate.record_violation("a")
     task = await harness.add()
@@ -262,7 +262,7 @@ async def test_b5_coming_back_does_not_lift_the_limit(harness: SchedulerHarness)
     assert harness.told == [("a", task)]
 
 
-async def test_b10_what_ends_a_limit_early_is_seen_at_once(harness: SchedulerHarness) -> None:
+async def test_b10_a_limit_that_ends_early_is_noticed_at_once(harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b")
     for agent in ("a", "b"):
         harness.gate.record_violation(agent)
@@ -280,7 +280,7 @@ async def test_b10_what_ends_a_limit_early_is_seen_at_once(harness: SchedulerHar
     assert harness.told[2:] == [("b", three)]
 
 
-async def test_b10_it_is_looked_up_at_the_agents_turn(harness: SchedulerHarness) -> None:
+async def test_b10_the_limit_is_looked_up_when_a_task_is_assigned(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     harness.gate.record_violation("a")
     harness.gate.reset_violations("a")
@@ -297,7 +297,7 @@ async def test_b10_it_is_looked_up_at_the_agents_turn(harness: SchedulerHarness)
 # Bounds --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_queue_takes_no_more_however_many_come_at_once(elsewhere: bool) -> None:
+async def test_a_full_queue_refuses_tasks_even_when_many_come_at_once(elsewhere: bool) -> None:
     async with open_harness(elsewhere=elsewhere, most_queued=3) as harness:
         answers = await asyncio.gather(
             *[harness.scheduler.add("boss", b"1") for _ in range(10)], return_exceptions=True
@@ -312,7 +312,7 @@ async def test_a_full_queue_takes_no_more_however_many_come_at_once(elsewhere: b
         assert await refused(harness.scheduler.add("boss", b"1")) == (503, "queue_full")
 
 
-async def test_finished_tasks_are_forgotten_those_first_that_ended_first(tmp_path: Path) -> None:
+async def test_finished_tasks_are_forgotten_oldest_first(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     async with open_harness(path, most_finished=3) as harness:
         await harness.arrive("a", "slow")
@@ -332,7 +332,7 @@ async def test_finished_tasks_are_forgotten_those_first_that_ended_first(tmp_pat
         assert harness.counts() == {"completed": 1, "failed": 1}
 
 
-async def test_lists_newest_first(harness: SchedulerHarness) -> None:
+async def test_tasks_are_listed_newest_first(harness: SchedulerHarness) -> None:
     async def ids(**query: Any) -> list[str]:
         return [task.task_id for task in await harness.scheduler.tasks(**query)]
 

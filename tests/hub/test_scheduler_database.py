@@ -1,4 +1,4 @@
-"""The scheduler over its database: restarts, deaths, an end in order; and what can't be written, or looked up."""
+"""The scheduler over its database: restarts, kills, shutdown, and failures of database or store."""
 
 import asyncio
 import sqlite3
@@ -98,7 +98,7 @@ def on_file(path: Path, runner: asyncio.Runner) -> Iterator[SchedulerHarness]:
     runner.run(opened.__aexit__(None, None, None))
 
 
-async def test_what_the_database_did_not_take_has_not_happened(on_file: SchedulerHarness, path: Path) -> None:
+async def test_a_change_that_fails_in_the_database_has_no_effect(on_file: SchedulerHarness, path: Path) -> None:
     scheduler = on_file.scheduler
     with broken(path), pytest.raises(DatabaseError):
         await scheduler.add("boss", b"1")
@@ -127,7 +127,7 @@ async def test_what_the_database_did_not_take_has_not_happened(on_file: Schedule
     assert on_file.told[1:] == [("a", two), ("a", two)]  # it was heard of, and is idle
 
 
-async def test_what_could_not_be_written_is_done_later_by_itself(on_file: SchedulerHarness, path: Path) -> None:
+async def test_a_failed_assignment_or_release_is_retried(on_file: SchedulerHarness, path: Path) -> None:
     one = await on_file.add()
     with broken(path):
         await on_file.arrive("a")
@@ -153,7 +153,9 @@ async def test_what_could_not_be_written_is_done_later_by_itself(on_file: Schedu
     await on_file.work("b", one)
 
 
-async def test_a_frame_that_is_not_taken_while_the_database_fails(on_file: SchedulerHarness, path: Path) -> None:
+async def test_an_undeliverable_assignment_is_undone_once_the_database_works(
+    on_file: SchedulerHarness, path: Path
+) -> None:
     locking = broken(path)
 
     def assign(agent: str, task: Task) -> bool:
@@ -171,7 +173,7 @@ async def test_a_frame_that_is_not_taken_while_the_database_fails(on_file: Sched
     assert on_file.told == [("b", one)]
 
 
-async def test_what_could_not_be_forgotten_is_forgotten_with_the_next(elsewhere: bool) -> None:
+async def test_a_failed_cleanup_is_made_up_for_by_the_next(elsewhere: bool) -> None:
     async with open_harness(elsewhere=elsewhere, most_finished=1) as harness:
         keep = "CREATE TRIGGER keep BEFORE DELETE ON tasks BEGIN SELECT RAISE(ABORT, 'not now'); END"
         await harness.database.run(lambda db: db.execute(keep).close())
@@ -186,7 +188,7 @@ async def test_what_could_not_be_forgotten_is_forgotten_with_the_next(elsewhere:
         assert harness.scheduler.counts()["completed"] == 1
 
 
-async def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> None:
+async def test_a_failing_store_delays_assignments() -> None:
     class Failing(WrappedStore):
         failing = True
 
@@ -211,7 +213,7 @@ async def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> Non
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_closing_ends_what_has_begun_and_begins_nothing(turns: int) -> None:
+async def test_closing_finishes_changes_in_progress_and_starts_none(turns: int) -> None:
     async with open_harness() as harness:
         scheduler = harness.scheduler
         await harness.database.run(watch)

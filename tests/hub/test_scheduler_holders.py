@@ -1,4 +1,4 @@
-"""The scheduler: who keeps a task, who loses it and who gets it back."""
+"""The scheduler: who keeps a task, who loses it, and who recovers it."""
 
 import pytest
 
@@ -9,9 +9,7 @@ from tests.support.scheduler import MICROSECOND, SchedulerHarness, open_harness,
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-async def test_b5_the_task_of_an_agent_that_left_goes_to_the_next_before_all_others(
-    accepted: bool, harness: SchedulerHarness
-) -> None:
+async def test_b5_the_task_of_an_agent_that_left_is_assigned_next(accepted: bool, harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one, two = await harness.add(), await harness.add()
     if accepted:
@@ -28,7 +26,7 @@ async def test_b5_the_task_of_an_agent_that_left_goes_to_the_next_before_all_oth
     await harness.work("b", one)
 
 
-async def test_several_that_were_lost_come_back_in_their_order(harness: SchedulerHarness) -> None:
+async def test_several_lost_tasks_are_requeued_in_order(harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b", "c")
     tasks = [await harness.add() for _ in range(4)]
     for agent in ("b", "c", "a"):
@@ -37,7 +35,9 @@ async def test_several_that_were_lost_come_back_in_their_order(harness: Schedule
     assert harness.told[3:] == list(zip("defg", tasks, strict=True))
 
 
-async def test_who_does_not_accept_in_time_loses_the_task_and_gets_no_other(harness: SchedulerHarness) -> None:
+async def test_an_agent_that_does_not_accept_in_time_loses_the_task_and_gets_no_other(
+    harness: SchedulerHarness,
+) -> None:
     await harness.arrive("a")
     one = await harness.add()
     await harness.advance(30 - MICROSECOND)
@@ -56,7 +56,7 @@ async def test_who_does_not_accept_in_time_loses_the_task_and_gets_no_other(harn
     assert harness.told[2:] == [("a", two)]  # it has been heard of
 
 
-async def test_who_did_not_answer_is_back_when_it_says_that_it_is_idle(harness: SchedulerHarness) -> None:
+async def test_an_unresponsive_agent_gets_tasks_again_when_it_reports_idle(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     task = await harness.add()
     await harness.advance(30)
@@ -74,7 +74,7 @@ async def test_who_did_not_answer_is_back_when_it_says_that_it_is_idle(harness: 
     assert harness.told == [("a", task)] * 3
 
 
-async def test_what_was_accepted_in_time_stays(elsewhere: bool) -> None:
+async def test_a_task_accepted_in_time_stays_with_its_agent(elsewhere: bool) -> None:
     async with open_harness(elsewhere=elsewhere, accept_within=2) as harness:
         await harness.arrive("a", "b")
         task = await harness.add()
@@ -84,7 +84,7 @@ async def test_what_was_accepted_in_time_stays(elsewhere: bool) -> None:
         assert harness.told == [("a", task)]
 
 
-async def test_the_time_to_accept_is_that_of_the_attempt(harness: SchedulerHarness) -> None:
+async def test_the_time_to_accept_starts_with_each_attempt(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     task = await harness.add()
     await harness.advance(20)
@@ -99,7 +99,7 @@ async def test_the_time_to_accept_is_that_of_the_attempt(harness: SchedulerHarne
 # Recovering ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_holder_recovers(harness: SchedulerHarness) -> None:
+async def test_the_holder_recovers_its_task(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one = await harness.add()
     task = await harness.scheduler.recover("a", one)
@@ -111,7 +111,7 @@ async def test_the_holder_recovers(harness: SchedulerHarness) -> None:
     assert harness.told == [("a", one)]
 
 
-async def test_the_last_holder_gets_it_back_if_nobody_else_has_it(harness: SchedulerHarness) -> None:
+async def test_the_last_holder_recovers_a_queued_task(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one = await harness.add()
     await harness.leave("a")
@@ -127,7 +127,7 @@ async def test_the_last_holder_gets_it_back_if_nobody_else_has_it(harness: Sched
     await harness.scheduler.complete("a", one, None)
 
 
-async def test_recovering_is_refused_to_all_others(harness: SchedulerHarness) -> None:
+async def test_nobody_else_can_recover_a_task(harness: SchedulerHarness) -> None:
     scheduler = harness.scheduler
     await harness.arrive("a")
     one = await harness.add()
@@ -146,7 +146,7 @@ async def test_recovering_is_refused_to_all_others(harness: SchedulerHarness) ->
     assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # somebody had it since
 
 
-async def test_who_did_not_accept_in_time_can_recover(harness: SchedulerHarness) -> None:
+async def test_an_agent_that_did_not_accept_in_time_can_recover(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one = await harness.add()
     await harness.advance(30)
@@ -155,7 +155,7 @@ async def test_who_did_not_accept_in_time_can_recover(harness: SchedulerHarness)
 
 
 @pytest.mark.parametrize("other", [False, True])
-async def test_who_did_not_answer_and_cannot_recover_has_been_heard_of(other: bool, harness: SchedulerHarness) -> None:
+async def test_a_refused_recovery_makes_an_unresponsive_agent_available(other: bool, harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one = await harness.add()
     await harness.advance(30)
@@ -169,7 +169,7 @@ async def test_who_did_not_answer_and_cannot_recover_has_been_heard_of(other: bo
     assert harness.told == [("a", one), ("b", one), ("a", two)]
 
 
-async def test_who_has_other_work_does_not_recover(harness: SchedulerHarness) -> None:
+async def test_an_agent_with_another_task_cannot_recover(harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one = await harness.add()
     await harness.scheduler.fail("a", one, "", True)
@@ -184,7 +184,7 @@ async def test_who_has_other_work_does_not_recover(harness: SchedulerHarness) ->
 # Frames that can't be sent -------------------------------------------------------------------------------------------
 
 
-async def test_a_frame_that_is_not_taken_goes_to_the_next(harness: SchedulerHarness) -> None:
+async def test_an_undeliverable_assignment_goes_to_the_next_agent(harness: SchedulerHarness) -> None:
     tried: list[str] = []
 
     def assign(agent: str, task: Task) -> bool:
@@ -213,7 +213,9 @@ async def test_a_frame_that_is_not_taken_goes_to_the_next(harness: SchedulerHarn
 
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("back", [False, True])
-async def test_an_agent_that_leaves_while_it_is_told(taken: bool, back: bool, harness: SchedulerHarness) -> None:
+async def test_an_agent_may_leave_while_it_is_assigned_a_task(
+    taken: bool, back: bool, harness: SchedulerHarness
+) -> None:
     def assign(agent: str, task: Task) -> bool:
         harness.scheduler.agent_disconnected(agent)
         if back:

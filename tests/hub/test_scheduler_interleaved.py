@@ -1,4 +1,4 @@
-"""The scheduler: no task is lost or held by two, whatever happens, in whatever moment and order."""
+"""The scheduler: no task is lost or held by two agents, in any interleaving of events."""
 
 import asyncio
 import random
@@ -44,7 +44,7 @@ async def test_leaving_at_any_moment_of_an_assignment_loses_nothing(
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_getting_busy_at_any_moment_of_an_assignment(turns: int, harness: SchedulerHarness) -> None:
+async def test_getting_busy_at_any_moment_of_an_assignment_passes_it_on(turns: int, harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b")
     adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
     await some(harness, turns)
@@ -56,7 +56,9 @@ async def test_getting_busy_at_any_moment_of_an_assignment(turns: int, harness: 
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_leaving_at_any_moment_of_the_last_word(turns: int, harness: SchedulerHarness) -> None:
+async def test_leaving_at_any_moment_of_a_completion_completes_or_reassigns(
+    turns: int, harness: SchedulerHarness
+) -> None:
     """Either the task is completed, and said so, or it goes to somebody else: never both."""
     await harness.arrive("a", "b")
     one = await harness.add()
@@ -75,7 +77,7 @@ async def test_leaving_at_any_moment_of_the_last_word(turns: int, harness: Sched
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_accepting_at_any_moment_around_the_deadline(turns: int, harness: SchedulerHarness) -> None:
+async def test_accepting_around_the_deadline_keeps_or_loses_the_task(turns: int, harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b")
     one = await harness.add()
     harness.clock.advance(30)
@@ -88,7 +90,7 @@ async def test_accepting_at_any_moment_around_the_deadline(turns: int, harness: 
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_recovering_at_any_moment_while_it_is_assigned_anew(turns: int, harness: SchedulerHarness) -> None:
+async def test_recovering_during_a_reassignment_leaves_one_holder(turns: int, harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one = await harness.add()
     await harness.leave("a")
@@ -107,9 +109,7 @@ async def test_recovering_at_any_moment_while_it_is_assigned_anew(turns: int, ha
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_who_recovers_and_is_assigned_something_at_the_same_time_holds_one(
-    turns: int, harness: SchedulerHarness
-) -> None:
+async def test_recovering_during_an_assignment_leaves_one_task(turns: int, harness: SchedulerHarness) -> None:
     await harness.arrive("a")
     one, two = await harness.add(), await harness.add()
     await harness.leave("a")
@@ -121,9 +121,7 @@ async def test_who_recovers_and_is_assigned_something_at_the_same_time_holds_one
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_who_comes_back_at_once_holds_one_task_even_in_the_database(
-    turns: int, harness: SchedulerHarness
-) -> None:
+async def test_an_agent_that_reconnects_at_once_holds_one_task(turns: int, harness: SchedulerHarness) -> None:
     await harness.database.run(watch)
     await harness.arrive("a")
     one, two = await harness.add(), await harness.add()
@@ -141,9 +139,7 @@ async def test_who_comes_back_at_once_holds_one_task_even_in_the_database(
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_change_is_carried_through_when_whoever_asked_is_cancelled(
-    turns: int, harness: SchedulerHarness
-) -> None:
+async def test_a_change_is_completed_when_its_caller_is_cancelled(turns: int, harness: SchedulerHarness) -> None:
     adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
     await some(harness, turns)
     adding.cancel()

@@ -1,4 +1,4 @@
-"""The program `headgate serve`: how it starts, what it says, how it ends, and what it never writes down."""
+"""The program `headgate serve`: startup, output, signals, logs without secrets, and shared servers."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def failing(*attempts: list[str], **environment: str) -> list[str]:
 # The beginning --------------------------------------------------------------------------------------------------------
 
 
-def test_the_admins_token_is_made_at_the_first_start_and_shown_once(tmp_path: Path) -> None:
+def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: Path) -> None:
     data = tmp_path / "below" / "data"
     with program(data, environment=MADE) as hub:
         wait_for(lambda: len(hub.out) == 3, "the third line")
@@ -104,9 +104,7 @@ def test_the_admins_token_is_made_at_the_first_start_and_shown_once(tmp_path: Pa
                 assert admin.get(LIMITS).status_code == status
 
 
-async def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
-    """What fails at the first start, fails before."""
-
+async def test_a_failed_first_start_creates_no_admin_token(tmp_path: Path) -> None:
     async def start() -> str:
         async with Hub(hub_settings(admin_token="", data=tmp_path)) as hub:
             return hub.tokens.created
@@ -126,7 +124,7 @@ async def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> No
     assert await start() == ""
 
 
-def test_a_file_and_the_environment_say_how_it_runs(tmp_path: Path) -> None:
+def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text(
         f'[limits]\nlight = "7/minute"\n'
@@ -145,7 +143,7 @@ def test_a_file_and_the_environment_say_how_it_runs(tmp_path: Path) -> None:
         assert lines[0]["store"] == "memory"
 
 
-def test_what_cannot_be_used_is_said_and_nothing_is_begun(tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) -> None:
     file, none, data, broken = (tmp_path / name for name in ("file", "none", "data", "broken"))
     file.write_text("no certificate, no database, no directory, no TOML\n")
     broken.mkdir()
@@ -205,7 +203,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}"}
     (told,) = failing(["--data", str(tmp_path)], **surroundings)
@@ -223,7 +221,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_good_order(tmp_path: Path, number: int) -> None:
+def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
     with program(tmp_path) as hub, hub.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
         with conversation(hub, "planner", token) as agent, socket.create_connection(("127.0.0.1", hub.port)) as idle:
@@ -236,7 +234,7 @@ def test_a_signal_ends_it_in_good_order(tmp_path: Path, number: int) -> None:
         assert "Traceback" not in "".join(hub.err)
 
 
-def test_sighup_reads_the_policy_again(tmp_path: Path) -> None:
+def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
     with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
@@ -450,7 +448,7 @@ def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Pro
             assert client.get("/api/tasks").status_code == 401
 
 
-def test_a_hub_goes_on_while_its_server_is_away(hubs: tuple[Program, Program], server: Server) -> None:
+def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], server: Server) -> None:
     one, other = hubs
     with one.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "patient"}).json()["token"]
@@ -480,7 +478,7 @@ def test_a_hub_goes_on_while_its_server_is_away(hubs: tuple[Program, Program], s
         wait_for(lambda: health() == ("ok", "ok"), "the other hub")
 
 
-def test_a_hub_starts_while_its_server_is_away(tmp_path: Path) -> None:
+def test_a_hub_starts_during_an_outage(tmp_path: Path) -> None:
     with (
         nobody() as port,
         program(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub,

@@ -1,4 +1,4 @@
-"""Sessions of agents over WebSocket, each with a budget of its own, and the log of their signals."""
+"""Sessions of agents over WebSocket, each with its own budget, and their signal logs."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_e2_the_rate_is_in_signals_per_second() -> None:
         assert signal(wire, "s") == "signal_logged"
 
 
-def test_e3_a_denied_signal_is_not_written_and_the_error_says_it_all() -> None:
+def test_e3_a_denied_signal_is_not_written_and_the_error_has_all_details() -> None:
     with running() as hub, hub.agent_and_http("planner") as (wire, http):
         wire.ask("session_open", session="s", rate=20, burst=1)
         assert signal(wire, "s") == "signal_logged"
@@ -111,7 +111,7 @@ def test_e3_a_denied_signal_is_not_written_and_the_error_says_it_all() -> None:
         assert len(logged(http, "s")) == 2
 
 
-def test_e3_a_denied_signal_is_no_violation_of_the_agent() -> None:
+def test_e3_a_denied_signal_is_not_a_violation() -> None:
     with running() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s", rate=1, burst=1)
         assert [signal(wire, "s") for _ in range(30)] == ["signal_logged"] + ["rate_limited"] * 29
@@ -164,7 +164,7 @@ def test_e4_a_signal_is_validated() -> None:
         assert logged(http, "s") == []
 
 
-def test_e4_first_the_closed_flag_then_the_limit_then_the_validation_then_the_write() -> None:
+def test_e4_closed_then_limit_then_validation_then_write() -> None:
     with running() as hub, hub.agent_and_http("planner") as (wire, http):
         closed = {"type": "error", "error": "session_closed", "detail": "session 42 is closed"}
         assert wire.ask("session_signal", session=42, signal=INVALID) == closed, "one that was never opened"
@@ -202,7 +202,7 @@ def test_b9_invalid_signals_close_the_connection_and_denied_ones_do_not() -> Non
         assert wire.ask("ping") == {"type": "pong"}
 
 
-def test_e5_what_the_application_writes_itself_is_not_limited() -> None:
+def test_e5_signals_of_the_application_are_not_limited() -> None:
     with (
         running(Policy(limits={"normal": "blocked"})) as hub,
         hub.http(ADMIN) as admin,
@@ -217,12 +217,12 @@ def test_e5_what_the_application_writes_itself_is_not_limited() -> None:
         assert len(logged(http, "never opened")) == len(logged(http, 42)) == 50
         assert buckets(hub) == (1, 1), "they use no session"
         bad = {"agent_id": "planner", "session": "s", "signal": INVALID}
-        for body in (bad, {"agent_id": "a\nb", "session": "s", "signal": SIGNAL}):
-            assert admin.post("/api/admin/signals", json=body).status_code == 400, "but validated like any"
+        for wrong in (bad, {"agent_id": "a\nb", "session": "s", "signal": SIGNAL}):
+            assert admin.post("/api/admin/signals", json=wrong).status_code == 400, "but validated like any"
         assert http.post("/api/admin/signals", json=bad).status_code == 429, "nor may an agent"
 
 
-def test_e6_the_sessions_that_were_used_and_not_closed_are_counted() -> None:
+def test_e6_open_and_used_sessions_are_counted() -> None:
     with running() as hub, hub.agent("planner") as planner, hub.agent("other") as other:
         assert buckets(hub) == (0, 0)
         planner.ask("session_open", session=1, rate=1, burst=1)
@@ -252,7 +252,7 @@ def test_e7_a_burst_within_the_capacity_never_fails() -> None:
         assert {wire.hear()["type"] for _ in range(100)} == {"signal_logged"}
 
 
-def test_an_agent_has_so_many_open_sessions() -> None:
+def test_open_sessions_of_an_agent_are_bounded() -> None:
     with running(Policy(exempt=["planner"]), max_sessions=2) as hub, hub.agent("planner") as wire:
         for session in (1, 2, 1):
             assert wire.ask("session_open", session=session)["type"] == "session_opened"
@@ -263,7 +263,7 @@ def test_an_agent_has_so_many_open_sessions() -> None:
         assert wire.ask("session_open", session=3)["type"] == "session_opened"
 
 
-def test_the_newest_signals_are_kept() -> None:
+def test_only_the_newest_signals_are_kept() -> None:
     with running(max_signals=20) as hub, hub.agent_and_http("planner") as (wire, http):
         wire.ask("session_open", session="s")
         for weight in range(50):

@@ -1,4 +1,4 @@
-"""The metrics over OpenTelemetry, sent to a real receiver that decodes what it gets."""
+"""Metrics over OpenTelemetry, decoded by a real receiver."""
 
 import logging
 import sys
@@ -156,7 +156,7 @@ def test_a_collector_gets_what_prometheus_gets(collector: Collector) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_what_belongs_to_the_hubs_loop_is_read_there(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_read_in_the_hubs_event_loop(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
 
     def connections(_relay: Relay) -> int:
@@ -169,7 +169,7 @@ def test_what_belongs_to_the_hubs_loop_is_read_there(collector: Collector, monke
         assert seen == {hub.call(threading.get_ident)}
 
 
-def test_what_it_is_called_is_as_it_should_be() -> None:
+def test_names_and_units_follow_the_opentelemetry_conventions() -> None:
     named = {metric.name: telemetry.name_and_unit(metric) for metric in METRICS}
     assert named["headgate_checks_total"] == ("headgate.checks", "")
     assert named["headgate_decision_seconds"] == ("headgate.decision", "s")
@@ -178,7 +178,7 @@ def test_what_it_is_called_is_as_it_should_be() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_who_sends_is_said(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resource_identifies_the_hub(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(otel_endpoint=collector.base):
         first = resource(collector.newest)
     assert first["service.name"] == "headgate"
@@ -196,14 +196,14 @@ def test_who_sends_is_said(collector: Collector, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("often")
-def test_a_path_of_its_own_is_kept(collector: Collector) -> None:
+def test_a_path_in_the_endpoint_is_kept(collector: Collector) -> None:
     with running(otel_endpoint=f"{collector.base}/some/where?key=1"):
         collector.next()
     assert {one.path for one in collector.heard} == {"/some/where?key=1"}
 
 
 @pytest.mark.usefixtures("often")
-def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
+def test_a_failing_collector_is_logged_once_and_again_when_it_recovers(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     def said() -> list[tuple[Any, Any]]:
@@ -224,7 +224,7 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
 
 
 @pytest.mark.usefixtures("often")
-def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_logged_reason_of_a_failed_export_hides_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", 600)
     with (
         nobody() as port,
@@ -240,7 +240,7 @@ def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: py
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("farewell", [0.0, 0.5], ids=["at all", "long"])
-def test_at_the_end_a_collector_that_hangs_is_not_waited_for(
+def test_stopping_does_not_wait_for_a_hanging_collector(
     collector: Collector, farewell: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", farewell)
@@ -286,7 +286,7 @@ async def test_an_interval_of_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -
     "given",
     ["localhost:4318", "ftp://localhost", "http://", "http:///v1", "http://a:port", "http://[::1", "//localhost"],
 )
-def test_an_endpoint_that_is_no_url_is_refused(given: str) -> None:
+def test_an_endpoint_that_is_not_a_url_is_refused(given: str) -> None:
     with pytest.raises(PolicyError) as refused:
         HubSettings.load({"otel_endpoint": given}, {})
     (mistake,) = refused.value.mistakes
@@ -294,7 +294,7 @@ def test_an_endpoint_that_is_no_url_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["http://localhost:4318", "https://user:password@collector/v1/metrics", ""])
-def test_an_endpoint_is_a_url_that_is_not_shown(given: str) -> None:
+def test_the_endpoint_is_never_shown(given: str) -> None:
     settings = HubSettings.load({}, {"HEADGATE_OTEL_ENDPOINT": given})
     assert settings.otel_endpoint == given
     assert not given or given not in repr(settings)

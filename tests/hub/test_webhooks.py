@@ -1,4 +1,4 @@
-"""Webhooks: what real receivers on loopback get, when they refuse it, are hostile, or simply there."""
+"""Webhooks to real receivers on loopback: content, refusals, order, and hostile receivers."""
 
 import doctest
 import hashlib
@@ -34,7 +34,7 @@ def hmac_by_hand(key: bytes, message: bytes) -> str:
     return hashlib.sha256(bytes(byte ^ 0x5C for byte in padded) + inner).hexdigest()
 
 
-async def test_b8_what_a_receiver_gets(receiver: Receiver) -> None:
+async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
     async with sending(receiver.url) as webhooks:
         began = int(time.time())
         webhooks.send("alert.raised", alert("pläner <b>", times=2))
@@ -73,7 +73,7 @@ async def test_b8_the_signature_covers_the_time_and_the_body(receiver: Receiver)
     assert heard.headers["X-Headgate-Delivery"] == heard.json()["delivery"]
 
 
-async def test_the_docs_say_how_it_is_verified_and_what_is_in_it(receiver: Receiver) -> None:
+async def test_the_docs_show_how_to_verify_a_webhook_and_list_its_fields(receiver: Receiver) -> None:
     page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text(encoding="utf-8")
     surroundings: dict[str, Any] = {}
     for example in doctest.DocTestParser().get_examples(page)[:2]:
@@ -103,7 +103,7 @@ async def test_without_receivers_nothing_is_done() -> None:
         assert (webhooks.waiting, webhooks.delivered, webhooks.failed, webhooks.dropped) == (0, 0, 0, 0)
 
 
-async def test_a_password_in_the_url_is_sent_as_such_and_never_logged(receiver: Receiver, logged: list[Any]) -> None:
+async def test_a_password_in_the_url_is_sent_and_never_logged(receiver: Receiver, logged: list[Any]) -> None:
     address = receiver.url.removeprefix("http://")
     with nobody() as port:
         there, nowhere = f"user:a-password@{address}?key=a-key", f"u:a-password@127.0.0.1:{port}/a-key"
@@ -121,7 +121,7 @@ async def test_a_password_in_the_url_is_sent_as_such_and_never_logged(receiver: 
 # For good -------------------------------------------------------------------------------------------------------------
 
 
-async def test_b8_what_is_refused_is_given_up_and_the_next_is_sent(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_a_refused_webhook_is_given_up_and_the_next_is_sent(receiver: Receiver, logged: list[Any]) -> None:
     statuses = [400, 401, 403, 404, 410, 422, 499]
     receiver.answers.extend(statuses)
     async with sending(receiver.url) as webhooks:
@@ -152,7 +152,7 @@ async def test_b8_a_redirect_is_not_followed(receiver: Receiver, logged: list[An
 # Many -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_b8_each_receiver_gets_them_in_order_and_none_waits_for_another(receiver: Receiver) -> None:
+async def test_b8_each_receiver_gets_webhooks_in_order_and_delays_no_other(receiver: Receiver) -> None:
     receiver.answers.extend([receiver.hang])
     agents = [f"agent-{number}" for number in range(20)]
     clock = NotingClock()
@@ -179,7 +179,7 @@ async def test_b8_each_receiver_gets_them_in_order_and_none_waits_for_another(re
         assert [agent for _, agent in receiver.events] == ["agent-0", *agents]
 
 
-async def test_b8_when_too_many_wait_the_oldest_are_dropped(
+async def test_b8_a_full_queue_drops_the_oldest_webhooks(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     monkeypatch.setattr(module, "MAX_QUEUED", 3)
@@ -213,7 +213,7 @@ async def test_b8_when_too_many_wait_the_oldest_are_dropped(
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
     ],
 )
-async def test_b8_a_body_without_end_is_not_read(receiver: Receiver, head: bytes) -> None:
+async def test_b8_an_endless_response_is_not_read(receiver: Receiver, head: bytes) -> None:
     sent: list[int] = []
 
     def pours(connection: socket.socket) -> None:
@@ -233,7 +233,7 @@ async def test_b8_a_body_without_end_is_not_read(receiver: Receiver, head: bytes
     receiver._server.socket.close()
 
 
-async def test_what_nobody_thought_of_harms_no_other_notice(
+async def test_an_unexpected_error_affects_no_other_webhook(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     headers, broken = module._Receiver._headers, [True]
@@ -253,7 +253,7 @@ async def test_what_nobody_thought_of_harms_no_other_notice(
     assert [line["event"] for line in logged] == ["a webhook could not be sent"]
 
 
-async def test_a_certificate_that_is_not_trusted_gets_nothing(
+async def test_a_receiver_with_an_untrusted_certificate_gets_nothing(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     authority = trustme.CA()
@@ -275,7 +275,7 @@ async def test_a_certificate_that_is_not_trusted_gets_nothing(
         await until(lambda: webhooks.delivered, "it, by an authority that the environment names")
 
 
-async def test_a_proxy_that_the_environment_names_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_from_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{receiver.port}")
     async with sending("http://alerts.example/path") as webhooks:
         webhooks.send("alert.raised", alert())
@@ -284,7 +284,7 @@ async def test_a_proxy_that_the_environment_names_is_used(receiver: Receiver, mo
 
 
 @pytest.mark.parametrize(("name", "value"), [("HTTP_PROXY", "gopher://a"), ("ALL_PROXY", "socks5://127.0.0.1:1")])
-async def test_a_proxy_that_cannot_be_used_is_told_at_the_start(
+async def test_an_unusable_proxy_is_reported_at_the_start(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -294,7 +294,7 @@ async def test_a_proxy_that_cannot_be_used_is_told_at_the_start(
 
 
 @pytest.mark.parametrize("url", ["http://user:a-password@example.org/\x00", "http://a.example/" + "x" * 70_000])
-async def test_a_url_that_cannot_be_used_is_told_at_the_start_without_what_is_secret(url: str) -> None:
+async def test_an_unusable_url_is_reported_at_the_start_without_its_secrets(url: str) -> None:
     with pytest.raises(
         HeadgateError, match=r"^webhooks: expected a URL that can be used, got one to http://"
     ) as caught:

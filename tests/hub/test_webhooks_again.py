@@ -1,4 +1,4 @@
-"""Webhooks that are tried again: how often, after which waits, and once more when the hub stops."""
+"""Retries of webhooks: how often, with which delays, and once more at shutdown."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ def drips(connection: socket.socket) -> None:
             time.sleep(0.01)
 
 
-async def test_b8_what_may_go_better_next_time_is_tried_again(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_temporary_failures_are_retried(receiver: Receiver, logged: list[Any]) -> None:
     answers: list[Any] = [408, 425, 429, 500, 502, 503, 504, 599, hangs_up, babbles]
     receiver.answers.extend(answers)
     clock = NotingClock()
@@ -64,9 +64,7 @@ async def test_b8_what_may_go_better_next_time_is_tried_again(receiver: Receiver
     assert events == ["a webhook could not be delivered, and is tried again", "webhooks are delivered again"] * 2
 
 
-async def test_b8_one_that_does_not_answer_in_time_is_tried_again(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
-) -> None:
+async def test_b8_timeouts_are_retried(receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]) -> None:
     """A busy machine may let a good answer come too late as well: each try is given more time than the last."""
     assert TIMEOUT == 10
     within = 0.2
@@ -86,7 +84,7 @@ async def test_b8_one_that_does_not_answer_in_time_is_tried_again(
     assert len(receiver.heard) >= 3
 
 
-async def test_waits_double_up_to_half_a_minute_and_vary() -> None:
+async def test_retry_delays_double_up_to_thirty_seconds_with_jitter() -> None:
     random.seed(7)
     clock = NotingClock()
     with nobody() as port:
@@ -120,7 +118,7 @@ ASKED = [
 ]
 
 
-async def test_b8_retry_after_is_heeded_within_bounds(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_b8_retry_after_is_respected_within_bounds(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     now = int(time.time())
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now))  # or a date would come nearer meanwhile
     clock = NotingClock()
@@ -135,7 +133,9 @@ async def test_b8_retry_after_is_heeded_within_bounds(receiver: Receiver, monkey
             await until(lambda number=number: webhooks.delivered == number, "it")  # type: ignore[misc]
 
 
-async def test_b8_after_an_hour_it_is_given_up_and_the_next_has_its_turn(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_a_webhook_is_given_up_after_an_hour_and_the_next_is_sent(
+    receiver: Receiver, logged: list[Any]
+) -> None:
     receiver.answers.extend([500, 500, 500])
     clock = NotingClock()
     async with sending(receiver.url, clock=clock) as webhooks:
@@ -158,7 +158,7 @@ async def test_b8_after_an_hour_it_is_given_up_and_the_next_has_its_turn(receive
 # The end --------------------------------------------------------------------------------------------------------------
 
 
-async def test_b8_at_the_end_what_waits_is_tried_once_more(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_stopping_tries_queued_webhooks_once_more(receiver: Receiver, logged: list[Any]) -> None:
     receiver.answers.append(503)
     clock = NotingClock()
     async with sending(receiver.url, clock=clock) as webhooks:
@@ -169,7 +169,7 @@ async def test_b8_at_the_end_what_waits_is_tried_once_more(receiver: Receiver, l
     assert [agent for _, agent in receiver.events] == ["0", "0", "1", "2", "3", "4"]
 
 
-async def test_b8_what_is_under_way_at_the_end_is_tried_once_more_too(receiver: Receiver) -> None:
+async def test_b8_stopping_retries_a_webhook_in_flight_once(receiver: Receiver) -> None:
     def fails(connection: socket.socket) -> None:
         receiver.let_go.wait()
         connection.sendall(b"HTTP/1.1 503 Wait\r\nRetry-After: 60\r\nContent-Length: 0\r\n\r\n")
@@ -185,7 +185,7 @@ async def test_b8_what_is_under_way_at_the_end_is_tried_once_more_too(receiver: 
     assert time.monotonic() - began < PATIENCE
 
 
-async def test_b8_at_the_end_a_receiver_that_is_away_is_not_waited_for(logged: list[Any]) -> None:
+async def test_b8_stopping_does_not_wait_for_an_absent_receiver(logged: list[Any]) -> None:
     began = time.monotonic()
     clock = NotingClock()
     with nobody() as port:
@@ -198,9 +198,7 @@ async def test_b8_at_the_end_a_receiver_that_is_away_is_not_waited_for(logged: l
     assert time.monotonic() - began < PATIENCE
 
 
-async def test_b8_at_the_end_a_receiver_that_hangs_is_waited_for_within_bounds(
-    receiver: Receiver, logged: list[Any]
-) -> None:
+async def test_b8_stopping_waits_for_a_hanging_receiver_within_bounds(receiver: Receiver, logged: list[Any]) -> None:
     receiver.answers.append(receiver.hang)
     async with sending(receiver.url, within=0.1) as webhooks:
         webhooks.send("alert.raised", alert())
@@ -211,7 +209,7 @@ async def test_b8_at_the_end_a_receiver_that_hangs_is_waited_for_within_bounds(
     assert (line["event"], line["many"], line["problem"]) == ("webhooks are given up", 2, "the hub stops")
 
 
-async def test_the_time_at_the_end_is_counted_from_its_beginning(
+async def test_the_time_limit_of_a_stop_starts_when_it_begins(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_TIMEOUT", 10 * PATIENCE)
@@ -228,7 +226,7 @@ async def test_the_time_at_the_end_is_counted_from_its_beginning(
     assert webhooks.failed == 1
 
 
-async def test_what_comes_while_the_hub_stops_is_sent_too(receiver: Receiver) -> None:
+async def test_webhooks_sent_while_stopping_are_delivered(receiver: Receiver) -> None:
     async with sending(receiver.url) as webhooks:
         webhooks.hurry()
         webhooks.send("alert.raised", alert("late"))
