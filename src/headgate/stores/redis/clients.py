@@ -44,6 +44,8 @@ from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
+Command: TypeAlias = list[Any]
+Reply: TypeAlias = Any
 T = TypeVar("T")
 
 ERRORS: Final = (RedisError, RedisClusterException, OSError)
@@ -83,7 +85,9 @@ class Clients:
         self._given_async: AsyncClient | None = None
         self._timeout: Final = timeout
         self._by_loop: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]] = WeakKeyDictionary()
-        self._retired: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, set[AsyncClient]]] = WeakKeyDictionary()
+        self._retired: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[AsyncClient, asyncio.Task[None]]]] = (
+            WeakKeyDictionary()
+        )
         self._closers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]]] = WeakKeyDictionary()
         if isinstance(where, str):
             self._from_url(where, timeout)
@@ -129,24 +133,52 @@ class Clients:
             self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
             self._make_async = lambda: redis.asyncio.Redis.from_url(plain, retry=aretry, **ours)
 
-    def call(self, command: list[Any]) -> Any:
-        """Have a command carried out for a thread."""
-        connections = self._connections
-        if connections is None:
-            client = self.client()
-            connections = self._connections
-            if connections is None:
-                return client.execute_command(*command)  # type: ignore[no-untyped-call]
-        return connections.call(command)
+    def exchange(self, commands: list[Command]) -> list[Reply]:
+        """Have commands carried out for a thread: one reply to each, which may be an error."""
+        client = None
+        try:
+            client, connections = self.client(), self._connections
+            if len(commands) == 1 and connections is not None:
+                return [connections.call(commands[0])]
+            if len(commands) == 1:
+                return [client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
+            with client.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                replies = pipe.execute(raise_on_error=False)
+        except ERRORS as error:
+            replies = [error] * len(commands)
+        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
+            self.renew(client)
+        return replies
+
+    async def aexchange(self, commands: list[Command]) -> list[Reply]:
+        client = await self.aclient()
+        try:
+            if len(commands) == 1:
+                return [await client.execute_command(*commands[0])]
+            async with client.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                replies = await pipe.execute(raise_on_error=False)
+        except ERRORS as error:
+            replies = [error] * len(commands)
+        except RuntimeError as error:
+            replies = [_lost_connection(error)] * len(commands)
+        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
+            self._arenew(client)
+        return replies
 
     async def acall(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Have something done with the client of the running loop. uvloop's error becomes a `ConnectionError`."""
+        """Have something done with the client of the running loop."""
+        client = await self.aclient()
         try:
-            return await work(await self.aclient())
-        except RuntimeError as error:
-            if str(error).endswith(_CLOSED_BY_UVLOOP):
-                raise redis.ConnectionError(str(error)) from error
+            return await work(client)
+        except STALE_CLIENT:
+            self._arenew(client)
             raise
+        except RuntimeError as error:
+            raise _lost_connection(error) from error
 
     @property
     def for_threads(self) -> bool:
@@ -193,28 +225,33 @@ class Clients:
         try:
             yield
         finally:
-            client = self._by_loop.pop(loop, None)
-            for one in [*self._retired.pop(loop, ()), *([] if client is None else [client])]:
+            retired, client = self._retired.pop(loop, {}), self._by_loop.pop(loop, None)
+            for task in retired.values():
+                task.cancel()
+            for one in [*retired, *([] if client is None else [client])]:
                 await _aclose(one)
 
-    def renew(self) -> None:
-        """Make another client for the next call: this one knows a master that no longer is one.
+    def renew(self, client: Client | None) -> None:
+        """Make another client than this one for the next call: it knows a master that no longer is one.
 
         Calls that are under way on it finish.
         """
-        if self._owned:
-            with self._lock:
+        with self._lock:
+            if self._owned and self._client is client:
                 self._connections = self._client = None
 
-    async def arenew(self) -> None:
-        """`renew` for the running loop."""
+    def _arenew(self, client: AsyncClient) -> None:
+        """`renew` for the running loop. The old client is closed once the calls on it have had their time."""
         loop = asyncio.get_running_loop()
-        client = self._by_loop.pop(loop, None)
-        if client is not None:
-            self._retired.setdefault(loop, set()).add(client)
-            await asyncio.sleep(2 * self._timeout)  # until calls that are under way have finished
-            self._retired[loop].discard(client)
-            await _aclose(client)
+        if self._by_loop.get(loop) is client:
+            del self._by_loop[loop]
+            retired = self._retired.setdefault(loop, {})
+            retired[client] = loop.create_task(self._close_later(client, retired))
+
+    async def _close_later(self, client: AsyncClient, retired: dict[AsyncClient, asyncio.Task[None]]) -> None:
+        await asyncio.sleep(2 * self._timeout)
+        del retired[client]
+        await _aclose(client)
 
     def after_fork(self) -> None:
         """In a forked process: share no connection with the parent.
@@ -292,6 +329,13 @@ def _all_of(client: Any) -> list[Any]:
 async def _aclose(client: AsyncClient) -> None:
     for one in _all_of(client):
         await one.aclose()
+
+
+def _lost_connection(error: RuntimeError) -> redis.ConnectionError:
+    """uvloop's error for a connection that was closed meanwhile, as one of redis-py's; any other is raised again."""
+    if not str(error).endswith(_CLOSED_BY_UVLOOP):
+        raise error
+    return redis.ConnectionError(str(error))
 
 
 def _is_closed(connection: Any) -> bool:
