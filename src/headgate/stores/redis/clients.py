@@ -41,6 +41,7 @@ from redis.exceptions import (
 )
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
+from headgate.stores.schemes import scheme_of, wrong_url
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
@@ -60,14 +61,8 @@ PERMISSIONS: Final = "+@scripting +@read +@write +@keyspace +@pubsub +@connectio
 OLDEST: Final = (6, 2)
 """The oldest version of Redis that is supported. (Valkey's versions go on from 7.2.)"""
 
-_FORMS: Final = (
-    "redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name or redis+cluster://host:7000"
-)
 _TRUSTED_FOR: Final = 0.02  # seconds for which a connection that has just worked isn't looked at
 _CLOSED_BY_UVLOOP: Final = "the handler is closed"  # the end of its RuntimeError for a connection closed meanwhile
-_SCHEMES: Final = re.compile(
-    r"(?:async\+)?(?:(redis|rediss|valkey|valkeys)(\+sentinel|\+cluster)?|(?:(?:redis|valkey)\+)?(unix))", re.IGNORECASE
-)
 _PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
 
 
@@ -128,8 +123,8 @@ class Clients:
             try:
                 redis.connection.parse_url(plain)  # type: ignore[no-untyped-call]
             except ValueError as error:
-                why = "" if "@" in url else f": {error}"  # which may show a part of a password
-                raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_redacted(url)!r}{why}") from None
+                wrong = wrong_url(url)
+                raise wrong if "@" in url else InvalidInput(f"{wrong}: {error}") from None  # no part of a password
             self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
             self._make_async = lambda: redis.asyncio.Redis.from_url(plain, retry=aretry, **ours)
 
@@ -393,13 +388,13 @@ def describe_error(error: BaseException) -> str:
 
 def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], str]:
     """The parts of a URL: scheme, "+sentinel", "+cluster" or "", options, nodes, and the name that Sentinels know."""
-    scheme, _, rest = url.partition("://")
-    found = _SCHEMES.fullmatch(scheme)
-    if found is None or not rest:
-        raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_redacted(url)!r}")
-    name, kind = (found[1] or found[3]).lower(), (found[2] or "").lower()
-    if not kind:
-        return name, "", {}, [], ""
+    name, plus, kind = scheme_of(url).partition("+")
+    rest = url.partition("://")[2]
+    if name == "memory" or not rest:
+        raise wrong_url(url)
+    if kind in ("", "unix"):
+        return kind or name, "", {}, [], ""
+    kind = plus + kind
     parts = urlsplit(f"any://{rest}")
     options: dict[str, Any] = {key: _value(value) for key, value in parse_qsl(parts.query)}
     where = parts.netloc
@@ -412,25 +407,18 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], s
     for node in where.split(","):
         at = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?\s*", node)
         if at is None:
-            raise InvalidInput(f"store: expected host:port,host:port in the URL, got {_redacted(url)!r}")
+            raise wrong_url(url, "host:port,host:port in the URL")
         nodes.append((at[1].strip("[]"), int(at[2] or _PORTS[kind])))
     master, _, db = parts.path.strip("/").partition("/")
     if kind == "+sentinel":
         if not master:
-            raise InvalidInput(
-                f"store: expected the master's name, as in redis+sentinel://host:26379/name, got {_redacted(url)!r}"
-            )
+            raise wrong_url(url, "the master's name, as in redis+sentinel://host:26379/name")
         options |= {"db": int(db)} if db.isdigit() else {}
     return name, kind, options, nodes, master
 
 
 def _value(text: str) -> object:
     return int(text) if text.isdigit() else {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _redacted(url: str) -> str:
-    """A URL without its password, and without its options, among which there may be another password."""
-    return re.sub(r"(?<=://)([^/@:]*:)?.*@", r"\1***@", url, flags=re.DOTALL).partition("?")[0][:100]
 
 
 def text_of(found: bytes | str) -> str:
