@@ -38,6 +38,9 @@ _EVAL: Final = ("EVAL", SOURCE)
 _SERVER_TIME: Final = [b"", b"0"]
 _EXPIRY_MARGIN: Final = b"600000"  # with a clock for tests: the server's own must not drop keys
 
+_STEPPED_BACK: Final = (
+    "the server's clock has stepped back by a second or more: what was counted starts again from the new time"
+)
 _log = logging.getLogger("headgate")
 
 
@@ -48,12 +51,12 @@ class ScriptRunner:
     """
 
     def __init__(
-        self, clients: Clients, breaker: CircuitBreaker, clock: ManualClock | None, on_step_back: Callable[[], None]
+        self, clients: Clients, breaker: CircuitBreaker, clock: ManualClock | None, log: Callable[[int, str], None]
     ) -> None:
         self.clients: Final = clients
         self.breaker: Final = breaker
         self.clock: Final = clock
-        self.on_step_back: Final = on_step_back
+        self.log: Final = log
         self.traffic: Final = Traffic()
 
     def fail(self, requests: list[Request[Any]], error: BaseException) -> None:
@@ -105,7 +108,7 @@ class ScriptCall:
             else:
                 self._runner.breaker.record_success()
                 if reply[1]:
-                    self._runner.on_step_back()
+                    self._runner.log(logging.WARNING, _STEPPED_BACK)
                 read_all(group, reply)
         self._groups, self.commands = unknown, []
         if unknown:

@@ -102,7 +102,7 @@ class RedisStore(Closable):
         self.keys: Final = Keys(prefix)
         self._clients: Final = Clients(where, seconds)
         self._breaker: Final = CircuitBreaker(self._on_breaker)
-        self._runner: Final = ScriptRunner(self._clients, self._breaker, clock, self._on_step_back)
+        self._runner: Final = ScriptRunner(self._clients, self._breaker, clock, self._log_rarely)
         self.traffic: Final = self._runner.traffic
         self._thread_batcher: Final = ThreadBatcher(self._runner, seconds)
         self._loop_batchers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher]] = WeakKeyDictionary()
@@ -144,7 +144,7 @@ class RedisStore(Closable):
             if len(asks) > 1:
                 self._check_several(asks, request)
             elif self._caches is not None:
-                flow = self._decide_cached(self._caches, request, verb, asks[0], low, offence, request_id)
+                flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return drive(flow, self.execute)
             return self.execute(request)
         except (StoreAway, ForeignData) as error:
@@ -160,7 +160,7 @@ class RedisStore(Closable):
             if len(asks) > 1:
                 self._check_several(asks, request)
             elif self._caches is not None:
-                flow = self._decide_cached(self._caches, request, verb, asks[0], low, offence, request_id)
+                flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return await adrive(flow, self.aexecute)
             return await self.aexecute(request)
         except (StoreAway, ForeignData) as error:
@@ -180,16 +180,11 @@ class RedisStore(Closable):
         return self._fallback
 
     def _decide_cached(
-        self,
-        caches: LocalCaches,
-        request: ApplyRequest,
-        verb: Verb,
-        ask: Ask,
-        low: int,
-        offence: Offence | None,
-        request_id: str,
+        self, request: ApplyRequest, verb: Verb, ask: Ask, low: int, offence: Offence | None, request_id: str
     ) -> Flow[Request[Any], Decision]:
         """Decide on a request with the help of the local cache: yields what to ask the server."""
+        caches = self._caches
+        assert caches is not None
         cache = caches.of(ask.name, ask.limit)
         decision: Decision
         if verb is not Verb.CHECK:
@@ -224,15 +219,11 @@ class RedisStore(Closable):
             except (StoreAway, ForeignData):
                 caches.owe_again(offence, owed.times)
                 raise
-            self._report_late(offence, violation)
+            emit(self._listeners, RecordedViolation(offence, violation))
 
     def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
         """See `CachedStore.local_cache`."""
         return None if self._caches is None else self._caches.of(name, limit)
-
-    def _report_late(self, offence: Offence, violation: Violation) -> None:
-        for listener in self._listeners:
-            listener(RecordedViolation(offence, violation))
 
     def _start_sender(self, caches: LocalCaches) -> None:
         """Start the thread that sends owed violations and gives back unused tokens, if there are any."""
@@ -259,7 +250,7 @@ class RedisStore(Closable):
         self._thread_batcher.execute_all([*owed, *unused])
         for request in owed:
             if isinstance(request.answer, Violation):
-                self._report_late(request.offence, request.answer)
+                emit(self._listeners, RecordedViolation(request.offence, request.answer))
             else:
                 caches.owe_again(request.offence, request.times)
 
@@ -370,12 +361,12 @@ class RedisStore(Closable):
 
     def execute(self, request: Request[Answer]) -> Answer:
         """Have a request carried out; raises `StoreAway` or `ForeignData`."""
-        if not self._server_checked and not self._breaker.down and self._claim_server_check():
+        if not self._server_checked and self._claim_server_check():
             drive(self._check_server(), lambda _: self._clients.client().info())
         return self._thread_batcher.execute(request)
 
     async def aexecute(self, request: Request[Answer]) -> Answer:
-        if not self._server_checked and not self._breaker.down and self._claim_server_check():
+        if not self._server_checked and self._claim_server_check():
             await adrive(self._check_server(), lambda _: self._ainfo())
         loop = asyncio.get_running_loop()
         batcher = self._loop_batchers.get(loop)
@@ -427,10 +418,11 @@ class RedisStore(Closable):
         return [check, ForgetRequest(self.keys, "", key, limit)]
 
     def _claim_server_check(self) -> bool:
-        """Whether it is this caller that checks the server: one does, and the others don't wait for it."""
+        """Whether it is this caller that checks the server: one does, if it isn't away, and the others don't wait."""
         with self._lock:
-            first, self._server_checked = not self._server_checked, True
-            return first
+            claimed = not self._server_checked and not self._breaker.down
+            self._server_checked = self._server_checked or claimed
+            return claimed
 
     async def _ainfo(self) -> Any:
         async with asyncio.timeout(self._timeout):
@@ -457,11 +449,12 @@ class RedisStore(Closable):
         """See `ObservableStore.subscribe`."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
-        return lambda: self._unsubscribe(listener)
 
-    def _unsubscribe(self, listener: Callable[[Any], object]) -> None:
-        with self._lock:
-            self._listeners = tuple([other for other in self._listeners if other is not listener])
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners = tuple([other for other in self._listeners if other is not listener])
+
+        return unsubscribe
 
     def _on_breaker(self, degraded: bool, reason: str) -> None:
         if degraded:
@@ -469,12 +462,6 @@ class RedisStore(Closable):
         else:
             _log.warning("the store is back")
         emit(self._listeners, Degraded(degraded, reason))
-
-    def _on_step_back(self) -> None:
-        self._log_rarely(
-            logging.WARNING,
-            "the server's clock has stepped back by a second or more: what was counted starts again from the new time",
-        )
 
     def _log_rarely(self, level: int, text: str) -> None:
         """Log a text, but not again within a minute."""
@@ -490,10 +477,9 @@ class RedisStore(Closable):
     def _after_fork(self) -> None:
         """In a forked process: replace what can't be shared with the parent."""
         self._lock = threading.Lock()
-        for part in (self._clients, self._breaker, self._thread_batcher, self.traffic):
-            part.after_fork()
-        if self._caches is not None:
-            self._caches.after_fork()
+        for part in (self._clients, self._breaker, self._thread_batcher, self.traffic, self._caches):
+            if part is not None:
+                part.after_fork()
         self._sender = None
 
     def close(self) -> None:
