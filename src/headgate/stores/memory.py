@@ -225,12 +225,9 @@ class ViolationTable(Table):
 
     def deny(self, table: LimitTable, key: str, cost: i64, low: i64, now: i64) -> Decision:
         """Deny a key that came back before its advised wait was over."""
-        limit = table.limit
-        state = table.find(key)
-        if state is None:
-            state = limit.fresh(now)
-        decision = limit.decide(state, now, cost, limit.wait(state, now, cost), low)
-        return decision.with_violation(self.record(key, now))
+        entry = Entry(table, key, cost, now)
+        entry.find(now)
+        return entry.decide(CHECK, False, now, low).with_violation(self.record(key, now))
 
 
 class Entry:
@@ -285,7 +282,7 @@ class MemoryStore:
     """
 
     def __init__(self, *, clock: Clock | None = None, max_keys: SupportsIndex | None = None) -> None:
-        self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
         self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
         self._tables: Final[dict[tuple[str, Rule], Table]] = {}
@@ -301,16 +298,12 @@ class MemoryStore:
         self.next_round: i64 = 0  # when the next round may begin
         self.swept: i64 = 0  # how many entries have been swept
 
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
     def __len__(self) -> int:
         """How many keys are kept."""
         return self.size
 
     def now(self) -> i64:
-        return self._clock.now() if self._manual else self._read() // 1000
+        return self.clock.now() if self._manual else self._read() // 1000
 
     def limit_table(self, name: str, limit: Limit) -> LimitTable:
         """The entries of a limiter's name and limit. The table is made once; frequent callers keep it."""
@@ -361,13 +354,12 @@ class MemoryStore:
         violations = None if offence is None else self.violation_table(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
-        agent = "" if offence is None else offence.key
         with self.lock or _NO_LOCK:
             now = self.now()
             if self.size >= self.max_keys:
                 self.make_room(now)
             entries = [Entry(tables[i], asks[i].key, asks[i].cost, now) for i in range(len(tables))]
-            return self._apply(verb, entries, now, low, violations, agent)
+            return self._apply(verb, entries, now, low, violations, "" if offence is None else offence.key)
 
     def _apply(
         self, verb: Verb, entries: list[Entry], now: i64, low: i64, violations: ViolationTable | None, agent: str

@@ -97,7 +97,7 @@ class RedisStore(Closable):
         self._timeout: Final = seconds
         self._where: Final = where
         self._prefix: Final = prefix
-        self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
         self.keys: Final = Keys(prefix)
         self._clients: Final = Clients(where, seconds)
@@ -111,7 +111,7 @@ class RedisStore(Closable):
         self._logged: Final[dict[str, float]] = {}
         self._server_checked = False
         share = permille("RedisStore draw_ahead", draw_ahead)
-        self._caches: Final = LocalCaches(self._clock, remember_denials, share) if remember_denials or share else None
+        self._caches: Final = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
         if self._caches is not None and not self._clients.for_threads:
             refuse(
                 "RedisStore",
@@ -121,10 +121,6 @@ class RedisStore(Closable):
         self._sender: threading.Thread | None = None
         self._closed: Final = threading.Event()
         after_fork(self)
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
 
     @property
     def degraded(self) -> bool:
@@ -197,7 +193,7 @@ class RedisStore(Closable):
             return served
         if offence is not None:
             yield from self._send_owed(caches, offence)
-        asked_at = self._clock.now()
+        asked_at = self.clock.now()
         draw = None if request_id else cache.start_draw(ask, low, offence, self.keys)
         got = None
         try:
