@@ -163,7 +163,7 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
          "--cost: expected no --peek, which shows how much is left for any cost"),
         (["a", "--tier", "light", "--store", "nowhere"],
          ("store: expected a URL such as redis://host:6379/0, rediss://…, unix:///path, "
-          "redis+sentinel://host:26379/name or redis+cluster://host:7000, got 'nowhere'")),
+          "redis+sentinel://host:26379/name, redis+cluster://host:7000 or memory://, got 'nowhere'")),
         (["a", "--tier", "light", "--store", "redis://x", "--policy", "/nowhere/x.toml"],
          "/nowhere/x.toml: 1 mistake\n  expected a readable file, got: No such file or directory"),
     ],
