@@ -35,11 +35,6 @@ SERVERS = ["websockets-sansio", "websockets", "headgate.hub.protocols:WebSocketP
 SERVERS += ["wsproto"] if find_spec("wsproto") else []
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
 # Messages that are received ------------------------------------------------------------------------------------------
 
 
@@ -74,12 +69,6 @@ def test_b1_who_has_little_left_is_told_before_its_message_is_handled_once_until
         clock.advance(60)
         assert [exchange(client, "x") for _ in range(2)] == ["x"] * 2
         assert (exchange(client, "y"), receive(client)) == (warning_frame("received", 1, 10), "y")
-
-
-def test_nobody_is_warned_who_does_not_ask_for_it(free: Limiter) -> None:
-    app = RateLimitMiddleware(Echo(), free, websocket=WebSocketLimits(received="2/minute", warn=False))
-    with serving(app) as server, connected(server) as client:
-        assert [exchange(client, text) for text in "ab"] == ["a", "b"]
 
 
 def test_a_denied_message_can_close_the_connection_with_a_hint(free: Limiter) -> None:

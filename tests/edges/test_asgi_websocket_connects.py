@@ -16,11 +16,6 @@ from tests.support.websocket_apps import Echo, connected, denial_frame, denied_r
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
 # Who it is -----------------------------------------------------------------------------------------------------------
 
 

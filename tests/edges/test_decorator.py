@@ -18,16 +18,6 @@ from tests.support.valkey import wait_for
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
-@pytest.fixture
-def limiter(clock: ManualClock) -> Limiter:
-    return Limiter("5/minute", store=MemoryStore(clock=clock))
-
-
 def test_a_call_beyond_the_limit_raises_and_does_not_run(limiter: Limiter, clock: ManualClock) -> None:
     ran = []
 

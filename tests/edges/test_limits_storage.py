@@ -86,11 +86,6 @@ def tells(seconds: float) -> Iterator[list[float]]:
 Make = Callable[[str], Both]
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":

@@ -15,11 +15,6 @@ pytestmark = pytest.mark.once
 TEN = RateLimitItemPerSecond(10, 2)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
 class Held:
     """A store where something happens between what is read of a fixed window and what is counted in it."""
 
