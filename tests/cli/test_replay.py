@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from html.parser import HTMLParser
@@ -15,22 +14,16 @@ from typing import Any
 
 import pytest
 
-import headgate
 from headgate import ManualClock
 from headgate.cli import main, replay
 from headgate.cli.terminal import ProgressLine
 from headgate.replay.options import FIELDS
-from tests.cli.test_main import Terminal, on_terminal
+from tests.support.cli import Terminal, on_terminal
+from tests.support.cli import run as run_process
 from tests.support.log_files import access_line, write_csv, write_log
-from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 
-PACKAGES = str(Path(headgate.__file__).parents[1])
-SURROUNDINGS = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")} | {
-    "PYTHONPATH": PACKAGES, "PYTHONUTF8": "1", "TERM": "xterm",
-}  # fmt: skip
-COMMAND = [sys.executable, "-m", "headgate", "replay"]
 DOCS = Path(__file__).parents[2] / "docs"
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -158,10 +151,7 @@ def test_the_docs_show_what_is_really_printed(tmp_path: Path) -> None:
     assert len(examples) == 3
     command = f'headgate() {{ "{sys.executable}" -m headgate "$@"; }}\n'
     for typed, shown in examples:
-        done = subprocess.run(
-            ["bash", "-euc", command + typed], cwd=tmp_path, env=SURROUNDINGS, capture_output=True, text=True,
-            timeout=5 * PATIENCE, check=False,
-        )  # fmt: skip
+        done = run_process("-euc", command + typed, command=["bash"], cwd=tmp_path)
         assert done.stderr == ""
         assert [line.rstrip() for line in done.stdout.splitlines()] == shown.splitlines()
 
@@ -374,23 +364,17 @@ def test_a_page_that_cannot_be_written_is_an_error(log: str, capsys: pytest.Capt
 
 
 def test_standard_input_packed_or_not_can_even_be_read_several_times(log: str) -> None:
-    for data in (Path(log).read_bytes(), gzip.compress(Path(log).read_bytes())):
-        done = subprocess.run(
-            [*COMMAND, "-", "--suggest", "5%"],
-            input=data,
-            env=SURROUNDINGS,
-            capture_output=True,
-            check=True,
-            timeout=60,
-        )
-        assert done.stderr == b""
+    def replay_input(*options: str, **source: Any) -> bytes:
+        done = run_process("replay", "-", *options, text=False, **source)
+        assert (done.returncode, done.stderr) == (0, b"")
         assert done.stdout.startswith(b"-: 85 lines read as csv, 83 used\n")
-        assert b'\nheavy = "20/minute"' in done.stdout
+        found: bytes = done.stdout
+        return found
+
+    for data in (Path(log).read_bytes(), gzip.compress(Path(log).read_bytes())):
+        assert b'\nheavy = "20/minute"' in replay_input("--suggest", "5%", input=data)
     with Path(log).open() as file:
-        done = subprocess.run(
-            [*COMMAND, "-"], stdin=file, env=SURROUNDINGS, capture_output=True, check=True, timeout=60
-        )
-    assert done.stdout.startswith(b"-: 85 lines read as csv, 83 used\n")
+        replay_input(stdin=file)
 
 
 def test_colours_on_a_terminal_unless_they_are_forbidden(log: str) -> None:

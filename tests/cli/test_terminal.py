@@ -2,20 +2,18 @@
 
 import io
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.cli import main, terminal
-from headgate.cli.terminal import RED, Cell, Column, display_width, print_table, truncate
+from headgate.cli.terminal import display_width, truncate
 from headgate.errors import printable
-from tests.cli.test_main import MODULE, Terminal, on_terminal, surroundings
+from tests.support.cli import Terminal, on_terminal, run
 from tests.support.hub import ADMIN, Running, running
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE
@@ -64,11 +62,6 @@ def test_text_is_measured_and_cut_by_the_columns_that_it_takes(text: str, column
     assert display_width(short) <= columns
 
 
-def test_whatever_is_in_a_table_can_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table([Column("a"), Column("b")], [["\x1b[2J", Cell("x\ny", RED)]])
-    assert capsys.readouterr().out == "a        b\n\\x1b[2J  x\\ny\n"
-
-
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Running]:
     policy = Policy(limits={"light": "10/minute"})
@@ -107,22 +100,15 @@ def test_colours_can_be_refused(hub: Running, more: dict[str, str]) -> None:
     assert "a…" in text
 
 
-def piped(hub: Running, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*MODULE, *arguments], env=surroundings() | here(hub) | more.pop("variables", {}), text=True, check=False,
-        timeout=PATIENCE, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
-    )  # fmt: skip
-
-
 def test_in_a_pipe_nothing_is_coloured_or_cut(hub: Running) -> None:
-    result = piped(hub, "agents")
+    result = run("agents", more=here(hub))
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout
     assert LONG in result.stdout
 
 
 def test_a_terminal_that_cannot_show_a_name_is_shown_its_code(hub: Running) -> None:
-    result = piped(hub, "agents", variables={"PYTHONIOENCODING": "ascii"})
+    result = run("agents", more=here(hub) | {"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
     assert "\\u6f22\\u5b57" in result.stdout
 
@@ -131,7 +117,7 @@ def test_a_denial_stays_one_when_nobody_reads_it(hub: Running) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        result = piped(hub, "check", "x", "--tier", "light", "--cost", "11", stdout=writer)
+        result = run("check", "x", "--tier", "light", "--cost", "11", more=here(hub), stdout=writer)
     finally:
         os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
@@ -188,7 +174,5 @@ slow = ["urllib.request", "textual", "rich", "shtab", "redis", "msgspec", "uvico
 slow += ["headgate.hub.app", "headgate.cli.top_app"]
 print([name for name in slow if name in sys.modules])
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=surroundings(), capture_output=True, text=True, check=True
-    )
+    result = run("-c", program, command=[sys.executable])
     assert result.stdout.splitlines()[-1] == "[]"
