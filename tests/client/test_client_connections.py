@@ -17,10 +17,18 @@ from headgate import HeadgateError, InvalidInput, ManualClock
 from headgate.client import Refused, RelayClient, RelayMessage
 from headgate.hub.sockets.socket import Socket
 from tests.support.hub import Running, running
-from tests.support.hub_clients import Kind, both_clients, comes_back_when_it_is_told, relay_client, run, stays, until
+from tests.support.hub_clients import (
+    Kind,
+    both_clients,
+    comes_back_when_it_is_told,
+    relay_client,
+    run,
+    stays,
+    take,
+    until,
+)
 from tests.support.hub_process import Program
 from tests.support.ports import nobody
-from tests.support.relay_clients import take
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -241,8 +249,7 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
 
     async def main() -> None:
         hub = start()
-        with hub.http() as http:
-            tokens = [http.post("/api/admin/agents", json={"agent_id": name}).json()["token"] for name in names]
+        tokens = [hub.register(name) for name in ("alice", "bob")]
         ours, theirs = ManualClock(), ManualClock()
         alice = RelayClient(f"http://{hub}", "alice", tokens[0], clock=ours, random=Random(1), in_flight=4)
         bob = RelayClient(f"ws://{hub}/", "bob", tokens[1], clock=theirs, random=Random(2))
@@ -273,7 +280,6 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
             clock.advance(5)
             assert await stays(lambda: not client.connected, turns=5)
 
-    names = ("alice", "bob")
     hubs: list[Program] = []
     with nobody() as port:
         try:

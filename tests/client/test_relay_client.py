@@ -9,8 +9,7 @@ import pytest
 from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.outbox import PacedLimit
 from tests.support.hub import running
-from tests.support.hub_clients import Denials, Kind, both_clients, in_time, relay_client, run, stays, until
-from tests.support.relay_clients import take
+from tests.support.hub_clients import Denials, Kind, both_clients, in_time, relay_client, run, stays, take, until
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headgate import ManualClock, Policy
-from headgate.client import Denial, HubClient, RelayClient
+from headgate.client import Denial, HubClient, RelayClient, RelayMessage
 from tests.support.hub import Running, running
 from tests.support.valkey import PATIENCE
 
@@ -40,6 +40,10 @@ def hub_client(hub: Running, name: str, token: str | None = None, **options: Any
     return HubClient(f"http://{hub}", name, token, **{"clock": hub.clock, "random": Random(name), **options})
 
 
+async def take(client: RelayClient, number: int) -> list[RelayMessage]:
+    return [await anext(client) for _ in range(number)]
+
+
 class RelayKind:
     """The relay's client, as tests use it that are the same for both."""
 
@@ -63,7 +67,7 @@ class RelayKind:
 
     @staticmethod
     async def take(client: Any, number: int) -> list[str]:
-        return [(await anext(client)).body.decode() for _ in range(number)]
+        return [message.body.decode() for message in await take(client, number)]
 
 
 class HubKind:

@@ -77,6 +77,13 @@ class Program:
             base_url=where, headers=headers, limits=once, timeout=PATIENCE, trust_env=False, verify=False
         )
 
+    def register(self, agent: str) -> str:
+        """An agent's token."""
+        with self.http() as http:
+            answer = http.post("/api/admin/agents", json={"agent_id": agent}).raise_for_status()
+        token: str = answer.json()["token"]
+        return token
+
     def kill(self) -> None:
         """End it as a loss of power would."""
         self.end(signal.SIGKILL)
