@@ -57,7 +57,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_b7_everybody_can_use_it(
+def test_b7_the_dashboard_is_accessible(
     visitors: Visitors, busy: Running, axe: Callable[[Page], list[str]], name: str
 ) -> None:
     page = visitors.come(busy, ADMIN, **LOOKS[name])
@@ -73,7 +73,7 @@ def test_b7_everybody_can_use_it(
     assert axe(page) == []
 
 
-def test_b7_everybody_can_sign_in_and_see_that_there_is_nothing_to_see(
+def test_b7_the_sign_in_form_and_the_empty_dashboard_are_accessible(
     visitors: Visitors, axe: Callable[[Page], list[str]]
 ) -> None:
     with running() as hub:

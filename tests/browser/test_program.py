@@ -109,7 +109,7 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
             hub.stop()
 
 
-def test_b7_a_hub_that_says_nothing_is_as_good_as_gone(visitors: Visitors, tmp_path: Path) -> None:
+def test_b7_a_silent_hub_is_treated_as_gone(visitors: Visitors, tmp_path: Path) -> None:
     with program(tmp_path / "data") as hub:
         page = visitors.come(hub, ADMIN, time=STILL)
         expect(page.locator("#state")).to_have_text("Live")

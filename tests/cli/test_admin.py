@@ -1,4 +1,4 @@
-"""The commands that ask a hub: against a real one, and against what answers in its place."""
+"""The commands that call a hub, against a real one and against impostors."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_agents_as_json_are_what_the_hub_says(running_hub: StartHub, printed_jso
             assert printed_json("agents") == {"agents": viewer.get("/api/dashboard/state").json()["agents"]}
 
 
-def test_without_agents_it_is_said(running_hub: StartHub, headgate: Command) -> None:
+def test_empty_lists_say_so(running_hub: StartHub, headgate: Command) -> None:
     with running_hub(FEW):
         assert headgate("agents") == (0, "no agent is connected or was recently active\n", "")
         assert headgate("agents", "--all") == (0, "no agent is registered\n", "")
@@ -93,7 +93,7 @@ def test_all_agents_are_those_that_are_registered(
         assert lines[8] == "agent 007  no       -     -  -                  0     0     -  revoked"
 
 
-def test_all_agents_are_told_of_or_none(headgate: Command) -> None:
+def test_all_agents_are_listed_or_none(headgate: Command) -> None:
     registered = (200, {"agents": [{"agent_id": "b"}]})
     answers = {"/api/admin/agents?limit=100&after=": registered, "/api/admin/agents/b": (500, None)}
     with impostor({"agents": []}, answers=answers) as one:
@@ -102,7 +102,7 @@ def test_all_agents_are_told_of_or_none(headgate: Command) -> None:
         assert err.startswith(f"http://{one}: expected the answer of a headgate hub, got HTTP status 500")
 
 
-def test_where_a_hub_tells_of_no_more_agents_it_is_said(headgate: Command) -> None:
+def test_a_truncated_list_of_agents_says_so(headgate: Command) -> None:
     card = {"connected": True, "usage": None, "violations": 0, "violations_last_hour": 0, "wait_left_ms": 0}
     card |= {"exempt": False, "override": False}
     with impostor({"agents": [{"agent_id": f"a{number}", **card} for number in range(1000)]}) as one:
@@ -200,7 +200,7 @@ def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, he
         assert headgate("violations", "reset", "a") == (1, "", f"http://127.0.0.1:1: {NOBODY_THERE}\n")
 
 
-def test_without_either_it_is_where_a_hub_is_by_default(headgate: Command) -> None:
+def test_the_default_hub_is_on_port_8080(headgate: Command) -> None:
     with socket.socket() as taken:
         try:
             taken.bind(("127.0.0.1", 8080))  # and doesn't listen
@@ -286,7 +286,7 @@ def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, hea
         assert headgate("agents") == (1, "", f"HEADGATE_HUB: {expected}")
 
 
-def test_a_proxy_is_asked_for_hubs_elsewhere_only(
+def test_a_proxy_is_used_for_remote_hubs_only(
     running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, headgate: Command
 ) -> None:
     with running_hub(FEW) as hub, impostor({"agents": []}) as proxy:
@@ -298,9 +298,7 @@ def test_a_proxy_is_asked_for_hubs_elsewhere_only(
         assert proxy.asked == ["http://hub.invalid/below/api/admin/rate-limits/whitelist"]
 
 
-def test_tls_is_spoken_with_those_who_can_be_trusted(
-    monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path
-) -> None:
+def test_tls_needs_a_trusted_certificate(monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
@@ -354,7 +352,7 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
         refused(one, "expected the answer of a headgate hub, got HTTP status 502; is the address right?")
 
 
-def test_a_token_is_not_carried_elsewhere(headgate: Command) -> None:
+def test_a_token_does_not_follow_a_redirect(headgate: Command) -> None:
     with impostor({"agents": []}) as thief, impostor(status=307, headers={"Location": f"http://{thief}/"}) as one:
         text = f"http://{one}: expected an answer, got a redirect to http://{thief}/; set that as --hub\n"
         assert headgate("exempt", "list", "--hub", f"http://{one}") == (1, "", text)

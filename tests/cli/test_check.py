@@ -95,7 +95,7 @@ def test_as_json_it_is_one_object(running_hub: StartHub, check: Command) -> None
         assert (code, exempt["outcome"], exempt["exempt"], exempt["limit"]) == (0, "exempt", True, "unlimited")
 
 
-def test_a_limit_that_is_only_watched_says_what_it_would_have_been(running_hub: StartHub, check: Command) -> None:
+def test_a_limit_in_shadow_mode_shows_the_outcome_it_would_have_had(running_hub: StartHub, check: Command) -> None:
     with running_hub(FEW):
         watched = "allow: ws heavy, 10/minute: 10 of 10 left; in shadow mode, otherwise: deny\n"
         assert check("planner", "--tier", "heavy", "--cost", "11") == (0, watched, "")
@@ -165,7 +165,7 @@ def test_arguments_that_cannot_be_read_are_refused(check: Command, arguments: li
     assert err.splitlines()[-1] == f"headgate check: error: {text}"
 
 
-def test_what_the_hub_finds_wrong_is_wrong_usage_and_what_it_cannot_decide_is_not(
+def test_a_request_the_hub_rejects_is_a_usage_error_and_a_refused_token_is_not(
     running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, check: Command
 ) -> None:
     with running_hub(FEW) as hub:
@@ -228,7 +228,7 @@ def test_without_a_policy_the_defaults_hold(check: Command, redis_server: Server
     assert told == (0, "allow: ws heavy, 10/minute: 9 of 10 left\n", "")
 
 
-def test_with_a_limit_it_is_any_key_of_a_limiter(check: Command, redis_server: Server, agent: str) -> None:
+def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: Server, agent: str) -> None:
     key = f"{agent}\n\x1b[2J"
     with RedisStore(redis_server.url, timeout=PATIENCE) as store, Limiter("3/hour", store=store) as limiter:
         by_key = (key, "--limit", "3/hour", "--store", redis_server.url)
@@ -254,7 +254,7 @@ def test_with_a_limit_it_is_any_key_of_a_limiter(check: Command, redis_server: S
         (["--limit", "often"], f"limit 'often': expected {SYNTAX}, got 'often'"),
     ],
 )
-def test_what_a_server_cannot_be_asked_is_wrong_usage(
+def test_invalid_arguments_for_a_server_are_usage_errors(
     check: Command, redis_server: Server, arguments: list[str], text: str
 ) -> None:
     assert check("a", *arguments, "--store", redis_server.url) == (2, "", f"headgate check: {text}\n")

@@ -73,7 +73,7 @@ def shown() -> list[tuple[str, str]]:
     return [(command, printed) for command, _, printed in (part.partition("\n") for part in parts)]
 
 
-def test_what_is_shown_is_what_is_printed(
+def test_the_page_shows_the_real_output(
     running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(DOCS)

@@ -135,13 +135,13 @@ def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str, 
     assert error == text
 
 
-def test_as_a_program_it_says_the_same() -> None:
+def test_bad_arguments_of_the_program_give_the_same_error() -> None:
     result = run("dmeo")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1] == f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"
 
 
-def test_serve_says_what_every_option_is_and_what_holds_without_it() -> None:
+def test_serve_help_describes_every_option_and_its_default() -> None:
     result = run("serve", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     text = " ".join(result.stdout.split())
@@ -213,7 +213,7 @@ def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
     assert drawn[-1]["totals"] in found[0]
 
 
-def test_demo_with_agents_who_are_never_denied_names_none() -> None:
+def test_demo_without_denials_names_no_agent() -> None:
     result = run("demo", "--seconds", "0.5", "--agents", "1")
     _, opening, *_, last, measured = result.stdout.splitlines()
     assert opening == "One agent has a bucket: 5/second burst 20. Press Ctrl-C to stop."
@@ -322,7 +322,7 @@ def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
     assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; changes nothing\n"
 
 
-def test_policy_check_tells_all_mistakes(tmp_path: Path) -> None:
+def test_policy_check_lists_all_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
     result = run("policy", "check", str(path))

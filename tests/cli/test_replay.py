@@ -120,7 +120,7 @@ def test_the_summary_with_suggestions(log: str, capsys: pytest.CaptureFixture[st
     assert "# Denies at most 0.1% of the requests of each tier.\n" in capsys.readouterr().out
 
 
-def test_what_else_there_is_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_about_the_log_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(9, "a", "dance\u2003"), (2, "a", "dance\u2003"), *[(9, "a", "post_task")] * 400]
     broken = write_log(
         tmp_path, Path(write_csv(tmp_path, rows, "time,agent,action")).read_bytes(), "b.csv.gz", compressed=True
@@ -138,7 +138,7 @@ def test_what_else_there_is_to_say_is_said(tmp_path: Path, capsys: pytest.Captur
     assert "\n1 line without a user skipped\n" in capsys.readouterr().out
 
 
-def test_of_many_alerts_the_first_five_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_five_alerts_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write_csv(tmp_path, [(0, f"agent {number}", "heavy") for number in range(7) for _ in range(20)])
     assert run(log) == 0
     shown = capsys.readouterr().out.partition("7 alerts\n")[2].splitlines()
@@ -238,7 +238,7 @@ def page_of(folder: Path, *arguments: str) -> Page:
 
 
 @pytest.mark.usefixtures("capsys")
-def test_the_page_is_whole_and_asks_nobody(log: str, policies: list[str], tmp_path: Path) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(log: str, policies: list[str], tmp_path: Path) -> None:
     page = page_of(tmp_path, log, "--policy", policies[0], "--compare", policies[1], "--suggest")
     assert page.open == []
     tags = {tag for tag, _ in page.seen}
@@ -292,7 +292,7 @@ def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("capsys")
-def test_a_page_of_calm_traffic(tmp_path: Path) -> None:
+def test_a_page_without_denials_says_so(tmp_path: Path) -> None:
     page = page_of(tmp_path, write_csv(tmp_path, [(0, "a", "light")]))
     assert "Nobody was denied." in page.text
     assert "Alerts" not in page.text
@@ -332,7 +332,7 @@ def test_bad_arguments_are_refused(arguments: list[str], text: str, capsys: pyte
     assert capsys.readouterr().err.splitlines()[-1] == f"headgate replay: error: {text}"
 
 
-def test_what_cannot_be_done_is_said_in_a_line(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_one_line_errors(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*arguments: str) -> str:
         assert run(*arguments) == 1
         out = capsys.readouterr()
@@ -425,7 +425,7 @@ def test_progress_is_shown_on_a_terminal_only(out: io.StringIO, term: str, monke
     assert out.getvalue() == ""
 
 
-def test_progress_of_a_stream_that_takes_its_time(tmp_path: Path) -> None:
+def test_progress_of_a_slow_stream_is_shown(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     shown_once = threading.Event()

@@ -1,4 +1,4 @@
-"""What commands print: on a terminal, in a pipe, in any encoding, and while somebody waits."""
+"""Output of commands: on a terminal, in a pipe, in any encoding, and during a wait."""
 
 import io
 import os
@@ -38,7 +38,7 @@ TITLES = ["agent", "here", "used", "left", "bucket", "in", "a", "row", "hour", "
         ("[red]a[/red]", "[red]a[/red]"),
     ],
 )
-def test_what_is_not_to_be_seen_is_escaped(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(text).isprintable()
 
@@ -113,7 +113,7 @@ def test_a_terminal_that_cannot_show_a_name_is_shown_its_code(hub: Running) -> N
     assert "\\u6f22\\u5b57" in result.stdout
 
 
-def test_a_denial_stays_one_when_nobody_reads_it(hub: Running) -> None:
+def test_a_denial_keeps_its_exit_code_when_nobody_reads_it(hub: Running) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -123,7 +123,7 @@ def test_a_denial_stays_one_when_nobody_reads_it(hub: Running) -> None:
     assert (result.returncode, result.stderr) == (1, "")
 
 
-def test_whoever_waits_at_a_terminal_is_told_what_for() -> None:
+def test_a_wait_at_a_terminal_is_explained() -> None:
     released = threading.Event()
     shown = Terminal()
     with impostor({"agents": []}, before=lambda _: released.wait(PATIENCE)) as one:
@@ -141,7 +141,7 @@ class Screen(io.StringIO):
         return True
 
 
-def test_short_work_shows_nothing_but_what_came_of_it(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_shows_only_its_result(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal._SOON == 1.0
     monkeypatch.setattr(terminal, "_SOON", PATIENCE)  # whatever takes less is short, on a slow machine too
     for name, value in (here(hub) | {"TERM": "xterm"}).items():
@@ -165,7 +165,7 @@ def test_long_work_shows_how_far_it_is() -> None:
     assert "measuring" not in table
 
 
-def test_commands_that_ask_nobody_load_nothing_for_it() -> None:
+def test_offline_commands_load_no_network_modules() -> None:
     program = """
 import sys
 from headgate.cli import main

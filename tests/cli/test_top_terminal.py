@@ -31,7 +31,7 @@ def test_a_hub_that_refuses_is_a_plain_error() -> None:
 
 
 @pytest.mark.parametrize("how", ["a pipe", "dumb"])
-def test_without_a_terminal_it_says_what_else_there_is(how: str) -> None:
+def test_without_a_terminal_top_names_an_alternative(how: str) -> None:
     terminal = Terminal()
     out = subprocess.PIPE if how == "a pipe" else terminal.slave
     done = run("top", more={"TERM": "dumb" if how == "dumb" else "xterm"}, stdin=terminal.slave, stdout=out)

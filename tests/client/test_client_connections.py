@@ -16,17 +16,9 @@ import trustme
 from headgate import HeadgateError, InvalidInput, ManualClock
 from headgate.client import Refused, RelayClient, RelayMessage
 from headgate.hub.sockets.socket import Socket
+from tests.support.event_loop import run, until
 from tests.support.hub import Running, running
-from tests.support.hub_clients import (
-    Kind,
-    both_clients,
-    comes_back_when_it_is_told,
-    relay_client,
-    run,
-    stays,
-    take,
-    until,
-)
+from tests.support.hub_clients import Kind, both_clients, reconnects_when_told, relay_client, stays, take
 from tests.support.hub_process import Program
 from tests.support.ports import nobody
 
@@ -37,7 +29,7 @@ SECOND = 1_000_000
 # What the hub refuses -------------------------------------------------------------------------------------------------
 
 
-def test_what_the_hub_refuses_is_raised_with_its_code() -> None:
+def test_a_refusal_raises_with_its_code() -> None:
     async def main() -> None:
         async with relay_client(hub, "alice") as alice, relay_client(hub, "bob") as bob:
             with pytest.raises(Refused, match=r"^unreachable: no connection of this address is open$") as info:
@@ -117,7 +109,7 @@ NEW: dict[str, Any] = {"url": "http://hub", "name": "a", "token": "t"}
         ({"largest": -1}, "largest: expected a whole number from 1"),
     ],
 )
-def test_what_a_client_is_made_of_is_checked(kind: Kind, changes: dict[str, Any], text: str) -> None:
+def test_client_options_are_validated(kind: Kind, changes: dict[str, Any], text: str) -> None:
     options = {**NEW, **changes}
     url, name, token = (options.pop(part) for part in ("url", "name", "token"))
     with pytest.raises(HeadgateError, match=text) as info:
@@ -126,7 +118,7 @@ def test_what_a_client_is_made_of_is_checked(kind: Kind, changes: dict[str, Any]
 
 
 @both_clients
-def test_a_client_has_to_be_open_and_what_is_sent_not_too_large(kind: Kind) -> None:
+def test_a_closed_client_and_a_too_large_message_are_refused(kind: Kind) -> None:
     async def main() -> None:
         client = kind.client("https://hub.example/below/", "alice", "t")
         assert client.url == f"wss://hub.example/below{kind.path}"
@@ -139,7 +131,7 @@ def test_a_client_has_to_be_open_and_what_is_sent_not_too_large(kind: Kind) -> N
     run(main())
 
 
-def test_what_is_sent_is_checked() -> None:
+def test_messages_are_validated_before_they_are_sent() -> None:
     async def main() -> None:
         client = RelayClient("https://hub.example", "alice", "t")
         wrong: list[tuple[dict[str, Any], str]] = [
@@ -171,7 +163,7 @@ def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
 
 
 @both_clients
-def test_an_address_where_no_hub_is_raises(kind: Kind) -> None:
+def test_an_address_without_a_hub_raises(kind: Kind) -> None:
     async def main() -> None:
         with pytest.raises(Refused, match=r"status_404: .*expected a hub's socket there; is that its address\?"):
             async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
@@ -182,7 +174,7 @@ def test_an_address_where_no_hub_is_raises(kind: Kind) -> None:
 
 
 @both_clients
-def test_a_hub_that_says_to_go_elsewhere_is_not_followed(kind: Kind) -> None:
+def test_a_redirect_is_not_followed(kind: Kind) -> None:
     async def main() -> None:
         token = hub.register("alice")
         here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}{kind.path}\r\nContent-Length: 0\r\n\r\n"
@@ -203,7 +195,7 @@ def test_a_hub_that_says_to_go_elsewhere_is_not_followed(kind: Kind) -> None:
 
 
 @both_clients
-def test_tls_is_spoken_with_trusted_hubs(kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tls_needs_a_trusted_hub(kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
@@ -242,7 +234,7 @@ async def again(client: RelayClient, clock: ManualClock) -> None:
     await until(moved, "the connection")
 
 
-def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_the_next(tmp_path: Path) -> None:
+def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: Path) -> None:
     def start() -> Program:
         hubs.append(Program(tmp_path, "--port", str(port), "--relay-rate-limit", "off"))
         return hubs[-1]
@@ -293,7 +285,7 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
 def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with kind.connect(hub, "alice") as alice:
-            await comes_back_when_it_is_told(hub, alice, caplog)
+            await reconnects_when_told(hub, alice, caplog)
 
     with running() as hub:
         run(main())

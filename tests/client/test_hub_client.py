@@ -8,8 +8,9 @@ import pytest
 from headgate import InvalidInput, Policy
 from headgate.client import HubClient, Refused, Warned
 from headgate.client.hub import TierLimit
+from tests.support.event_loop import run, until
 from tests.support.hub import running
-from tests.support.hub_clients import Denials, hub_client, in_time, run, stays, until
+from tests.support.hub_clients import Denials, hub_client, in_time, stays
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -55,7 +56,7 @@ def test_a_question_is_answered_and_a_refusal_raised() -> None:
         run(main())
 
 
-def test_what_a_question_is_made_of_is_checked() -> None:
+def test_frames_are_validated_before_they_are_sent() -> None:
     async def main() -> None:
         client = HubClient("http://hub.example", "alice", "secret")
         with pytest.raises(InvalidInput, match="kind: expected the type of a frame, such as ping; the client ident"):
@@ -154,7 +155,7 @@ def test_d5_a_slow_limit_is_learnt_from_one_denial() -> None:
         run(main())
 
 
-def test_d5_the_tier_of_a_frame_is_learnt_from_what_the_hub_says() -> None:
+def test_d5_the_tier_of_a_frame_is_learnt_from_the_denial() -> None:
     async def main() -> None:
         denials = Denials(hub.clock)
         async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
@@ -211,7 +212,7 @@ def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
 # Connections that drop ------------------------------------------------------------------------------------------------
 
 
-def test_d5_a_new_connection_is_subscribed_again_and_gets_what_was_not_answered() -> None:
+def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames() -> None:
     async def main() -> None:
         async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
             for name in ("one", "two"):

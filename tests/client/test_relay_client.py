@@ -8,8 +8,9 @@ import pytest
 
 from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.outbox import PacedLimit
+from tests.support.event_loop import run, until
 from tests.support.hub import running
-from tests.support.hub_clients import Denials, Kind, both_clients, in_time, relay_client, run, stays, take, until
+from tests.support.hub_clients import Denials, Kind, both_clients, in_time, relay_client, stays, take
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -73,7 +74,7 @@ def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_early(
         run(main())
 
 
-def test_d5_one_who_sends_one_after_the_other_is_not_denied_each_time() -> None:
+def test_d5_a_sequential_sender_is_not_denied_each_time() -> None:
     async def main() -> None:
         denials = Denials(hub.clock)
         async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
@@ -152,27 +153,28 @@ def test_d5_a_limit_learns_the_pace_and_that_it_has_changed() -> None:
     assert now <= (300 * 3 + 700) * SECOND * 1.25
 
 
-def test_a_pace_is_not_told_from_a_time_in_which_nothing_was_to_be_sent() -> None:
+def pass_one(limit: PacedLimit, now: int) -> None:
+    """Send a message, which passes."""
+    limit.sent(now)
+    limit.in_flight -= 1
+    limit.passed(warned=False)
+
+
+def test_idle_time_does_not_count_as_a_pace() -> None:
     limit = PacedLimit(1)
     limit.denied(10 * SECOND, SECOND, 0)
     for now in (11 * SECOND, 3600 * SECOND):
-        limit.sent(now)
-        limit.in_flight -= 1
-        limit.passed(warned=False)
+        pass_one(limit, now)
     limit.denied(3600 * SECOND, SECOND, 0)
     assert limit.next_send() == 3601 * SECOND
-    limit.sent(3601 * SECOND)
-    limit.in_flight -= 1
-    limit.passed(warned=False)
+    pass_one(limit, 3601 * SECOND)
     assert limit.next_send() == 3601 * SECOND
 
 
-def test_what_is_denied_at_a_pace_that_is_a_little_too_fast_waits_no_longer_than_it_is_told() -> None:
+def test_a_denial_at_a_slightly_fast_pace_waits_only_as_advised() -> None:
     limit = PacedLimit(1)
     limit.denied(0, SECOND, 0)
-    limit.sent(SECOND)
-    limit.in_flight -= 1
-    limit.passed(warned=False)
+    pass_one(limit, SECOND)
     limit.denied(SECOND, SECOND, 0)
     limit.sent(2 * SECOND)
     limit.in_flight -= 1
@@ -180,7 +182,7 @@ def test_what_is_denied_at_a_pace_that_is_a_little_too_fast_waits_no_longer_than
     assert limit.next_send() == 2 * SECOND + 1010
 
 
-def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     def fail(denial: Denial) -> None:
         raise RuntimeError(denial.reason)
 
@@ -198,7 +200,7 @@ def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> N
 
 
 @both_clients
-def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn(kind: Kind) -> None:
+def test_d5_the_queue_is_bounded_and_senders_wait_for_room_in_turn(kind: Kind) -> None:
     async def main() -> None:
         async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
             await kind.send(alice, "bob", "first")
@@ -216,7 +218,7 @@ def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn(kind: Ki
 
 
 @both_clients
-def test_d5_what_was_cancelled_is_not_sent_later(kind: Kind) -> None:
+def test_d5_a_cancelled_message_is_not_sent_later(kind: Kind) -> None:
     async def main() -> None:
         async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
             await kind.send(alice, "bob", "first")
@@ -243,7 +245,7 @@ def test_d5_what_was_cancelled_is_not_sent_later(kind: Kind) -> None:
 
 
 @both_clients
-def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent(kind: Kind) -> None:
+def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(kind: Kind) -> None:
     async def main() -> None:
         async with kind.connect(hub, "bob") as bob:
             async with kind.connect(hub, "alice", most=4) as alice:

@@ -50,7 +50,7 @@ def test_keys_may_be_of_any_length_and_script() -> None:
 # What is told --------------------------------------------------------------------------------------------------------
 
 
-def test_of_several_limits_all_are_told_and_the_one_that_counts_at_the_moment() -> None:
+def test_headers_list_all_limits_and_the_one_nearest_to_denial() -> None:
     clock = ManualClock()
     app = RateLimitMiddleware(hello, memory_limiter(["2/second", "3/minute"], clock), headers="both")
     with served(app) as client:
@@ -111,7 +111,7 @@ def django_app(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("framework", [starlette_app, fastapi_app, litestar_app, django_app])
-def test_it_stands_before_the_frameworks_applications(framework: Callable[..., Any]) -> None:
+def test_applications_of_frameworks_are_limited(framework: Callable[..., Any]) -> None:
     with served(framework(limiter=memory_limiter("2/minute"))) as client:
         answers = [client.get("/") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -123,7 +123,7 @@ def test_it_stands_before_the_frameworks_applications(framework: Callable[..., A
         ]
 
 
-def test_the_life_of_an_application_is_not_its_business() -> None:
+def test_lifespan_events_pass_through() -> None:
     life = []
 
     @asynccontextmanager
@@ -140,7 +140,7 @@ def test_the_life_of_an_application_is_not_its_business() -> None:
     assert life == ["began", "ended"]
 
 
-def test_what_it_does_not_know_it_passes_on() -> None:
+def test_unknown_scopes_pass_through() -> None:
     seen = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,7 +209,7 @@ UNKNOWN_OPTION = (
         ({"limiter": "1/minute", "proxy": ["::1"]}, f"{UNKNOWN_OPTION} 'proxy'; did you mean proxies?"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: Any, text: str) -> None:
+def test_invalid_options_are_refused(options: Any, text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         RateLimitMiddleware(hello, **options)
     assert str(error.value).startswith(text)
@@ -249,7 +249,7 @@ def test_a_function_that_fails_is_the_applications_failure_and_nothing_is_counte
     assert remaining(limiter) == 5
 
 
-def test_a_tier_that_there_is_not_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_tier_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
     with served(RateLimitMiddleware(hello, gate=gate, key=lambda _: "a", tier=lambda _: "huge")) as client:
         assert client.get("/").status_code == 500
@@ -258,7 +258,7 @@ def test_a_tier_that_there_is_not_is_refused(caplog: pytest.LogCaptureFixture) -
     assert [gate.peek("a", "http", tier).remaining for tier in ("light", "normal", "heavy")] == [120, 60, 10]
 
 
-def test_those_who_are_not_known_are_warned_from_where_the_others_are() -> None:
+def test_anonymous_callers_are_warned_at_the_same_threshold() -> None:
     guard = Guard("test", {"key": lambda request: None}, limiter="60/minute", awaits=True)
     known, unknown = guard.counters("received", Limiter("10/minute", warn_at=0.3))
     decisions = [counter.check("a", "normal", 4) for counter in (known, unknown)]

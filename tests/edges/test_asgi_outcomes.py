@@ -27,7 +27,7 @@ pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_a_request_costs_can_be_known_after_its_response(asynchronous: bool) -> None:
+def test_the_cost_of_a_request_can_be_settled_by_its_response(asynchronous: bool) -> None:
     clock = ManualClock()
     limiter = memory_limiter("100/minute", clock)
     seen = []
@@ -67,7 +67,7 @@ def test_only_some_responses_may_count(counts: Any, expected: int) -> None:
         wait_for(lambda: remaining(limiter) == expected, "the remaining quota")
 
 
-def test_where_only_failures_count_no_more_are_under_way_than_would_pass() -> None:
+def test_where_only_failures_count_requests_in_flight_are_bounded() -> None:
     """However many come at once: each may turn out to fail."""
     limiter = memory_limiter("5/minute")
     entered, go_on = [], threading.Event()
@@ -106,7 +106,7 @@ def crashing(when: str) -> App:
 
 @pytest.mark.parametrize("more", [{}, {"key": lambda request: None}, {"counts": "successes"}])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_request_whose_handler_fails_is_given_back_and_the_failure_goes_on(
+def test_a_request_whose_handler_fails_is_refunded_and_the_error_propagates(
     when: str, more: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = memory_limiter("3/minute", name="" if "key" not in more else "names")
@@ -137,7 +137,7 @@ def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest
 
 @pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}, {"settle": lambda request, response: 0}])
 @pytest.mark.parametrize("what", ["body", "wait"])
-def test_a_request_whose_client_goes_away_is_not_given_back(
+def test_a_request_whose_client_disconnects_is_not_refunded(
     what: str, more: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else who goes away in time would never be denied."""

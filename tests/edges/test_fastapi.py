@@ -52,7 +52,7 @@ def test_an_endpoint_can_ask_for_the_decision(limiter: Limiter) -> None:
     assert "standing" not in str(app.openapi())
 
 
-def test_a_dependency_can_say_who_asks(limiter: Limiter) -> None:
+def test_a_dependency_can_be_the_key(limiter: Limiter) -> None:
     def user(token: str = "") -> str | None:
         if token == "stolen":
             raise HTTPException(401)
@@ -211,7 +211,7 @@ class Sorry(Exception):
         ("/late", 200, False),
     ],
 )
-def test_a_request_is_given_back_if_nothing_handles_what_it_raises(
+def test_a_request_is_refunded_if_nothing_handles_its_error(
     limiter: Limiter, path: str, status: int, given_back: bool
 ) -> None:
     app = FastAPI(dependencies=[Depends(RateLimit(limiter))])

@@ -101,7 +101,7 @@ def gunicorn(*options: str, **environment: str) -> Iterator[int]:
 # What is answered -----------------------------------------------------------------------------------------------------
 
 
-def test_a_denial_is_made_of_what_wsgi_asks_for(limiter: Limiter) -> None:
+def test_a_denial_conforms_to_wsgi(limiter: Limiter) -> None:
     app = validator(RateLimitMiddleware(validator(hello), limiter))
     assert [fetch(app).status for _ in range(6)] == ["200 OK"] * 5 + ["429 Too Many Requests"]
     denied = fetch(app)
@@ -115,7 +115,7 @@ def test_a_denial_is_made_of_what_wsgi_asks_for(limiter: Limiter) -> None:
 # Who is counted -------------------------------------------------------------------------------------------------------
 
 
-def test_what_would_have_to_be_awaited_is_refused() -> None:
+def test_async_functions_are_refused() -> None:
     async def key(request: object) -> str:
         return "ann"
 
@@ -170,7 +170,7 @@ def test_a_body_comes_part_by_part_and_is_closed_once(limiter: Limiter) -> None:
     assert (parts.closed, left(limiter)) == (1, 4)
 
 
-def test_what_is_complete_or_a_file_stays_what_it_is(limiter: Limiter) -> None:
+def test_complete_bodies_and_files_are_returned_unchanged(limiter: Limiter) -> None:
     complete = [b"all"]
     assert call(RateLimitMiddleware(saying(complete), limiter)).result is complete
     with closing(FileWrapper(BytesIO(b"all"))) as file:
@@ -179,7 +179,7 @@ def test_what_is_complete_or_a_file_stays_what_it_is(limiter: Limiter) -> None:
         assert call(RateLimitMiddleware(saying(file), limiter)).result is not file
 
 
-def test_the_older_ways_of_answering_still_work(limiter: Limiter) -> None:
+def test_write_and_exc_info_still_work(limiter: Limiter) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [])
         try:
@@ -205,7 +205,7 @@ def test_the_older_ways_of_answering_still_work(limiter: Limiter) -> None:
     ids=["in the handler", "before the first part", "between parts"],
 )
 @pytest.mark.parametrize("options", [{}, {"counts": "failures"}], ids=["counts all", "counts failures"])
-def test_a_request_whose_handler_raises_is_given_back_once(limiter: Limiter, parts: Any, options: Any) -> None:
+def test_a_request_whose_handler_raises_is_refunded_once(limiter: Limiter, parts: Any, options: Any) -> None:
     fetch(RateLimitMiddleware(hello, limiter))
     with pytest.raises(ValueError, match="crashed"):
         fetch(RateLimitMiddleware(saying(Parts(parts) if parts else ValueError("crashed")), limiter, cost=2, **options))
@@ -227,7 +227,7 @@ def test_only_some_responses_count(limiter: Limiter, counts: Any, status: str, c
     assert left(limiter) == 5 - counted
 
 
-def test_what_a_request_has_cost_is_settled_when_it_is_over(limiter: Limiter) -> None:
+def test_the_cost_of_a_request_is_settled_at_its_end(limiter: Limiter) -> None:
     seen = []
 
     def settle(request: Any, response: Any) -> int:

@@ -1,9 +1,8 @@
-"""Clients for tests, on the clock of the hub that they talk to."""
+"""The hub's and the relay's clients, on the clock of the hub that they connect to."""
 
 import asyncio
 import re
-import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from random import Random
 from typing import Any, TypeVar
@@ -12,14 +11,14 @@ import pytest
 
 from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient, RelayMessage
+from tests.support.event_loop import until
 from tests.support.hub import Running, running
-from tests.support.valkey import PATIENCE
 
 T = TypeVar("T")
 
 
 class Denials(list[tuple[int, Denial]]):
-    """What a client was denied, and when."""
+    """The denials of a client, with their times."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -45,7 +44,7 @@ async def take(client: RelayClient, number: int) -> list[RelayMessage]:
 
 
 class RelayKind:
-    """The relay's client, as tests use it that are the same for both."""
+    """The relay's client, for tests that both clients share."""
 
     client = RelayClient
     connect = staticmethod(relay_client)
@@ -71,7 +70,7 @@ class RelayKind:
 
 
 class HubKind:
-    """The client of `/ws`, as tests use it that are the same for both."""
+    """The client of `/ws`, for tests that both clients share."""
 
     client = HubClient
     connect = staticmethod(hub_client)
@@ -101,27 +100,8 @@ Kind = type[RelayKind] | type[HubKind]
 both_clients = pytest.mark.parametrize("kind", [RelayKind, HubKind], ids=["relay", "hub"])
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a test to its end, or to the end of its patience."""
-
-    async def main() -> T:
-        async with asyncio.timeout(2 * PATIENCE):
-            return await work
-
-    return asyncio.run(main())
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Look again and again until something holds, while the loop goes on."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {PATIENCE} s")
-        await asyncio.sleep(0.0005)
-
-
 async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awaitable[T]) -> T:
-    """Do something with a client; whenever it holds all back, the clock goes on to the moment when it doesn't."""
+    """Await the work of a client; whenever it holds everything back, advance the clock to the end of its wait."""
     task = asyncio.ensure_future(work)
 
     def moved() -> bool:
@@ -134,7 +114,7 @@ async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awa
 
 
 async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
-    """Whether something holds, also after everybody had the time to change it."""
+    """Whether something still holds after several turns of the loop."""
     for _ in range(turns):
         if not condition():
             return False
@@ -142,10 +122,8 @@ async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
     return True
 
 
-async def comes_back_when_it_is_told(
-    hub: Running, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Stop a hub, and see when a client knocks again at where it was."""
+async def reconnects_when_told(hub: Running, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Stop a hub, and check that a client reconnects after the wait that it was told, and not before."""
     await asyncio.to_thread(hub.stop)
     await until(lambda: not client.connected, "the end")
     await until(lambda: "no connection" in caplog.text, "that it says so")

@@ -21,14 +21,14 @@ RAISED_ADDRESSES = f"""
 limit = "{PLENTY}"
 registration = "{PLENTY}"
 """
-"""Of a policy file: addresses are not held up, while agents have their usual limits."""
+"""Part of a policy file: addresses are not limited; agents have their usual limits."""
 RAISED = f"""
 [limits]
 light = "{PLENTY}"
 normal = "{PLENTY}"
 heavy = "{PLENTY}"
 {RAISED_ADDRESSES}"""
-"""Of a policy file: nobody is held up."""
+"""Part of a policy file: nothing is limited."""
 
 
 class Program:
