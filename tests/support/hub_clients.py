@@ -2,8 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
+from functools import wraps
+from inspect import Signature, signature
 from random import Random
 from typing import Any, TypeVar
 
@@ -11,7 +13,7 @@ import pytest
 
 from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient, RelayMessage
-from tests.support.event_loop import until
+from tests.support.event_loop import run, until
 from tests.support.hub import Running, running
 
 T = TypeVar("T")
@@ -98,6 +100,30 @@ class HubKind:
 
 Kind = type[RelayKind] | type[HubKind]
 both_clients = pytest.mark.parametrize("kind", [RelayKind, HubKind], ids=["relay", "hub"])
+
+
+AsyncTest = Callable[..., Coroutine[Any, Any, None]]
+
+
+def at_hub(policy: Policy | None = None, **settings: Any) -> Callable[[AsyncTest], Callable[..., None]]:
+    """Run an async test in a loop of its own, with a hub of these settings as its argument `hub`."""
+    return lambda test: _at(test, lambda _: running(policy, **settings))
+
+
+def at_limited_hub(test: AsyncTest) -> Callable[..., None]:
+    """Run an async test of a kind of client, with a hub that lets one message pass at a time."""
+    return _at(test, lambda kind: kind.limited())
+
+
+def _at(test: AsyncTest, start: Callable[[Any], AbstractContextManager[Running]]) -> Callable[..., None]:
+    @wraps(test)
+    def with_hub(**arguments: Any) -> None:
+        with start(arguments.get("kind")) as hub:
+            run(test(hub=hub, **arguments))
+
+    parameters = [one for name, one in signature(test).parameters.items() if name != "hub"]
+    with_hub.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # the fixtures that pytest passes
+    return with_hub
 
 
 async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awaitable[T]) -> T:
