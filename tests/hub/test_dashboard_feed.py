@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from headgate import Policy
 from headgate.hub.dashboard import feed as module
@@ -14,7 +14,7 @@ from headgate.hub.dashboard.feed import MAX_CARDS, MAX_QUEUED
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
 from tests.support.agent_connections import ended, ping
 from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
-from tests.support.valkey import PATIENCE, wait_for
+from tests.support.valkey import wait_for
 
 FEW = Policy(limits={"light": "10/minute"})
 EVERY = module._INTERVAL
@@ -242,7 +242,7 @@ def test_cards_are_bounded_and_the_worst_offenders_are_among_them() -> None:
 
 @pytest.mark.parametrize("token", ["nobodys-token-at-all", "x"])
 def test_a_wrong_token_is_refused_and_charged_to_the_address(token: str) -> None:
-    with running(Policy(addresses={"limit": "3/minute"})) as hub:
+    with running(Policy(addresses={"authentication": "3/minute"})) as hub:
         for _ in range(3):
             with hub.socket("/ws/dashboard") as wire:
                 refused = wire.ask("watch", token=token)
@@ -252,9 +252,6 @@ def test_a_wrong_token_is_refused_and_charged_to_the_address(token: str) -> None
             refused = wire.ask("watch", token=token)
             assert (refused["error"], refused["retry_after_ms"]) == ("rate_limited", 20_000)
             assert ended(wire)[0] == 1008
-        for _ in range(10):  # while who may look is never limited
-            with dashboard(hub, VIEWER):
-                pass
 
 
 def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
@@ -274,14 +271,6 @@ def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
             assert wire.ask("watch", token="nobodys-token-at-all")["error"] == "unauthorized"
         with hub.http("nobodys-token-at-all") as nobody:
             assert nobody.get("/api/dashboard/state").status_code == 401
-
-
-def test_a_public_dashboard_refuses_other_origins() -> None:
-    with running(public_dashboard=True) as hub:
-        for origin, kind in ((f"http://{hub}", "snapshot"), ("http://elsewhere.example", "error"), ("null", "error")):
-            options: dict[str, Any] = {"compression": None, "proxy": None, "origin": origin, "open_timeout": PATIENCE}
-            with connect(f"ws://{hub}/ws/dashboard", **options) as socket:
-                assert AgentConnection(socket).ask("watch")["type"] == kind, origin
 
 
 def test_the_dashboard_link_has_the_configured_access_level() -> None:

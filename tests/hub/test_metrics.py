@@ -17,6 +17,7 @@ from msgspec import Raw
 from prometheus_client.parser import text_string_to_metric_families
 
 from headgate import ManualClock, MemoryStore, Outcome, Policy, RedisStore, per_minute
+from headgate.gate.policy import PURPOSES
 from headgate.hub.app import Hub
 from headgate.hub.monitoring.metrics import MEDIA, METRICS, exposition
 from headgate.stores.base import Ask, Verb
@@ -162,11 +163,12 @@ def test_gauges_and_counters_match_the_hub() -> None:
     assert tasks == numbers["tasks"] == {"queued": 1, "assigned": 2, "accepted": 0, "completed": 0, "failed": 0}
     checked = {
         (purpose, outcome): value(found, "headgate_address_checks_total", purpose=purpose, outcome=outcome)
-        for purpose in ("request", "registration")
+        for purpose in PURPOSES
         for outcome in ("allow", "warn", "deny")
     }
     assert {at: count for at, count in checked.items() if count} == {
-        ("request", "allow"): 4,  # two agents, the relay, and the metrics as JSON
+        ("request", "allow"): 1,  # the metrics as JSON
+        ("connection", "allow"): 3,  # two agents and the relay
         ("registration", "allow"): 1,
     }
     assert isinstance(hub.store, MemoryStore)
@@ -200,7 +202,7 @@ def test_b3_viewers_scrape_without_a_limit_and_others_are_limited_by_address() -
         assert {viewer.get("/metrics").status_code for _ in range(70)} == {200}
         assert admin.get("/metrics").status_code == 200
         assert viewer.head("/metrics").headers["content-type"] == MEDIA
-        assert anyone.get("/metrics", headers={"Authorization": "Bearer nobody's"}).status_code == 429
+        assert anyone.get("/metrics", headers={"Authorization": "Bearer nobody's"}).status_code == 401
 
 
 HOSTILE = ['a{outcome="x"} 1', "a\nb 1", "é\\", "headgate_evil_total"]

@@ -40,7 +40,7 @@ class Fleet:
 
     @property
     def open(self) -> dict[str, Any]:
-        """What stands in the server."""
+        """The open alerts in the server."""
         with self.server.client(decode_responses=True) as client:
             found: Any = client.hgetall(f"{self.prefix}{{alerts}}a1:open")
             return {agent: json.loads(text) for agent, text in found.items()}
@@ -52,7 +52,7 @@ def resolved(*hubs: Running) -> None:
 
 
 def compared(*hubs: Running) -> None:
-    """Wait until hubs have done what they have to, looked at the server after that, and done what came of it."""
+    """Wait until hubs are idle, have compared with the server after that, and are idle again."""
     for hub in hubs:
         settled(hub)
     for hub in hubs:

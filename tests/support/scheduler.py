@@ -1,4 +1,4 @@
-"""A scheduler for tests: with its database, gate and clock, what it has told to whom, and what it may not do."""
+"""A scheduler with its database, gate and clock, a record of its assignments, and a check of its transitions."""
 
 import asyncio
 import sqlite3
@@ -22,7 +22,7 @@ TURNS = [*range(16), 30]
 
 
 class SchedulerHarness:
-    """A scheduler with its database, gate and clock, and what it has told to whom."""
+    """A scheduler with its database, gate and clock, and a record of its assignments."""
 
     def __init__(self, database: Database, gate: Gate, clock: ManualClock, **options: Any) -> None:
         self.database, self.gate, self.clock = database, gate, clock

@@ -27,8 +27,8 @@ from headgate.limits.decision import Decision
 from headgate.limits.numbers import Number
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.stores.base import Ask, ResettableStore, Store, Verb
+from headgate.stores.schemes import SCHEMES
 from headgate.stores.urls import (
-    SCHEMES,
     aclose_store,
     averify_store,
     close_store,

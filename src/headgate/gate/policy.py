@@ -9,6 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from os import PathLike, fspath
 from pathlib import Path
@@ -352,8 +353,9 @@ class _Reader:
                 self.mistakes.append(f"{path}.{_key(key)}".lstrip(".") + f": expected one of {', '.join(known)}{hint}")
 
 
-def _limit(value: object) -> Limit:
-    return limit_of("limit", value)
+_limit: Final = partial(limit_of, "limit")
+_count: Final = partial(whole, "", most=1000)
+_nodes: Final = partial(whole, "", most=10_000)
 
 
 def _fraction(value: object) -> float:
@@ -364,30 +366,20 @@ def _seconds(value: object) -> float:
     return float(positive("", value))
 
 
-def _count(value: object) -> int:
-    return whole("", value, 1000)
-
-
 def _bool(value: object) -> bool:
     if not isinstance(value, bool):
         refuse("", "true or false", value)
     return value
 
 
-def _tier(value: object) -> str:
-    if not isinstance(value, str) or value not in TIERS:
-        refuse("", f"one of {', '.join(TIERS)}", value)
+def _one_of(known: tuple[str, ...], value: object) -> str:
+    if not isinstance(value, str) or value not in known:
+        refuse("", f"one of {', '.join(known)}", value)
     return value
 
 
-def _on_failure(value: object) -> str:
-    if not isinstance(value, str) or value not in ON_FAILURE:
-        refuse("", f"one of {', '.join(ON_FAILURE)}", value)
-    return value
-
-
-def _nodes(value: object) -> int:
-    return whole("", value, 10_000)
+_tier: Final = partial(_one_of, TIERS)
+_on_failure: Final = partial(_one_of, ON_FAILURE)
 
 
 def _channel(value: object) -> str:

@@ -33,7 +33,7 @@ _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
 )
 
-_USED_UP: Final = "the allowance of your network address is used up, perhaps by somebody else who shares it"
+USED_UP: Final = "the allowance of your network address is used up, perhaps by somebody else who shares it"
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -248,7 +248,7 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
     if isinstance(error, RequestDenied):
         denial = describe_denial(error.decision, error.tier)
         if error.by_address and not error.decision.degraded:
-            denial = denial._replace(detail=f"{_USED_UP}; try again in {denial.retry_after_ms // 1000} s")
+            denial = denial._replace(detail=f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s")
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)
