@@ -242,8 +242,8 @@ def test_b3_failed_authentications_are_limited_by_address() -> None:
         for path in ("/api/mailbox", "/api/admin/rate-limits", "/api/agents", "/api/nothing"):
             assert http.get(path, headers={"Authorization": "Bearer guess"}).status_code == 429
             assert http.get(path).status_code in (200, 401, 404), "without a token another bucket is asked"
-        for token in (token, ADMIN):
-            assert http.get("/api/tasks", headers={"Authorization": f"Bearer {token}"}).status_code == 429
+        for right in (token, ADMIN):
+            assert http.get("/api/tasks", headers={"Authorization": f"Bearer {right}"}).status_code == 429
 
 
 def test_b3_a_missing_token_is_an_anonymous_request() -> None:
@@ -255,7 +255,7 @@ def test_b3_probes_are_not_limited() -> None:
     blocked = {"limit": "blocked", "authentication": "blocked"}
     with running(Policy(addresses=blocked, limits={"light": "blocked"})) as hub:
         token = hub.register("planner")
-        for headers in ({}, {"Authorization": "Bearer guess"}, {"Authorization": f"Bearer {token}"}):
+        for headers in ({}, {"Authorization": f"Bearer {token}"}, {"Authorization": "Bearer guess"}):
             with hub.http() as http:
                 assert http.get("/api/agents", headers=headers).status_code == 429
                 assert [http.get(path, headers=headers).status_code for path in PROBES * 20] == [200] * 80

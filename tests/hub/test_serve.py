@@ -349,9 +349,8 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
     """With all that can be logged, and with mistakes of the hub's own, whose tracebacks are logged."""
     (tmp_path / "sitecustomize.py").write_text(MISTAKES)
     file = tmp_path / "headgate.toml"
-    file.write_text(
-        '[addresses]\nlimit = "100000/minute"\nregistration = "100000/minute"\nauthentication = "100000/minute"\n'
-    )
+    many = "100000/minute"
+    file.write_text(f'[addresses]\nlimit = "{many}"\nregistration = "{many}"\nauthentication = "{many}"\n')
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "HEADGATE_VIEWER_TOKEN": VIEWER, **MADE}
     options = ("--config", str(file), "--log-level", "debug", "--log-format", form, "--registration", "invitation")
     with program(tmp_path / "data", *options, environment=surroundings) as hub:
