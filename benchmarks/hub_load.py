@@ -258,7 +258,7 @@ class WebSocketConnection(LoadConnection):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._transport.write(
-            f"GET {self._exchange.path} HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"GET {self._exchange.path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
         )
 
@@ -311,7 +311,7 @@ class HttpConnection(LoadConnection):
     """An agent that repeats one HTTP request on one connection."""
 
     def __init__(self, agent: Agent, path: str) -> None:
-        request = f"GET {path} HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {agent.token}\r\n\r\n"
+        request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {agent.token}\r\n\r\n"
         super().__init__(request.encode(), 1)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -7,7 +7,7 @@ after the decision. An exception of a listener is logged and affects nobody else
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from headgate.limits.decision import Decision, Outcome
 
@@ -88,9 +88,10 @@ class PolicyChanged:
 
 Event: TypeAlias = Checked | Violated | Alerted | ViolationsReset | AddressChecked | Degraded | PolicyChanged
 Listener: TypeAlias = Callable[[Event], object]
+E = TypeVar("E")
 
 
-def emit(listeners: Iterable[Listener], event: Event) -> None:
+def emit(listeners: Iterable[Callable[[E], object]], event: E) -> None:
     """Call every listener."""
     for listener in listeners:
         try:

@@ -13,11 +13,14 @@ the flow's business; how they are carried out is the driver's. So a flow is writ
     await adrive(fetch("/a"), async_client.get)        # in an event loop
 """
 
-from collections.abc import Callable, Generator
-from typing import Any, TypeAlias, TypeVar
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 Step = TypeVar("Step")
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 Flow: TypeAlias = Generator[Step, Any, Result]
 
@@ -57,3 +60,13 @@ async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any] | None
     except StopIteration as end:
         result: Result = end.value
         return result
+
+
+def in_thread(verb: Callable[Arguments, Result]) -> Callable[Arguments, Coroutine[Any, Any, Result]]:
+    """The async twin of a verb that waits for a disk or a server: it does so in a thread, and leaves the loop free."""
+
+    @wraps(verb)
+    async def twin(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return await asyncio.to_thread(verb, *args, **kwargs)
+
+    return twin

@@ -45,7 +45,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def visitors(chromium: Browser) -> Iterator[Visitors]:
-    """Whoever comes finds nothing to complain of, by the end of the test."""
+    """Visitors of dashboards; none of them may have met a problem by the end of the test."""
     visitors = Visitors(chromium)
     try:
         yield visitors
@@ -56,7 +56,7 @@ def visitors(chromium: Browser) -> Iterator[Visitors]:
 
 @pytest.fixture(scope="session")
 def axe() -> Callable[[Page], list[str]]:
-    """A function that says what keeps people from using a page: by axe-core, the serious and the critical."""
+    """A function that lists the serious and critical accessibility violations of a page, found by axe-core."""
     if not AXE.exists():
         pytest.fail(f"expected axe-core at {AXE.relative_to(HERE.parents[1])}; ./dev long installs it")
     script = AXE.read_text(encoding="utf-8")

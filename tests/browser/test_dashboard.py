@@ -220,7 +220,7 @@ def test_b7_the_timeline_shows_what_was_allowed_warned_and_denied(visitors: Visi
         expect(sums[0]).to_have_text("5")
 
 
-def test_b7_what_agents_are_called_is_shown_as_text(visitors: Visitors) -> None:
+def test_b7_agent_names_are_shown_as_text(visitors: Visitors) -> None:
     with ExitStack() as stack:
         hub = stack.enter_context(running(Policy(limits={"light": "2/minute"}, alerts={"violations": 1})))
         wires = {name: stack.enter_context(hub.agent(name)) for name in (HOSTILE, BACKWARDS, LONG, AWKWARD)}

@@ -12,10 +12,8 @@ from playwright.sync_api import Page, expect
 
 from headgate import Policy
 from headgate.hub.app import Hub
-from headgate.hub.server import Server, server_config
 from tests.support.agent_connections import ping
 from tests.support.agent_names import BACKWARDS, HOSTILE, LONG
-from tests.support.asgi_server import Unsignalled
 from tests.support.browser import Visitors, card, dialog, names, press
 from tests.support.hub import ADMIN, VIEWER, Running, hub_settings, running
 from tests.support.valkey import wait_for
@@ -59,7 +57,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_b7_everybody_can_use_it(
+def test_b7_the_dashboard_is_accessible(
     visitors: Visitors, busy: Running, axe: Callable[[Page], list[str]], name: str
 ) -> None:
     page = visitors.come(busy, ADMIN, **LOOKS[name])
@@ -75,7 +73,7 @@ def test_b7_everybody_can_use_it(
     assert axe(page) == []
 
 
-def test_b7_everybody_can_sign_in_and_see_that_there_is_nothing_to_see(
+def test_b7_the_sign_in_form_and_the_empty_dashboard_are_accessible(
     visitors: Visitors, axe: Callable[[Page], list[str]]
 ) -> None:
     with running() as hub:
@@ -166,27 +164,17 @@ def test_b7_light_and_dark_are_as_the_system_says_unless_somebody_chooses(visito
         assert page.evaluate(ground) == light
 
 
-class _Server(Unsignalled, Server):  # type: ignore[misc]
-    """The hub's own."""
-
-
 class Below(Running):
     """A hub below a path, as a proxy may put it there."""
 
-    async def serve(self) -> None:
-        async with Hub(self._settings, self._policy, store=self.store) as hub:
-            self.hub = hub
+    def mount(self, hub: Hub) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            assert scope["path"].startswith("/gate/")
+            path = scope["path"].removeprefix("/gate")
+            raw = scope["raw_path"].removeprefix(b"/gate")
+            await hub({**scope, "path": path, "raw_path": raw}, receive, send)
 
-            async def app(scope: Any, receive: Any, send: Any) -> None:
-                assert scope["path"].startswith("/gate/")
-                path = scope["path"].removeprefix("/gate")
-                raw = scope["raw_path"].removeprefix(b"/gate")
-                await hub({**scope, "path": path, "raw_path": raw}, receive, send)
-
-            config = server_config(hub, self._settings)
-            config.app, config.host, config.port = app, "127.0.0.1", 0
-            self.server = _Server(hub, config)
-            await self.server.serve()
+        return app
 
 
 def test_b7_it_works_below_a_path(visitors: Visitors) -> None:

@@ -1,4 +1,4 @@
-"""What can be done with the dashboard of a real hub: by the admin, by whoever may look, and to find an agent."""
+"""Use of the dashboard of a real hub: by the admin, by viewers, and to find an agent."""
 
 from contextlib import ExitStack
 
@@ -62,7 +62,7 @@ def test_b7_an_override_set_by_clicking_lifts_the_limit(visitors: Visitors) -> N
         assert [one["by"] for one in changes] == ["admin at 127.0.0.1"] * 4
 
 
-def test_b7_what_the_hub_refuses_is_said_in_the_dialog(visitors: Visitors) -> None:
+def test_b7_a_refusal_is_shown_in_the_dialog(visitors: Visitors) -> None:
     with running() as hub, hub.agent("planner") as planner:
         planner.ask("channel_subscribe", channel="general")
         page = visitors.come(hub, ADMIN)
@@ -91,7 +91,7 @@ def test_b7_a_viewer_sees_everything_and_can_change_nothing(visitors: Visitors) 
 # Who may look ---------------------------------------------------------------------------------------------------------
 
 
-def test_b7_whoever_has_no_token_is_asked_for_one(visitors: Visitors) -> None:
+def test_b7_a_visitor_without_a_token_is_asked_for_one(visitors: Visitors) -> None:
     with running() as hub, hub.agent("planner"):
         page = visitors.come(hub)
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
@@ -126,7 +126,7 @@ def test_b7_wrong_tokens_are_limited_and_the_page_says_until_when(visitors: Visi
         expect(page.get_by_role("alert")).to_have_text("The hub says: too many wrong tokens; try again in 60 s.")
 
 
-def test_b7_a_token_in_the_address_is_taken_from_it_at_once(visitors: Visitors) -> None:
+def test_b7_a_token_is_removed_from_the_address_at_once(visitors: Visitors) -> None:
     with running() as hub, hub.agent("planner"):
         page = visitors.come(hub, ADMIN)
         expect(card(page, "planner")).to_be_visible()
@@ -154,7 +154,7 @@ def test_b7_a_public_dashboard_needs_no_token_to_look(visitors: Visitors) -> Non
         expect(change).to_have_count(0)
 
 
-def test_b7_there_may_be_so_many_dashboards_and_the_next_one_waits(visitors: Visitors) -> None:
+def test_b7_a_dashboard_above_the_maximum_waits(visitors: Visitors) -> None:
     with running(max_dashboards=1) as hub, hub.agent("planner"):
         first = visitors.come(hub, VIEWER)
         expect(card(first, "planner")).to_be_visible()
@@ -258,7 +258,7 @@ def test_b7_only_the_first_500_are_shown_and_the_page_says_how_many_more_there_a
         expect(page.locator("#more")).to_contain_text("12 more are not shown")
 
 
-def test_b7_cards_stay_where_they_are_while_somebody_is_at_them(visitors: Visitors) -> None:
+def test_b7_cards_stay_in_place_while_somebody_uses_them(visitors: Visitors) -> None:
     with running() as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
         ping(ada, 10)
         page = visitors.come(hub, ADMIN, time=STILL)

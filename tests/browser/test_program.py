@@ -9,10 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
-from websockets.sync.client import connect
 
 from tests.support.browser import GONE, STILL, Visitors, card, names, pass_time
-from tests.support.hub import AgentConnection
+from tests.support.hub import identified
 from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
@@ -30,21 +29,6 @@ def link(hub: Program) -> str:
     return found[1]
 
 
-def token_of(hub: Program, agent: str) -> str:
-    with hub.http() as http:
-        token: str = http.post("/api/admin/agents", json={"agent_id": agent}).raise_for_status().json()["token"]
-    return token
-
-
-@contextmanager
-def agent(hub: Program, name: str, token: str) -> Iterator[AgentConnection]:
-    """An agent that is connected."""
-    with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
-        wire = AgentConnection(socket)
-        assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
-        yield wire
-
-
 @contextmanager
 def load(hub: Program, agents: list[str]) -> Iterator[None]:
     """Agents that send one ping after the other, until the block ends."""
@@ -52,7 +36,7 @@ def load(hub: Program, agents: list[str]) -> Iterator[None]:
 
     def work() -> None:
         with ExitStack() as stack:
-            wires = [stack.enter_context(agent(hub, name, token)) for name, token in tokens]
+            wires = [stack.enter_context(identified(hub, name, token)) for name, token in tokens]
             while not over.is_set():
                 for wire in wires:
                     wire.say("ping")
@@ -60,7 +44,7 @@ def load(hub: Program, agents: list[str]) -> Iterator[None]:
                     while wire.hear()["type"] not in ("pong", "rate_limited"):
                         pass
 
-    tokens = [(name, token_of(hub, name)) for name in agents]
+    tokens = [(name, hub.register(name)) for name in agents]
     worker = threading.Thread(target=work)
     worker.start()
     try:
@@ -80,7 +64,7 @@ def checks(page: Page) -> int:
 
 
 def test_b7_the_link_that_is_printed_opens_it_signed_in(visitors: Visitors, tmp_path: Path) -> None:
-    with program(tmp_path / "data", *PATIENT) as hub, agent(hub, "planner", token_of(hub, "planner")):
+    with program(tmp_path / "data", *PATIENT) as hub, identified(hub, "planner", hub.register("planner")):
         where, _, token = link(hub).partition("#token=")
         assert where == f"http://{hub}/dashboard"
         page = visitors.come(hub, token)
@@ -98,12 +82,12 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
         there = ("--port", str(port), *PATIENT)
         hub = Program(tmp_path / "data", *there)
         try:
-            token = token_of(hub, "planner")
+            token = hub.register("planner")
             with hub.http() as http:
                 http.put("/api/admin/rate-limits/planner", json={"light": "100/day"}).raise_for_status()
             page = visitors.come(hub, ADMIN)
             by_link = visitors.come(hub, link(hub).partition("#token=")[2])
-            with agent(hub, "planner", token) as planner, agent(hub, "gone", token_of(hub, "gone")):
+            with identified(hub, "planner", token) as planner, identified(hub, "gone", hub.register("gone")):
                 planner.ask("ping")
                 expect(card(page, "gone")).to_be_visible()
                 for one in (page, by_link):
@@ -113,7 +97,7 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
                     expect(one.locator("#state")).to_contain_text("Reconnecting…, last heard")
                 assert sorted(names(page)) == ["gone", "planner"]  # as it was when the hub was heard last
             hub = Program(tmp_path / "data", *there)
-            with agent(hub, "planner", token) as planner:
+            with identified(hub, "planner", token) as planner:
                 expect(page.locator("#state")).to_have_text("Live")
                 expect(card(page, "planner").locator(".usage")).to_contain_text("0 of 100 used")
                 planner.ask("ping")
@@ -125,7 +109,7 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
             hub.stop()
 
 
-def test_b7_a_hub_that_says_nothing_is_as_good_as_gone(visitors: Visitors, tmp_path: Path) -> None:
+def test_b7_a_silent_hub_is_treated_as_gone(visitors: Visitors, tmp_path: Path) -> None:
     with program(tmp_path / "data") as hub:
         page = visitors.come(hub, ADMIN, time=STILL)
         expect(page.locator("#state")).to_have_text("Live")

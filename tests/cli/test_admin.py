@@ -1,22 +1,20 @@
-"""The commands that ask a hub: against a real one, and against what answers in its place."""
+"""The commands that call a hub, against a real one and against impostors."""
 
 import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
-from structlog.testing import capture_logs
 
 from headgate import Policy
-from headgate.cli import main
-from headgate.cli.hub_api import HubApi, HubError, hub_from
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
+from headgate.cli.hub_api import HubApi, HubError
+from tests.support.cli import Command, StartHub
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE
@@ -27,55 +25,6 @@ FEW = Policy(limits={"light": "2/minute"})
 NOBODY_THERE = "expected a hub that answers, got: Connection refused; is it running? (--hub, HEADGATE_HUB)"
 NOT_A_HUB = "expected the answer of a headgate hub, got something else; is the address right?"
 A_TOKEN = "expected at least 16 printable ASCII characters without spaces"
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing from outside, the admin's token, and patience with a hub."""
-    for name in os.environ:
-        if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
-    monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
-
-
-@pytest.fixture
-def headgate(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command; its exit code, output and errors."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code: Any
-        try:
-            code = main(arguments)
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def told(headgate: Command) -> Callable[..., Any]:
-    """Run a command with --json that goes well; what it prints."""
-
-    def run(*arguments: str) -> Any:
-        code, out, err = headgate(*arguments, "--json")
-        assert (code, err, out.count("\n")) == (0, "", 1)
-        assert out.isascii()
-        return json.loads(out)
-
-    return run
-
-
-@contextmanager
-def at(monkeypatch: pytest.MonkeyPatch, policy: Policy = FEW, **changes: Any) -> Iterator[Running]:
-    """A hub that the commands find."""
-    with capture_logs(), running(policy, **changes) as hub:  # its log would stand between what the commands print
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
-        yield hub
 
 
 def use_up(wire: AgentConnection, denials: int = 1) -> None:
@@ -89,8 +38,8 @@ def use_up(wire: AgentConnection, denials: int = 1) -> None:
 # What an operator asks ------------------------------------------------------------------------------------------------
 
 
-def test_agents_are_listed_with_how_they_stand(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
-    with at(monkeypatch) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
+def test_agents_are_listed_with_how_they_stand(running_hub: StartHub, headgate: Command) -> None:
+    with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
         hub.register("away")
         hub.hub.gate.set_override("planner", "heavy", "100/minute")
         use_up(planner, 2)
@@ -107,15 +56,15 @@ def test_agents_are_listed_with_how_they_stand(monkeypatch: pytest.MonkeyPatch, 
         )
 
 
-def test_agents_as_json_are_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, told: Callable[..., Any]) -> None:
-    with at(monkeypatch) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
+def test_agents_as_json_are_what_the_hub_says(running_hub: StartHub, printed_json: Callable[..., Any]) -> None:
+    with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
         use_up(planner)
         with hub.http(VIEWER) as viewer:
-            assert told("agents") == {"agents": viewer.get("/api/dashboard/state").json()["agents"]}
+            assert printed_json("agents") == {"agents": viewer.get("/api/dashboard/state").json()["agents"]}
 
 
-def test_without_agents_it_is_said(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
-    with at(monkeypatch):
+def test_empty_lists_say_so(running_hub: StartHub, headgate: Command) -> None:
+    with running_hub(FEW):
         assert headgate("agents") == (0, "no agent is connected or was recently active\n", "")
         assert headgate("agents", "--all") == (0, "no agent is registered\n", "")
         assert headgate("override", "list") == (0, "no agent has overrides\n", "")
@@ -124,16 +73,16 @@ def test_without_agents_it_is_said(monkeypatch: pytest.MonkeyPatch, headgate: Co
 
 
 def test_all_agents_are_those_that_are_registered(
-    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+    running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
-    with at(monkeypatch) as hub, hub.agent("here") as here:
+    with running_hub(FEW) as hub, hub.agent("here") as here:
         use_up(here)
         names = [f"agent {number:03}" for number in range(120)]  # more than one page
         for name in names:
             hub.register(name)
         hub.run(hub.hub.registry.revoke("agent 007"))
         hub.hub.gate.check("agent 005", "http", "light")
-        found = {one["agent_id"]: one for one in told("agents", "--all")["agents"]}
+        found = {one["agent_id"]: one for one in printed_json("agents", "--all")["agents"]}
         assert list(found) == [*names, "here"]
         assert [name for name, one in found.items() if one["revoked"]] == ["agent 007"]
         assert found["agent 005"]["usage"]["remaining"] == 1
@@ -144,7 +93,7 @@ def test_all_agents_are_those_that_are_registered(
         assert lines[8] == "agent 007  no       -     -  -                  0     0     -  revoked"
 
 
-def test_all_agents_are_told_of_or_none(headgate: Command) -> None:
+def test_all_agents_are_listed_or_none(headgate: Command) -> None:
     registered = (200, {"agents": [{"agent_id": "b"}]})
     answers = {"/api/admin/agents?limit=100&after=": registered, "/api/admin/agents/b": (500, None)}
     with impostor({"agents": []}, answers=answers) as one:
@@ -153,7 +102,7 @@ def test_all_agents_are_told_of_or_none(headgate: Command) -> None:
         assert err.startswith(f"http://{one}: expected the answer of a headgate hub, got HTTP status 500")
 
 
-def test_where_a_hub_tells_of_no_more_agents_it_is_said(headgate: Command) -> None:
+def test_a_truncated_list_of_agents_says_so(headgate: Command) -> None:
     card = {"connected": True, "usage": None, "violations": 0, "violations_last_hour": 0, "wait_left_ms": 0}
     card |= {"exempt": False, "override": False}
     with impostor({"agents": [{"agent_id": f"a{number}", **card} for number in range(1000)]}) as one:
@@ -163,9 +112,9 @@ def test_where_a_hub_tells_of_no_more_agents_it_is_said(headgate: Command) -> No
 
 
 def test_overrides_are_set_listed_and_removed(
-    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+    running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
-    with at(monkeypatch) as hub:
+    with running_hub(FEW) as hub:
         hub.register("planner")
         assert headgate("override", "set", "planner", "heavy=100/minute", "light=5/second burst 20") == (
             0,
@@ -186,7 +135,7 @@ def test_overrides_are_set_listed_and_removed(
         )
         own = {"heavy": "100/minute", "light": "5/second burst 20"}
         overrides = {"planner": {"ws": own, "http": own}, "writer": {"ws": {"normal": "unlimited"}}}
-        assert told("override", "list") == {"overrides": overrides}
+        assert printed_json("override", "list") == {"overrides": overrides}
         _, out, _ = headgate("override", "list")
         assert out.splitlines()[-1] == "writer   ws       normal  unlimited"
         assert headgate("override", "remove", "planner") == (
@@ -194,33 +143,33 @@ def test_overrides_are_set_listed_and_removed(
             "planner has no overrides now: the defaults apply\n",
             "",
         )
-        assert told("override", "remove", "writer")["override"] == {}
+        assert printed_json("override", "remove", "writer")["override"] == {}
         assert hub.hub.gate.effective.overrides == {}
-        assert told("override", "set", "planner", "light=1/s")["override"]["http"] == {"light": "1/second"}
+        assert printed_json("override", "set", "planner", "light=1/s")["override"]["http"] == {"light": "1/second"}
 
 
 def test_exemptions_are_added_listed_and_removed(
-    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+    running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
-    with at(monkeypatch) as hub:
+    with running_hub(FEW) as hub:
         hub.register("a/b")
         said = "is exempt now: all its requests pass and none is counted\n"
         assert headgate("exempt", "add", "a/b") == (0, f"a/b {said}", "")
         note = "note: no agent named monitor is registered\n"
         assert headgate("exempt", "add", "monitor") == (0, f"monitor {said}", note)
         assert headgate("exempt", "list") == (0, "a/b\nmonitor\n", "")
-        assert told("exempt", "list") == {"agents": ["a/b", "monitor"]}
+        assert printed_json("exempt", "list") == {"agents": ["a/b", "monitor"]}
         assert hub.hub.gate.effective.exempt == {"a/b", "monitor"}
         assert headgate("exempt", "remove", "a/b") == (0, "a/b is no longer exempt: its limits apply\n", "")
         code, out, _ = headgate("exempt", "add", "--json", "--", "-x")  # a name that begins like an option
         assert (code, json.loads(out)) == (0, {"agents": ["-x", "monitor"]})
-        assert told("exempt", "remove", "monitor") == {"agents": ["-x"]}
+        assert printed_json("exempt", "remove", "monitor") == {"agents": ["-x"]}
 
 
 def test_violations_are_listed_and_forgotten(
-    monkeypatch: pytest.MonkeyPatch, headgate: Command, told: Callable[..., Any]
+    running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
-    with at(monkeypatch) as hub, hub.agent("planner") as planner, hub.agent("writer") as writer:
+    with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("writer") as writer:
         use_up(writer)
         use_up(planner, 3)
         assert headgate("violations") == (
@@ -228,10 +177,10 @@ def test_violations_are_listed_and_forgotten(
             "agent    hour  in a row  wait  marks\nplanner     3         3   5 s\nwriter      1         1   1 s\n",
             "",
         )
-        assert [one["agent_id"] for one in told("violations")["agents"]] == ["planner", "writer"]
+        assert [one["agent_id"] for one in printed_json("violations")["agents"]] == ["planner", "writer"]
         assert headgate("violations", "reset", "planner") == (0, "violations of planner reset\n", "")
         assert not hub.hub.gate.is_rate_limited("planner")
-        assert told("violations", "reset", "writer") == {"agent_id": "writer", "reset": True}
+        assert printed_json("violations", "reset", "writer") == {"agent_id": "writer", "reset": True}
         assert headgate("violations", "reset", "writer") == (0, "writer had no violations to reset\n", "")
         note = "note: no agent named nobody is registered\n"
         assert headgate("violations", "reset", "nobody")[2] == note
@@ -251,7 +200,7 @@ def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, he
         assert headgate("violations", "reset", "a") == (1, "", f"http://127.0.0.1:1: {NOBODY_THERE}\n")
 
 
-def test_without_either_it_is_where_a_hub_is_by_default(headgate: Command) -> None:
+def test_the_default_hub_is_on_port_8080(headgate: Command) -> None:
     with socket.socket() as taken:
         try:
             taken.bind(("127.0.0.1", 8080))  # and doesn't listen
@@ -261,12 +210,12 @@ def test_without_either_it_is_where_a_hub_is_by_default(headgate: Command) -> No
 
 
 def test_the_token_is_found_in_a_file_or_a_variable(
-    monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path
+    running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path
 ) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_text(f"{ADMIN}\n")
     bad.write_text("another-token-of-nobody")
-    with at(monkeypatch):
+    with running_hub(FEW):
 
         def unknown(origin: str) -> tuple[int, str, str]:
             return 1, "", f"{os.environ['HEADGATE_HUB']}: unknown token, from {origin}\n"
@@ -337,8 +286,10 @@ def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, hea
         assert headgate("agents") == (1, "", f"HEADGATE_HUB: {expected}")
 
 
-def test_a_proxy_is_asked_for_hubs_elsewhere_only(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
-    with at(monkeypatch) as hub, impostor({"agents": []}) as proxy:
+def test_a_proxy_is_used_for_remote_hubs_only(
+    running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, headgate: Command
+) -> None:
+    with running_hub(FEW) as hub, impostor({"agents": []}) as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy}")
         for host in ("127.0.0.1", "localhost"):
             assert headgate("exempt", "list", "--hub", f"http://{host}:{str(hub).rpartition(':')[2]}")[0] == 0
@@ -347,9 +298,7 @@ def test_a_proxy_is_asked_for_hubs_elsewhere_only(monkeypatch: pytest.MonkeyPatc
         assert proxy.asked == ["http://hub.invalid/below/api/admin/rate-limits/whitelist"]
 
 
-def test_tls_is_spoken_with_those_who_can_be_trusted(
-    monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path
-) -> None:
+def test_tls_needs_a_trusted_certificate(monkeypatch: pytest.MonkeyPatch, headgate: Command, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
@@ -403,7 +352,7 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
         refused(one, "expected the answer of a headgate hub, got HTTP status 502; is the address right?")
 
 
-def test_a_token_is_not_carried_elsewhere(headgate: Command) -> None:
+def test_a_token_does_not_follow_a_redirect(headgate: Command) -> None:
     with impostor({"agents": []}) as thief, impostor(status=307, headers={"Location": f"http://{thief}/"}) as one:
         text = f"http://{one}: expected an answer, got a redirect to http://{thief}/; set that as --hub\n"
         assert headgate("exempt", "list", "--hub", f"http://{one}") == (1, "", text)

@@ -15,7 +15,7 @@ import headgate.limits.decision
 from headgate import Policy, RedisStore
 from headgate._version import VERSION
 from headgate.cli import main
-from tests.cli.test_main import PACKAGES, surroundings
+from tests.support.cli import PACKAGES, run
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server
 
@@ -149,10 +149,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )  # fmt: skip
 def test_without_the_extra_it_says_what_to_install(bare: Path, arguments: list[str], code: int, text: str) -> None:
     program = f"import sys; sys.path.insert(0, {str(bare)!r}); from headgate.cli import main; sys.exit(main())"
-    result = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, *arguments],
-        env=surroundings() | {"HEADGATE_ADMIN_TOKEN": "a-token-of-the-tests"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-I", "-S", "-c", program]
+    result = run(*arguments, command=command, more={"HEADGATE_ADMIN_TOKEN": "a-token-of-the-tests"})
     assert (result.returncode, result.stdout) == (code, "")
     assert re.fullmatch(text, result.stderr.strip())

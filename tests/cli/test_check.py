@@ -2,24 +2,22 @@
 
 import json
 import logging
-import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from structlog.testing import capture_logs
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.cli import check as module
-from headgate.cli import main
-from headgate.cli.check import describe
-from headgate.cli.hub_api import hub_from
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from headgate.http import describe_decision
+from tests.support.cli import Command, StartHub
+from tests.support.hub import ADMIN, VIEWER, Running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE, Server
@@ -29,29 +27,12 @@ pytestmark = pytest.mark.once
 FEW = Policy(limits={"light": "2/minute"}, exempt=["monitor"], shadow=["heavy"])
 SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command; its exit code, output and errors."""
-    for name in os.environ:
-        if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
-    monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
+def check(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run `headgate check`."""
     monkeypatch.setattr(module, "_TIMEOUT", PATIENCE)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code: Any
-        try:
-            code = main(["check", *arguments])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(headgate, "check")
 
 
 def verdict(**different: Any) -> dict[str, Any]:
@@ -70,9 +51,8 @@ DENIED = verdict(outcome="deny", remaining=0, retry_after_ms=30_000, violations=
 # By a hub -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_exit_code_and_a_line_say_what_the_hub_decides(monkeypatch: pytest.MonkeyPatch, check: Command) -> None:
-    with capture_logs(), running(FEW) as hub:
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+def test_the_exit_code_and_a_line_say_what_the_hub_decides(running_hub: StartHub, check: Command) -> None:
+    with running_hub(FEW) as hub:
         light = ("planner", "--tier", "light")
         assert check(*light) == (0, "allow: ws light, 2/minute: 1 of 2 left\n", "")
         assert check(*light, "--peek") == (0, "warn: ws light, 2/minute: 1 of 2 left\n", "")  # a check would
@@ -96,9 +76,8 @@ def test_the_exit_code_and_a_line_say_what_the_hub_decides(monkeypatch: pytest.M
         assert check("planner", "--tier", "normal") == (0, "allow: ws normal, unlimited\n", "")
 
 
-def test_as_json_it_is_one_object(monkeypatch: pytest.MonkeyPatch, check: Command) -> None:
-    with capture_logs(), running(FEW) as hub:
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+def test_as_json_it_is_one_object(running_hub: StartHub, check: Command) -> None:
+    with running_hub(FEW):
 
         def told(*arguments: str) -> tuple[int, Any]:
             code, out, err = check(*arguments, "--json")
@@ -116,16 +95,13 @@ def test_as_json_it_is_one_object(monkeypatch: pytest.MonkeyPatch, check: Comman
         assert (code, exempt["outcome"], exempt["exempt"], exempt["limit"]) == (0, "exempt", True, "unlimited")
 
 
-def test_a_limit_that_is_only_watched_says_what_it_would_have_been(
-    monkeypatch: pytest.MonkeyPatch, check: Command
-) -> None:
-    with capture_logs(), running(FEW) as hub:
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+def test_a_limit_in_shadow_mode_shows_the_outcome_it_would_have_had(running_hub: StartHub, check: Command) -> None:
+    with running_hub(FEW):
         watched = "allow: ws heavy, 10/minute: 10 of 10 left; in shadow mode, otherwise: deny\n"
         assert check("planner", "--tier", "heavy", "--cost", "11") == (0, watched, "")
 
 
-def test_a_hub_whose_store_is_away_says_so(monkeypatch: pytest.MonkeyPatch, check: Command) -> None:
+def test_a_hub_whose_store_is_away_says_so(check: Command) -> None:
     with impostor(verdict(degraded=True)) as one:
         text = "allow: ws light, 2/minute: 1 of 2 left; decided without the store, which is away\n"
         assert check("planner", "--tier", "light", "--hub", f"http://{one}") == (0, text, "")
@@ -163,7 +139,7 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
          "--cost: expected no --peek, which shows how much is left for any cost"),
         (["a", "--tier", "light", "--store", "nowhere"],
          ("store: expected a URL such as redis://host:6379/0, rediss://…, unix:///path, "
-          "redis+sentinel://host:26379/name or redis+cluster://host:7000, got 'nowhere'")),
+          "redis+sentinel://host:26379/name, redis+cluster://host:7000 or memory://, got 'nowhere'")),
         (["a", "--tier", "light", "--store", "redis://x", "--policy", "/nowhere/x.toml"],
          "/nowhere/x.toml: 1 mistake\n  expected a readable file, got: No such file or directory"),
     ],
@@ -189,11 +165,10 @@ def test_arguments_that_cannot_be_read_are_refused(check: Command, arguments: li
     assert err.splitlines()[-1] == f"headgate check: error: {text}"
 
 
-def test_what_the_hub_finds_wrong_is_wrong_usage_and_what_it_cannot_decide_is_not(
-    monkeypatch: pytest.MonkeyPatch, check: Command
+def test_a_request_the_hub_rejects_is_a_usage_error_and_a_refused_token_is_not(
+    running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, check: Command
 ) -> None:
-    with capture_logs(), running(FEW) as hub:
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+    with running_hub(FEW) as hub:
         light = ("planner", "--tier", "light")
         for arguments, text in (
             ((*light, "--channel", "fax"), "channel: expected one of ws, http, got 'fax'"),
@@ -253,7 +228,7 @@ def test_without_a_policy_the_defaults_hold(check: Command, redis_server: Server
     assert told == (0, "allow: ws heavy, 10/minute: 9 of 10 left\n", "")
 
 
-def test_with_a_limit_it_is_any_key_of_a_limiter(check: Command, redis_server: Server, agent: str) -> None:
+def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: Server, agent: str) -> None:
     key = f"{agent}\n\x1b[2J"
     with RedisStore(redis_server.url, timeout=PATIENCE) as store, Limiter("3/hour", store=store) as limiter:
         by_key = (key, "--limit", "3/hour", "--store", redis_server.url)
@@ -279,7 +254,7 @@ def test_with_a_limit_it_is_any_key_of_a_limiter(check: Command, redis_server: S
         (["--limit", "often"], f"limit 'often': expected {SYNTAX}, got 'often'"),
     ],
 )
-def test_what_a_server_cannot_be_asked_is_wrong_usage(
+def test_invalid_arguments_for_a_server_are_usage_errors(
     check: Command, redis_server: Server, arguments: list[str], text: str
 ) -> None:
     assert check("a", *arguments, "--store", redis_server.url) == (2, "", f"headgate check: {text}\n")
@@ -348,28 +323,24 @@ def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, r
 
 def test_the_wait_is_rounded_up_to_a_millisecond() -> None:
     limiter = Limiter("3/second", store=MemoryStore(clock=ManualClock()))
-    waits = [describe(limiter.check("a"))["retry_after_ms"] for _ in range(4)]
+    waits = [describe_decision(limiter.check("a"))["retry_after_ms"] for _ in range(4)]
     assert waits == [0, 0, 0, 334]
-    assert describe(limiter.check("a", cost=4))["retry_after_ms"] is None
+    assert describe_decision(limiter.check("a", cost=4))["retry_after_ms"] is None
 
 
 def test_a_hub_and_a_server_answer_alike(
-    monkeypatch: pytest.MonkeyPatch, check: Command, redis_server: Server, tmp_path: Path, agent: str
+    running_hub: StartHub, check: Command, redis_server: Server, tmp_path: Path, agent: str
 ) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nheavy = "10/day"\n')  # time stands still at the hub only
-    with capture_logs(), running(Policy.load(file)) as hub:
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+    with running_hub(Policy.load(file)):
         for more in ([], ["--peek"], ["--cost", "11"]):
             arguments = [agent, "--tier", "heavy", "--json", *more]
             assert check(*arguments) == check(*arguments, "--store", redis_server.url, "--policy", str(file))
 
 
-def test_it_counts_for_a_running_hub_as_the_agents_own_requests_do(
-    monkeypatch: pytest.MonkeyPatch, check: Command
-) -> None:
-    with capture_logs(), running(FEW) as hub, hub.agent("planner") as wire:
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+def test_it_counts_for_a_running_hub_as_the_agents_own_requests_do(running_hub: StartHub, check: Command) -> None:
+    with running_hub(FEW) as hub, hub.agent("planner") as wire:
         assert wire.ask("ping")["type"] == "pong"
         assert check("planner", "--action", "ping")[0] == 0
         assert wire.ask("ping")["type"] == "rate_limited"

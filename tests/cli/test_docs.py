@@ -1,19 +1,15 @@
 """docs/cli.md: it names every command and option, no others, and shows what commands really print."""
 
 import argparse
-import os
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
-from headgate.cli import build_parser, main
-from headgate.cli.hub_api import hub_from
-from tests.support.hub import ADMIN, running
-from tests.support.valkey import PATIENCE
+from headgate.cli import build_parser
+from tests.support.cli import Command, StartHub
 
 pytestmark = pytest.mark.once
 
@@ -77,16 +73,11 @@ def shown() -> list[tuple[str, str]]:
     return [(command, printed) for command, _, printed in (part.partition("\n") for part in parts)]
 
 
-def test_what_is_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in os.environ:
-        if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+def test_the_page_shows_the_real_output(
+    running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(DOCS)
-    monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
-    printed = []
-    with capture_logs(), running() as hub, hub.agent("planner"), hub.agent("writer"), hub.agent("reader"):
-        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
-        monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+    with running_hub() as hub, hub.agent("planner"), hub.agent("writer"), hub.agent("reader"):
         hub.hub.gate.add_exemption("monitor")
         for agent, channel, action, times in (
             ("planner", "http", "post_task", 12),
@@ -95,9 +86,5 @@ def test_what_is_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsy
         ):
             for _ in range(times):
                 hub.run(hub.hub.stats.check(agent, channel, hub.hub.gate.tier_of(channel, action)))
-        for command, _ in shown():
-            capsys.readouterr()
-            main(shlex.split(command)[1:])
-            out, err = capsys.readouterr()
-            printed.append((command, out + err))
+        printed = [(command, "".join(headgate(*shlex.split(command)[1:])[1:])) for command, _ in shown()]
     assert printed == shown()

@@ -1,17 +1,9 @@
 """The command `headgate`, run as users run it."""
 
 import argparse
-import os
-import pty
 import re
-import select
 import signal
-import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,43 +13,21 @@ import headgate
 import headgate.limits.decision
 from headgate import Policy
 from headgate._version import VERSION
-from headgate.cli import build_parser, main
+from headgate.cli import build_parser
 from headgate.hub.settings import HubSettings, flag
-from tests.support.valkey import PATIENCE
+from tests.support.cli import DEADLINE, MODULE, PACKAGES, Command, Terminal, on_terminal, run, running
 
 pytestmark = pytest.mark.once
 
-PACKAGES = Path(headgate.__file__).parents[1]
 SOURCE = Path(__file__).parents[2] / "src"
-MODULE = [sys.executable, "-m", "headgate"]
 SCRIPT = [str(Path(sys.executable).with_name("headgate"))]
 COMMANDS = [MODULE, SCRIPT] if PACKAGES != SOURCE else [MODULE]  # src/ is not installed, it has no script
-DEADLINE = 5 * PATIENCE
-"""Seconds for a program to come to its end: it has more to do than to say something."""
 
 
 def _commands() -> list[str]:
     """The commands, as the help lists them."""
     (below,) = [one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction)]
     return list(below.choices)
-
-
-def surroundings(packages: Path = PACKAGES) -> dict[str, str]:
-    """The same headgate as in this process, and nothing from outside that changes what is printed."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    return kept | {"PYTHONPATH": str(packages), "PYTHONUTF8": "1", "TERM": "xterm"}
-
-
-def run(*arguments: str, command: list[str] = MODULE, packages: Path = PACKAGES) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command, *arguments],
-        env=surroundings(packages),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -156,26 +126,22 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         ),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(
-    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (2, "")
+def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str, headgate: Command) -> None:
+    code, out, err = headgate(*arguments)
+    assert (code, out) == (2, "")
     *usage, error = err.splitlines()
     assert usage[0].startswith("usage: headgate")
     assert all(line.startswith(" ") for line in usage[1:])
     assert error == text
 
 
-def test_as_a_program_it_says_the_same() -> None:
+def test_bad_arguments_of_the_program_give_the_same_error() -> None:
     result = run("dmeo")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1] == f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"
 
 
-def test_serve_says_what_every_option_is_and_what_holds_without_it() -> None:
+def test_serve_help_describes_every_option_and_its_default() -> None:
     result = run("serve", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     text = " ".join(result.stdout.split())
@@ -247,7 +213,7 @@ def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
     assert drawn[-1]["totals"] in found[0]
 
 
-def test_demo_with_agents_who_are_never_denied_names_none() -> None:
+def test_demo_without_denials_names_no_agent() -> None:
     result = run("demo", "--seconds", "0.5", "--agents", "1")
     _, opening, *_, last, measured = result.stdout.splitlines()
     assert opening == "One agent has a bucket: 5/second burst 20. Press Ctrl-C to stop."
@@ -255,19 +221,6 @@ def test_demo_with_agents_who_are_never_denied_names_none() -> None:
     assert found
     assert found["denied"] == "0"
     assert MEASURED.fullmatch(measured)
-
-
-@contextmanager
-def running(
-    *arguments: str, output: int = subprocess.PIPE, more: dict[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """The command while it runs. It is not left running, whatever becomes of the test."""
-    command, environment = [*MODULE, *arguments], surroundings() | (more or {})
-    with subprocess.Popen(command, env=environment, text=True, stdout=output, stderr=output) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_demo_whose_reader_goes_away_ends_without_a_word() -> None:
@@ -296,62 +249,6 @@ def test_ctrl_c_ends_the_demo_with_its_summary() -> None:
     found = summary(rest.splitlines())
     assert float(found["elapsed"]) < 600
     assert int(found["denied"]) > 0
-
-
-class Terminal:
-    """What headgate writes on a pseudo-terminal."""
-
-    def __init__(self, rows: int = 24, columns: int = 100) -> None:
-        self._master, self.slave = pty.openpty()
-        termios.tcsetwinsize(self.slave, (rows, columns))
-        self._written = b""
-
-    @property
-    def text(self) -> str:
-        """What was written; the last character may be there in part only."""
-        return self._written.decode(errors="replace").replace("\r\n", "\n")
-
-    def until(self, condition: Callable[[str], object]) -> None:
-        """Read until something holds for what was written."""
-        deadline = time.monotonic() + PATIENCE
-        while not condition(self.text):
-            assert self._read(deadline), f"it ended after {self.text[-1000:]!r}"
-
-    def _read(self, deadline: float) -> bool:
-        """Wait for more, and say whether there was any before the end."""
-        ready, _, _ = select.select([self._master], [], [], max(deadline - time.monotonic(), 0))
-        assert ready, f"nothing more came in time after {self.text[-1000:]!r}"
-        try:
-            more = os.read(self._master, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            more = b""
-        self._written += more
-        return bool(more)
-
-    def close(self) -> None:
-        """Both ends, where nothing was run."""
-        os.close(self._master)
-        os.close(self.slave)
-
-    @contextmanager
-    def running(self, *arguments: str, more: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-        """The command while it writes here. What it has not written by then is read at the end."""
-        with running(*arguments, output=self.slave, more=more) as process:
-            os.close(self.slave)
-            yield process
-            deadline = time.monotonic() + DEADLINE
-            while self._read(deadline):
-                pass
-            assert process.wait(DEADLINE) == 0
-        os.close(self._master)
-
-
-def on_terminal(*arguments: str, rows: int = 24, columns: int = 100, more: dict[str, str] | None = None) -> str:
-    """All that is written on a terminal of this size, with these environment variables too."""
-    terminal = Terminal(rows, columns)
-    with terminal.running(*arguments, more=more):
-        pass
-    return terminal.text
 
 
 HIDE, SHOW, UP, RED, COLOUR = "\x1b[?25l", "\x1b[?25h", "\x1b[9F", "\x1b[31m", re.compile(r"\x1b\[(3[123]|0)m")
@@ -409,18 +306,6 @@ def test_a_terminal_that_cannot_show_the_picture_gets_lines(rows: int, columns: 
     assert LINE.fullmatch(text.splitlines()[2])
 
 
-def test_ctrl_c_gives_the_terminal_back() -> None:
-    terminal = Terminal()
-    with terminal.running("demo", "--seconds", "600") as process:
-        terminal.until(lambda text: UP in text)
-        process.send_signal(signal.SIGINT)
-    text = terminal.text
-    assert "Traceback" not in text
-    assert text.count(HIDE) == text.count(SHOW) == 1
-    assert SUMMARY.search(text)
-    assert MEASURED.fullmatch(text.splitlines()[-1])
-
-
 def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text('warn_at = 0.9\n[limits]\nheavy = "5/minute"\n[agents."a b"]\nws.light = ["1/s", "5/m"]\n')
@@ -437,7 +322,7 @@ def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
     assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; changes nothing\n"
 
 
-def test_policy_check_tells_all_mistakes(tmp_path: Path) -> None:
+def test_policy_check_lists_all_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
     result = run("policy", "check", str(path))

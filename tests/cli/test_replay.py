@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from html.parser import HTMLParser
@@ -15,22 +14,16 @@ from typing import Any
 
 import pytest
 
-import headgate
 from headgate import ManualClock
 from headgate.cli import main, replay
 from headgate.cli.terminal import ProgressLine
 from headgate.replay.options import FIELDS
-from tests.cli.test_main import Terminal, on_terminal
+from tests.support.cli import Terminal, on_terminal
+from tests.support.cli import run as run_process
 from tests.support.log_files import access_line, write_csv, write_log
-from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 
-PACKAGES = str(Path(headgate.__file__).parents[1])
-SURROUNDINGS = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")} | {
-    "PYTHONPATH": PACKAGES, "PYTHONUTF8": "1", "TERM": "xterm",
-}  # fmt: skip
-COMMAND = [sys.executable, "-m", "headgate", "replay"]
 DOCS = Path(__file__).parents[2] / "docs"
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -127,7 +120,7 @@ def test_the_summary_with_suggestions(log: str, capsys: pytest.CaptureFixture[st
     assert "# Denies at most 0.1% of the requests of each tier.\n" in capsys.readouterr().out
 
 
-def test_what_else_there_is_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_about_the_log_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(9, "a", "dance\u2003"), (2, "a", "dance\u2003"), *[(9, "a", "post_task")] * 400]
     broken = write_log(
         tmp_path, Path(write_csv(tmp_path, rows, "time,agent,action")).read_bytes(), "b.csv.gz", compressed=True
@@ -145,7 +138,7 @@ def test_what_else_there_is_to_say_is_said(tmp_path: Path, capsys: pytest.Captur
     assert "\n1 line without a user skipped\n" in capsys.readouterr().out
 
 
-def test_of_many_alerts_the_first_five_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_five_alerts_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write_csv(tmp_path, [(0, f"agent {number}", "heavy") for number in range(7) for _ in range(20)])
     assert run(log) == 0
     shown = capsys.readouterr().out.partition("7 alerts\n")[2].splitlines()
@@ -158,10 +151,7 @@ def test_the_docs_show_what_is_really_printed(tmp_path: Path) -> None:
     assert len(examples) == 3
     command = f'headgate() {{ "{sys.executable}" -m headgate "$@"; }}\n'
     for typed, shown in examples:
-        done = subprocess.run(
-            ["bash", "-euc", command + typed], cwd=tmp_path, env=SURROUNDINGS, capture_output=True, text=True,
-            timeout=5 * PATIENCE, check=False,
-        )  # fmt: skip
+        done = run_process("-euc", command + typed, command=["bash"], cwd=tmp_path)
         assert done.stderr == ""
         assert [line.rstrip() for line in done.stdout.splitlines()] == shown.splitlines()
 
@@ -248,7 +238,7 @@ def page_of(folder: Path, *arguments: str) -> Page:
 
 
 @pytest.mark.usefixtures("capsys")
-def test_the_page_is_whole_and_asks_nobody(log: str, policies: list[str], tmp_path: Path) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(log: str, policies: list[str], tmp_path: Path) -> None:
     page = page_of(tmp_path, log, "--policy", policies[0], "--compare", policies[1], "--suggest")
     assert page.open == []
     tags = {tag for tag, _ in page.seen}
@@ -302,7 +292,7 @@ def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("capsys")
-def test_a_page_of_calm_traffic(tmp_path: Path) -> None:
+def test_a_page_without_denials_says_so(tmp_path: Path) -> None:
     page = page_of(tmp_path, write_csv(tmp_path, [(0, "a", "light")]))
     assert "Nobody was denied." in page.text
     assert "Alerts" not in page.text
@@ -342,7 +332,7 @@ def test_bad_arguments_are_refused(arguments: list[str], text: str, capsys: pyte
     assert capsys.readouterr().err.splitlines()[-1] == f"headgate replay: error: {text}"
 
 
-def test_what_cannot_be_done_is_said_in_a_line(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_one_line_errors(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*arguments: str) -> str:
         assert run(*arguments) == 1
         out = capsys.readouterr()
@@ -374,23 +364,17 @@ def test_a_page_that_cannot_be_written_is_an_error(log: str, capsys: pytest.Capt
 
 
 def test_standard_input_packed_or_not_can_even_be_read_several_times(log: str) -> None:
-    for data in (Path(log).read_bytes(), gzip.compress(Path(log).read_bytes())):
-        done = subprocess.run(
-            [*COMMAND, "-", "--suggest", "5%"],
-            input=data,
-            env=SURROUNDINGS,
-            capture_output=True,
-            check=True,
-            timeout=60,
-        )
-        assert done.stderr == b""
+    def replay_input(*options: str, **source: Any) -> bytes:
+        done = run_process("replay", "-", *options, text=False, **source)
+        assert (done.returncode, done.stderr) == (0, b"")
         assert done.stdout.startswith(b"-: 85 lines read as csv, 83 used\n")
-        assert b'\nheavy = "20/minute"' in done.stdout
+        found: bytes = done.stdout
+        return found
+
+    for data in (Path(log).read_bytes(), gzip.compress(Path(log).read_bytes())):
+        assert b'\nheavy = "20/minute"' in replay_input("--suggest", "5%", input=data)
     with Path(log).open() as file:
-        done = subprocess.run(
-            [*COMMAND, "-"], stdin=file, env=SURROUNDINGS, capture_output=True, check=True, timeout=60
-        )
-    assert done.stdout.startswith(b"-: 85 lines read as csv, 83 used\n")
+        replay_input(stdin=file)
 
 
 def test_colours_on_a_terminal_unless_they_are_forbidden(log: str) -> None:
@@ -441,7 +425,7 @@ def test_progress_is_shown_on_a_terminal_only(out: io.StringIO, term: str, monke
     assert out.getvalue() == ""
 
 
-def test_progress_of_a_stream_that_takes_its_time(tmp_path: Path) -> None:
+def test_progress_of_a_slow_stream_is_shown(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     shown_once = threading.Event()

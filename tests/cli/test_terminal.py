@@ -1,21 +1,19 @@
-"""What commands print: on a terminal, in a pipe, in any encoding, and while somebody waits."""
+"""Output of commands: on a terminal, in a pipe, in any encoding, and during a wait."""
 
 import io
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.cli import main, terminal
-from headgate.cli.terminal import RED, Cell, Column, display_width, print_table, truncate
+from headgate.cli.terminal import display_width, truncate
 from headgate.errors import printable
-from tests.cli.test_main import MODULE, Terminal, on_terminal, surroundings
+from tests.support.cli import Terminal, on_terminal, run
 from tests.support.hub import ADMIN, Running, running
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE
@@ -40,7 +38,7 @@ TITLES = ["agent", "here", "used", "left", "bucket", "in", "a", "row", "hour", "
         ("[red]a[/red]", "[red]a[/red]"),
     ],
 )
-def test_what_is_not_to_be_seen_is_escaped(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(text).isprintable()
 
@@ -62,11 +60,6 @@ def test_what_is_not_to_be_seen_is_escaped(text: str, shown: str) -> None:
 def test_text_is_measured_and_cut_by_the_columns_that_it_takes(text: str, columns: int, short: str) -> None:
     assert truncate(text, columns) == short
     assert display_width(short) <= columns
-
-
-def test_whatever_is_in_a_table_can_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table([Column("a"), Column("b")], [["\x1b[2J", Cell("x\ny", RED)]])
-    assert capsys.readouterr().out == "a        b\n\\x1b[2J  x\\ny\n"
 
 
 @pytest.fixture(scope="module")
@@ -107,37 +100,30 @@ def test_colours_can_be_refused(hub: Running, more: dict[str, str]) -> None:
     assert "a…" in text
 
 
-def piped(hub: Running, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*MODULE, *arguments], env=surroundings() | here(hub) | more.pop("variables", {}), text=True, check=False,
-        timeout=PATIENCE, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
-    )  # fmt: skip
-
-
 def test_in_a_pipe_nothing_is_coloured_or_cut(hub: Running) -> None:
-    result = piped(hub, "agents")
+    result = run("agents", more=here(hub))
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout
     assert LONG in result.stdout
 
 
 def test_a_terminal_that_cannot_show_a_name_is_shown_its_code(hub: Running) -> None:
-    result = piped(hub, "agents", variables={"PYTHONIOENCODING": "ascii"})
+    result = run("agents", more=here(hub) | {"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
     assert "\\u6f22\\u5b57" in result.stdout
 
 
-def test_a_denial_stays_one_when_nobody_reads_it(hub: Running) -> None:
+def test_a_denial_keeps_its_exit_code_when_nobody_reads_it(hub: Running) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        result = piped(hub, "check", "x", "--tier", "light", "--cost", "11", stdout=writer)
+        result = run("check", "x", "--tier", "light", "--cost", "11", more=here(hub), stdout=writer)
     finally:
         os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
 
 
-def test_whoever_waits_at_a_terminal_is_told_what_for() -> None:
+def test_a_wait_at_a_terminal_is_explained() -> None:
     released = threading.Event()
     shown = Terminal()
     with impostor({"agents": []}, before=lambda _: released.wait(PATIENCE)) as one:
@@ -155,7 +141,7 @@ class Screen(io.StringIO):
         return True
 
 
-def test_short_work_shows_nothing_but_what_came_of_it(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_shows_only_its_result(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal._SOON == 1.0
     monkeypatch.setattr(terminal, "_SOON", PATIENCE)  # whatever takes less is short, on a slow machine too
     for name, value in (here(hub) | {"TERM": "xterm"}).items():
@@ -179,7 +165,7 @@ def test_long_work_shows_how_far_it_is() -> None:
     assert "measuring" not in table
 
 
-def test_commands_that_ask_nobody_load_nothing_for_it() -> None:
+def test_offline_commands_load_no_network_modules() -> None:
     program = """
 import sys
 from headgate.cli import main
@@ -188,7 +174,5 @@ slow = ["urllib.request", "textual", "rich", "shtab", "redis", "msgspec", "uvico
 slow += ["headgate.hub.app", "headgate.cli.top_app"]
 print([name for name in slow if name in sys.modules])
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=surroundings(), capture_output=True, text=True, check=True
-    )
+    result = run("-c", program, command=[sys.executable])
     assert result.stdout.splitlines()[-1] == "[]"

@@ -144,7 +144,7 @@ def test_b7_the_summary_stands_above(shared: Running) -> None:
     drive(app, play)
 
 
-def test_it_follows_what_happens() -> None:
+def test_changes_are_shown_live() -> None:
     with at_work() as hub:
         app = view(hub)
 
@@ -190,7 +190,7 @@ def said(app: TopApp) -> str:
     return " ".join(screen(app).replace("▌", " ").split())
 
 
-def test_names_can_do_no_harm(shared: Running) -> None:
+def test_names_are_shown_escaped(shared: Running) -> None:
     evil = "[b]x\x1b[2J\n\u202e"
     usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
@@ -250,7 +250,7 @@ def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
     drive(app, play)
 
 
-def test_what_is_typed_after_a_slash_filters(shared: Running) -> None:
+def test_typing_after_a_slash_filters(shared: Running) -> None:
     app = view(shared)
 
     async def play(pilot: Pilot[int]) -> None:
@@ -347,7 +347,7 @@ def test_without_agents_the_keys_do_nothing() -> None:
         asyncio.run(play())
 
 
-def test_a_viewer_is_told_that_only_the_admin_may(shared: Running) -> None:
+def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: Running) -> None:
     app = view(shared, VIEWER)
 
     async def play(pilot: Pilot[int]) -> None:
@@ -421,7 +421,7 @@ def test_the_help_names_every_key(shared: Running) -> None:
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
-def test_it_quits(shared: Running, key: str) -> None:
+def test_quit_keys_end_top(shared: Running, key: str) -> None:
     app = view(shared)
 
     async def play(pilot: Pilot[int]) -> None:

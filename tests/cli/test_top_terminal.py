@@ -10,10 +10,9 @@ from uuid import uuid4
 
 import pytest
 from structlog.testing import capture_logs
-from websockets.sync.client import connect
 
-from tests.cli.test_main import DEADLINE, MODULE, Terminal, surroundings
-from tests.support.hub import ADMIN, running
+from tests.support.cli import MODULE, Terminal, run, surroundings
+from tests.support.hub import ADMIN, identified, running
 from tests.support.hub_process import program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
@@ -25,24 +24,17 @@ def test_a_hub_that_refuses_is_a_plain_error() -> None:
     terminal = Terminal()
     with capture_logs(), running() as hub:
         more = {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": "wrong" * 5}
-        command, environment = [*MODULE, "top"], surroundings() | more
-        done = subprocess.run(
-            command, env=environment, stdin=terminal.slave, stdout=terminal.slave, stderr=subprocess.PIPE, text=True,
-            timeout=DEADLINE, check=False,
-        )  # fmt: skip
+        done = run("top", more=more, stdin=terminal.slave, stdout=terminal.slave)
     assert done.stderr == f"http://{hub}: unknown token, from HEADGATE_ADMIN_TOKEN\n"
     assert done.returncode == 1
     terminal.close()
 
 
 @pytest.mark.parametrize("how", ["a pipe", "dumb"])
-def test_without_a_terminal_it_says_what_else_there_is(how: str) -> None:
+def test_without_a_terminal_top_names_an_alternative(how: str) -> None:
     terminal = Terminal()
     out = subprocess.PIPE if how == "a pipe" else terminal.slave
-    done = subprocess.run(
-        [*MODULE, "top"], env=surroundings() | {"TERM": "dumb" if how == "dumb" else "xterm"}, stdin=terminal.slave,
-        stdout=out, stderr=subprocess.PIPE, text=True, timeout=DEADLINE, check=False,
-    )  # fmt: skip
+    done = run("top", more={"TERM": "dumb" if how == "dumb" else "xterm"}, stdin=terminal.slave, stdout=out)
     text = "top: expected an interactive terminal; headgate agents prints the same as lines\n"
     assert (done.returncode, done.stderr) == (1, text)
     terminal.close()
@@ -101,20 +93,15 @@ def test_top_in_a_real_terminal(tmp_path: Path) -> None:
         command = f"{shlex.join([*MODULE, 'top', '--hub', f'http://127.0.0.1:{port}'])}; echo the exit code is $?; cat"
         hub = things.enter_context(program(data, *options))
         with hub.http() as admin:
-            tokens = {
-                name: admin.post("/api/admin/agents", json={"agent_id": name}).json()["token"]
-                for name in ("planner", "[red]x[/red]", "漢字")
-            }
             admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "monitor"})
         environment = surroundings() | {"HEADGATE_ADMIN_TOKEN": ADMIN, "TERM": "xterm-256color"}
         tmux = Tmux(command, environment)
         things.callback(tmux.close)
         tmux.wait_for(r"live  1 of 1 agents", r"^○ monitor +no limit .* E$")
         for name, times in (("planner", 14), ("漢字", 6), ("[red]x[/red]", 1)):
-            socket = things.enter_context(connect(f"ws://{hub}/ws", proxy=None, open_timeout=PATIENCE))
-            socket.send(f'{{"type": "identify", "agent_id": "{name}", "token": "{tokens[name]}"}}')
+            wire = things.enter_context(identified(hub, name, hub.register(name)))
             for _ in range(times):
-                socket.send('{"type": "ping"}')
+                wire.say("ping")
         shown = tmux.wait_for(
             r"live  4 of 4 agents",
             r"4 violations in the last hour: planner 4$",

@@ -1,4 +1,4 @@
-"""What all tests of the clients share."""
+"""Fixtures for the tests of clients."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.support.valkey import PATIENCE
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine isn't a hub that doesn't answer: by a clock that stands still, the pause after that has no end."""
+    """Allow for slow machines: on a clock that stands still, the pause after a failed handshake would never end."""
     monkeypatch.setattr(connection, "_HANDSHAKE", PATIENCE)

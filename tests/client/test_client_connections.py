@@ -16,11 +16,20 @@ import trustme
 from headgate import HeadgateError, InvalidInput, ManualClock
 from headgate.client import Refused, RelayClient, RelayMessage
 from headgate.hub.sockets.socket import Socket
+from tests.support.event_loop import run, until
 from tests.support.hub import Running, running
-from tests.support.hub_clients import Kind, both_clients, comes_back_when_it_is_told, relay_client, run, stays, until
+from tests.support.hub_clients import (
+    Kind,
+    at_hub,
+    at_limited_hub,
+    both_clients,
+    reconnects_when_told,
+    relay_client,
+    stays,
+    take,
+)
 from tests.support.hub_process import Program
 from tests.support.ports import nobody
-from tests.support.relay_clients import take
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -29,60 +38,51 @@ SECOND = 1_000_000
 # What the hub refuses -------------------------------------------------------------------------------------------------
 
 
-def test_what_the_hub_refuses_is_raised_with_its_code() -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice") as alice, relay_client(hub, "bob") as bob:
-            with pytest.raises(Refused, match=r"^unreachable: no connection of this address is open$") as info:
-                await alice.send("carol", b"")
-            assert info.value.code == "unreachable"
-            with pytest.raises(Refused, match="too_large"):  # answered without an id, since nobody reads so far
-                await alice.send("bob", b"x" * 3000)
-            far_too_large = asyncio.create_task(alice.send("bob", b"x" * 10_000))
-            after = asyncio.create_task(alice.send("bob", b"after", content_type="text/plain", in_reply_to="b-1"))
-            with pytest.raises(Refused, match="too_large"):  # the hub hangs up
-                await far_too_large
-            hub.clock.advance(1)
-            await after
-            (message,) = await take(bob, 1)
-            assert message == RelayMessage(after.result(), "alice", b"after", "text/plain", "b-1")
-
-    with running(max_frame=2000) as hub:
-        run(main())
+@at_hub(max_frame=2000)
+async def test_a_refusal_raises_with_its_code(hub: Running) -> None:
+    async with relay_client(hub, "alice") as alice, relay_client(hub, "bob") as bob:
+        with pytest.raises(Refused, match=r"^unreachable: no connection of this address is open$") as info:
+            await alice.send("carol", b"")
+        assert info.value.code == "unreachable"
+        with pytest.raises(Refused, match="too_large"):  # answered without an id, since nobody reads so far
+            await alice.send("bob", b"x" * 3000)
+        far_too_large = asyncio.create_task(alice.send("bob", b"x" * 10_000))
+        after = asyncio.create_task(alice.send("bob", b"after", content_type="text/plain", in_reply_to="b-1"))
+        with pytest.raises(Refused, match="too_large"):  # the hub hangs up
+            await far_too_large
+        hub.clock.advance(1)
+        await after
+        (message,) = await take(bob, 1)
+        assert message == RelayMessage(after.result(), "alice", b"after", "text/plain", "b-1")
 
 
 @both_clients
-def test_b2_a_wrong_token_raises_and_is_not_tried_again(kind: Kind) -> None:
-    async def main() -> None:
-        hub.register("alice")
-        with pytest.raises(Refused, match=rf"^unauthorized: 'alice' at ws://.*{kind.path}: {kind.wrong_token}"):
-            async with kind.connect(hub, "alice", "hg_wrong"):
-                pass
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_b2_a_wrong_token_raises_and_is_not_tried_again(hub: Running, kind: Kind) -> None:
+    hub.register("alice")
+    with pytest.raises(Refused, match=rf"^unauthorized: 'alice' at ws://.*{kind.path}: {kind.wrong_token}"):
+        async with kind.connect(hub, "alice", "hg_wrong"):
+            pass
 
 
 @both_clients
-def test_b2_a_token_that_is_revoked_raises_whatever_waits(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.connect(hub, "alice") as alice:
-            await kind.send(alice, "alice", "first")
-            await kind.take(alice, 1)
-            send = asyncio.create_task(kind.send(alice, "alice", "second"))
-            message = asyncio.create_task(anext(alice))
-            await until(lambda: alice.held, "the denial")
-            hub.run(hub.hub.registry.revoke("alice"))
-            await until(lambda: not alice.connected, "the end")
-            hub.clock.advance(0.3)
-            for task in (send, message):
-                with pytest.raises(Refused, match="unauthorized"):
-                    await task
+@at_limited_hub
+async def test_b2_a_token_that_is_revoked_raises_whatever_waits(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "alice") as alice:
+        await kind.send(alice, "alice", "first")
+        await kind.take(alice, 1)
+        send = asyncio.create_task(kind.send(alice, "alice", "second"))
+        message = asyncio.create_task(anext(alice))
+        await until(lambda: alice.delay, "the denial")
+        hub.run(hub.hub.registry.revoke("alice"))
+        await until(lambda: not alice.connected, "the end")
+        hub.clock.advance(0.3)
+        for task in (send, message):
             with pytest.raises(Refused, match="unauthorized"):
-                await kind.send(alice, "alice", "third")
-            assert await stays(lambda: not alice.connected)
-
-    with kind.limited() as hub:
-        run(main())
+                await task
+        with pytest.raises(Refused, match="unauthorized"):
+            await kind.send(alice, "alice", "third")
+        assert await stays(lambda: not alice.connected)
 
 
 NEW: dict[str, Any] = {"url": "http://hub", "name": "a", "token": "t"}
@@ -107,9 +107,14 @@ NEW: dict[str, Any] = {"url": "http://hub", "name": "a", "token": "t"}
         ({"in_flight": 0}, "in_flight: expected a whole number from 1"),
         ({"buffer": 0}, "buffer: expected a whole number from 1"),
         ({"largest": -1}, "largest: expected a whole number from 1"),
+        (
+            {"larges": 1},
+            r"Client: expected options among on_rate_limited, .*, got 'larges'; did you mean largest",
+        ),
+        ({"x": 1}, r"got 'x'; see headgate\.client\.(hub\.Hub|connection\.)ClientOptions"),
     ],
 )
-def test_what_a_client_is_made_of_is_checked(kind: Kind, changes: dict[str, Any], text: str) -> None:
+def test_client_options_are_validated(kind: Kind, changes: dict[str, Any], text: str) -> None:
     options = {**NEW, **changes}
     url, name, token = (options.pop(part) for part in ("url", "name", "token"))
     with pytest.raises(HeadgateError, match=text) as info:
@@ -118,7 +123,7 @@ def test_what_a_client_is_made_of_is_checked(kind: Kind, changes: dict[str, Any]
 
 
 @both_clients
-def test_a_client_has_to_be_open_and_what_is_sent_not_too_large(kind: Kind) -> None:
+def test_a_closed_client_and_a_too_large_message_are_refused(kind: Kind) -> None:
     async def main() -> None:
         client = kind.client("https://hub.example/below/", "alice", "t")
         assert client.url == f"wss://hub.example/below{kind.path}"
@@ -131,7 +136,7 @@ def test_a_client_has_to_be_open_and_what_is_sent_not_too_large(kind: Kind) -> N
     run(main())
 
 
-def test_what_is_sent_is_checked() -> None:
+def test_messages_are_validated_before_they_are_sent() -> None:
     async def main() -> None:
         client = RelayClient("https://hub.example", "alice", "t")
         wrong: list[tuple[dict[str, Any], str]] = [
@@ -163,39 +168,33 @@ def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
 
 
 @both_clients
-def test_an_address_where_no_hub_is_raises(kind: Kind) -> None:
-    async def main() -> None:
-        with pytest.raises(Refused, match=r"status_404: .*expected a hub's socket there; is that its address\?"):
-            async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
+@at_hub()
+async def test_an_address_without_a_hub_raises(hub: Running, kind: Kind) -> None:
+    with pytest.raises(Refused, match=r"status_404: .*expected a hub's socket there; is that its address\?"):
+        async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
+            pass
+
+
+@both_clients
+@at_hub()
+async def test_a_redirect_is_not_followed(hub: Running, kind: Kind) -> None:
+    token = hub.register("alice")
+    here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}{kind.path}\r\nContent-Length: 0\r\n\r\n"
+
+    async def send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(here.encode())
+        writer.close()
+
+    async with await asyncio.start_server(send_away, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Refused, match="status_302"):
+            async with kind.client(f"http://127.0.0.1:{port}", "alice", token):
                 pass
 
-    with running() as hub:
-        run(main())
-
 
 @both_clients
-def test_a_hub_that_says_to_go_elsewhere_is_not_followed(kind: Kind) -> None:
-    async def main() -> None:
-        token = hub.register("alice")
-        here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}{kind.path}\r\nContent-Length: 0\r\n\r\n"
-
-        async def send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(here.encode())
-            writer.close()
-
-        async with await asyncio.start_server(send_away, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(Refused, match="status_302"):
-                async with kind.client(f"http://127.0.0.1:{port}", "alice", token):
-                    pass
-
-    with running() as hub:
-        run(main())
-
-
-@both_clients
-def test_tls_is_spoken_with_trusted_hubs(kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tls_needs_a_trusted_hub(kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
@@ -234,15 +233,14 @@ async def again(client: RelayClient, clock: ManualClock) -> None:
     await until(moved, "the connection")
 
 
-def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_the_next(tmp_path: Path) -> None:
+def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: Path) -> None:
     def start() -> Program:
         hubs.append(Program(tmp_path, "--port", str(port), "--relay-rate-limit", "off"))
         return hubs[-1]
 
     async def main() -> None:
         hub = start()
-        with hub.http() as http:
-            tokens = [http.post("/api/admin/agents", json={"agent_id": name}).json()["token"] for name in names]
+        tokens = [hub.register(name) for name in ("alice", "bob")]
         ours, theirs = ManualClock(), ManualClock()
         alice = RelayClient(f"http://{hub}", "alice", tokens[0], clock=ours, random=Random(1), in_flight=4)
         bob = RelayClient(f"ws://{hub}/", "bob", tokens[1], clock=theirs, random=Random(2))
@@ -273,7 +271,6 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
             clock.advance(5)
             assert await stays(lambda: not client.connected, turns=5)
 
-    names = ("alice", "bob")
     hubs: list[Program] = []
     with nobody() as port:
         try:
@@ -284,38 +281,34 @@ def test_d5_what_a_killed_hub_had_not_answered_and_what_came_since_arrives_at_th
 
 
 @both_clients
-def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with kind.connect(hub, "alice") as alice:
-            await comes_back_when_it_is_told(hub, alice, caplog)
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(
+    hub: Running, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with kind.connect(hub, "alice") as alice:
+        await reconnects_when_told(hub, alice, caplog)
 
 
 @both_clients
-def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
-    kind: Kind, caplog: pytest.LogCaptureFixture
+@at_hub()
+async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
+    hub: Running, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        token = hub.register("alice")
-        async with kind.connect(hub, "alice", token) as alice:
-            socket = await only_socket(hub)
-            for _ in range(100):
-                if not hub.run(hub.hub.gate.acheck_address("127.0.0.1")):
-                    break
-            hub.run(socket.close(1001, ""))
-            await until(lambda: not alice.connected, "the end")
-            hub.clock.advance(0.2)
-            await until(lambda: "HTTP status 429" in caplog.text, "the refusal")
-            found = re.search(r"HTTP status 429'; trying again in ([\d.]+) s", caplog.text)
-            assert found is not None
-            assert 2.0 <= float(found[1]) <= 2.2
-            hub.clock.advance(2.2)
-            await until(lambda: alice.connected, "the connection")
-
-    with running() as hub:
-        run(main())
+    token = hub.register("alice")
+    async with kind.connect(hub, "alice", token) as alice:
+        socket = await only_socket(hub)
+        for _ in range(100):
+            if not hub.run(hub.hub.gate.acheck_address("127.0.0.1")):
+                break
+        hub.run(socket.close(1001, ""))
+        await until(lambda: not alice.connected, "the end")
+        hub.clock.advance(0.2)
+        await until(lambda: "HTTP status 429" in caplog.text, "the refusal")
+        found = re.search(r"HTTP status 429'; trying again in ([\d.]+) s", caplog.text)
+        assert found is not None
+        assert 2.0 <= float(found[1]) <= 2.2
+        hub.clock.advance(2.2)
+        await until(lambda: alice.connected, "the connection")
 
 
 @both_clients
@@ -347,20 +340,17 @@ def test_a_hub_that_is_away_at_first_is_tried_less_and_less_often(kind: Kind, ca
 
 
 @both_clients
-def test_a_connection_that_was_good_for_something_is_made_again_soon(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.connect(hub, "alice") as alice:
-            for _ in range(8):
-                with pytest.raises(Refused, match=kind.undeliverable):
-                    await kind.send(alice, "nobody", "")
-                socket = await only_socket(hub)
-                hub.run(socket.close(1001, ""))
-                await until(lambda: not alice.connected, "the end")
-                hub.clock.advance(0.2)
-                await until(lambda: alice.connected, "the connection")
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_a_connection_that_was_good_for_something_is_made_again_soon(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "alice") as alice:
+        for _ in range(8):
+            with pytest.raises(Refused, match=kind.undeliverable):
+                await kind.send(alice, "nobody", "")
+            socket = await only_socket(hub)
+            hub.run(socket.close(1001, ""))
+            await until(lambda: not alice.connected, "the end")
+            hub.clock.advance(0.2)
+            await until(lambda: alice.connected, "the connection")
 
 
 @both_clients

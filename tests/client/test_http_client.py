@@ -17,6 +17,7 @@ from headgate import HeadgateError, InvalidInput, ManualClock, parse
 from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
 from tests.support.asgi_server import serving
+from tests.support.event_loop import run, until
 from tests.support.obeying_transports import (
     AsyncCountingTransport,
     Receive,
@@ -25,7 +26,6 @@ from tests.support.obeying_transports import (
     Server,
     SimulatedClock,
     answer,
-    auntil,
     fixed_window_app,
     headgate_app,
     hello,
@@ -33,7 +33,6 @@ from tests.support.obeying_transports import (
     patient_async_client,
     patient_client,
     retry_after,
-    run,
     served,
 )
 from tests.support.valkey import wait_for
@@ -111,7 +110,7 @@ def test_a_hundred_clients_that_are_denied_at_the_same_moment_come_back_at_diffe
 # Who waits for whom --------------------------------------------------------------------------------------------------
 
 
-def test_first_come_first_served_never_early_and_told_of_it() -> None:
+def test_requests_wait_first_come_first_served_and_notices_are_sent() -> None:
     clock = ManualClock()
     notices: list[WaitNotice] = []
 
@@ -124,7 +123,7 @@ def test_first_come_first_served_never_early_and_told_of_it() -> None:
                 tasks.append(asyncio.create_task(client.get(f"{server}/{number}")))
                 await asyncio.sleep(0)
             for number in range(5):
-                await auntil(lambda number=number: len(notices) == number + 1)  # type: ignore[misc]
+                await until(lambda number=number: len(notices) == number + 1, "a wait")  # type: ignore[misc]
                 if number == 2:
                     tasks[3].cancel()
                 clock.advance(1.999999)
@@ -146,7 +145,7 @@ def test_first_come_first_served_never_early_and_told_of_it() -> None:
     assert notices == [WaitNotice(2.0, f"{server}", "nothing is left under 'default'")] * 4
 
 
-def test_a_full_line_is_not_joined() -> None:
+def test_a_full_queue_is_not_joined() -> None:
     clock = ManualClock()
     notices: list[WaitNotice] = []
 
@@ -155,7 +154,7 @@ def test_a_full_line_is_not_joined() -> None:
         async with patient_async_client(transport) as client:
             await client.get(str(server))
             waiting = [asyncio.create_task(client.get(str(server))) for _ in range(2)]
-            await auntil(lambda: bool(notices))
+            await until(lambda: bool(notices), "a wait")
             with pytest.raises(TooLong, match=f"not sent: 2 requests wait for {server} already; send fewer at once"):
                 await client.get(str(server))
             for task in waiting:
@@ -168,14 +167,14 @@ def test_a_full_line_is_not_joined() -> None:
         run(main())
 
 
-def test_who_is_cancelled_between_two_tries_is_gone() -> None:
+def test_a_request_cancelled_between_two_tries_leaves_the_queue() -> None:
     clock = ManualClock()
     notices: list[WaitNotice] = []
 
     async def main() -> None:
         async with patient_async_client(AsyncObeyingTransport(clock=clock, on_wait=notices.append)) as client:
             task = asyncio.create_task(client.get(str(server)))
-            await auntil(lambda: bool(notices))
+            await until(lambda: bool(notices), "a wait")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -186,7 +185,7 @@ def test_who_is_cancelled_between_two_tries_is_gone() -> None:
         run(main())
 
 
-def test_what_one_server_says_holds_for_no_other() -> None:
+def test_limits_of_one_server_do_not_affect_another() -> None:
     clock = SimulatedClock()
     with (
         served(headgate_app("1/minute", clock), clock) as one,
@@ -200,7 +199,7 @@ def test_what_one_server_says_holds_for_no_other() -> None:
         assert 60 <= clock.now() / 1_000_000 <= 60 * 1.03
 
 
-def test_of_many_servers_those_are_forgotten_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_servers_are_forgotten_above_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_MOST_ORIGINS", 2)
     clock = ManualClock()
     with ExitStack() as stack:
@@ -210,7 +209,7 @@ def test_of_many_servers_those_are_forgotten_that_nobody_waits_for(monkeypatch: 
         client = stack.enter_context(patient_client(transport))
         for server in servers:
             assert client.get(str(server)).status_code == 200
-            assert len(transport._flows._paces) <= 2
+            assert len(transport._paces) <= 2
         with pytest.raises(TooLong):
             client.get(str(servers[1]))
 
@@ -234,9 +233,9 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
         async with patient_async_client(transport) as client:
             await client.get(f"http://{server}")
             slow = asyncio.create_task(client.get(f"http://{server}/slow"))
-            await auntil(lambda: arrived.acquire(blocking=False))
+            await until(lambda: arrived.acquire(blocking=False), "a request")
             other = asyncio.create_task(client.get(f"http://{server}"))
-            await auntil(lambda: bool(waits))
+            await until(lambda: bool(waits), "a wait")
             assert waits[0] > 300
             server.call(go_on.set)
             await slow
@@ -259,7 +258,7 @@ def test_several_policies_are_all_obeyed() -> None:
     assert 120 <= server.moments[-1] <= 120 * 1.05
 
 
-def test_of_a_new_server_one_answer_is_awaited_before_more_is_sent() -> None:
+def test_the_first_answer_of_a_new_server_is_awaited_before_more_is_sent() -> None:
     arrived, answered = threading.Semaphore(0), asyncio.Event()
 
     async def app(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
@@ -270,7 +269,7 @@ def test_of_a_new_server_one_answer_is_awaited_before_more_is_sent() -> None:
     async def main() -> None:
         async with patient_async_client(AsyncObeyingTransport(clock=ManualClock())) as client:
             tasks = [asyncio.create_task(client.get(f"http://{server}")) for _ in range(20)]
-            await auntil(lambda: arrived.acquire(blocking=False))
+            await until(lambda: arrived.acquire(blocking=False), "a request")
             assert not arrived.acquire(blocking=False)
             server.call(answered.set)
             assert [response.status_code for response in await asyncio.gather(*tasks)] == [200] * 20
@@ -325,7 +324,7 @@ def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
             kind(**options)
 
 
-def test_without_httpx_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "headgate.client.http")
     with pytest.raises(HeadgateError, match=r"expected httpx .* install the extra headgate\[client\]"):

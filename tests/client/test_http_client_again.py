@@ -10,6 +10,7 @@ import pytest
 from headgate import HeadgateError, ManualClock
 from headgate.client.http import AsyncObeyingTransport, TooLong, WaitNotice
 from tests.support.asgi_server import serving
+from tests.support.event_loop import run, until
 from tests.support.obeying_transports import (
     Headers,
     Receive,
@@ -17,11 +18,9 @@ from tests.support.obeying_transports import (
     Send,
     SimulatedClock,
     answer,
-    auntil,
     obeying,
     patient_async_client,
     retry_after,
-    run,
     served,
 )
 from tests.support.ports import nobody
@@ -44,7 +43,9 @@ pytestmark = pytest.mark.once
         ({"method": "GET"}, (500, retry_after(3)), 1),
     ],
 )
-def test_what_does_nothing_twice_is_sent_again(request_of: Any, first: tuple[int, Headers], tries: int) -> None:
+def test_requests_that_are_safe_to_repeat_are_sent_again(
+    request_of: Any, first: tuple[int, Headers], tries: int
+) -> None:
     clock, script = SimulatedClock(), Script(first)
     with served(script, clock) as server, obeying(clock) as client:
         response = client.request(url=str(server), **request_of)
@@ -71,7 +72,7 @@ def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_go
         lines.append(await reader.readline())
         await reader.readuntil(b"\r\n\r\n")
         if len(lines) == 1:
-            await auntil(lambda: bool(notices))  # somebody waits for the first answer
+            await until(lambda: bool(notices), "a wait")  # somebody waits for the first answer
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         writer.close()
@@ -91,7 +92,7 @@ def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_go
     run(main())
 
 
-def test_after_so_many_tries_the_denial_is_returned_as_it_is() -> None:
+def test_after_the_last_retry_the_denial_is_returned_unchanged() -> None:
     clock = SimulatedClock()
     with served(Script(*[(429, retry_after(1))] * 9), clock) as server, obeying(clock, retries=2) as client:
         response = client.get(str(server))
@@ -116,14 +117,14 @@ def test_a_wait_that_is_too_long_is_not_waited_for() -> None:
         assert client.get(str(server)).status_code == 200
 
 
-def test_all_waits_of_a_request_together_are_at_most_so_long() -> None:
+def test_the_total_wait_of_a_request_is_bounded() -> None:
     clock = SimulatedClock()
     with served(Script(*[(429, retry_after(40))] * 9), clock) as server, obeying(clock, most_wait=100) as client:
         assert client.get(str(server)).text == "answer 3"
     assert 80 <= server.moments[-1] <= 100
 
 
-def test_who_may_wait_no_longer_doesnt_join_the_line_again() -> None:
+def test_a_request_that_may_wait_no_longer_does_not_queue_again() -> None:
     clock = ManualClock()
     notices: list[WaitNotice] = []
 
@@ -131,12 +132,12 @@ def test_who_may_wait_no_longer_doesnt_join_the_line_again() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, most_wait=100, on_wait=notices.append)
         async with patient_async_client(transport) as client:
             first = asyncio.create_task(client.get(str(server)))
-            await auntil(lambda: len(notices) == 1)
+            await until(lambda: len(notices) == 1, "a wait")
             second = asyncio.create_task(client.get(str(server)))
             await asyncio.sleep(0)
             clock.advance(60)
             assert (await first).text == "answer 2"
-            await auntil(lambda: len(notices) > 1 and notices[-1].seconds == 60)
+            await until(lambda: len(notices) > 1 and notices[-1].seconds == 60, "a wait")
             clock.advance(60)
             assert (await second).text == "answer 3"
 
@@ -170,7 +171,7 @@ def test_a_denial_that_is_given_back_after_all_still_has_its_body() -> None:
 BAD = ["-5", "nan", "inf", "1e999", "soon", "9" * 14, "9" * 40, "", "Wed, 99 Foo 2020", "Sun, 06 Nov 9994 08:49:37 GMT"]
 
 
-def test_bad_headers_hold_nobody_up_for_long() -> None:
+def test_bad_headers_cause_no_long_wait() -> None:
     async def app(scope: dict[str, Any], _receive: Receive, send: Send) -> None:
         value = dict(scope["headers"])[b"value"].decode()
         told = {

@@ -8,8 +8,9 @@ import pytest
 from headgate import InvalidInput, Policy
 from headgate.client import HubClient, Refused, Warned
 from headgate.client.hub import TierLimit
-from tests.support.hub import running
-from tests.support.hub_clients import Denials, hub_client, in_time, run, stays, until
+from tests.support.event_loop import run, until
+from tests.support.hub import Running
+from tests.support.hub_clients import Denials, at_hub, hub_client, in_time, stays
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -33,29 +34,26 @@ async def cut(hub: Any, name: str) -> None:
 # Questions ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_question_is_answered_and_a_refusal_raised() -> None:
-    async def main() -> None:
-        async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
-            assert await alice.ask("ping") == {"type": "pong"}
-            assert await alice.ask("list_agents") == {"type": "agents", "agents": ["alice", "bob"]}
-            sent = await alice.ask("message", to="bob", body={"text": "hé"})
-            assert sent == {"type": "message_sent", "to": "bob", "delivered": True}
-            (message,) = await take(bob, 1)
-            assert (message["type"], message["from"], message["body"]) == ("message", "alice", {"text": "hé"})
-            with pytest.raises(Refused, match=r"^unknown_agent: ") as info:
-                await alice.ask("message", to="carol", body=1)
-            assert info.value.code == "unknown_agent"
-            with pytest.raises(Refused, match=r"^invalid: .*the types are"):
-                await alice.ask("dance")
-            with pytest.raises(Refused, match=r"^too_large: "):  # answered without an id, since it isn't read
-                await alice.ask("message", to="bob", body="x" * 2500)
-            assert await asyncio.gather(*[alice.ask("ping") for _ in range(20)]) == [{"type": "pong"}] * 20
-
-    with running(max_frame=2000) as hub:
-        run(main())
+@at_hub(max_frame=2000)
+async def test_a_question_is_answered_and_a_refusal_raised(hub: Running) -> None:
+    async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
+        assert await alice.ask("ping") == {"type": "pong"}
+        assert await alice.ask("list_agents") == {"type": "agents", "agents": ["alice", "bob"]}
+        sent = await alice.ask("message", to="bob", body={"text": "hé"})
+        assert sent == {"type": "message_sent", "to": "bob", "delivered": True}
+        (message,) = await take(bob, 1)
+        assert (message["type"], message["from"], message["body"]) == ("message", "alice", {"text": "hé"})
+        with pytest.raises(Refused, match=r"^unknown_agent: ") as info:
+            await alice.ask("message", to="carol", body=1)
+        assert info.value.code == "unknown_agent"
+        with pytest.raises(Refused, match=r"^invalid: .*the types are"):
+            await alice.ask("dance")
+        with pytest.raises(Refused, match=r"^too_large: "):  # answered without an id, since it isn't read
+            await alice.ask("message", to="bob", body="x" * 2500)
+        assert await asyncio.gather(*[alice.ask("ping") for _ in range(20)]) == [{"type": "pong"}] * 20
 
 
-def test_what_a_question_is_made_of_is_checked() -> None:
+def test_frames_are_validated_before_they_are_sent() -> None:
     async def main() -> None:
         client = HubClient("http://hub.example", "alice", "secret")
         with pytest.raises(InvalidInput, match="kind: expected the type of a frame, such as ping; the client ident"):
@@ -68,133 +66,115 @@ def test_what_a_question_is_made_of_is_checked() -> None:
     run(main())
 
 
-def test_tasks_and_channels_come_as_events() -> None:
-    async def main() -> None:
-        async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
-            await alice.ask("channel_subscribe", channel="general")
-            await bob.ask("channel_publish", channel="general", body="news")
-            (news,) = await take(alice, 1)
-            assert (news["type"], news["channel"], news["body"]) == ("channel_message", "general", "news")
-            await bob.ask("status", status="busy")
-            with hub.http("the-admin-token-of-the-tests") as http:
-                http.post("/api/admin/tasks", json={"payload": [1]}).raise_for_status()
-            (task,) = await take(alice, 1)
-            assert (task["type"], task["payload"]) == ("task_assigned", [1])
-            assert (await alice.ask("task_accepted", task_id=task["task_id"]))["state"] == "accepted"
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_tasks_and_channels_come_as_events(hub: Running) -> None:
+    async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
+        await alice.ask("channel_subscribe", channel="general")
+        await bob.ask("channel_publish", channel="general", body="news")
+        (news,) = await take(alice, 1)
+        assert (news["type"], news["channel"], news["body"]) == ("channel_message", "general", "news")
+        await bob.ask("status", status="busy")
+        with hub.http("the-admin-token-of-the-tests") as http:
+            http.post("/api/admin/tasks", json={"payload": [1]}).raise_for_status()
+        (task,) = await take(alice, 1)
+        assert (task["type"], task["payload"]) == ("task_assigned", [1])
+        assert (await alice.ask("task_accepted", task_id=task["task_id"]))["state"] == "accepted"
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_in_order() -> None:
-    async def main() -> None:
-        denials = Denials(hub.clock)
-        async with hub_client(hub, "alice", on_rate_limited=denials) as alice, hub_client(hub, "bob") as bob:
-            hub.hub.gate.set_override("alice", "normal", "2 per 10 seconds", channel="ws")
-            hub.hub.gate.check("alice", "ws", "normal")
-            hub.hub.gate.check("alice", "ws", "normal")
-            sends = [asyncio.create_task(alice.ask("message", to="bob", body=number)) for number in range(6)]
-            await until(lambda: denials, "the denial")
-            ((when, denial),) = denials
-            assert (denial.wait, denial.tier) == (5.0, "normal")
-            assert denial.reason == "the limit of message, which is normal"
-            assert 5.0 <= alice.held <= 5.5
-            assert await alice.ask("ping") == {"type": "pong"}  # another tier, which is not held back
-            assert await alice.ask("session_open", session=1)
-            hub.clock.advance(4.999999)
-            assert await stays(lambda: not any(send.done() for send in sends))
-            await in_time(hub.clock, alice, asyncio.gather(*sends))
-            assert bodies(await take(bob, 6)) == [0, 1, 2, 3, 4, 5]
-            assert hub.clock.now() >= when + 5 * SECOND
-            assert len(denials) <= 2
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_in_order(hub: Running) -> None:
+    denials = Denials(hub.clock)
+    async with hub_client(hub, "alice", on_rate_limited=denials) as alice, hub_client(hub, "bob") as bob:
+        hub.hub.gate.set_override("alice", "normal", "2 per 10 seconds", channel="ws")
+        hub.hub.gate.check("alice", "ws", "normal")
+        hub.hub.gate.check("alice", "ws", "normal")
+        sends = [asyncio.create_task(alice.ask("message", to="bob", body=number)) for number in range(6)]
+        await until(lambda: denials, "the denial")
+        ((when, denial),) = denials
+        assert (denial.wait, denial.tier) == (5.0, "normal")
+        assert denial.reason == "the limit of message, which is normal"
+        assert 5.0 <= alice.delay <= 5.5
+        assert await alice.ask("ping") == {"type": "pong"}  # another tier, which is not held back
+        assert await alice.ask("session_open", session=1)
+        hub.clock.advance(4.999999)
+        assert await stays(lambda: not any(send.done() for send in sends))
+        await in_time(hub.clock, alice, asyncio.gather(*sends))
+        assert bodies(await take(bob, 6)) == [0, 1, 2, 3, 4, 5]
+        assert hub.clock.now() >= when + 5 * SECOND
+        assert len(denials) <= 2
 
 
-def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied() -> None:
-    async def main() -> None:
-        denials, warnings = Denials(hub.clock), list[Warned]()
-        options: dict[str, Any] = {"on_rate_limited": denials, "on_warning": warnings.append}
-        async with hub_client(hub, "alice", **options) as alice, hub_client(hub, "bob") as bob:
-            began = hub.clock.now()
-            reading = asyncio.create_task(take(bob, 100))
-            sends = asyncio.gather(*[alice.ask("message", to="bob", body=number) for number in range(100)])
-            await in_time(hub.clock, alice, sends)
-            assert bodies(await reading) == list(range(100))
-            assert warnings[0].tier == "normal"
-            assert (warnings[0].remaining, warnings[0].capacity) == (11, 60)
-            assert denials == []
-            assert not hub.hub.gate.is_rate_limited("alice")
-            took = (hub.clock.now() - began) / SECOND
-            print(f"{took:.1f} s, of 40 s that it takes at least")
-            assert 40 <= took <= 42.5
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied(hub: Running) -> None:
+    denials, warnings = Denials(hub.clock), list[Warned]()
+    options: dict[str, Any] = {"on_rate_limited": denials, "on_warning": warnings.append}
+    async with hub_client(hub, "alice", **options) as alice, hub_client(hub, "bob") as bob:
+        began = hub.clock.now()
+        reading = asyncio.create_task(take(bob, 100))
+        sends = asyncio.gather(*[alice.ask("message", to="bob", body=number) for number in range(100)])
+        await in_time(hub.clock, alice, sends)
+        assert bodies(await reading) == list(range(100))
+        assert warnings[0].tier == "normal"
+        assert (warnings[0].remaining, warnings[0].capacity) == (11, 60)
+        assert denials == []
+        assert not hub.hub.gate.is_rate_limited("alice")
+        took = (hub.clock.now() - began) / SECOND
+        print(f"{took:.1f} s, of 40 s that it takes at least")
+        assert 40 <= took <= 42.5
 
 
-def test_d5_a_slow_limit_is_learnt_from_one_denial() -> None:
-    async def main() -> None:
-        denials = Denials(hub.clock)
-        async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
-            opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(20)])
-            await in_time(hub.clock, alice, opens)
-            assert len(denials) == 1
-            hub.hub.gate.set_override("alice", "heavy", "100/minute")
-            began = hub.clock.now()
-            opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(200)])
-            await in_time(hub.clock, alice, opens)
-            assert hub.clock.now() - began <= 900 * SECOND  # what it knew holds once more, and then no longer
-
-    with running(Policy(limits={"heavy": "5/hour"})) as hub:
-        run(main())
+@at_hub(Policy(limits={"heavy": "5/hour"}))
+async def test_d5_a_slow_limit_is_learnt_from_one_denial(hub: Running) -> None:
+    denials = Denials(hub.clock)
+    async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
+        opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(20)])
+        await in_time(hub.clock, alice, opens)
+        assert len(denials) == 1
+        hub.hub.gate.set_override("alice", "heavy", "100/minute")
+        began = hub.clock.now()
+        opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(200)])
+        await in_time(hub.clock, alice, opens)
+        assert hub.clock.now() - began <= 900 * SECOND  # what it knew holds once more, and then no longer
 
 
-def test_d5_the_tier_of_a_frame_is_learnt_from_what_the_hub_says() -> None:
-    async def main() -> None:
-        denials = Denials(hub.clock)
-        async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
-            hub.hub.gate.set_override("alice", "heavy", "1/minute", channel="ws")
-            hub.hub.gate.check("alice", "ws", "heavy")
-            ping = asyncio.create_task(alice.ask("ping"))
-            await until(lambda: denials, "the denial")
-            assert denials[0][1].tier == "heavy"
-            opening = asyncio.create_task(alice.ask("session_open", session=1))
-            assert await alice.ask("list_agents")  # which is light, as usual
-            assert await stays(lambda: not opening.done())
-            assert len(denials) == 1  # it was not even tried
-            await in_time(hub.clock, alice, asyncio.gather(ping, opening))
-
-    with running(Policy(actions={"ws": {"ping": "heavy"}})) as hub:
-        run(main())
+@at_hub(Policy(actions={"ws": {"ping": "heavy"}}))
+async def test_d5_the_tier_of_a_frame_is_learnt_from_the_denial(hub: Running) -> None:
+    denials = Denials(hub.clock)
+    async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
+        hub.hub.gate.set_override("alice", "heavy", "1/minute", channel="ws")
+        hub.hub.gate.check("alice", "ws", "heavy")
+        ping = asyncio.create_task(alice.ask("ping"))
+        await until(lambda: denials, "the denial")
+        assert denials[0][1].tier == "heavy"
+        opening = asyncio.create_task(alice.ask("session_open", session=1))
+        assert await alice.ask("list_agents")  # which is light, as usual
+        assert await stays(lambda: not opening.done())
+        assert len(denials) == 1  # it was not even tried
+        await in_time(hub.clock, alice, asyncio.gather(ping, opening))
 
 
-def test_d5_each_session_is_held_back_for_itself() -> None:
-    async def main() -> None:
-        denials = Denials(hub.clock)
-        async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
-            await alice.ask("session_open", session="slow", rate=0.1, burst=1)
-            await alice.ask("session_open", session="free")
-            slow = [asyncio.create_task(alice.ask("session_signal", session="slow", signal=SIGNAL)) for _ in range(30)]
-            await until(lambda: denials, "the denial")
-            assert denials[0][1].wait == 10.0
-            assert denials[0][1].reason == "rate limited: agent 'alice' at 0.1 signals/sec, retry after 10000ms"
-            for number in range(1, 4):
-                logged = await alice.ask("session_signal", session="free", signal=SIGNAL)
-                assert logged["number"] > number
-            answers = await in_time(hub.clock, alice, asyncio.gather(*slow))
-            assert [frame["type"] for frame in answers] == ["signal_logged"] * 30
-            assert len(denials) <= 3
-            await alice.ask("session_close", session="slow")
-            with pytest.raises(Refused, match="session_closed: session slow is closed"):
-                await alice.ask("session_signal", session="slow", signal=SIGNAL)
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_d5_each_session_is_held_back_for_itself(hub: Running) -> None:
+    denials = Denials(hub.clock)
+    async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
+        await alice.ask("session_open", session="slow", rate=0.1, burst=1)
+        await alice.ask("session_open", session="free")
+        slow = [asyncio.create_task(alice.ask("session_signal", session="slow", signal=SIGNAL)) for _ in range(30)]
+        await until(lambda: denials, "the denial")
+        assert denials[0][1].wait == 10.0
+        assert denials[0][1].reason == "rate limited: agent 'alice' at 0.1 signals/sec, retry after 10000ms"
+        for number in range(1, 4):
+            logged = await alice.ask("session_signal", session="free", signal=SIGNAL)
+            assert logged["number"] > number
+        answers = await in_time(hub.clock, alice, asyncio.gather(*slow))
+        assert [frame["type"] for frame in answers] == ["signal_logged"] * 30
+        assert len(denials) <= 3
+        await alice.ask("session_close", session="slow")
+        with pytest.raises(Refused, match="session_closed: session slow is closed"):
+            await alice.ask("session_signal", session="slow", signal=SIGNAL)
 
 
 def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
@@ -211,24 +191,21 @@ def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
 # Connections that drop ------------------------------------------------------------------------------------------------
 
 
-def test_d5_a_new_connection_is_subscribed_again_and_gets_what_was_not_answered() -> None:
-    async def main() -> None:
-        async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
-            for name in ("one", "two"):
-                hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
-                await alice.ask("channel_subscribe", channel=name)
-            await alice.ask("channel_subscribe", channel="general")
-            await alice.ask("channel_unsubscribe", channel="two")
-            await cut(hub, "alice")
-            await until(lambda: not alice.connected, "the end")
-            send = asyncio.create_task(alice.ask("message", to="bob", body="meanwhile"))
-            hub.clock.advance(0.2)
-            assert (await take(alice, 1))[0] == {"type": "identified", "agent_id": "alice", "mail": 0}
-            await send
-            assert bodies(await take(bob, 1)) == ["meanwhile"]
-            for name in ("one", "two", "general"):
-                await bob.ask("channel_publish", channel=name, body=name)
-            assert bodies(await take(alice, 2)) == ["one", "general"]
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hub: Running) -> None:
+    async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
+        for name in ("one", "two"):
+            hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
+            await alice.ask("channel_subscribe", channel=name)
+        await alice.ask("channel_subscribe", channel="general")
+        await alice.ask("channel_unsubscribe", channel="two")
+        await cut(hub, "alice")
+        await until(lambda: not alice.connected, "the end")
+        send = asyncio.create_task(alice.ask("message", to="bob", body="meanwhile"))
+        hub.clock.advance(0.2)
+        assert (await take(alice, 1))[0] == {"type": "identified", "agent_id": "alice", "mail": 0}
+        await send
+        assert bodies(await take(bob, 1)) == ["meanwhile"]
+        for name in ("one", "two", "general"):
+            await bob.ask("channel_publish", channel=name, body=name)
+        assert bodies(await take(alice, 2)) == ["one", "general"]

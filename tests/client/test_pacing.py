@@ -1,4 +1,4 @@
-"""What a client makes of what servers say. The laws, with servers and networks, are in tests/properties."""
+"""A client's pace, learnt from rate limit headers. The laws, with servers and networks, are in tests/properties."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def known(headers: RateLimitHeaders, now: float = 0) -> Pace:
 # Servers of which little is known -------------------------------------------------------------------------------------
 
 
-def test_of_an_unknown_server_one_answer_is_awaited_and_twice_as_many_are_sent_with_each_second_of_silence() -> None:
+def test_an_unknown_server_gets_one_request_and_twice_as_many_per_second_of_silence() -> None:
     pace = Pace()
     send(pace)
     assert pace.earliest(0) == (SECOND, "the first answers tell how much may be sent")
@@ -87,7 +87,7 @@ def test_a_server_that_denies_without_figures_is_approached_again_by_few() -> No
         send(pace, 7)
 
 
-def test_where_no_time_is_named_the_wait_doubles() -> None:
+def test_without_a_named_time_the_wait_doubles() -> None:
     pace, now, waits = Pace(), 0.0, []
     for _ in range(8):
         answer(pace, send(pace, now), SILENT, now, 429)
@@ -145,7 +145,7 @@ def test_no_wait_is_believed_for_longer_than_a_day(headers: RateLimitHeaders) ->
 # What is left ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_under_way_counts_against_what_is_left() -> None:
+def test_requests_in_flight_count_against_the_remainder() -> None:
     pace = known(bucket(9))
     sent = [send(pace) for _ in range(9)]
     assert wait(pace) > 0
@@ -166,7 +166,7 @@ def test_answers_may_come_in_any_order(order: list[int]) -> None:
     assert wait(pace) > 0
 
 
-def test_what_failed_may_have_been_counted_and_what_was_denied_was_not() -> None:
+def test_failures_may_have_been_counted_and_denials_were_not() -> None:
     pace = known(window(2, 10))
     for _ in range(2):
         pace.fail(send(pace), 0)
@@ -178,7 +178,7 @@ def test_what_failed_may_have_been_counted_and_what_was_denied_was_not() -> None
     assert wait(pace, 1) == 0, "the one is left"
 
 
-def test_a_failure_is_not_in_what_an_answer_says_that_was_under_way_with_it() -> None:
+def test_a_concurrent_answer_does_not_account_for_a_failure() -> None:
     pace = known(window(5, 10))
     failed, other = send(pace), send(pace)
     pace.fail(failed, 0)
@@ -188,7 +188,7 @@ def test_a_failure_is_not_in_what_an_answer_says_that_was_under_way_with_it() ->
     assert wait(pace) > 0
 
 
-def test_others_may_have_spent() -> None:
+def test_quota_spent_by_others_is_noticed() -> None:
     pace = known(bucket(9))
     answer(pace, send(pace), bucket(0))
     assert wait(pace) == 1
@@ -199,7 +199,7 @@ def test_others_may_have_spent() -> None:
 
 
 @pytest.mark.parametrize("older_first", [True, False])
-def test_what_was_sent_a_second_later_is_later_news(older_first: bool) -> None:
+def test_the_answer_to_a_later_request_is_newer(older_first: bool) -> None:
     pace = known(window(9, 60, length=60))
     older, newer = send(pace), send(pace, 1)
     if older_first:
@@ -213,7 +213,7 @@ def test_what_was_sent_a_second_later_is_later_news(older_first: bool) -> None:
     assert wait(pace, 2) > 50
 
 
-def test_of_a_window_nothing_comes_back_before_it_is_over_and_then_one_asks_how_much() -> None:
+def test_a_window_gives_nothing_back_until_its_end_and_one_request_probes_it() -> None:
     pace = known(window(2, 9))
     for left in (1, 0):
         answer(pace, send(pace), window(left, 9))
@@ -250,14 +250,14 @@ def test_a_bucket_fills_between_answers() -> None:
     assert wait(pace, 100) == 1, "it was full, and not more"
 
 
-def test_of_a_bucket_the_next_one_is_not_expected_before_the_moment_that_was_named() -> None:
+def test_the_next_token_of_a_bucket_is_not_expected_early() -> None:
     pace = known(bucket(9, window=7))
     for left in (8, 7, 6, 5, 4, 3, 2, 1, 0):
         answer(pace, send(pace), bucket(left, window=7))
     assert wait(pace) == 1, "and not 0.7 seconds, though it fills at that pace"
 
 
-def test_what_looks_like_a_bucket_and_is_none_is_not_taken_for_one() -> None:
+def test_a_window_that_resembles_a_bucket_is_not_mistaken_for_one() -> None:
     pace = known(window(9, 1))
     for left, reset in ((8, 2), (7, 3)):
         answer(pace, send(pace), window(left, reset))
@@ -267,7 +267,7 @@ def test_what_looks_like_a_bucket_and_is_none_is_not_taken_for_one() -> None:
     assert wait(pace) == 14, "nine seconds, and one for each that is under way"
 
 
-def test_a_window_of_a_second_is_not_taken_for_a_bucket() -> None:
+def test_a_one_second_window_is_not_mistaken_for_a_bucket() -> None:
     pace = known(window(6, 1, 7, 1))
     for left in (5, 4, 3):
         answer(pace, send(pace), window(left, 1, 7, 1))
@@ -289,7 +289,7 @@ def test_slow_answers_slow_nothing_down() -> None:
     assert len(under_way) == 10
 
 
-def test_several_policies_all_hold_though_an_answer_speaks_of_one() -> None:
+def test_all_policies_apply_though_an_answer_names_one() -> None:
     policies = (QuotaPolicy("fast", 5, 1), QuotaPolicy("slow", 10, 100))
     pace = known(RateLimitHeaders(policies, (ServiceLimit("slow", 9, 10),)))
     for _ in range(2):
@@ -299,14 +299,14 @@ def test_several_policies_all_hold_though_an_answer_speaks_of_one() -> None:
     assert pace.earliest(0)[1] == "nothing is left under 'slow'"
 
 
-def test_policies_are_told_apart_by_their_partition() -> None:
+def test_policies_are_distinguished_by_their_partition() -> None:
     pace = known(RateLimitHeaders((), (ServiceLimit("a", 0, 5, b"one"), ServiceLimit("a", 3, 5, b"two"))))
     assert wait(pace) == 5
     answer(pace, pace.send(0), RateLimitHeaders((), (ServiceLimit("a", 2, 5, b"two"),)))
     assert wait(pace) == 5
 
 
-def test_of_another_unit_than_requests_only_its_end_is_known() -> None:
+def test_a_limit_in_another_unit_only_tells_when_it_is_exhausted() -> None:
     policy = (QuotaPolicy("bytes", 1000, 60, "content-bytes"),)
     pace = known(RateLimitHeaders(policy, (ServiceLimit("bytes", 3, 60),)))
     sent = [send(pace) for _ in range(10)]
@@ -314,7 +314,7 @@ def test_of_another_unit_than_requests_only_its_end_is_known() -> None:
     assert wait(pace) >= 60
 
 
-def test_where_only_the_remainder_is_told_a_minute_is_assumed() -> None:
+def test_without_a_reset_time_a_minute_is_assumed() -> None:
     pace = known(RateLimitHeaders((), (ServiceLimit("", 1),)))
     send(pace)
     assert pace.earliest(0)[1] == "nothing is left"

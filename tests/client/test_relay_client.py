@@ -8,9 +8,19 @@ import pytest
 
 from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.outbox import PacedLimit
-from tests.support.hub import running
-from tests.support.hub_clients import Denials, Kind, both_clients, in_time, relay_client, run, stays, until
-from tests.support.relay_clients import take
+from tests.support.event_loop import run, until
+from tests.support.hub import Running, running
+from tests.support.hub_clients import (
+    Denials,
+    Kind,
+    at_hub,
+    at_limited_hub,
+    both_clients,
+    in_time,
+    relay_client,
+    stays,
+    take,
+)
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -19,114 +29,104 @@ SECOND = 1_000_000
 # The limit ------------------------------------------------------------------------------------------------------------
 
 
-def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent_again() -> None:
-    async def main() -> None:
-        denials = Denials(hub.clock)
-        async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
-            for number in range(2):
-                await alice.send("bob", b"%d" % number)
-            third = asyncio.create_task(alice.send("bob", b"2"))
-            fourth = asyncio.create_task(alice.send("bob", b"3"))
-            await until(lambda: denials, "the denial")
-            began = hub.clock.now()
-            assert [body.body for body in await take(bob, 2)] == [b"0", b"1"]
-            ((when, denial),) = denials
-            assert when == began
-            assert denial.wait == 2.0
-            assert denial.reason == "an address may send 0.5/second burst 2; send it again in 2000 ms"
-            assert 2.0 <= alice.held <= 2.2
-            assert alice.waiting == 2
+@at_hub(relay_rate_limit="0.5", relay_rate_burst="2")
+async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent_again(hub: Running) -> None:
+    denials = Denials(hub.clock)
+    async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
+        for number in range(2):
+            await alice.send("bob", b"%d" % number)
+        third = asyncio.create_task(alice.send("bob", b"2"))
+        fourth = asyncio.create_task(alice.send("bob", b"3"))
+        await until(lambda: denials, "the denial")
+        began = hub.clock.now()
+        assert [body.body for body in await take(bob, 2)] == [b"0", b"1"]
+        ((when, denial),) = denials
+        assert when == began
+        assert denial.wait == 2.0
+        assert denial.reason == "an address may send 0.5/second burst 2; send it again in 2000 ms"
+        assert 2.0 <= alice.delay <= 2.2
+        assert alice.waiting == 2
 
-            hub.clock.advance(1.999999)
-            assert await stays(lambda: hub.hub.relay.denied == 1 and hub.hub.relay.passed == 2)
-            await in_time(hub.clock, alice, third)
-            await in_time(hub.clock, alice, fourth)
-            found = await take(bob, 2)
-            assert [(one.sender, one.body) for one in found] == [("alice", b"2"), ("alice", b"3")]
-            assert found[0].id == third.result() == denial.id
-            assert alice.waiting == 0
-            assert alice.held == 0.0
-
-    with running(relay_rate_limit="0.5", relay_rate_burst="2") as hub:
-        run(main())
+        hub.clock.advance(1.999999)
+        assert await stays(lambda: hub.hub.relay.denied == 1 and hub.hub.relay.passed == 2)
+        await in_time(hub.clock, alice, third)
+        await in_time(hub.clock, alice, fourth)
+        found = await take(bob, 2)
+        assert [(one.sender, one.body) for one in found] == [("alice", b"2"), ("alice", b"3")]
+        assert found[0].id == third.result() == denial.id
+        assert alice.waiting == 0
+        assert alice.delay == 0.0
 
 
 @pytest.mark.parametrize("in_flight", [1, 8])
-def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_early(in_flight: int) -> None:
-    async def main() -> None:
-        denials = Denials(hub.clock)
-        options: dict[str, Any] = {"on_rate_limited": denials, "in_flight": in_flight}
-        async with relay_client(hub, "alice", **options) as alice, relay_client(hub, "bob") as bob:
-            began = hub.clock.now()
-            reading = asyncio.create_task(take(bob, 300))
-            sends = asyncio.gather(*[alice.send("bob", b"%d" % number) for number in range(300)])
-            await in_time(hub.clock, alice, sends)
-            found = await reading
-            assert [one.body for one in found] == [b"%d" % number for number in range(300)]
-            assert len({one.id for one in found}) == 300
-            took = (hub.clock.now() - began) / SECOND
-            print(f"{in_flight} in flight: {len(denials)} denials, {took:.1f} s, of 290 s that it takes at least")
-            assert hub.hub.relay.denied == len(denials) <= 10 + in_flight
-            assert 290 <= took <= 290 * 1.05
-            assert bob.dropped == 0
-
-    with running() as hub:
-        run(main())
-
-
-def test_d5_one_who_sends_one_after_the_other_is_not_denied_each_time() -> None:
-    async def main() -> None:
-        denials = Denials(hub.clock)
-        async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
-
-            async def talk() -> None:
-                for number in range(80):
-                    await alice.send("bob", b"%d" % number)
-
-            await in_time(hub.clock, alice, talk())
-            assert [one.body for one in await take(bob, 80)] == [b"%d" % number for number in range(80)]
-            before = len(denials)
-            assert 2 <= before <= 5
-            hub.clock.advance(3600)  # then the bucket is full, and the burst is there again
-            for _ in range(10):
-                await alice.send("bob", b"")
-            assert len(denials) == before
-            await in_time(hub.clock, alice, talk())
-            assert len(denials) <= before + 4
-
-    with running() as hub:
-        run(main())
+@at_hub()
+async def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_early(
+    hub: Running, in_flight: int
+) -> None:
+    denials = Denials(hub.clock)
+    options: dict[str, Any] = {"on_rate_limited": denials, "in_flight": in_flight}
+    async with relay_client(hub, "alice", **options) as alice, relay_client(hub, "bob") as bob:
+        began = hub.clock.now()
+        reading = asyncio.create_task(take(bob, 300))
+        sends = asyncio.gather(*[alice.send("bob", b"%d" % number) for number in range(300)])
+        await in_time(hub.clock, alice, sends)
+        found = await reading
+        assert [one.body for one in found] == [b"%d" % number for number in range(300)]
+        assert len({one.id for one in found}) == 300
+        took = (hub.clock.now() - began) / SECOND
+        print(f"{in_flight} in flight: {len(denials)} denials, {took:.1f} s, of 290 s that it takes at least")
+        assert hub.hub.relay.denied == len(denials) <= 10 + in_flight
+        assert 290 <= took <= 290 * 1.05
+        assert bob.dropped == 0
 
 
-def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_same_moment() -> None:
-    async def main() -> None:
-        clients = [relay_client(hub, f"agent-{number}") for number in range(20)]
+@at_hub()
+async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: Running) -> None:
+    denials = Denials(hub.clock)
+    async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
+
+        async def talk() -> None:
+            for number in range(80):
+                await alice.send("bob", b"%d" % number)
+
+        await in_time(hub.clock, alice, talk())
+        assert [one.body for one in await take(bob, 80)] == [b"%d" % number for number in range(80)]
+        before = len(denials)
+        assert 2 <= before <= 5
+        hub.clock.advance(3600)  # then the bucket is full, and the burst is there again
+        for _ in range(10):
+            await alice.send("bob", b"")
+        assert len(denials) == before
+        await in_time(hub.clock, alice, talk())
+        assert len(denials) <= before + 4
+
+
+@at_hub(relay_rate_burst="1")
+async def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_same_moment(hub: Running) -> None:
+    clients = [relay_client(hub, f"agent-{number}") for number in range(20)]
+    for client in clients:
+        await client.__aenter__()
+    try:
         for client in clients:
-            await client.__aenter__()
-        try:
-            for client in clients:
-                with pytest.raises(Refused, match="unreachable"):
-                    await client.send("nobody", b"")
-            sends = [asyncio.create_task(client.send("nobody", b"")) for client in clients]
-            await until(lambda: hub.hub.relay.denied == 20, "the denials")
-            await until(lambda: all(client.held for client in clients), "the holding back")
-            waits = sorted(client.held for client in clients)
-            assert waits[0] >= 1.0
-            assert len(set(waits)) == 20
-            assert waits[-1] - waits[0] > 0.05
-            for number, wait in enumerate(waits):
-                hub.clock.advance(wait - (waits[number - 1] if number else 0.0))
-                await until(lambda number=number: hub.hub.relay.passed == 21 + number, "the next")  # type: ignore[misc]
-            assert hub.hub.relay.denied == 20
-            for send in sends:
-                with pytest.raises(Refused, match="unreachable"):
-                    await send
-        finally:
-            for client in clients:
-                await client.close(0)
-
-    with running(relay_rate_burst="1") as hub:
-        run(main())
+            with pytest.raises(Refused, match="unreachable"):
+                await client.send("nobody", b"")
+        sends = [asyncio.create_task(client.send("nobody", b"")) for client in clients]
+        await until(lambda: hub.hub.relay.denied == 20, "the denials")
+        await until(lambda: all(client.delay for client in clients), "the holding back")
+        waits = sorted(client.delay for client in clients)
+        assert waits[0] >= 1.0
+        assert len(set(waits)) == 20
+        assert waits[-1] - waits[0] > 0.05
+        for number, wait in enumerate(waits):
+            hub.clock.advance(wait - (waits[number - 1] if number else 0.0))
+            await until(lambda number=number: hub.hub.relay.passed == 21 + number, "the next")  # type: ignore[misc]
+        assert hub.hub.relay.denied == 20
+        for send in sends:
+            with pytest.raises(Refused, match="unreachable"):
+                await send
+    finally:
+        for client in clients:
+            await client.close(0)
 
 
 def test_d5_a_limit_learns_the_pace_and_that_it_has_changed() -> None:
@@ -153,27 +153,28 @@ def test_d5_a_limit_learns_the_pace_and_that_it_has_changed() -> None:
     assert now <= (300 * 3 + 700) * SECOND * 1.25
 
 
-def test_a_pace_is_not_told_from_a_time_in_which_nothing_was_to_be_sent() -> None:
+def pass_one(limit: PacedLimit, now: int) -> None:
+    """Send a message, which passes."""
+    limit.sent(now)
+    limit.in_flight -= 1
+    limit.passed(warned=False)
+
+
+def test_idle_time_does_not_count_as_a_pace() -> None:
     limit = PacedLimit(1)
     limit.denied(10 * SECOND, SECOND, 0)
     for now in (11 * SECOND, 3600 * SECOND):
-        limit.sent(now)
-        limit.in_flight -= 1
-        limit.passed(warned=False)
+        pass_one(limit, now)
     limit.denied(3600 * SECOND, SECOND, 0)
     assert limit.next_send() == 3601 * SECOND
-    limit.sent(3601 * SECOND)
-    limit.in_flight -= 1
-    limit.passed(warned=False)
+    pass_one(limit, 3601 * SECOND)
     assert limit.next_send() == 3601 * SECOND
 
 
-def test_what_is_denied_at_a_pace_that_is_a_little_too_fast_waits_no_longer_than_it_is_told() -> None:
+def test_a_denial_at_a_slightly_fast_pace_waits_only_as_advised() -> None:
     limit = PacedLimit(1)
     limit.denied(0, SECOND, 0)
-    limit.sent(SECOND)
-    limit.in_flight -= 1
-    limit.passed(warned=False)
+    pass_one(limit, SECOND)
     limit.denied(SECOND, SECOND, 0)
     limit.sent(2 * SECOND)
     limit.in_flight -= 1
@@ -181,7 +182,7 @@ def test_what_is_denied_at_a_pace_that_is_a_little_too_fast_waits_no_longer_than
     assert limit.next_send() == 2 * SECOND + 1010
 
 
-def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     def fail(denial: Denial) -> None:
         raise RuntimeError(denial.reason)
 
@@ -199,145 +200,127 @@ def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> N
 
 
 @both_clients
-def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
-            await kind.send(alice, "bob", "first")
-            sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(8)]
-            await until(lambda: alice.held, "the wait")
-            assert alice.waiting == 3
-            with pytest.raises(QueueFull, match="the queue is full"):
-                await kind.send(alice, "bob", "no room", wait=False)
-            await in_time(hub.clock, alice, asyncio.gather(*sends))
-            await in_time(hub.clock, alice, kind.send(alice, "bob", "room", wait=False))
-            assert await kind.take(bob, 10) == ["first", *map(str, range(8)), "room"]
-
-    with kind.limited() as hub:
-        run(main())
+@at_limited_hub
+async def test_d5_the_queue_is_bounded_and_senders_wait_for_room_in_turn(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
+        await kind.send(alice, "bob", "first")
+        sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(8)]
+        await until(lambda: alice.delay, "the wait")
+        assert alice.waiting == 3
+        with pytest.raises(QueueFull, match="the queue is full"):
+            await kind.send(alice, "bob", "no room", wait=False)
+        await in_time(hub.clock, alice, asyncio.gather(*sends))
+        await in_time(hub.clock, alice, kind.send(alice, "bob", "room", wait=False))
+        assert await kind.take(bob, 10) == ["first", *map(str, range(8)), "room"]
 
 
 @both_clients
-def test_d5_what_was_cancelled_is_not_sent_later(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
-            await kind.send(alice, "bob", "first")
-            names = ("denied", "waits", "stays", "no room", "comes")
-            denied, waits, stays, no_room, comes = [asyncio.create_task(kind.send(alice, "bob", one)) for one in names]
-            await until(lambda: alice.held, "the wait")
-            for task in (denied, waits, no_room):
-                task.cancel()
-            await until(lambda: alice.waiting == 2, "that there is room")
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await kind.send(alice, "bob", "too late")
-            await in_time(hub.clock, alice, asyncio.gather(stays, comes))
-            await in_time(hub.clock, alice, kind.send(alice, "bob", "last"))
-            assert await kind.take(bob, 4) == ["first", "stays", "comes", "last"]
-            unsent = asyncio.create_task(kind.send(alice, "bob", "unsent"))
-            await until(lambda: alice.held, "the wait")
-            assert await alice.close(within=0) == 1
-            with pytest.raises(Unsent):
-                await unsent
-
-    with kind.limited() as hub:
-        run(main())
+@at_limited_hub
+async def test_d5_a_cancelled_message_is_not_sent_later(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
+        await kind.send(alice, "bob", "first")
+        names = ("denied", "waits", "stays", "no room", "comes")
+        denied, waits, stays, no_room, comes = [asyncio.create_task(kind.send(alice, "bob", one)) for one in names]
+        await until(lambda: alice.delay, "the wait")
+        for task in (denied, waits, no_room):
+            task.cancel()
+        await until(lambda: alice.waiting == 2, "that there is room")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await kind.send(alice, "bob", "too late")
+        await in_time(hub.clock, alice, asyncio.gather(stays, comes))
+        await in_time(hub.clock, alice, kind.send(alice, "bob", "last"))
+        assert await kind.take(bob, 4) == ["first", "stays", "comes", "last"]
+        unsent = asyncio.create_task(kind.send(alice, "bob", "unsent"))
+        await until(lambda: alice.delay, "the wait")
+        assert await alice.close(within=0) == 1
+        with pytest.raises(Unsent):
+            await unsent
 
 
 @both_clients
-def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.connect(hub, "bob") as bob:
-            async with kind.connect(hub, "alice", most=4) as alice:
-                await kind.send(alice, "bob", "0")
-                sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(1, 9)]
-                await until(lambda: alice.held, "the wait")
-                closing = asyncio.create_task(alice.close(within=2.5 * kind.interval))
-                await asyncio.sleep(0)
-                end = hub.clock.now() + round(2.5 * kind.interval * SECOND)
+@at_limited_hub
+async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "bob") as bob:
+        async with kind.connect(hub, "alice", most=4) as alice:
+            await kind.send(alice, "bob", "0")
+            sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(1, 9)]
+            await until(lambda: alice.delay, "the wait")
+            closing = asyncio.create_task(alice.close(within=2.5 * kind.interval))
+            await asyncio.sleep(0)
+            end = hub.clock.now() + round(2.5 * kind.interval * SECOND)
 
-                def moved() -> bool:
-                    if alice.held:
-                        hub.clock.advance(min(alice.held, (end - hub.clock.now()) / SECOND))
-                    return closing.done()
+            def moved() -> bool:
+                if alice.delay:
+                    hub.clock.advance(min(alice.delay, (end - hub.clock.now()) / SECOND))
+                return closing.done()
 
-                await until(moved, "the end")
-                assert await closing == 6  # of which two had waited for room
-                await asyncio.gather(*sends[:2])
-                for send in sends[2:]:
-                    with pytest.raises(Unsent, match="the client was closed; this was not sent") as info:
-                        await send
-                    assert not info.value.maybe
-                with pytest.raises(Unsent, match="the client is closed; make another"):
-                    await kind.send(alice, "bob", "")
-                assert [one async for one in alice] == []
-                assert await alice.close() == 0
-            assert await kind.take(bob, 3) == ["0", "1", "2"]
-
-    with kind.limited() as hub:
-        run(main())
+            await until(moved, "the end")
+            assert await closing == 6  # of which two had waited for room
+            await asyncio.gather(*sends[:2])
+            for send in sends[2:]:
+                with pytest.raises(Unsent, match="the client was closed; this was not sent") as info:
+                    await send
+                assert not info.value.maybe
+            with pytest.raises(Unsent, match="the client is closed; make another"):
+                await kind.send(alice, "bob", "")
+            assert [one async for one in alice] == []
+            assert await alice.close() == 0
+        assert await kind.take(bob, 3) == ["0", "1", "2"]
 
 
 # What comes in --------------------------------------------------------------------------------------------------------
 
 
-def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender() -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
-            sent = [b"0"]
-            await alice.send("bob", b"0")
-            found = [(await anext(bob)).body]
+@at_hub(relay_rate_limit="off")
+async def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender(hub: Running) -> None:
+    async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
+        sent = [b"0"]
+        await alice.send("bob", b"0")
+        found = [(await anext(bob)).body]
 
-            async def fill() -> None:
-                while len(sent) < 1000:
-                    body = b"%d" % len(sent) + b" " * 60_000
-                    await alice.send("bob", body)
-                    sent.append(body)
+        async def fill() -> None:
+            while len(sent) < 1000:
+                body = b"%d" % len(sent) + b" " * 60_000
+                await alice.send("bob", body)
+                sent.append(body)
 
-            with pytest.raises(Refused, match="busy"):
-                await fill()
-            found += [one.body for one in await take(bob, len(sent) - 1)]
-            assert found == sent
-            assert bob.dropped == 0
-
-    with running(relay_rate_limit="off") as hub:
-        run(main())
+        with pytest.raises(Refused, match="busy"):
+            await fill()
+        found += [one.body for one in await take(bob, len(sent) - 1)]
+        assert found == sent
+        assert bob.dropped == 0
 
 
-def test_one_that_never_takes_messages_can_still_send(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
-            for number in range(10):
-                await alice.send("bob", b"%d" % number)
-            await until(lambda: bob.dropped == 8, "the messages")
-            await bob.send("alice", b"hello")
-            assert (await anext(alice)).body == b"hello"
-            assert [one.body for one in await take(bob, 2)] == [b"8", b"9"]
-
-    with running(relay_rate_limit="off") as hub:
-        run(main())
+@at_hub(relay_rate_limit="off")
+async def test_one_that_never_takes_messages_can_still_send(hub: Running, caplog: pytest.LogCaptureFixture) -> None:
+    async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
+        for number in range(10):
+            await alice.send("bob", b"%d" % number)
+        await until(lambda: bob.dropped == 8, "the messages")
+        await bob.send("alice", b"hello")
+        assert (await anext(alice)).body == b"hello"
+        assert [one.body for one in await take(bob, 2)] == [b"8", b"9"]
 
 
-def test_one_that_answers_each_message_is_not_stuck_when_many_come() -> None:
-    async def main() -> None:
-        async with relay_client(hub, "alice", in_flight=20) as alice, relay_client(hub, "bob", buffer=1) as bob:
+@at_hub(relay_rate_limit="off")
+async def test_one_that_answers_each_message_is_not_stuck_when_many_come(hub: Running) -> None:
+    async with relay_client(hub, "alice", in_flight=20) as alice, relay_client(hub, "bob", buffer=1) as bob:
 
-            async def answer() -> None:
-                async for message in bob:
-                    await bob.send("alice", message.body, in_reply_to=message.id)
+        async def answer() -> None:
+            async for message in bob:
+                await bob.send("alice", message.body, in_reply_to=message.id)
 
-            async def hear() -> None:
-                async for message in alice:
-                    answers.append(message.in_reply_to)  # noqa: PERF401 - each as soon as it comes
+        async def hear() -> None:
+            async for message in alice:
+                answers.append(message.in_reply_to)  # noqa: PERF401 - each as soon as it comes
 
-            answers: list[str] = []
-            tasks = [asyncio.create_task(answer()), asyncio.create_task(hear())]
-            ids = await asyncio.gather(*[alice.send("bob", b"%d" % number) for number in range(100)])
-            await until(lambda: len(answers) + bob.dropped == 100, "an answer to each that was not dropped")
-            assert len(set(answers)) == len(answers) > 0
-            assert set(answers) <= set(ids)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    with running(relay_rate_limit="off") as hub:
-        run(main())
+        answers: list[str] = []
+        tasks = [asyncio.create_task(answer()), asyncio.create_task(hear())]
+        ids = await asyncio.gather(*[alice.send("bob", b"%d" % number) for number in range(100)])
+        await until(lambda: len(answers) + bob.dropped == 100, "an answer to each that was not dropped")
+        assert len(set(answers)) == len(answers) > 0
+        assert set(answers) <= set(ids)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,16 @@ from headgate import Limiter, ManualClock, MemoryStore
 
 
 @pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1000)
+
+
+@pytest.fixture
+def limiter(clock: ManualClock) -> Limiter:
+    return Limiter("5/minute", store=MemoryStore(clock=clock))
+
+
+@pytest.fixture
 def free(clock: ManualClock) -> Limiter:
     """A limiter that lets everybody connect."""
     return Limiter("unlimited", store=MemoryStore(clock=clock))

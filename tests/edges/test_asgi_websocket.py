@@ -24,6 +24,7 @@ from tests.support.websocket_apps import (
     denial_frame,
     denied_response,
     exchange,
+    limited_echo,
     named,
     receive,
     warning_frame,
@@ -33,11 +34,6 @@ pytestmark = pytest.mark.once
 
 SERVERS = ["websockets-sansio", "websockets", "headgate.hub.protocols:WebSocketProtocol"]
 SERVERS += ["wsproto"] if find_spec("wsproto") else []
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
 
 
 # Messages that are received ------------------------------------------------------------------------------------------
@@ -60,11 +56,8 @@ def test_b1_a_denied_message_is_answered_and_the_connection_stays_open(
     assert echo.received == ["a", "b", "e"]
 
 
-def test_b1_who_has_little_left_is_told_before_its_message_is_handled_once_until_it_has_more(
-    clock: ManualClock, free: Limiter
-) -> None:
-    app = RateLimitMiddleware(Echo(), free, websocket=WebSocketLimits(received="4/minute burst 10"))
-    with serving(app) as server, connected(server) as client:
+def test_b1_a_client_with_little_left_is_warned_once_until_it_has_more(clock: ManualClock, free: Limiter) -> None:
+    with limited_echo(free, WebSocketLimits(received="4/minute burst 10")) as client:
         assert [exchange(client, "x") for _ in range(8)] == ["x"] * 8
         assert (exchange(client, "y"), receive(client)) == (warning_frame("received", 1, 10), "y")
         assert exchange(client, "z") == "z"
@@ -74,12 +67,6 @@ def test_b1_who_has_little_left_is_told_before_its_message_is_handled_once_until
         clock.advance(60)
         assert [exchange(client, "x") for _ in range(2)] == ["x"] * 2
         assert (exchange(client, "y"), receive(client)) == (warning_frame("received", 1, 10), "y")
-
-
-def test_nobody_is_warned_who_does_not_ask_for_it(free: Limiter) -> None:
-    app = RateLimitMiddleware(Echo(), free, websocket=WebSocketLimits(received="2/minute", warn=False))
-    with serving(app) as server, connected(server) as client:
-        assert [exchange(client, text) for text in "ab"] == ["a", "b"]
 
 
 def test_a_denied_message_can_close_the_connection_with_a_hint(free: Limiter) -> None:
@@ -96,7 +83,7 @@ def test_a_denied_message_can_close_the_connection_with_a_hint(free: Limiter) ->
 
 def test_bytes_are_counted_as_they_are_in_utf_8(free: Limiter) -> None:
     limits = WebSocketLimits(received_bytes="10/minute", warn=False)
-    with serving(RateLimitMiddleware(Echo(), free, websocket=limits)) as server, connected(server) as client:
+    with limited_echo(free, limits) as client:
         assert exchange(client, "äöü") == "äöü"
         assert exchange(client, b"") == b""
         assert exchange(client, b"\x00\xff\x00") == b"\x00\xff\x00"
@@ -133,15 +120,14 @@ def test_a_message_that_can_never_pass_closes_the_connection_and_costs_nothing(o
             assert frames == [warning_frame("received", 0, 1), warning_frame("received_bytes", 0, 10), "ten chars."]
 
 
-def test_what_is_blocked_is_denied_like_any_other(free: Limiter) -> None:
-    app = RateLimitMiddleware(Echo(), free, websocket=WebSocketLimits(received_bytes="blocked"))
-    with serving(app) as server, connected(server) as client:
+def test_a_blocked_message_is_denied_with_a_frame(free: Limiter) -> None:
+    with limited_echo(free, WebSocketLimits(received_bytes="blocked")) as client:
         assert exchange(client, "a") == denial_frame("received_bytes", 60_000)
 
 
 def test_several_limits_hold_at_once(clock: ManualClock, free: Limiter) -> None:
     limits = WebSocketLimits(received=["1/second", "3/minute"], warn=False)
-    with serving(RateLimitMiddleware(Echo(), free, websocket=limits)) as server, connected(server) as client:
+    with limited_echo(free, limits) as client:
         assert exchange(client, "a") == "a"
         assert exchange(client, "b") == denial_frame("received", 1_000)
         for _ in range(2):
@@ -174,7 +160,7 @@ def test_a_flood_is_answered_and_others_are_served_meanwhile(clock: ManualClock,
 # What the application sends ------------------------------------------------------------------------------------------
 
 
-def test_what_the_application_sends_waits_for_its_turn_and_a_close_does_not(clock: ManualClock, free: Limiter) -> None:
+def test_sent_messages_wait_for_their_turn_and_a_close_does_not(clock: ManualClock, free: Limiter) -> None:
     sender = Sender("a", "b", "c")
     sent = Limiter("2/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent))
@@ -206,9 +192,7 @@ def test_a_message_larger_than_can_pass_leaves_a_debt(clock: ManualClock, free: 
         assert receive(client) == "y"
 
 
-def test_who_waits_to_send_to_a_client_that_leaves_waits_no_longer_and_has_spent_nothing(
-    clock: ManualClock, free: Limiter
-) -> None:
+def test_a_send_to_a_client_that_leaves_stops_waiting_and_spends_nothing(clock: ManualClock, free: Limiter) -> None:
     sender = Sender("a", "b")
     sent = Limiter("5/minute", store=MemoryStore(clock=clock))
     sent_bytes = Limiter("1/minute", store=MemoryStore(clock=clock))
@@ -266,7 +250,7 @@ def litestar_app(limiter: Limiter) -> Any:
 
 
 @pytest.mark.parametrize("framework", [starlette_app, fastapi_app, litestar_app])
-def test_it_stands_before_the_frameworks_websockets(framework: Callable[[Limiter], Any], clock: ManualClock) -> None:
+def test_websockets_of_frameworks_are_limited(framework: Callable[[Limiter], Any], clock: ManualClock) -> None:
     app = framework(Limiter("2/minute", store=MemoryStore(clock=clock)))
     with serving(app) as server:
         with connected(server) as client:
@@ -280,7 +264,7 @@ def test_it_stands_before_the_frameworks_websockets(framework: Callable[[Limiter
             assert exchange(client, "c") == "c"
 
 
-def test_nodes_that_share_a_server_share_what_is_counted(redis_server: Server, clock: ManualClock) -> None:
+def test_nodes_on_one_server_share_their_counts(redis_server: Server, clock: ManualClock) -> None:
     limits = WebSocketLimits(received="4/minute", received_bytes="6/minute", sent="100/second", warn=False)
     with RedisStore(redis_server.url, prefix="websockets:", clock=clock, timeout=PATIENCE) as store:
         limiter = Limiter("3/minute", store=store)
@@ -323,13 +307,13 @@ def test_nodes_that_share_a_server_share_what_is_counted(redis_server: Server, c
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, Any], text: str) -> None:
+def test_invalid_options_are_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         RateLimitMiddleware(Echo(), "1/minute", websocket=WebSocketLimits(**given))
     assert str(error.value).startswith(text)
 
 
-def test_what_is_not_limits_of_websockets_is_refused() -> None:
+def test_the_websocket_option_must_be_websocket_limits() -> None:
     expected = "RateLimitMiddleware websocket: expected WebSocketLimits"
     with pytest.raises(InvalidInput, match=expected):
         RateLimitMiddleware(Echo(), "1/minute", websocket="10/second")  # type: ignore[arg-type]

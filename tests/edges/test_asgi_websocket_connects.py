@@ -1,4 +1,4 @@
-"""Who connects to WebSockets behind the ASGI middleware: as whom it counts, whether it may, and what a gate says."""
+"""WebSocket connects behind the ASGI middleware: keys, limits, and gates."""
 
 from typing import Any
 
@@ -14,11 +14,6 @@ from tests.support.valkey import PATIENCE, wait_for
 from tests.support.websocket_apps import Echo, connected, denial_frame, denied_response, exchange, named
 
 pytestmark = pytest.mark.once
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
 
 
 # Who it is -----------------------------------------------------------------------------------------------------------
@@ -55,7 +50,7 @@ def test_the_key_is_asked_for_once_and_shared_by_all_connections_of_it(asynchron
         assert times == 3
 
 
-def test_who_is_not_known_counts_by_address_and_meets_no_name(free: Limiter) -> None:
+def test_an_anonymous_client_counts_by_address_apart_from_names(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, key=named, websocket=WebSocketLimits(received="1/minute", warn=False))
     with (
         serving(app) as server,
@@ -68,7 +63,7 @@ def test_who_is_not_known_counts_by_address_and_meets_no_name(free: Limiter) -> 
         assert exchange(other, "x") == "x"
 
 
-def test_who_is_exempt_or_skipped_is_not_counted(free: Limiter) -> None:
+def test_exempt_and_skipped_clients_are_not_counted(free: Limiter) -> None:
     app = RateLimitMiddleware(
         Echo(),
         Limiter("blocked"),
@@ -86,7 +81,7 @@ def test_who_is_exempt_or_skipped_is_not_counted(free: Limiter) -> None:
 # Connects ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_connect_is_counted_like_a_request_and_told_where_it_stands(clock: ManualClock) -> None:
+def test_a_connect_counts_like_a_request_and_gets_rate_limit_headers(clock: ManualClock) -> None:
     echo = Echo()
     with serving(RateLimitMiddleware(echo, Limiter("2/minute", store=MemoryStore(clock=clock)))) as server:
         with connected(server) as client:
@@ -110,7 +105,7 @@ def test_a_connect_is_counted_like_a_request_and_told_where_it_stands(clock: Man
             assert exchange(client, "x") == "x"
 
 
-def test_where_the_server_can_not_answer_a_connect_it_is_closed() -> None:
+def test_a_connect_is_closed_where_the_server_cannot_answer_it() -> None:
     echo = Echo()
     app = RateLimitMiddleware(echo, "blocked")
 
@@ -144,7 +139,7 @@ def failing(before: bool) -> App:
 
 
 @pytest.mark.parametrize(("before", "left"), [(True, 3), (False, 2)])
-def test_a_connect_is_given_back_if_the_application_fails_before_it_has_answered(
+def test_a_connect_is_refunded_if_the_application_fails_before_answering(
     before: bool, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
@@ -177,7 +172,7 @@ async def choosy(scope: Scope, receive: Receive, send: Send) -> None:
     ("counts", "left"),
     [("all", 7), ("failures", 8), ("successes", 9), (lambda status: status == 401, 9)],
 )
-def test_connects_can_be_counted_by_what_came_of_them(counts: Any, left: int) -> None:
+def test_connects_can_be_counted_by_their_response(counts: Any, left: int) -> None:
     limiter = Limiter("10/minute", store=MemoryStore(clock=ManualClock()))
     with serving(RateLimitMiddleware(choosy, limiter, counts=counts)) as server:
         with connected(server, path="/accepted"):
@@ -189,7 +184,7 @@ def test_connects_can_be_counted_by_what_came_of_them(counts: Any, left: int) ->
     assert limiter.peek("127.0.0.1").remaining == left
 
 
-def test_what_a_connect_has_cost_can_be_told_once_it_is_answered() -> None:
+def test_the_cost_of_a_connect_can_be_settled_by_its_response() -> None:
     limiter = Limiter("10/minute", store=MemoryStore(clock=ManualClock()))
     seen = []
 
@@ -227,7 +222,7 @@ def test_b1_b4_a_gate_counts_messages_on_its_channel_ws_and_changes_hold_at_once
             assert exchange(other, "x") == "x"
 
 
-def test_b2_who_is_not_known_to_a_gate_counts_by_address() -> None:
+def test_b2_an_anonymous_client_of_a_gate_counts_by_address() -> None:
     gate = Gate(Policy(addresses={"limit": "3/minute"}), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, websocket=limits)
@@ -246,7 +241,7 @@ def test_limits_beside_a_gate_are_not_for_agents_that_are_exempt() -> None:
         assert [exchange(other, "x"), exchange(other, "x")] == ["x", denial_frame("received_bytes", 60_000)]
 
 
-def test_b1_what_a_gate_has_passed_and_another_limit_denies_is_given_back() -> None:
+def test_b1_a_message_that_another_limit_denies_is_refunded_at_the_gate() -> None:
     gate = Gate(Policy(exempt=["boss"]), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", received_bytes="1/minute", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, tier="heavy", websocket=limits)

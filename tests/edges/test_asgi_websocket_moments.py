@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.valkey import PATIENCE
+from tests.support.event_loop import until
 from tests.support.websocket_apps import Echo, Sender, denial_frame
 from tests.support.wrapped_store import WrappedStore
 
@@ -53,15 +53,9 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - whatever it is, there is no event for it
-            await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("store", [MemoryStore, WrappedStore])
 @pytest.mark.parametrize("patience", range(7))
-def test_who_gives_up_on_receive_finds_the_message_at_the_next(store: Any, patience: int) -> None:
+def test_a_cancelled_receive_leaves_its_message_to_the_next(store: Any, patience: int) -> None:
     """At whichever turn of the loop that is: nothing is lost, and nothing is counted twice."""
     limiter = Limiter("unlimited", store=store(clock=ManualClock()))
     received = Limiter("10/minute burst 6", store=limiter.store)
@@ -130,7 +124,7 @@ def test_an_application_that_leaves_while_a_message_is_judged_leaves_nothing_beh
     asyncio.run(main())
 
 
-def test_those_who_send_for_one_key_take_turns_and_who_gives_up_has_spent_nothing() -> None:
+def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing() -> None:
     clock = ManualClock()
     limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
     sent = Limiter("1/minute", store=limiter.store)
@@ -152,14 +146,14 @@ def test_those_who_send_for_one_key_take_turns_and_who_gives_up_has_spent_nothin
         async with run("a") as first:
             await first
             async with run("b") as second:
-                await until(lambda: sent.waiting("10.0.0.1") == 1)
+                await until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
                 async with run("c") as third, run("d") as fourth:
-                    await until(lambda: sent.waiting("10.0.0.1") == 3)
+                    await until(lambda: sent.waiting("10.0.0.1") == 3, "those who wait to send")
                     third.cancel()
-                    await until(third.done)
+                    await until(third.done, "the end of the third")
                     clock.advance(60)
                     await second
-                    await until(lambda: sent.waiting("10.0.0.1") == 1)
+                    await until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
                     clock.advance(60)
                     await fourth
 
@@ -182,18 +176,18 @@ def test_a_large_message_is_not_overtaken_by_small_ones() -> None:
         await say(8)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(say(10))
-            await until(lambda: sent.waiting("10.0.0.1"))
+            await until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
             tasks.create_task(say(1))
-            await until(lambda: sent.waiting("10.0.0.1") == 2)
+            await until(lambda: sent.waiting("10.0.0.1") == 2, "those who wait to send")
             clock.advance(48)
-            await until(lambda: len(order) == 2)
+            await until(lambda: len(order) == 2, "two messages")
             clock.advance(6)
 
     asyncio.run(Wire().run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent_bytes=sent))))
     assert order == [8, 10, 1]
 
 
-def test_what_waits_when_the_client_leaves_goes_to_the_server_which_knows_what_to_say() -> None:
+def test_messages_waiting_when_the_client_leaves_are_passed_to_the_server() -> None:
     limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
     sent = Limiter("1/minute", store=limiter.store)
 
@@ -202,7 +196,7 @@ def test_what_waits_when_the_client_leaves_goes_to_the_server_which_knows_what_t
         async with running(
             wired.run(RateLimitMiddleware(sender, limiter, websocket=WebSocketLimits(sent=sent)))
         ) as task:
-            await until(lambda: sent.waiting("10.0.0.1"))
+            await until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
             wired.say({"type": "websocket.disconnect", "code": 1001})
             await task
         assert [message.get("text") for message in wired.outgoing[1:]] == ["a", "b", "c", None]
@@ -210,7 +204,7 @@ def test_what_waits_when_the_client_leaves_goes_to_the_server_which_knows_what_t
     asyncio.run(main())
 
 
-def test_b3_beside_a_gate_too_addresses_of_ipv6_count_by_their_64() -> None:
+def test_b3_limits_beside_a_gate_count_ipv6_addresses_by_their_64() -> None:
     gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
     app = RateLimitMiddleware(Echo(), gate=gate, websocket=WebSocketLimits(received="1/minute", warn=False))
 
@@ -226,7 +220,7 @@ def test_b3_beside_a_gate_too_addresses_of_ipv6_count_by_their_64() -> None:
     assert asyncio.run(frame("2001:db8:0:1::2")) == 7
 
 
-def test_after_a_close_by_the_middleware_an_application_meets_what_it_meets_when_its_client_is_gone() -> None:
+def test_after_a_close_by_the_middleware_the_application_sees_a_disconnect() -> None:
     seen: list[object] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -250,7 +244,7 @@ def test_after_a_close_by_the_middleware_an_application_meets_what_it_meets_when
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_while_it_is_told_of_a_denial_is_simply_gone() -> None:
+def test_a_client_that_leaves_during_its_denial_is_a_plain_disconnect() -> None:
     echo = Echo()
 
     async def main() -> None:
@@ -270,7 +264,7 @@ def test_a_client_that_leaves_while_it_is_told_of_a_denial_is_simply_gone() -> N
     assert [message["code"] for message in echo.ended] == [1001]
 
 
-def test_a_connect_whose_client_goes_away_is_not_given_back() -> None:
+def test_a_connect_whose_client_disconnects_is_not_refunded() -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

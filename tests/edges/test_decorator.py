@@ -18,16 +18,6 @@ from tests.support.valkey import wait_for
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
-@pytest.fixture
-def limiter(clock: ManualClock) -> Limiter:
-    return Limiter("5/minute", store=MemoryStore(clock=clock))
-
-
 def test_a_call_beyond_the_limit_raises_and_does_not_run(limiter: Limiter, clock: ManualClock) -> None:
     ran = []
 
@@ -62,7 +52,7 @@ def test_coroutine_functions_are_awaited_and_stay_coroutine_functions(limiter: L
     asyncio.run(use())
 
 
-def test_a_function_stays_what_it_was_and_shows_its_limiter() -> None:
+def test_a_decorated_function_keeps_its_signature_and_exposes_its_limiter() -> None:
     def send(agent: str, /, text: str, *, loud: bool = False) -> str:
         """Send it."""
         return text
@@ -212,7 +202,7 @@ def test_a_call_that_raises_stays_counted(limiter: Limiter) -> None:
     assert limiter.peek("bob").remaining == 4
 
 
-def test_threads_wait_for_their_turn_and_no_longer_than_told(limiter: Limiter, clock: ManualClock) -> None:
+def test_threads_wait_for_their_turn_up_to_the_timeout(limiter: Limiter, clock: ManualClock) -> None:
     done: list[object] = []
 
     @rate_limited(limiter, key="agent", wait=20)

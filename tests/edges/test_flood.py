@@ -1,4 +1,4 @@
-"""How long those wait who flood."""
+"""Pauses of clients that flood."""
 
 import pytest
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.once
         ("blocked", 100 * DENIALS, LONGEST_PAUSE),
     ],
 )
-def test_they_share_what_is_spent_on_them_and_nothing_is_held_up_that_would_pass(
+def test_floods_share_a_budget_and_wait_no_longer_than_their_next_token(
     limit: str, connections: int, expected: float
 ) -> None:
     limiter = Limiter(limit, store=MemoryStore(clock=ManualClock()))

@@ -72,7 +72,7 @@ def test_its_own_suite(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
-def test_the_docs_say_what_came_of_it() -> None:
+def test_the_docs_state_the_result() -> None:
     text = " ".join((ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8").split())
     passed = TABLE["passed"]
     assert f"{passed} of {passed + len(CANNOT)} pass" in text

@@ -86,11 +86,6 @@ def tells(seconds: float) -> Iterator[list[float]]:
 Make = Callable[[str], Both]
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
@@ -122,7 +117,7 @@ def make(request: pytest.FixtureRequest, url: str, clock: ManualClock) -> Iterat
 # What the strategies mean --------------------------------------------------------------------------------------------
 
 
-def test_a_fixed_window_begins_with_its_first_hit_and_ends_for_all_at_once(make: Make, clock: ManualClock) -> None:
+def test_a_fixed_window_begins_with_its_first_hit_and_ends_as_a_whole(make: Make, clock: ManualClock) -> None:
     limiter = make(FIXED)
     assert limiter.left(TEN) == 10
     limiter.resets_in(0, TEN)
@@ -195,14 +190,14 @@ def test_clear_and_reset(make: Make) -> None:
     assert every[0].ask("reset") == 0
 
 
-def test_a_limit_of_nothing(make: Make) -> None:
+def test_a_limit_of_zero_denies_everything(make: Make) -> None:
     for name in STRATEGIES:
         limiter = make(name)
         nothing = RateLimitItemPerMinute(0)
         assert (limiter.hit(nothing), limiter.test(nothing), limiter.left(nothing)) == (False, False, 0)
 
 
-def test_more_than_fits_is_denied_and_told(make: Make) -> None:
+def test_a_cost_above_the_limit_is_denied_and_counted_in_the_answer(make: Make) -> None:
     key, seconds = TEN.key_for("a"), TEN.get_expiry()
     storage = make(FIXED)
     assert storage.ask("incr", key, seconds, 11) == 11
@@ -214,7 +209,7 @@ def test_more_than_fits_is_denied_and_told(make: Make) -> None:
     assert storage.ask("incr", key, seconds, 6) == 10
 
 
-def test_a_unit_of_ones_own() -> None:
+def test_a_custom_unit_is_accepted() -> None:
     class PerFortnight(RateLimitItem):
         GRANULARITY = limits.limits.Granularity(14 * 86_400, "fortnight")
 
@@ -230,7 +225,7 @@ STEPS = st.lists(st.tuples(PAUSES, st.integers(1, 4)), max_size=60)
 
 
 @given(STEPS)
-def test_fixed_windows_are_those_of_a_plain_count(steps: list[tuple[int, int]]) -> None:
+def test_fixed_windows_match_a_plain_count(steps: list[tuple[int, int]]) -> None:
     clock = ManualClock(start=1000)
     storage = HeadgateStorage("headgate+memory://", clock=clock)
     limit = RateLimitItemPerSecond(5)
@@ -247,7 +242,7 @@ def test_fixed_windows_are_those_of_a_plain_count(steps: list[tuple[int, int]]) 
 
 
 @given(STEPS)
-def test_moving_windows_are_those_of_a_plain_list(steps: list[tuple[int, int]]) -> None:
+def test_moving_windows_match_a_plain_list(steps: list[tuple[int, int]]) -> None:
     clock = ManualClock(start=1000)
     storage = HeadgateStorage("headgate+memory://", clock=clock)
     hits: list[int] = []
@@ -263,7 +258,7 @@ def test_moving_windows_are_those_of_a_plain_list(steps: list[tuple[int, int]]) 
             hits += [clock.now()] * cost
 
 
-def test_a_store_without_room_denies_who_is_new(clock: ManualClock) -> None:
+def test_a_full_store_denies_new_keys(clock: ManualClock) -> None:
     storage = HeadgateStorage("headgate+memory://", max_keys=2, clock=clock)
     for name in STRATEGIES:
         limiter = STRATEGIES[name](storage)
@@ -274,6 +269,14 @@ def test_a_store_without_room_denies_who_is_new(clock: ManualClock) -> None:
 
 
 # What is wrong with limits' own storages -----------------------------------------------------------------------------
+
+
+def in_threads(count: int, work: Callable[[], None]) -> None:
+    workers = [threading.Thread(target=work) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 @pytest.mark.usefixtures("_switching")
@@ -289,15 +292,11 @@ def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str
             for _ in range(hits):
                 passed.append(limiter.hit(limit))  # noqa: PERF401
 
-        workers = [threading.Thread(target=hit) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        in_threads(threads, hit)
         assert (len(passed), sum(passed)) == (threads * hits, most)
 
 
-def test_windows_that_are_opened_by_many_at_once(url: str, clock: ManualClock) -> None:
+def test_a_window_opened_by_many_threads_is_counted_exactly(url: str, clock: ManualClock) -> None:
     options = {"clock": clock, **apart(url)}
     item, passed = RateLimitItemPerSecond(3), []
     barrier = threading.Barrier(4)
@@ -311,11 +310,7 @@ def test_windows_that_are_opened_by_many_at_once(url: str, clock: ManualClock) -
                 barrier.wait(PATIENCE)
                 passed.extend([number] * sum([limiter.hit(item) for _ in range(2)]))
 
-        workers = [threading.Thread(target=hit) for _ in range(4)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        in_threads(4, hit)
     assert [passed.count(number) for number in range(12)] == [3] * 12
 
 
@@ -360,7 +355,7 @@ def test_defect_7_every_key_in_a_server_expires(redis_server: Server) -> None:
 # What can't be used --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_refused() -> None:
+def test_invalid_storage_arguments_are_refused() -> None:
     storage = HeadgateStorage("headgate+memory://")
     attempts: list[tuple[Callable[[], object], str]] = [
         (lambda: storage.get("test"), "storage key: expected one that RateLimitItem.key_for has made"),

@@ -15,11 +15,6 @@ pytestmark = pytest.mark.once
 TEN = RateLimitItemPerSecond(10, 2)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
 class Held:
     """A store where something happens between what is read of a fixed window and what is counted in it."""
 
@@ -43,7 +38,7 @@ def held(clock: ManualClock) -> tuple[HeadgateStorage, Held]:
     return storage, store
 
 
-def test_who_is_held_up_past_the_end_of_a_window_still_meets_its_limit(clock: ManualClock) -> None:
+def test_a_hit_delayed_past_its_full_window_is_still_denied(clock: ManualClock) -> None:
     storage, store = held(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 10) == 10
@@ -53,7 +48,7 @@ def test_who_is_held_up_past_the_end_of_a_window_still_meets_its_limit(clock: Ma
     assert [storage.incr(key, 2) for _ in range(11)] == list(range(1, 12))
 
 
-def test_who_is_held_up_where_there_was_room_takes_nothing_from_the_next_window(clock: ManualClock) -> None:
+def test_a_hit_delayed_past_its_window_takes_nothing_from_the_next(clock: ManualClock) -> None:
     storage, store = held(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 4) == 4
@@ -65,7 +60,7 @@ def test_who_is_held_up_where_there_was_room_takes_nothing_from_the_next_window(
         clock.advance(2)
 
 
-def test_who_is_held_up_for_a_whole_window_counts_in_the_one_that_is_open_then(clock: ManualClock) -> None:
+def test_a_hit_delayed_by_a_whole_window_counts_in_the_open_one(clock: ManualClock) -> None:
     storage, store = held(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 10) == 10
@@ -75,7 +70,7 @@ def test_who_is_held_up_for_a_whole_window_counts_in_the_one_that_is_open_then(c
     assert storage.incr(key, 2) == 11
 
 
-def test_who_is_held_up_until_the_same_counter_has_its_turn_again_counts_once(clock: ManualClock) -> None:
+def test_a_hit_delayed_until_its_counter_is_reused_counts_once(clock: ManualClock) -> None:
     storage, store = held(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 7) == 7

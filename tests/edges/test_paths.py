@@ -1,4 +1,4 @@
-"""Which requests a pattern means."""
+"""Path patterns, and the requests that match them."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_a_pattern_means_what_it_says(pattern: str, method: str, path: str, fits
         ((), None),
     ],
 )
-def test_of_several_patterns_that_fit_the_first_counts(patterns: tuple[str, ...], found: str | None) -> None:
+def test_the_first_matching_pattern_counts(patterns: tuple[str, ...], found: str | None) -> None:
     assert find("GET", "/a", *patterns) == found
 
 

@@ -57,7 +57,7 @@ def test_b3_what_is_no_address(gate: Gate, bad: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         gate.check_address(bad)
     assert str(caught.value) == f"address: expected an IP address, got {bad!r}"
-    with pytest.raises(InvalidInput, match=r"^purpose: expected one of request, registration, got 'fun'$"):
+    with pytest.raises(InvalidInput, match=r"^purpose: expected one of request, registration, .*, got 'fun'$"):
         gate.check_address("1.2.3.4", "fun")
 
 

@@ -30,7 +30,12 @@ def test_a4_the_default_limits() -> None:
 def test_the_other_defaults() -> None:
     policy = Policy()
     assert (policy.warn_at, policy.exempt, policy.overrides, policy.shadow) == (0.8, frozenset(), {}, False)
-    assert (str(policy.address_limit), str(policy.registration_limit)) == ("60/minute", "5/minute")
+    assert {purpose: str(limit) for purpose, limit in policy.address_limits.items()} == {
+        "request": "60/minute",
+        "registration": "5/minute",
+        "connection": "600/minute",
+        "authentication": "60/minute",
+    }
     assert policy.backoff.steps == (1, 2, 5, 10, 30)
     assert (policy.backoff.quiet, policy.backoff.enforce) == (60, False)
     assert (policy.backoff.alert_after, policy.backoff.alert_window) == (10, 300)

@@ -43,8 +43,8 @@ def test_a10_the_quiet_period_ends_exactly_after_it() -> None:
     backoff.record(offender, 0)
     assert backoff.count(offender, 60 * SECOND - 1) == 1
     assert backoff.count(offender, 60 * SECOND) == 0
-    assert (backoff.left(offender, 400_000), backoff.quiet_left(offender, 400_000)) == (600_000, 59_600_000)
-    assert (backoff.left(offender, 60 * SECOND), backoff.quiet_left(offender, 60 * SECOND)) == (0, 0)
+    assert (backoff.left(offender, 400_000), backoff.standing(offender, 400_000).quiet_left) == (600_000, 59.6)
+    assert (backoff.left(offender, 60 * SECOND), backoff.standing(offender, 60 * SECOND).quiet_left) == (0, 0)
 
 
 def test_b8_ten_violations_within_five_minutes_raise_one_alert() -> None:

@@ -70,7 +70,7 @@ def test_times_as_numbers(number: float, at: int | None) -> None:
     assert parse_number(number) == at
 
 
-def test_times_are_told_in_iso_8601() -> None:
+def test_times_are_formatted_as_iso_8601() -> None:
     assert (format_timestamp(AT), format_timestamp(AT + 250_000)) == (
         "2023-11-14T22:13:20Z",
         "2023-11-14T22:13:20.250000Z",
@@ -127,7 +127,7 @@ def test_access_logs_count_for_users_or_addresses(key: str, whose: list[str], sk
         (access_line(user="a" * 129), "not an access log line"),
     ],
 )
-def test_a_line_that_is_none_of_an_access_log_is_shown_and_left_out(line: str, reason: str, tmp_path: Path) -> None:
+def test_a_malformed_access_log_line_is_shown_and_skipped(line: str, reason: str, tmp_path: Path) -> None:
     report = replayed(write_log(tmp_path, f"{access_line()}\n{line}\n\n  \n{access_line()}"))
     assert (report.lines.read, report.lines.used, report.lines.malformed, report.lines.blank) == (5, 2, 1, 2)
     assert report.reasons == {reason: 1}
@@ -137,7 +137,7 @@ def test_a_line_that_is_none_of_an_access_log_is_shown_and_left_out(line: str, r
     assert shown.text.startswith(line[:10].replace("\x1b", "\\x1b"))
 
 
-def test_of_many_bad_lines_the_first_ten_are_shown(tmp_path: Path) -> None:
+def test_the_first_ten_bad_lines_are_shown(tmp_path: Path) -> None:
     bad = [f"\x07 {number} \u202e" + "x" * 500 for number in range(30)]
     report = replayed(write_log(tmp_path, "\n".join([access_line(), *bad])))
     assert (report.lines.malformed, len(report.first_malformed)) == (30, 10)
@@ -145,7 +145,7 @@ def test_of_many_bad_lines_the_first_ten_are_shown(tmp_path: Path) -> None:
     assert report.first_malformed[0].text == "\\x07 0 \\u202e" + "x" * 195 + "…"
 
 
-def test_bytes_that_are_no_utf8_do_no_harm(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
     odd = access_line(user="j\udcff").encode("utf-8", "surrogateescape")
     report = replayed(write_log(tmp_path, b"\xef\xbb\xbf" + access_line().encode() + b"\n" + odd), policy=BLOCKED)
     assert agents(report) == {"10.0.0.1": 1, "j\\xff": 1}
@@ -204,7 +204,7 @@ def test_a_route_that_is_none_is_refused(text: str) -> None:
         ({"channel": "grpc"}, "channel: expected one of ws, http, got 'grpc'"),
     ],
 )  # fmt: skip
-def test_what_the_policy_does_not_have_is_refused_at_once(how: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_tiers_and_channels_unknown_to_the_policy_are_refused(how: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as error:
         replayed(write_log(tmp_path, access_line()), **how)
     assert str(error.value) == text
@@ -281,7 +281,7 @@ NO_TEXTS: list[dict[str, object]] = [{"channel": 7}, {"tier": ["heavy"]}, {"acti
         *[(GOOD | bad, "channel, tier, action: expected text") for bad in NO_TEXTS],
     ],
 )
-def test_a_bad_object_is_told_with_its_reason(bad: object, reason: str, tmp_path: Path) -> None:
+def test_a_bad_object_is_reported_with_its_reason(bad: object, reason: str, tmp_path: Path) -> None:
     report = replayed(objects(tmp_path, GOOD, bad, GOOD))
     assert report.reasons == {reason: 1}
     assert (report.lines.used, report.first_malformed[0].line) == (2, 2)
@@ -332,13 +332,13 @@ def test_csv_by_the_names_of_its_columns(delimiter: str, tmp_path: Path) -> None
         (f"{BEGIN},a,0", "cost: expected a whole number of at least 1"),
     ],
 )
-def test_a_bad_record_is_told_with_its_reason(line: str, reason: str, tmp_path: Path) -> None:
+def test_a_bad_record_is_reported_with_its_reason(line: str, reason: str, tmp_path: Path) -> None:
     report = replayed(write_log(tmp_path, f"time,agent,cost\n{BEGIN},a,1\n{line}\n{BEGIN},a,\n"))
     assert report.reasons == {reason: 1}
     assert (report.lines.used, report.first_malformed[0].line) == (2, 3)
 
 
-def test_a_column_that_is_missing_is_told_with_those_that_are_there(tmp_path: Path) -> None:
+def test_a_missing_column_is_reported_with_the_columns_found(tmp_path: Path) -> None:
     log = write_log(tmp_path, "when,who\x1b\n1,a\n")
     with pytest.raises(ReplayError) as error:
         replayed(log)
@@ -357,7 +357,7 @@ def test_the_first_lines_tell_the_format_whatever_else_is_there(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["hello\nworld\n", "a,b\n", "\n\n", "a,b\n1,2,3\n"])
-def test_a_log_of_no_known_format_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_log_of_unknown_format_is_refused(text: str, tmp_path: Path) -> None:
     log = write_log(tmp_path, text)
     with pytest.raises(ReplayError) as error:
         replayed(log)
@@ -369,7 +369,7 @@ def test_a_log_of_no_known_format_is_refused(text: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_log_without_one_request_is_refused(tmp_path: Path) -> None:
+def test_a_log_without_requests_is_refused(tmp_path: Path) -> None:
     log = objects(tmp_path, {"ts": 1, "agent": "\x1b"}, {"ts": 2})
     with pytest.raises(ReplayError) as error:
         replayed(log)
@@ -385,7 +385,7 @@ def test_a_log_without_one_request_is_refused(tmp_path: Path) -> None:
         replayed(write_log(tmp_path, ""))
 
 
-def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReplayError) as error:
         replayed(str(tmp_path / "none"))
     assert (
@@ -428,14 +428,14 @@ def test_gzip_that_unpacks_to_much_more_is_read_a_block_at_a_time(tmp_path: Path
     assert max(sizes) < 2**20
 
 
-def test_of_gzip_that_breaks_off_what_is_there_counts(tmp_path: Path) -> None:
+def test_truncated_gzip_counts_up_to_its_end(tmp_path: Path) -> None:
     packed = gzip.compress(MANY.encode())
     report = replayed(write_log(tmp_path, packed[: len(packed) // 2]), share=Fraction(0))
     assert 1000 < report.lines.used < 4000
     assert report.logs[0].damage == "truncated gzip data; read up to its end"
 
 
-def test_of_gzip_that_is_damaged_what_comes_before_counts(tmp_path: Path) -> None:
+def test_damaged_gzip_counts_up_to_the_damage(tmp_path: Path) -> None:
     packer = zlib.compressobj(wbits=31)
     data = packer.compress(MANY.encode()) + packer.flush(zlib.Z_FULL_FLUSH) + b"\x07 is no kind of block"
     report = replayed(write_log(tmp_path, data))
@@ -465,7 +465,7 @@ def test_a_line_without_an_end_fills_no_memory(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_is_no_file_can_be_read_again_where_that_is_needed(tmp_path: Path) -> None:
+def test_a_stream_can_be_read_again_for_suggestions(tmp_path: Path) -> None:
     report = replayed(write_log(tmp_path, MANY), share=Fraction(0))
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -477,7 +477,7 @@ def test_what_is_no_file_can_be_read_again_where_that_is_needed(tmp_path: Path) 
     assert again.suggestions == report.suggestions
 
 
-def test_progress_is_told_in_bytes_and_lines(tmp_path: Path) -> None:
+def test_progress_is_reported_in_bytes_and_lines(tmp_path: Path) -> None:
     told: list[tuple[int, int | None, int]] = []
     log = write_log(tmp_path, MANY)
     replayed(log, write_csv(tmp_path, [(0, "a", "light")]), on_progress=lambda *one: told.append(one))

@@ -68,7 +68,7 @@ def test_agents_channels_and_tiers_have_buckets_of_their_own(tmp_path: Path) -> 
         ("2/second; 5/minute", 1), ("7/year burst 300", 60), ("999/hour burst 11", 2),
     ],
 )  # fmt: skip
-def test_at_the_edges_of_limits_it_decides_as_the_gate(limit: str, cost: int, warn_at: float) -> None:
+def test_at_the_edges_of_limits_replay_decides_like_the_gate(limit: str, cost: int, warn_at: float) -> None:
     policy = Policy(limits={"normal": limit}, warn_at=warn_at)
     clock = ManualClock(start=BEGIN)
     gate, tier = Gate(policy, store=MemoryStore(clock=clock)), PolicyReplay("", policy).tiers["ws", "normal"]
@@ -111,7 +111,7 @@ def test_an_enforced_backoff_denies_what_the_bucket_would_let_pass(tmp_path: Pat
 
 
 @pytest.mark.parametrize("watched", [{"shadow": True}, {"shadow": ["normal"]}, {"agents": {"a": {"shadow": True}}}])
-def test_what_is_only_watched_passes_and_is_told_apart(watched: dict[str, object], tmp_path: Path) -> None:
+def test_requests_in_shadow_mode_pass_and_are_counted_apart(watched: dict[str, object], tmp_path: Path) -> None:
     policy = Policy(limits={"normal": "2/minute"}, **watched)
     report = replayed(write_csv(tmp_path, [(0, "a", "normal")] * 5), policy=policy)
     (found,) = report.policies
@@ -120,7 +120,7 @@ def test_what_is_only_watched_passes_and_is_told_apart(watched: dict[str, object
     assert (found.agents_denied, found.alerts) == (1, 0)
 
 
-def test_who_is_denied_comes_before_who_only_would_be(tmp_path: Path) -> None:
+def test_denied_agents_come_before_shadowed_ones(tmp_path: Path) -> None:
     policy = Policy(limits={"normal": "1/minute"}, agents={"watched": {"shadow": True}})
     rows = [(0, "watched", "normal")] * 9 + [(0, "b", "normal")] * 3 + [(0, "a", "normal")] * 3
     (found,) = replayed(write_csv(tmp_path, rows), policy=policy).policies
@@ -131,7 +131,7 @@ def test_who_is_denied_comes_before_who_only_would_be(tmp_path: Path) -> None:
     ]
 
 
-def test_b8_alerts_are_counted_with_whom_and_when(tmp_path: Path) -> None:
+def test_b8_alerts_are_counted_with_agent_and_time(tmp_path: Path) -> None:
     # Ten violations within five minutes raise one; none for the next five minutes, then another ten.
     rows = [(0, "calm", "heavy")] * 19 + [(1, "loud", "heavy")] * 40 + [(301, "loud", "heavy")] * 20
     report = replayed(write_csv(tmp_path, rows))
@@ -144,7 +144,7 @@ def test_b8_alerts_are_counted_with_whom_and_when(tmp_path: Path) -> None:
     assert [(one.agent, one.alerts, one.outcomes.denied) for one in found.worst] == [("loud", 2, 40), ("calm", 0, 9)]
 
 
-def test_of_alerts_the_first_hundred_are_kept(tmp_path: Path) -> None:
+def test_the_first_hundred_alerts_are_kept(tmp_path: Path) -> None:
     policy = Policy(limits={"normal": "blocked"}, alerts={"violations": 1})
     (found,) = replayed(
         write_csv(tmp_path, [(0, f"agent {number}", "normal") for number in range(120)]), policy=policy
@@ -230,7 +230,7 @@ def test_intervals_grow_with_the_log(last: int, width: int) -> None:
 # How much is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_agents_is_bounded_and_keep_the_worst() -> None:
+def test_the_table_of_agents_is_bounded_and_keeps_the_worst() -> None:
     agents = AgentTable(10)
     for number in range(5):
         agents.add(f"bad {number}").counts[2] = number + 1
@@ -307,7 +307,7 @@ def test_a_limit_for_each_tier_that_has_requests(tmp_path: Path) -> None:
     ]
 
 
-def test_suggestions_leave_out_whom_the_limit_is_not_for(tmp_path: Path) -> None:
+def test_suggestions_leave_out_agents_with_other_limits(tmp_path: Path) -> None:
     policy = Policy(
         exempt=["vip"],
         agents={"own": {"heavy": "1/minute"}, "elsewhere": {"ws": {"heavy": "1/minute"}}, "watched": {"shadow": True}},
@@ -323,14 +323,14 @@ def test_suggestions_leave_out_whom_the_limit_is_not_for(tmp_path: Path) -> None
     assert (heavy.limit, heavy.requests, heavy.denied, heavy.denied_one_less) == (5, 11, 0, 1)
 
 
-def test_the_costs_of_those_who_are_exempt_do_not_matter(tmp_path: Path) -> None:
+def test_costs_of_exempt_agents_do_not_matter(tmp_path: Path) -> None:
     log = write_csv(tmp_path, [(0, "vip", 9), (0, "a", 1), (0, "vip", 8)], "time,agent,cost")
     report = replayed(log, policy=Policy(exempt=["vip"]), share=Fraction(0))
     assert report.suggestions is not None
     assert [(one.limit, one.requests, one.lowest) for one in report.suggestions] == [(1, 1, True)]
 
 
-def test_where_costs_differ_it_is_said_that_a_lower_limit_may_do(tmp_path: Path) -> None:
+def test_with_differing_costs_a_lower_limit_may_do(tmp_path: Path) -> None:
     # Of 5 a minute the large one takes all, and four are denied; of 1 to 4 a minute only the large one and some are.
     rows = [(0, "a", 5), (0, "a", 1), (0, "a", 1), (0, "a", 1), (0, "a", 1)]
     report = replayed(write_csv(tmp_path, rows, "time,agent,cost"), share=Fraction(0))
@@ -340,7 +340,7 @@ def test_where_costs_differ_it_is_said_that_a_lower_limit_may_do(tmp_path: Path)
     assert "costs differ, so a lower limit may do by chance" in report.toml()
 
 
-def test_where_no_limit_would_do_that_is_said(tmp_path: Path) -> None:
+def test_a_tier_that_no_limit_satisfies_is_reported(tmp_path: Path) -> None:
     report = replayed(write_csv(tmp_path, [(0, "a", HIGHEST + 1)], "time,agent,cost"), share=Fraction(0))
     assert report.suggestions is not None
     assert report.suggestions[0].limit is None

@@ -238,7 +238,7 @@ def test_no_thread_is_harmed_by_another_that_makes_a_new_client(server: Server) 
         for thread in threads:
             thread.start()
         while time.monotonic() < end:
-            store._clients.renew()
+            store._clients.renew(store._clients.client())
             time.sleep(0.0001)
         for thread in threads:
             thread.join()

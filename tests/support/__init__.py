@@ -1,1 +1,1 @@
-"""What tests share: real servers, real clients, and traffic."""
+"""Helpers of tests: real servers, real clients, and traffic."""

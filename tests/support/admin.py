@@ -1,4 +1,4 @@
-"""What tests of the admin's routes share."""
+"""Helpers for tests of the admin routes."""
 
 import httpx
 
@@ -11,7 +11,7 @@ FEW = Policy(limits={"light": "2/minute"})
 
 
 def ping(wire: AgentConnection, times: int = 1) -> list[str]:
-    """What pings are answered with, without the warnings."""
+    """The types of the answers to pings, without warnings."""
     answers = []
     for _ in range(times):
         answer = wire.ask("ping")
@@ -22,7 +22,7 @@ def ping(wire: AgentConnection, times: int = 1) -> list[str]:
 
 
 def use_up(wire: AgentConnection) -> None:
-    """Let an agent use what it has, and be denied."""
+    """Let an agent exhaust its limit, and be denied."""
     assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
 
 
@@ -31,6 +31,6 @@ def changes(admin: httpx.Client) -> list[str]:
 
 
 def called(hub: Hub, token: str = ADMIN) -> httpx.AsyncClient:
-    """A client of a hub that no server stands before."""
+    """A client that calls a hub directly, without a server."""
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(transport=httpx.ASGITransport(hub), base_url="http://hub", headers=headers)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(hub), base_url="http://localhost", headers=headers)

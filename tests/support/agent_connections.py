@@ -1,4 +1,4 @@
-"""What the tests of the hub's entrances do at a hub of `hubs`."""
+"""Connections of agents to a hub, and what a hub has counted for them."""
 
 import socket
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ BEHIND_A_PROXY: dict[str, Any] = {"trusted_proxies": ("127.0.0.1",)}
 """Settings under which `forwarded` comes from anywhere."""
 
 LARGE = "x" * 60_000
-"""What fills sockets soon."""
+"""Fills sockets quickly."""
 
 VALID: dict[str, dict[str, Any]] = {
     "identify": {"agent_id": "planner", "token": "none"},
@@ -44,7 +44,7 @@ VALID: dict[str, dict[str, Any]] = {
 
 
 def ended(wire: AgentConnection) -> tuple[int, str]:
-    """How the hub has closed a connection, once everything that it has said is heard."""
+    """The code and reason of the hub's close, after all frames before it are read."""
     with suppress(ConnectionClosed):
         while True:
             wire.hear()
@@ -54,7 +54,7 @@ def ended(wire: AgentConnection) -> tuple[int, str]:
 
 @contextmanager
 def forwarded(hub: Running, address: str) -> Iterator[AgentConnection]:
-    """A connection by way of a proxy that says where it is from."""
+    """A connection through a proxy that names the client's address."""
     headers = {"X-Forwarded-For": address}
     with connect(
         f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE, additional_headers=headers
@@ -96,7 +96,7 @@ def read_ahead(slow: AgentConnection) -> None:
 
 
 def overfill(sender: AgentConnection, slow: AgentConnection) -> int:
-    """Send large messages to the agent "slow", a slow reader, until one finds no room; how many did."""
+    """Send large messages to the agent "slow", a slow reader, until one finds no room; how many were taken."""
     taken = 0
     while sender.ask("message", to="slow", body=[taken, LARGE])["delivered"]:
         taken += 1
@@ -107,7 +107,7 @@ def overfill(sender: AgentConnection, slow: AgentConnection) -> int:
 
 
 def ping(wire: AgentConnection, times: int) -> None:
-    """Send pings, and hear what comes of each."""
+    """Send pings, and wait for the answer to each."""
     for number in range(times):
         wire.say("ping", id=number)
     answered = 0
@@ -128,12 +128,12 @@ def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -
 
 
 def left(hub: Running, agent: str, channel: str = "ws") -> dict[str, int]:
-    """What an agent has left of each tier."""
+    """How much an agent has left of each tier."""
     return {tier: hub.hub.gate.peek(agent, channel, tier).remaining for tier in TIERS}
 
 
 def metrics(hub: Running) -> dict[str, Any]:
-    """What the hub has counted."""
+    """The hub's metrics."""
     with hub.http(ADMIN) as admin:
         found: dict[str, Any] = admin.get("/api/metrics").json()
     return found

@@ -1,4 +1,4 @@
-"""What agents may be called."""
+"""Awkward names of agents."""
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 BACKWARDS = "מתכנן"

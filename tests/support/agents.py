@@ -1,10 +1,10 @@
-"""What agents do in the tests."""
+"""Traffic of agents at a gate."""
 
 from headgate import Decision, Gate
 
 
 def use_up(gate: Gate, agent: str, channel: str = "ws", tier: str = "heavy") -> Decision:
-    """Check until denied: the denial."""
+    """Check until denied; return the denial."""
     while True:
         decision = gate.check(agent, channel, tier)
         if not decision:

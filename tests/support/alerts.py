@@ -1,4 +1,4 @@
-"""What tests of alerts share: agents who misbehave, and a hub that has done what is to be done."""
+"""Helpers for tests of alerts: agents that misbehave, and waits for a hub that has nothing left to do."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def offend(hub: Running, agent: str = "planner", times: int = 10) -> None:
 
 
 def settled(hub: Running) -> None:
-    """Wait until the hub has done what is to be done with alerts."""
+    """Wait until the hub has no alert left to handle."""
 
     def idle() -> bool:
         alerts = hub.hub.alerts

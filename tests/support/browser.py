@@ -1,4 +1,4 @@
-"""Those who look at a hub's dashboard in a real browser, and what they find there."""
+"""Visitors of a hub's dashboard in a real browser, and the contents of their pages."""
 
 import re
 from pathlib import Path
@@ -22,16 +22,16 @@ from tests.support.hub_process import Program
 from tests.support.valkey import PATIENCE
 
 GONE = r"ERR_CONNECTION_(REFUSED|RESET|CLOSED)|ERR_EMPTY_RESPONSE|closed before the connection is established"
-"""What a browser says of a hub that has ended, whatever the page does."""
+"""Errors that a browser logs when a hub has ended, whatever the page does."""
 
 SLOW = "{ const now = performance.now.bind(performance); performance.now = () => now() / 10; }"
-"""A script: the page finds that little time has passed, so that it isn't tired of waiting for a hub that is slow."""
+"""A script that slows the page's clock, so that the page doesn't give up on a slow hub."""
 STILL = "{ window.passed = 1000; performance.now = () => window.passed; }"
-"""A script: the page finds that no time has passed but what `pass_time` lets pass."""
+"""A script that stops the page's clock; `pass_time` advances it."""
 
 
 class Visitors:
-    """Those who look at dashboards, and all that went wrong for any of them."""
+    """Visitors of dashboards, and every problem that any of them met."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser

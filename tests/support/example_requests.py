@@ -65,7 +65,7 @@ async def scene(hub: Hub) -> Scene:
     agent, other = f"asker {number}", f"other {number}"
     token = await hub.registry.register(agent, by_admin=True)
     await hub.registry.register(other, by_admin=True)
-    if "plans" not in [channel.name for channel in hub.messages.chat_channels()]:
+    if "plans" not in [channel.name for channel in hub.messages.chat_channels(100)[0]]:
         await hub.messages.create_chat_channel("plans", agent, "")
     await hub.messages.publish("plans", agent, Raw(b'"first"'))
     await hub.messages.send(other, agent, Raw(b'"hello"'))

@@ -54,7 +54,7 @@ class Flooder(asyncio.Protocol):
         transport.set_write_buffer_limits(high=16_384)
         key = "dGhlIHNhbXBsZSBub25jZQ=="
         transport.write(
-            b"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key.encode() + b"\r\n\r\n"
         )
         self._may_write.set()

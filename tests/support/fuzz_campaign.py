@@ -15,7 +15,7 @@ from tests.support.valkey import PATIENCE
 
 AGENTS = [f"agent-{number}" for number in range(8)]
 HANDSHAKE = (
-    "HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 AT_ONCE = 24

@@ -10,13 +10,13 @@ def listens(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def statuses(port: int, count: int) -> list[int]:
-    """The statuses that `count` clients get, sorted."""
-    return sorted(asyncio.run(_many(port, count)))
+def statuses(count: int, *ports: int) -> list[int]:
+    """The statuses that `count` clients of each server get, all at once, sorted."""
+    return sorted(asyncio.run(_many(count, ports)))
 
 
-async def _many(port: int, count: int) -> list[int]:
-    async def one() -> int:
+async def _many(count: int, ports: tuple[int, ...]) -> list[int]:
+    async def one(port: int) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answer = await reader.read()
@@ -24,4 +24,4 @@ async def _many(port: int, count: int) -> list[int]:
         await writer.wait_closed()
         return int(answer.split(b" ")[1])
 
-    return await asyncio.gather(*(one() for _ in range(count)))
+    return await asyncio.gather(*(one(port) for port in ports for _ in range(count)))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import httpx
@@ -43,6 +43,15 @@ class AgentConnection:
         return self.hear()
 
 
+@contextmanager
+def identified(where: object, name: str, token: str) -> Iterator[AgentConnection]:
+    """A WebSocket of an agent, identified, at a host and port."""
+    with connect(f"ws://{where}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
+        wire = AgentConnection(socket)
+        assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
+        yield wire
+
+
 class Running(Threaded):
     """A hub that runs."""
 
@@ -62,9 +71,18 @@ class Running(Threaded):
         async with Hub(self._settings, self._policy, store=self.store, gate=self._gate) as hub:
             self.hub = hub
             config = server_config(hub, self._settings)
-            config.host, config.port, config.timeout_keep_alive = "127.0.0.1", 0, round(PATIENCE)
+            config.app, config.host, config.port, config.timeout_keep_alive = (
+                self.mount(hub),
+                "127.0.0.1",
+                0,
+                round(PATIENCE),
+            )
             self.server = _Server(hub, config)
             await self.server.serve()
+
+    def mount(self, hub: Hub) -> Any:
+        """The application that is served: the hub."""
+        return hub
 
     def http(self, token: str = "") -> httpx.Client:
         """An HTTP client with a token, to be closed."""
@@ -82,13 +100,16 @@ class Running(Threaded):
         with connect(f"ws://{self}{path}", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
             yield AgentConnection(socket)
 
-    @contextmanager
-    def agent(self, name: str, token: str | None = None) -> Iterator[AgentConnection]:
+    def agent(self, name: str, token: str | None = None) -> AbstractContextManager[AgentConnection]:
         """A WebSocket of an agent, registered if it has no token, and identified."""
-        token = self.register(name) if token is None else token
-        with self.socket() as wire:
-            assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
-            yield wire
+        return identified(self, name, self.register(name) if token is None else token)
+
+    @contextmanager
+    def agent_and_http(self, name: str) -> Iterator[tuple[AgentConnection, httpx.Client]]:
+        """The WebSocket of a new agent, and an HTTP client with its token."""
+        token = self.register(name)
+        with self.agent(name, token) as wire, self.http(token) as http:
+            yield wire, http
 
 
 def hub_settings(**changes: Any) -> HubSettings:

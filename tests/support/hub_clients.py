@@ -1,25 +1,26 @@
-"""Clients for tests, on the clock of the hub that they talk to."""
+"""The hub's and the relay's clients, on the clock of the hub that they connect to."""
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
+from functools import wraps
+from inspect import Signature, signature
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
 
 from headgate import ManualClock, Policy
-from headgate.client import Denial, HubClient, RelayClient
+from headgate.client import Denial, HubClient, RelayClient, RelayMessage
+from tests.support.event_loop import run, until
 from tests.support.hub import Running, running
-from tests.support.valkey import PATIENCE
 
 T = TypeVar("T")
 
 
 class Denials(list[tuple[int, Denial]]):
-    """What a client was denied, and when."""
+    """The denials of a client, with their times."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -40,8 +41,12 @@ def hub_client(hub: Running, name: str, token: str | None = None, **options: Any
     return HubClient(f"http://{hub}", name, token, **{"clock": hub.clock, "random": Random(name), **options})
 
 
+async def take(client: RelayClient, number: int) -> list[RelayMessage]:
+    return [await anext(client) for _ in range(number)]
+
+
 class RelayKind:
-    """The relay's client, as tests use it that are the same for both."""
+    """The relay's client, for tests that both clients share."""
 
     client = RelayClient
     connect = staticmethod(relay_client)
@@ -63,11 +68,11 @@ class RelayKind:
 
     @staticmethod
     async def take(client: Any, number: int) -> list[str]:
-        return [(await anext(client)).body.decode() for _ in range(number)]
+        return [message.body.decode() for message in await take(client, number)]
 
 
 class HubKind:
-    """The client of `/ws`, as tests use it that are the same for both."""
+    """The client of `/ws`, for tests that both clients share."""
 
     client = HubClient
     connect = staticmethod(hub_client)
@@ -97,32 +102,37 @@ Kind = type[RelayKind] | type[HubKind]
 both_clients = pytest.mark.parametrize("kind", [RelayKind, HubKind], ids=["relay", "hub"])
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a test to its end, or to the end of its patience."""
-
-    async def main() -> T:
-        async with asyncio.timeout(2 * PATIENCE):
-            return await work
-
-    return asyncio.run(main())
+AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Look again and again until something holds, while the loop goes on."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {PATIENCE} s")
-        await asyncio.sleep(0.0005)
+def at_hub(policy: Policy | None = None, **settings: Any) -> Callable[[AsyncTest], Callable[..., None]]:
+    """Run an async test in a loop of its own, with a hub of these settings as its argument `hub`."""
+    return lambda test: _at(test, lambda _: running(policy, **settings))
+
+
+def at_limited_hub(test: AsyncTest) -> Callable[..., None]:
+    """Run an async test of a kind of client, with a hub that lets one message pass at a time."""
+    return _at(test, lambda kind: kind.limited())
+
+
+def _at(test: AsyncTest, start: Callable[[Any], AbstractContextManager[Running]]) -> Callable[..., None]:
+    @wraps(test)
+    def with_hub(**arguments: Any) -> None:
+        with start(arguments.get("kind")) as hub:
+            run(test(hub=hub, **arguments))
+
+    parameters = [one for name, one in signature(test).parameters.items() if name != "hub"]
+    with_hub.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # the fixtures that pytest passes
+    return with_hub
 
 
 async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awaitable[T]) -> T:
-    """Do something with a client; whenever it holds all back, the clock goes on to the moment when it doesn't."""
+    """Await the work of a client; whenever it holds everything back, advance the clock to the end of its wait."""
     task = asyncio.ensure_future(work)
 
     def moved() -> bool:
-        if held := client.held:
-            clock.advance(held)
+        if delay := client.delay:
+            clock.advance(delay)
         return task.done()
 
     await until(moved, "the work")
@@ -130,7 +140,7 @@ async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awa
 
 
 async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
-    """Whether something holds, also after everybody had the time to change it."""
+    """Whether something still holds after several turns of the loop."""
     for _ in range(turns):
         if not condition():
             return False
@@ -138,10 +148,8 @@ async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
     return True
 
 
-async def comes_back_when_it_is_told(
-    hub: Running, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Stop a hub, and see when a client knocks again at where it was."""
+async def reconnects_when_told(hub: Running, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Stop a hub, and check that a client reconnects after the wait that it was told, and not before."""
     await asyncio.to_thread(hub.stop)
     await until(lambda: not client.connected, "the end")
     await until(lambda: "no connection" in caplog.text, "that it says so")

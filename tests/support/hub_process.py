@@ -21,14 +21,14 @@ RAISED_ADDRESSES = f"""
 limit = "{PLENTY}"
 registration = "{PLENTY}"
 """
-"""Of a policy file: addresses are not held up, while agents have their usual limits."""
+"""Part of a policy file: addresses are not limited; agents have their usual limits."""
 RAISED = f"""
 [limits]
 light = "{PLENTY}"
 normal = "{PLENTY}"
 heavy = "{PLENTY}"
 {RAISED_ADDRESSES}"""
-"""Of a policy file: nobody is held up."""
+"""Part of a policy file: nothing is limited."""
 
 
 class Program:
@@ -76,6 +76,13 @@ class Program:
         return httpx.Client(
             base_url=where, headers=headers, limits=once, timeout=PATIENCE, trust_env=False, verify=False
         )
+
+    def register(self, agent: str) -> str:
+        """An agent's token."""
+        with self.http() as http:
+            answer = http.post("/api/admin/agents", json={"agent_id": agent}).raise_for_status()
+        token: str = answer.json()["token"]
+        return token
 
     def kill(self) -> None:
         """End it as a loss of power would."""

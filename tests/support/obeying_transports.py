@@ -1,9 +1,8 @@
 """For tests of obeying transports: a clock that advances by itself, servers with limits, and their clients."""
 
-import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -171,21 +170,5 @@ def patient_async_client(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClie
     return httpx.AsyncClient(transport=transport, timeout=PATIENCE)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop, with a timeout."""
-
-    async def bounded() -> T:
-        async with asyncio.timeout(5 * PATIENCE):
-            return await work
-
-    return asyncio.run(bounded())
-
-
 def retry_after(seconds: int) -> Headers:
     return {"retry-after": str(seconds)}
-
-
-async def auntil(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Ports at which nobody is."""
+"""Ports on which nothing listens."""
 
 import socket
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 
 def held() -> socket.socket:
-    """A port that nobody listens on, and that the system gives to nobody else until this is closed.
+    """A socket that reserves a port: nothing listens there, and the system assigns it to no other until it is closed.
 
-    A test may let a server listen there: it is bound such that those who name it can have it too.
+    A test may start a server on it: the socket is bound with SO_REUSEADDR.
     """
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

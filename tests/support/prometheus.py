@@ -1,4 +1,4 @@
-"""What Prometheus would read of a hub, for tests."""
+"""A hub's metrics, as Prometheus reads them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Clients of a hub that keep book: what it has acknowledged, and what they have only asked for."""
+"""Clients of a hub that record what it has acknowledged, and what was only requested."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ ABSENT = None
 
 
 class ExpectedState:
-    """What must be so, by all that was answered; and what may be so, by what was only asked."""
+    """The state that answers guarantee, and the states that unanswered requests allow."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -70,7 +70,7 @@ class ExpectedState:
 
 
 class Client:
-    """Asks a hub, and keeps book of it."""
+    """Sends requests to a hub, and records them."""
 
     def __init__(self, hub: Program, book: ExpectedState) -> None:
         self._where, self._book = hub.where, book

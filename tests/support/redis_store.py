@@ -1,4 +1,4 @@
-"""What tests of the store in Redis share: how long they wait, and what they find in a server."""
+"""Helpers for tests of the store in Redis: timeouts, and the contents of a server."""
 
 import struct
 import threading

@@ -1,4 +1,4 @@
-"""A scheduler for tests: with its database, gate and clock, what it has told to whom, and what it may not do."""
+"""A scheduler with its database, gate and clock, a record of its assignments, and a check of its transitions."""
 
 import asyncio
 import sqlite3
@@ -22,7 +22,7 @@ TURNS = [*range(16), 30]
 
 
 class SchedulerHarness:
-    """A scheduler with its database, gate and clock, and what it has told to whom."""
+    """A scheduler with its database, gate and clock, and a record of its assignments."""
 
     def __init__(self, database: Database, gate: Gate, clock: ManualClock, **options: Any) -> None:
         self.database, self.gate, self.clock = database, gate, clock
@@ -78,6 +78,10 @@ class SchedulerHarness:
         await self.scheduler.accept(agent, task_id)
         await self.scheduler.complete(agent, task_id, None)
         await self.settle()
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state, without the states that none is in."""
+        return {state: many for state, many in self.scheduler.counts().items() if many}
 
     async def holders(self) -> dict[str, str | None]:
         return {task.task_id: task.agent for task in await self.scheduler.tasks()}

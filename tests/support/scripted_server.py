@@ -1,4 +1,4 @@
-"""A server that isn't a hub, or is one that lies: it answers every request as it is told."""
+"""A server in place of a hub, with prepared answers."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ScriptedServer:
-    """As text its host and port. `asked` has the paths that were asked for."""
+    """As text it is its host and port. `asked` has the requested paths."""
 
     def __init__(self, answer: Callable[[str], tuple[int, Mapping[str, str], bytes]], port: int) -> None:
         asked: list[str] = []
@@ -46,7 +46,7 @@ def impostor(
     answers: Mapping[str, tuple[int, Any]] | None = None,
     port: int = 0,
 ) -> Iterator[ScriptedServer]:
-    """One that answers with a body, JSON unless it is bytes, until the block ends.
+    """A server that answers with a body, JSON unless it is bytes, until the block ends.
 
     `before` is called first. `answers` has the status and the body for some paths.
     """

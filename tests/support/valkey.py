@@ -1,4 +1,4 @@
-"""Real servers for tests: Valkey from PyPI, older and other ones where they are to be had."""
+"""Real servers for tests: Valkey from PyPI, and other versions where they are installed."""
 
 import os
 import shutil
@@ -17,11 +17,11 @@ import redis
 from tests.support.ports import held
 
 PATIENCE = 60.0
-"""Seconds that a test waits for what should come at once, or soon: a busy machine may stand still for a while."""
+"""Seconds that a test waits for something that should happen soon: a busy machine may stall for a while."""
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Look again and again until something holds."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A real receiver of webhooks for tests, on loopback, which answers as it is told to."""
+"""A real receiver of webhooks on loopback, with prepared answers."""
 
 import json
 import socket

@@ -26,7 +26,7 @@ class NotingClock(ManualClock):
         return super().alarm(when, ring)
 
     async def waited(self, times: int) -> None:
-        """Let the loop go on until somebody waits for the so-manieth time."""
+        """Let the loop go on until this many waits have begun."""
         await until(lambda: len(self.waits) == times, f"wait {times}")
 
 

@@ -10,8 +10,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from headgate.edges.asgi import Message, Receive, Scope, Send
-from tests.support.asgi_server import Serving
+from headgate import Limiter
+from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
+from headgate.edges.websocket import WebSocketLimits
+from tests.support.asgi_server import Serving, serving
 from tests.support.valkey import PATIENCE
 
 
@@ -82,6 +84,13 @@ def connected(server: Serving, name: str = "", path: str = "/") -> Iterator[Clie
     with connect(
         f"ws://{server}{path}", additional_headers=headers, compression=None, open_timeout=PATIENCE, ping_interval=None
     ) as client:
+        yield client
+
+
+@contextmanager
+def limited_echo(limiter: Limiter, limits: WebSocketLimits) -> Iterator[ClientConnection]:
+    """A client of an echo behind the middleware."""
+    with serving(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as server, connected(server) as client:
         yield client
 
 

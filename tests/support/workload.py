@@ -1,4 +1,4 @@
-"""Agents and operators who do all that changes a hub, at once, and keep book of it."""
+"""Agents and operators that make every kind of change to a hub at once, and record each."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from tests.support.recording_clients import ABSENT, Client, ExpectedState, Key, 
 TIERS, CHANNELS = ("light", "normal", "heavy"), ("ws", "http")
 LIMITS = [f"{number}000000/second" for number in range(2, 9)]
 GONE = (httpx.TransportError, WebSocketException, OSError)
-"""What a client of a hub that was killed gets."""
+"""The errors of a client whose hub was killed."""
 
 
 class Workload:
-    """Agents and operators who all work at once, until the hub is gone."""
+    """Agents and operators that work at once until the hub is gone."""
 
     def __init__(self, name: str, client: Client, book: ExpectedState, random: Random) -> None:
         self._name, self._client, self._book, self._random = name, client, book, random

@@ -1,4 +1,4 @@
-"""A store that isn't a `MemoryStore`, as far as a limiter or a gate can see."""
+"""A memory store that limiters and gates don't recognise as a `MemoryStore`."""
 
 import asyncio
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ from typing import Final, SupportsIndex, get_args
 
 from headgate.errors import HeadgateError, StoreAway, refuse
 from headgate.events import Alerted, Checked, Degraded, Event, Listener, PolicyChanged, Violated, ViolationsReset
+from headgate.flow import in_thread
 from headgate.gate import changes
 from headgate.gate._hot import CHECK, EXEMPT, GateChecks, store_request
 from headgate.gate.changes import KEPT, Effective, MemoryChangeLog, condense, effective
@@ -117,7 +118,7 @@ class Gate(GateChecks, Closable):
         return await self._aapply(CHECK, *self._agent(agent, channel, tier, action), cost, request_id)
 
     def check_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
-        """Check an unknown caller by address. `purpose` is "request" or "registration".
+        """Check an unknown caller by address. `purpose` is one of `headgate.gate.policy.PURPOSES`.
 
         An IPv6 address counts by its /64. Denials escalate the advised wait, but are no agent's violations.
         """
@@ -344,31 +345,14 @@ class Gate(GateChecks, Closable):
 
     # A change waits for the disk and perhaps for a store: the async twins do so in a thread, and leave the loop free.
 
-    async def achange(self, edits: Iterable[Edit], *, by: str = "") -> None:
-        await asyncio.to_thread(self.change, edits, by=by)
-
-    async def aset_override(
-        self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
-    ) -> None:
-        await asyncio.to_thread(self.set_override, agent, tier, limit, channel, by=by)
-
-    async def aremove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
-        await asyncio.to_thread(self.remove_override, agent, tier, by=by)
-
-    async def aadd_exemption(self, agent: str, *, by: str = "") -> None:
-        await asyncio.to_thread(self.add_exemption, agent, by=by)
-
-    async def aremove_exemption(self, agent: str, *, by: str = "") -> None:
-        await asyncio.to_thread(self.remove_exemption, agent, by=by)
-
-    async def aset_default(self, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = "") -> None:
-        await asyncio.to_thread(self.set_default, tier, limit, channel, by=by)
-
-    async def areload(self, policy: Policy, *, by: str = "") -> None:
-        await asyncio.to_thread(self.reload, policy, by=by)
-
-    async def adrop_agent(self, agent: str) -> None:
-        await asyncio.to_thread(self.drop_agent, agent)
+    achange = in_thread(change)
+    aset_override = in_thread(set_override)
+    aremove_override = in_thread(remove_override)
+    aadd_exemption = in_thread(add_exemption)
+    aremove_exemption = in_thread(remove_exemption)
+    aset_default = in_thread(set_default)
+    areload = in_thread(reload)
+    adrop_agent = in_thread(drop_agent)
 
     def _sync(self, everything: bool) -> None:
         """Apply the changes of other nodes. `everything`: the log may have lost some that this gate has applied."""

@@ -85,12 +85,7 @@ class Lookup:
         self.exempt: Final[list[ActiveLimit]] = []  # by index, for exempt agents
         self.shadowed: Final[list[ActiveLimit]] = []  # the defaults by index, for agents in shadow mode
         for (channel, tier), limit in effective.limits.items():
-            shadow, index = policy.shadow or tier in policy.shadow_tiers, len(self.exempt)
-            generation = effective.generations.get((channel, tier), 0)
-            kind = f"default.{generation}" if generation else "default"
-            self.defaults[channel][tier] = ActiveLimit(self, AGENTS, channel, tier, kind, limit, shadow, index)
-            self.shadowed.append(ActiveLimit(self, AGENTS, channel, tier, kind, limit, True, index))
-            self.exempt.append(ActiveLimit(self, AGENTS, channel, tier, "exempt", UNLIMITED, False, index))
+            self._add_default(channel, tier, limit)
         self.by_action: Final[dict[str, dict[str, ActiveLimit]]] = {channel: {} for channel in policy.channels}
         for (channel, action), tier in policy.actions.items():
             self.by_action[channel][action] = self.defaults[channel][tier]
@@ -106,14 +101,19 @@ class Lookup:
         self.own: Final[ImmutableMap[OwnLimits]] = own
         self.any_own: Final = len(self.own) > 0
         self.addresses: Final = {
-            "request": ActiveLimit(
-                self, ADDRESSES, "address", "request", "default", policy.address_limit, policy.shadow, 0
-            ),
-            "registration": ActiveLimit(
-                self, ADDRESSES, "address", "registration", "default", policy.registration_limit, policy.shadow, 0
-            ),
+            purpose: ActiveLimit(self, ADDRESSES, "address", purpose, "default", limit, policy.shadow, 0)
+            for purpose, limit in policy.address_limits.items()
         }
         self.exempt_address: Final = ActiveLimit(self, ADDRESSES, "address", "", "exempt", UNLIMITED, False, 0)
+
+    def _add_default(self, channel: str, tier: str, limit: Limit) -> None:
+        policy, index = self.policy, len(self.exempt)
+        shadow = policy.shadow or tier in policy.shadow_tiers
+        generation = self.effective.generations.get((channel, tier), 0)
+        kind = f"default.{generation}" if generation else "default"
+        self.defaults[channel][tier] = ActiveLimit(self, AGENTS, channel, tier, kind, limit, shadow, index)
+        self.shadowed.append(ActiveLimit(self, AGENTS, channel, tier, kind, limit, True, index))
+        self.exempt.append(ActiveLimit(self, AGENTS, channel, tier, "exempt", UNLIMITED, False, index))
 
     def _own_limits(self, agent: str) -> OwnLimits | None:
         policy, rules = self.policy, self.effective.agents.get(agent)

@@ -9,6 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from os import PathLike, fspath
 from pathlib import Path
@@ -30,6 +31,17 @@ TIERS: Final = ("light", "normal", "heavy")
 UNKNOWN_TIER: Final = "normal"
 """The tier of unclassified actions."""
 MAX_AGENT: Final = 128
+
+PURPOSES: Final = {
+    "request": ("limit", "60/minute"),
+    "registration": ("registration", "5/minute"),
+    "connection": ("connection", "600/minute"),
+    "authentication": ("authentication", "60/minute"),
+}
+"""What an address is checked for, with the setting in `[addresses]` and its default. Each has a bucket of its own:
+
+requests without a token, registrations, connects of WebSockets, and wrong tokens.
+"""
 
 _LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
 _ACTIONS: Final = {
@@ -81,8 +93,8 @@ class Policy:
     """Whether all limits are counted and none is enforced."""
     shadow_tiers: frozenset[str]
     shadow_agents: frozenset[str]
-    address_limit: Limit
-    registration_limit: Limit
+    address_limits: Mapping[str, Limit]
+    """The limits by address: of each purpose in `PURPOSES`."""
     exempt_addresses: tuple[Network, ...]
     backoff: Backoff
     on_failure: str
@@ -136,8 +148,7 @@ class Policy:
                 for channel in self.channels
             },
             "addresses": {
-                "limit": _text(self.address_limit),
-                "registration": _text(self.registration_limit),
+                **{PURPOSES[purpose][0]: _text(limit) for purpose, limit in self.address_limits.items()},
                 "exempt": [str(network) for network in self.exempt_addresses],
             },
             "agents": agents,
@@ -198,7 +209,7 @@ class _Reader:
         shadow, shadow_tiers = self._shadow(settings.get("shadow", False))
         agents = self._table("agents", settings)
         addresses = self._table("addresses", settings)
-        self._check_keys("addresses", addresses, ["limit", "registration", "exempt"])
+        self._check_keys("addresses", addresses, [*(key for key, _ in PURPOSES.values()), "exempt"])
         store = self._table("store", settings)
         self._check_keys("store", store, ["on_failure", "timeout", "nodes"])
         return {
@@ -215,8 +226,10 @@ class _Reader:
                 for agent, table in agents.items()
                 if isinstance(table, dict) and self._value(f"agents.{_key(agent)}.shadow", table, False, _bool)
             ),
-            "address_limit": self._value("addresses.limit", addresses, parse("60/minute"), _limit),
-            "registration_limit": self._value("addresses.registration", addresses, parse("5/minute"), _limit),
+            "address_limits": {
+                purpose: self._value(f"addresses.{key}", addresses, parse(default), _limit)
+                for purpose, (key, default) in PURPOSES.items()
+            },
             "exempt_addresses": tuple(self._list("addresses.exempt", addresses.get("exempt", []), _network)),
             "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
             "on_failure": self._value("store.on_failure", store, "local", _on_failure),
@@ -340,8 +353,9 @@ class _Reader:
                 self.mistakes.append(f"{path}.{_key(key)}".lstrip(".") + f": expected one of {', '.join(known)}{hint}")
 
 
-def _limit(value: object) -> Limit:
-    return limit_of("limit", value)
+_limit: Final = partial(limit_of, "limit")
+_count: Final = partial(whole, "", most=1000)
+_nodes: Final = partial(whole, "", most=10_000)
 
 
 def _fraction(value: object) -> float:
@@ -352,30 +366,20 @@ def _seconds(value: object) -> float:
     return float(positive("", value))
 
 
-def _count(value: object) -> int:
-    return whole("", value, 1000)
-
-
 def _bool(value: object) -> bool:
     if not isinstance(value, bool):
         refuse("", "true or false", value)
     return value
 
 
-def _tier(value: object) -> str:
-    if not isinstance(value, str) or value not in TIERS:
-        refuse("", f"one of {', '.join(TIERS)}", value)
+def _one_of(known: tuple[str, ...], value: object) -> str:
+    if not isinstance(value, str) or value not in known:
+        refuse("", f"one of {', '.join(known)}", value)
     return value
 
 
-def _on_failure(value: object) -> str:
-    if not isinstance(value, str) or value not in ON_FAILURE:
-        refuse("", f"one of {', '.join(ON_FAILURE)}", value)
-    return value
-
-
-def _nodes(value: object) -> int:
-    return whole("", value, 10_000)
+_tier: Final = partial(_one_of, TIERS)
+_on_failure: Final = partial(_one_of, ON_FAILURE)
 
 
 def _channel(value: object) -> str:

@@ -18,6 +18,7 @@ from headgate.errors import HeadgateError
 from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.policy import Policy
+from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
@@ -26,12 +27,14 @@ from headgate.hub.api.admin_routes import PolicyFile
 from headgate.hub.api.decision_routes import CounterShares
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
+from headgate.hub.api.sites import Sites
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import Cards
 from headgate.hub.dashboard.feed import MAX_QUEUED, DashboardFeed
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.address_log import AddressLog
 from headgate.hub.monitoring.alerts import Alerts
 from headgate.hub.monitoring.health import Health
 from headgate.hub.monitoring.metrics import MetricSources
@@ -151,6 +154,7 @@ class Hub:
         self._open_gate()
         self.stats = Stats(self.gate, self.clock)
         stack.callback(self.stats.stop)
+        stack.callback(AddressLog(self.gate, self.clock).stop)
         stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Alerted))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         stack.push_async_callback(self.webhooks.close)
@@ -180,6 +184,8 @@ class Hub:
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
         reserved = self.router.reserved("agent")
         registry = self.registry = Registry(agents, mode=settings.registration, reserved=reserved)
+        authentication = Authentication(gate)
+        sites = self._sites = Sites(settings.allowed_hosts)
         messages = self.messages = MessageBroker(database, presence, registry, clock, settings)
         sessions = self.sessions = SessionLog(database, gate, settings)
         scheduler = self.scheduler = Scheduler(
@@ -192,19 +198,31 @@ class Hub:
             most_finished=settings.max_tasks,
         )
         self.agent_sockets = AgentSockets(
-            gate, stats, presence, registry, messages, sessions, scheduler, clock, self.flood_counter, settings
+            gate,
+            stats,
+            presence,
+            registry,
+            authentication,
+            messages,
+            sessions,
+            scheduler,
+            clock,
+            self.flood_counter,
+            settings,
         )
         relay = self.relay = Relay(
             relay_limiter(settings.relay_rate_limit, settings.relay_rate_burst, store),
             registry.verify,
             clock,
-            failed=gate.acheck_address,
+            authentication=authentication,
             flood_counter=self.flood_counter,
             largest=settings.max_frame,
             identify_within=settings.identify_within,
         )
         cards = Cards(gate, stats, presence, alerts, health)
-        feed = self.dashboard = DashboardFeed(cards, gate, stats, presence, alerts, tokens, clock, settings)
+        feed = self.dashboard = DashboardFeed(
+            cards, gate, stats, presence, alerts, tokens, authentication, clock, settings
+        )
         sources = self.metric_sources = MetricSources(
             gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
         )
@@ -212,7 +230,7 @@ class Hub:
         parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
         shares = CounterShares(clock, settings.max_counters, windows.settings.window_ms)
         routes = bind(ROUTES, [*parts, windows, shares, file, self.router])
-        self._api = Api(Router(routes), gate, stats, tokens, registry, settings)
+        self._api = Api(Router(routes), gate, stats, tokens, registry, authentication, sites, settings)
 
     def _telemetry(self) -> "Telemetry":
         try:
@@ -246,20 +264,24 @@ class Hub:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
-        if scope["path"] == "/ws/dashboard" and not self.health.stopping:  # never limited
-            await self.dashboard.serve(Socket(receive, send, address, MAX_QUEUED), same_origin=_same_origin(scope))
-            return
-        socket = Socket(receive, send, address, self.settings.max_waiting)
+        watches = scope["path"] == "/ws/dashboard"
+        socket = Socket(receive, send, address, MAX_QUEUED if watches else self.settings.max_waiting)
         try:
+            self._sites.check_host(scope["headers"])
+            self._sites.check_origin(scope["headers"])
+            if watches and not self.health.stopping:  # never limited
+                await self.dashboard.serve(socket)
+                return
             serve = self._endpoint(scope["path"])
             self.presence.admit(socket)
         except HeadgateError as error:  # also for an invalid address, which a proxy may forward
             await _refuse(socket, error_response(error))
             return
         try:
-            decision = await self.gate.acheck_address(socket.address)
+            decision = await self.gate.acheck_address(socket.address, "connection")
             if not decision:
-                await _refuse(socket, error_response(RequestDenied(decision, self.gate.tier_of("ws", "identify"))))
+                tier = self.gate.tier_of("ws", "identify")
+                await _refuse(socket, error_response(RequestDenied(decision, tier, by_address=True)))
             elif await socket.accept():
                 await serve(socket)
         finally:
@@ -306,13 +328,6 @@ class Hub:
 def _address(scope: Mapping[str, Any]) -> str:
     client = scope.get("client")
     return str(client[0]) if client else "::1"  # a Unix socket
-
-
-def _same_origin(scope: Mapping[str, Any]) -> bool:
-    """Whether a socket was opened by a page of this hub, or by no page."""
-    headers = dict(scope["headers"])
-    origin = headers.get(b"origin")
-    return origin is None or origin.partition(b"://")[2] == headers.get(b"host")
 
 
 async def _refuse(socket: Socket, response: ApiResponse) -> None:

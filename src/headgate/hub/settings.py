@@ -84,6 +84,14 @@ def usable_token(text: str) -> str:
     return text
 
 
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = [part.strip().lower() for part in text.split(",") if part.strip()]
+    if any(re.fullmatch(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII) is None for host in hosts):
+        raise ValueError
+    return tuple(dict.fromkeys(hosts))
+
+
+_HOSTS: Final[SettingParser] = ("host names such as hub.example.org or *.example.org, separated by commas", _hosts)
 _NETWORKS: Final[SettingParser] = ("addresses or networks such as 10.0.0.0/8, separated by commas", _networks)
 _BOOLEAN: Final[SettingParser] = ("true or false", _boolean)
 _TEXT: Final[SettingParser] = ("some text", str)
@@ -119,6 +127,11 @@ class HubSettings:
     )
     webhooks: tuple[str, ...] = _setting((), "URLs to send alerts to, separated by commas", _URLS, shown=False)
     webhook_secret: str = _setting("", "secret key for signing webhook requests", _TOKEN, secret=True)
+    allowed_hosts: tuple[str, ...] = _setting(
+        (),
+        "names of the hub beside localhost and IP addresses, separated by commas; * for any",
+        _HOSTS,
+    )
     trusted_proxies: tuple[str, ...] = _setting(
         (), "addresses or networks of proxies whose X-Forwarded headers are trusted, separated by commas", _NETWORKS
     )
@@ -130,7 +143,7 @@ class HubSettings:
     max_frame: int = _setting(65_536, "maximum size of a frame, envelope or body in bytes", _whole(1024, 16_777_216))
     max_connections: int = _setting(10_000, "maximum WebSocket connections in total", _whole(1, 1_000_000))
     max_connections_per_address: int = _setting(
-        100, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
+        1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
     )
     max_dashboards: int = _setting(200, "maximum open dashboards", _whole(1, 10_000))
     max_waiting: int = _setting(256, "maximum frames queued for a slow reader", _whole(1, 100_000))

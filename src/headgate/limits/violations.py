@@ -106,10 +106,10 @@ class Backoff(Rule):
         assert isinstance(state, ViolationRecord)
         return 0 if count == 0 else max(state.last + self.advised(count) - now, 0)
 
-    def quiet_left(self, state: State, now: i64) -> i64:
-        """Microseconds until the count starts again."""
+    def standing(self, state: State, now: i64) -> "Standing":
         assert isinstance(state, ViolationRecord)
-        return 0 if state.count == 0 else max(state.last + self._quiet - now, 0)
+        quiet_left = i64(0) if state.count == 0 else max(state.last + self._quiet - now, 0)
+        return Standing(self.count(state, now), self.left(state, now), quiet_left)
 
     def advised(self, count: i64) -> i64:
         return self._steps[min(count, i64(len(self._steps))) - 1]

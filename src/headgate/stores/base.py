@@ -1,18 +1,7 @@
 """Stores: where the state of limits lives, and whose clock counts.
 
 Every store is a `Store`. Features that only some stores have are protocols of their own, to be asked for by
-`isinstance(store, CachedStore)`:
-
-| protocol          | a store that                                                             |
-|-------------------|--------------------------------------------------------------------------|
-| `ClosableStore`   | has connections or files to close                                        |
-| `ServerStore`     | counts in a server, which can be away                                    |
-| `ObservableStore` | has events of its own for listeners                                      |
-| `CachedStore`     | answers some checks from a cache in this process                         |
-| `SharedStore`     | keeps the changes to limits that several nodes share                     |
-| `HubStore`        | also keeps the agents and alerts that several hubs share                 |
-| `WindowStore`     | counts sliding windows whose limit comes with each call                  |
-| `ResettableStore` | can drop everything at once                                              |
+`isinstance(store, CachedStore)`.
 """
 
 import time

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from types import FunctionType
 from typing import Final, SupportsIndex
@@ -41,6 +42,7 @@ CHECK: Final = Verb.CHECK
 CHARGE: Final = Verb.CHARGE
 REFUND: Final = Verb.REFUND
 
+_NO_LOCK: Final[AbstractContextManager[None]] = nullcontext()
 _tables_lock: Final = threading.Lock()
 _log = logging.getLogger("headgate")
 
@@ -94,14 +96,12 @@ class Table:
 
     def split(self) -> None:
         if self.mask == 0 and self.old is None and len(self.dicts[0]) > _SPLIT:
-            self._set_all_aside([{} for _ in range(_SHARDS)])
-
-    def _set_all_aside(self, empty: list[dict[str, State]]) -> None:
-        if self.mask == 0 and self.old is None:
-            self.old = self.dicts[0]
-            self.dicts = empty
-            self.mask = _SHARDS - 1
-            self.next = 0
+            empty: list[dict[str, State]] = [{} for _ in range(_SHARDS)]
+            if self.mask == 0 and self.old is None:  # again: another thread may have been quicker
+                self.old = self.dicts[0]
+                self.dicts = empty
+                self.mask = _SHARDS - 1
+                self.next = 0
 
     def _set_aside(self, empty: dict[str, State]) -> None:
         """Begin with the next dict. Making the empty one may have let another thread do so."""
@@ -176,25 +176,18 @@ class LimitTable(Table):
         return decision
 
     def _check_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
-        store, limit = self.store, self.limit
+        store = self.store
         if self.validate is not None:
             self.validate(key)
         if store.size >= store.max_keys:
             store.make_room(now)
-        fresh = limit.fresh(now)
-        state = self.find(key)  # again: another thread may have been quicker
-        known = state is not None
-        if state is None:
-            state = fresh
-        wait = limit.wait(state, now, cost)
-        if wait == 0:
-            if not known and store.size >= store.max_keys:
-                return store.deny_for_room(limit)
-            limit.spend(state, now, cost)
-            cost = 0
-            if not known and not limit.idle(state, now):
-                self.add(key, state)
-        decision = limit.decide(state, now, cost, wait, low)
+        entry = Entry(self, key, cost, now)
+        entry.find(now)  # again: another thread may have been quicker
+        if entry.wait == 0:
+            if not entry.known and store.size >= store.max_keys:
+                return store.deny_for_room(self.limit)
+            entry.spend(now)
+        decision = entry.decide(CHECK, entry.wait == 0, now, low)
         self.split()
         store.sweep(now)
         return decision
@@ -232,12 +225,43 @@ class ViolationTable(Table):
 
     def deny(self, table: LimitTable, key: str, cost: i64, low: i64, now: i64) -> Decision:
         """Deny a key that came back before its advised wait was over."""
-        limit = table.limit
-        state = table.find(key)
-        if state is None:
-            state = limit.fresh(now)
-        decision = limit.decide(state, now, cost, limit.wait(state, now, cost), low)
-        return decision.with_violation(self.record(key, now))
+        entry = Entry(table, key, cost, now)
+        entry.find(now)
+        return entry.decide(CHECK, False, now, low).with_violation(self.record(key, now))
+
+
+class Entry:
+    """One key that a verb is carried out on, with its state."""
+
+    def __init__(self, table: LimitTable, key: str, cost: i64, now: i64) -> None:
+        self.table: Final = table
+        self.key: Final = key
+        self.cost: Final = cost
+        self.known = False
+        self.wait: i64 = 0
+        self.state: State = table.limit.fresh(now)
+
+    def find(self, now: i64) -> None:
+        """Find the state, if there is one already, and the wait until the cost passes."""
+        found = self.table.find(self.key)
+        if found is not None:
+            self.state = found
+            self.known = True
+        self.wait = self.table.limit.wait(self.state, now, self.cost)
+
+    def spend(self, now: i64) -> None:
+        limit = self.table.limit
+        limit.spend(self.state, now, self.cost)
+        if not self.known and not limit.idle(self.state, now):
+            self.table.add(self.key, self.state)
+
+    def decide(self, verb: Verb, passes: bool, now: i64, low: i64) -> Decision:
+        limit, cost, wait = self.table.limit, self.cost, self.wait
+        if verb is CHECK and passes:
+            cost = 0
+        elif verb is CHARGE or verb is REFUND:
+            cost, wait = 1, limit.wait(self.state, now, 1)
+        return limit.decide(self.state, now, cost, wait, low)
 
 
 class MemoryStore:
@@ -258,7 +282,7 @@ class MemoryStore:
     """
 
     def __init__(self, *, clock: Clock | None = None, max_keys: SupportsIndex | None = None) -> None:
-        self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
         self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
         self._tables: Final[dict[tuple[str, Rule], Table]] = {}
@@ -274,30 +298,22 @@ class MemoryStore:
         self.next_round: i64 = 0  # when the next round may begin
         self.swept: i64 = 0  # how many entries have been swept
 
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
     def __len__(self) -> int:
         """How many keys are kept."""
         return self.size
 
     def now(self) -> i64:
-        return self._clock.now() if self._manual else self._read() // 1000
+        return self.clock.now() if self._manual else self._read() // 1000
 
     def limit_table(self, name: str, limit: Limit) -> LimitTable:
         """The entries of a limiter's name and limit. The table is made once; frequent callers keep it."""
-        found = self._tables.get((name, limit))
-        if found is None:
-            found = self._add_table(name, LimitTable(self, limit))
+        found = self._tables.get((name, limit)) or self._add_table(name, LimitTable(self, limit))
         assert isinstance(found, LimitTable)
         return found
 
     def violation_table(self, name: str, backoff: Backoff) -> ViolationTable:
         """The violations recorded under a name and backoff."""
-        found = self._tables.get((name, backoff))
-        if found is None:
-            found = self._add_table(name, ViolationTable(self, backoff))
+        found = self._tables.get((name, backoff)) or self._add_table(name, ViolationTable(self, backoff))
         assert isinstance(found, ViolationTable)
         return found
 
@@ -338,60 +354,33 @@ class MemoryStore:
         violations = None if offence is None else self.violation_table(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
-        agent = "" if offence is None else offence.key
-        if self.lock is None:
-            return self._apply(verb, asks, tables, low, violations, agent)
-        with self.lock:
-            return self._apply(verb, asks, tables, low, violations, agent)
+        with self.lock or _NO_LOCK:
+            now = self.now()
+            if self.size >= self.max_keys:
+                self.make_room(now)
+            entries = [Entry(tables[i], asks[i].key, asks[i].cost, now) for i in range(len(tables))]
+            return self._apply(verb, entries, now, low, violations, "" if offence is None else offence.key)
 
     def _apply(
-        self,
-        verb: Verb,
-        asks: Sequence[Ask],
-        tables: list[LimitTable],
-        low: i64,
-        violations: ViolationTable | None,
-        agent: str,
+        self, verb: Verb, entries: list[Entry], now: i64, low: i64, violations: ViolationTable | None, agent: str
     ) -> Decision:
-        now = self.now()
-        if self.size >= self.max_keys:
-            self.make_room(now)
-        keys = [ask.key for ask in asks]
-        costs = [ask.cost for ask in asks]
-        states = [table.limit.fresh(now) for table in tables]
-        known = [False] * len(states)
-        waits = [0] * len(states)
         # From here to the last write nothing is allocated that the garbage collector tracks.
         passes = violations is None or not violations.blocks(agent, now)
         new: i64 = 0
-        for i in range(len(states)):
-            found = tables[i].find(keys[i])
-            if found is not None:
-                states[i] = found
-                known[i] = True
-            else:
+        for entry in entries:
+            entry.find(now)
+            passes = passes and entry.wait == 0
+            if not entry.known:
                 new += 1
-            waits[i] = tables[i].limit.wait(states[i], now, costs[i])
-            passes = passes and waits[i] == 0
         if verb is CHECK and passes and new and self.size + new > self.max_keys:
-            return self.deny_for_room(tables[0].limit)
+            return self.deny_for_room(entries[0].table.limit)
         if verb is CHARGE or (verb is CHECK and passes):
-            for i in range(len(states)):
-                limit = tables[i].limit
-                limit.spend(states[i], now, costs[i])
-                if not known[i] and not limit.idle(states[i], now):
-                    tables[i].add(keys[i], states[i])
+            for entry in entries:
+                entry.spend(now)
         elif verb is REFUND:
-            for i in range(len(states)):
-                tables[i].limit.refund(states[i], costs[i])
-        decisions = []
-        for i in range(len(states)):
-            cost, wait = costs[i], waits[i]
-            if verb is CHECK and passes:
-                cost = 0
-            elif verb is CHARGE or verb is REFUND:
-                cost, wait = 1, tables[i].limit.wait(states[i], now, 1)
-            decisions.append(tables[i].limit.decide(states[i], now, cost, wait, low))
+            for entry in entries:
+                entry.table.limit.refund(entry.state, entry.cost)
+        decisions = [entry.decide(verb, passes, now, low) for entry in entries]
         self.sweep(now)
         decision = decisions[0] if len(decisions) == 1 else binding_of(decisions)
         if violations is not None and verb is CHECK and not passes:
@@ -406,9 +395,7 @@ class MemoryStore:
     def record_violation(self, offence: Offence) -> Violation:
         """See `Store.record_violation`."""
         violations = self.violation_table(offence.name, offence.backoff)
-        if self.lock is None:
-            return violations.record(offence.key, self.now())
-        with self.lock:
+        with self.lock or _NO_LOCK:
             return violations.record(offence.key, self.now())
 
     async def arecord_violation(self, offence: Offence) -> Violation:
@@ -416,12 +403,8 @@ class MemoryStore:
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
-        backoff = offence.backoff
-        state = self.violation_table(offence.name, backoff).find(offence.key)
-        if state is None:
-            return Standing(0, 0, 0)
-        now = self.now()
-        return Standing(backoff.count(state, now), backoff.left(state, now), backoff.quiet_left(state, now))
+        state = self.violation_table(offence.name, offence.backoff).find(offence.key)
+        return Standing(0, 0, 0) if state is None else offence.backoff.standing(state, self.now())
 
     async def astanding(self, offence: Offence) -> Standing:
         return self.standing(offence)
@@ -431,11 +414,8 @@ class MemoryStore:
         table = self._tables.get((name, rule))
         if table is None:
             return False
-        if self.lock is None:
+        with self.lock or _NO_LOCK:
             dropped = table.drop(key)
-        else:
-            with self.lock:
-                dropped = table.drop(key)
         return dropped is not None and not rule.idle(dropped, self.now())
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool:
@@ -445,11 +425,8 @@ class MemoryStore:
         """See `Store.clear`."""
         table = self._tables.get((name, rule))
         if table is not None:
-            if self.lock is None:
+            with self.lock or _NO_LOCK:
                 table.clear()
-            else:
-                with self.lock:
-                    table.clear()
 
     async def aclear(self, name: str, rule: Rule) -> None:
         self.clear(name, rule)
@@ -476,26 +453,22 @@ class MemoryStore:
         """Sweep the next few entries of the round, or begin one if it is time."""
         dropped = False
         for _ in range(_SWEPT_AT_ONCE):
-            if self.position >= len(self._order):
-                if now < self.next_round:
-                    break
-                self._begin_round(now)
+            if self.position >= len(self._order) and now < self.next_round:
+                break
             dropped = self._sweep_one(now) or dropped
         self.until_sweep = 0 if dropped else _CHECKS_BETWEEN
 
     def make_room(self, now: i64) -> None:
         """Sweep a few entries, whether or not it is time for a round, until one is dropped."""
         for _ in range(2 * _SWEPT_AT_ONCE):
-            if self.position >= len(self._order):
-                self._begin_round(now)
             if self._sweep_one(now):
                 break
 
-    def _begin_round(self, now: i64) -> None:
-        self.position = 0
-        self.next_round = now + _ROUND_EVERY
-
     def _sweep_one(self, now: i64) -> bool:
+        """Sweep the next entry, perhaps the first of another round, and say whether it was dropped."""
+        if self.position >= len(self._order):
+            self.position = 0
+            self.next_round = now + _ROUND_EVERY
         result = self._order[self.position].sweep_one(now)
         if result < 0:
             self.position += 1
@@ -523,5 +496,4 @@ def compiled() -> bool:
 
 def _uninterruptible() -> bool:
     """Whether no other thread can run unless something that is called here lets it."""
-    with_gil: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
-    return compiled() and (with_gil is None or with_gil())
+    return compiled() and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())

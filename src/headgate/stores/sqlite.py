@@ -33,15 +33,9 @@ _FORMAT: Final = 1
 _COLUMNS: Final = ("number", "at", "by", "kind", "agent", "channel", "tier", "value", "more", "generation")
 _ADDED: Final = _COLUMNS[8:]
 """Columns that files of the first version don't have. That version ignores them."""
-_READ: Final = """
-SELECT number, at, by, kind, agent, channel, tier, value, more, generation FROM changes
-WHERE number > ? ORDER BY number
-"""
+_READ: Final = f"SELECT {', '.join(_COLUMNS)} FROM changes WHERE number > ? ORDER BY number"  # noqa: S608
+_INSERT: Final = f"INSERT INTO changes ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"  # noqa: S608
 _START: Final = -(2**62)
-_INSERT: Final = """
-INSERT INTO changes (number, at, by, kind, agent, channel, tier, value, more, generation)
-VALUES (:number, :at, :by, :kind, :agent, :channel, :tier, :value, :more, :generation)
-"""
 
 
 class ChangeLogError(HeadgateError):

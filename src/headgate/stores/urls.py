@@ -1,19 +1,14 @@
-"""Stores by URL: nothing or memory:// for this process's memory, or the URL of a server.
-
-The URLs are those that `limits` and `throttled-py` know, with `async+` before them or without: every store here serves
-threads and event loops alike. A new kind of store is added to `SCHEMES`.
-"""
+"""Stores by URL: nothing or memory:// for this process's memory, or the URL of a server."""
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway, refuse
 from headgate.stores.base import ClosableStore, ServerStore, Store
 from headgate.stores.memory import MemoryStore
+from headgate.stores.schemes import SCHEMES, scheme_of
 
-_SERVERS: Final = ("redis", "rediss", "valkey", "valkeys")
-_UNSUPPORTED: Final = ("memcached", "mongodb", "mongodb+srv", "etcd")
 _log = logging.getLogger("headgate")
 
 
@@ -33,26 +28,13 @@ def _redis(where: str, url: str, **settings: Any) -> Store:
     return RedisStore(url, **settings)
 
 
-MakeStore: TypeAlias = Callable[..., Store]
-
-SCHEMES: Final[Mapping[str, MakeStore]] = {
-    "memory": _memory,
-    **dict.fromkeys(("unix", "redis+unix", "valkey+unix"), _redis),
-    **dict.fromkeys([f"{server}{kind}" for server in _SERVERS for kind in ("", "+sentinel", "+cluster")], _redis),
-}
-"""The factory of each URL scheme: called with the argument's name, the URL, and the store's settings."""
+_FACTORIES: Final[Mapping[str, Callable[..., Store]]] = {"memory": _memory, "redis": _redis}
+"""By the kind of a store: called with the argument's name, the URL, and the store's settings."""
 
 
 def make_store(where: str, url: str, **settings: Any) -> Store:
     """The store at a URL, not connected yet. In memory, settings that are for servers alone are ignored."""
-    scheme = url.partition("://")[0].lower().removeprefix("async+")
-    if scheme in _UNSUPPORTED:
-        raise InvalidInput(
-            f"{where}: expected a store in memory (None or memory://) or in Redis or Valkey (redis://localhost, or "
-            f"another form that docs/redis.md names), got {scheme}://, which headgate has no store for"
-        )
-    make: MakeStore = SCHEMES.get(scheme, _redis)  # which refuses an unknown scheme, and names those that it knows
-    return make(where, url, **settings)
+    return _FACTORIES[SCHEMES[scheme_of(url)]](where, url, **settings)
 
 
 def open_store(where: str, given: object, **settings: Any) -> Store:

@@ -10,9 +10,11 @@ import msgspec
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import PROBLEM_JSON, HeaderWriter, describe_denial
+from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api.routing import Call, Route, Router, Who
+from headgate.hub.api.sites import Sites
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.nesting import check_nesting
@@ -24,12 +26,15 @@ from headgate.limits.decision import Decision, Outcome
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 REGISTER: Final = "post_onboard_register"
 UNKNOWN: Final = "unknown_route"
+HEALTH: Final = "get_health"
 _NO_HEADERS: Final[Headers] = ()
 _BODY_TIMEOUT: Final = 30.0  # seconds
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
 )
+
+USED_UP: Final = "the allowance of your network address is used up, perhaps by somebody else who shares it"
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -93,12 +98,13 @@ ANONYMOUS: Final = Caller()
 
 
 class RequestDenied(Exception):
-    """The gate has denied a request. `limit_headers` describe the caller's limit."""
+    """The gate has denied a request, to an agent or by its address. `limit_headers` describe the agent's limit."""
 
-    def __init__(self, decision: Decision, tier: str, limit_headers: Headers = ()) -> None:
+    def __init__(self, decision: Decision, tier: str, limit_headers: Headers = (), *, by_address: bool = False) -> None:
         self.decision: Final = decision
         self.tier: Final = tier
         self.limit_headers: Final = limit_headers
+        self.by_address: Final = by_address
         super().__init__("rate limited")
 
 
@@ -106,9 +112,18 @@ class Api:
     """Answers HTTP requests by the routes of a router."""
 
     def __init__(
-        self, router: Router, gate: Gate, stats: Stats, tokens: Tokens, registry: Registry, settings: HubSettings
+        self,
+        router: Router,
+        gate: Gate,
+        stats: Stats,
+        tokens: Tokens,
+        registry: Registry,
+        authentication: Authentication,
+        sites: Sites,
+        settings: HubSettings,
     ) -> None:
         self._router, self._gate, self._stats = router, gate, stats
+        self._authentication, self._sites = authentication, sites
         self._tokens, self._registry = tokens, registry
         self._public_dashboard: Final = settings.public_dashboard
         self._max_body: Final = settings.max_frame
@@ -125,6 +140,10 @@ class Api:
         routes, parts = self._router.find(scope.get("raw_path") or scope["path"].encode())
         route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])  # the server leaves out the body
         caller, limit_headers = ANONYMOUS, _NO_HEADERS
+        if route is None or route.action != HEALTH:  # a probe may name the host as it likes
+            self._sites.check_host(scope["headers"])
+        if scope["method"] not in ("GET", "HEAD"):
+            self._sites.check_origin(scope["headers"])
         if route is None or route.who is not Who.PROBE:
             caller, limit_headers = await self._admit(scope["headers"], route, address)
         if route is None:
@@ -151,13 +170,13 @@ class Api:
         who = Who.ANYONE if route is None else route.who
         action = UNKNOWN if route is None else route.action
         token = _token(headers)
-        caller = ANONYMOUS if token is None else await self._caller(token)
-        limit_headers = _NO_HEADERS
-        if not (caller.admin or caller.viewer):
+        caller = ANONYMOUS if token is None else await self._caller(token, action, address)
+        public = who is Who.VIEWER and self._public_dashboard
+        if caller.admin or (action != REGISTER and (caller.viewer or public)):
+            limit_headers = _NO_HEADERS
+        else:
             limit_headers = await self._check(caller.agent, action, address)
-        if not caller.known and token is not None:
-            raise RequestError(401, "unauthorized", "the token in the Authorization header is nobody's")
-        if who is Who.VIEWER and self._public_dashboard:
+        if public:
             return caller, limit_headers
         if not caller.known and not caller.may(who):
             detail = f"this needs the token of {who.value}, as Authorization: Bearer <token>"
@@ -166,18 +185,28 @@ class Api:
             raise RequestError(403, "forbidden", f"this needs the token of {who.value}")
         return caller, limit_headers
 
-    async def _caller(self, token: str) -> Caller:
-        if self._tokens.is_admin(token):
-            return Caller(admin=True)
-        if self._tokens.is_viewer(token):
-            return Caller(viewer=True)
-        agent = await self._registry.owner(token)
-        return ANONYMOUS if agent is None else Caller(agent)
+    async def _caller(self, token: str, action: str, address: str) -> Caller:
+        """The owner of a token. Wrong ones are limited by address."""
+
+        async def look_up() -> Caller | None:
+            if self._tokens.is_admin(token):
+                return Caller(admin=True)
+            if self._tokens.is_viewer(token):
+                return Caller(viewer=True)
+            agent = await self._registry.owner(token)
+            return None if agent is None else Caller(agent)
+
+        found = await self._authentication.attempt(address, look_up)
+        if isinstance(found, Caller):
+            return found
+        if not found:
+            raise RequestDenied(found, self._gate.tier_of("http", action), by_address=True)
+        raise RequestError(401, "unauthorized", "the token in the Authorization header is nobody's")
 
     async def _check(self, agent: str, action: str, address: str) -> Headers:
         """Check a request of an agent, or of an unknown caller by its address; the headers about an agent's limit."""
         tier = self._gate.tier_of("http", action)
-        limit_headers = _NO_HEADERS
+        limit_headers, by_address = _NO_HEADERS, action == REGISTER or not agent
         if action == REGISTER:
             # Agents too: otherwise each could register ten more a minute, and each of those ten more.
             decision = await self._gate.acheck_address(address, "registration")
@@ -189,7 +218,7 @@ class Api:
         else:  # unknown callers may share an address, so they get no headers
             decision = await self._gate.acheck_address(address)
         if not decision:
-            raise RequestDenied(decision, tier, limit_headers)
+            raise RequestDenied(decision, tier, limit_headers, by_address=by_address)
         return limit_headers
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
@@ -219,6 +248,8 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
     """The response to a request that failed, with more headers."""
     if isinstance(error, RequestDenied):
         denial = describe_denial(error.decision, error.tier)
+        if error.by_address and not error.decision.degraded:
+            denial = denial._replace(detail=f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s")
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)

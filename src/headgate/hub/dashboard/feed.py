@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from headgate.gate import Gate
 from headgate.http import wait_ms
+from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.background import BackgroundTasks
@@ -91,11 +92,12 @@ class DashboardFeed:
         presence: Presence,
         alerts: Alerts,
         tokens: Tokens,
+        authentication: Authentication,
         clock: Clock,
         settings: HubSettings,
     ) -> None:
         self._cards, self._gate, self._stats, self._presence, self._alerts = cards, gate, stats, presence, alerts
-        self._tokens, self._clock, self._settings = tokens, clock, settings
+        self._tokens, self._authentication, self._clock, self._settings = tokens, authentication, clock, settings
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._viewers: Final[set[Socket]] = set()
         self._updating: Final = asyncio.Lock()
@@ -128,8 +130,8 @@ class DashboardFeed:
 
     # One dashboard ---------------------------------------------------------------------------------------------------
 
-    async def serve(self, socket: Socket, *, same_origin: bool) -> None:
-        """Serve a dashboard until it is closed. `same_origin`: it was opened by a page of this hub, or by no page."""
+    async def serve(self, socket: Socket) -> None:
+        """Serve a dashboard until it is closed."""
         if not await socket.accept():
             return
         most = self._settings.max_dashboards
@@ -138,7 +140,7 @@ class DashboardFeed:
             oldest, _ = self._unidentified.popitem(last=False)
             oldest.close_soon(TRY_LATER, "too many dashboards are being opened")
         try:
-            admin = await self._admit(socket, same_origin=same_origin)
+            admin = await self._admit(socket)
         finally:
             self._unidentified.pop(socket, None)
         if admin is None:
@@ -155,7 +157,7 @@ class DashboardFeed:
         finally:
             self._viewers.discard(socket)
 
-    async def _admit(self, socket: Socket, *, same_origin: bool) -> bool | None:
+    async def _admit(self, socket: Socket) -> bool | None:
         """Whether the first frame has the admin's token; None if the dashboard may not watch."""
         tokens = self._tokens
         deadline = socket.expect_identification(self._clock, self._settings.identify_within)
@@ -172,15 +174,21 @@ class DashboardFeed:
         except MALFORMED as error:
             await _refuse(socket, "invalid", explain(error))
             return None
-        if token and tokens.is_admin(token):
-            return True
-        if (token and tokens.is_viewer(token)) or (not token and self._settings.public_dashboard and same_origin):
+        if not token and self._settings.public_dashboard:
             return False
-        decision = await self._gate.acheck_address(socket.address)  # otherwise tokens could be guessed at any rate
-        if decision:
+
+        async def look_up() -> bool | None:
+            if token and tokens.is_admin(token):
+                return True
+            return False if token and tokens.is_viewer(token) else None
+
+        found = await self._authentication.attempt(socket.address, look_up)
+        if isinstance(found, bool):
+            return found
+        if found:
             await _refuse(socket, "unauthorized", "this needs the token of a viewer or the admin")
         else:
-            problem = Problem(error="rate_limited", detail="too many wrong tokens", retry_after_ms=wait_ms(decision))
+            problem = Problem(error="rate_limited", detail="too many wrong tokens", retry_after_ms=wait_ms(found))
             await socket.send(encode(problem))
             await socket.close(POLICY_VIOLATION, "too many wrong tokens")
         return None

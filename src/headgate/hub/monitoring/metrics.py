@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from headgate._version import VERSION
 from headgate.gate import Gate
-from headgate.gate.policy import TIERS
+from headgate.gate.policy import PURPOSES, TIERS
 from headgate.hub.agents.presence import Presence
 from headgate.hub.dashboard.feed import DashboardFeed
 from headgate.hub.messages.messages import MessageBroker
@@ -98,7 +98,7 @@ def _checks(sources: MetricSources) -> dict[Labels, float]:
 
 
 def _address_checks(sources: MetricSources) -> dict[Labels, float]:
-    counts: dict[Labels, float] = dict.fromkeys(product(("request", "registration"), ("allow", "warn", "deny")), 0)
+    counts: dict[Labels, float] = dict.fromkeys(product(PURPOSES, ("allow", "warn", "deny")), 0)
     return counts | sources.stats.addresses
 
 

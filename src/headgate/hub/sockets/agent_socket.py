@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, Struct
 from headgate.errors import HeadgateError, RateLimited, SessionClosed
 from headgate.gate import Gate
 from headgate.http import wait_ms
+from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.errors import RequestError, as_request_error
@@ -36,7 +37,6 @@ class _AgentConnection:
         self.socket: Final = socket
         self.flood: Final = flood
         self.agent = ""  # until it has identified
-        self.attempts = 0  # to identify
 
     async def send(self, frame: frames.ServerFrame, frame_id: frames.MaybeId) -> None:
         """Answer the frame that has this id."""
@@ -65,6 +65,7 @@ class AgentSockets:
         stats: Stats,
         presence: Presence,
         registry: Registry,
+        authentication: Authentication,
         messages: MessageBroker,
         sessions: SessionLog,
         scheduler: Scheduler,
@@ -73,6 +74,7 @@ class AgentSockets:
         settings: HubSettings,
     ) -> None:
         self._gate, self._stats, self._presence, self._registry = gate, stats, presence, registry
+        self._authentication = authentication
         self._messages, self._sessions, self._scheduler = messages, sessions, scheduler
         self._clock, self._flood_counter = clock, flood_counter
         self._identify_within: Final = settings.identify_within
@@ -127,30 +129,34 @@ class AgentSockets:
         if not isinstance(frame, frames.Identify):
             await connection.refuse_invalid(frame.id, "not_identified", "identify first")
             return False
-        connection.attempts += 1
-        if connection.attempts > 1:  # the first was counted with the connection
-            decision = await self._gate.acheck_address(connection.socket.address)
-            if not decision:
-                await connection.deny(frame.id, self._gate.tier_of("ws", "identify"), decision)
-                return False
-        registry, agent, revocations, known, mail = self._registry, frame.agent_id, -1, False, 0
+        agent, address = frame.agent_id, connection.socket.address
         try:
-            while revocations != registry.revocations:  # the token may have been revoked during the lookup
-                revocations = registry.revocations
-                known = await registry.verify(agent, frame.token)
-                mail = await self._messages.waiting(agent) if known else 0
+            mail = await self._authentication.attempt(address, lambda: self._verified(agent, frame.token))
         except HeadgateError as error:
             await connection.send(_problem(error), frame.id)
             return False
-        if not known:
-            problem = frames.Problem(error="unauthorized", detail="there is no such agent with such a token")
-            await connection.send(problem, frame.id)
+        if isinstance(mail, Decision):
+            if mail:
+                problem = frames.Problem(error="unauthorized", detail="there is no such agent with such a token")
+                await connection.send(problem, frame.id)
+            else:
+                await connection.deny(frame.id, self._gate.tier_of("ws", "identify"), mail)
             return False
         connection.agent = agent
         if self._presence.add(agent, connection.socket):
             self._scheduler.agent_connected(agent)
         await connection.send(frames.Identified(agent_id=agent, mail=mail), frame.id)
+        await self._authentication.identified(address)
         return True
+
+    async def _verified(self, agent: str, token: str) -> int | None:
+        """The number of messages in an agent's mailbox; None if the token isn't the agent's."""
+        registry = self._registry
+        while True:
+            revocations = registry.revocations
+            mail = await self._messages.waiting(agent) if await registry.verify(agent, token) else None
+            if revocations == registry.revocations:  # otherwise the token may have been revoked during the lookup
+                return mail
 
     # Every frame -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from headgate.errors import InvalidInput, StoreAway, refuse
 from headgate.gate.policy import check_agent
+from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import as_request_error
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import POLICY_VIOLATION, Socket
@@ -57,8 +58,8 @@ class Relay:
     """Routes envelopes between the sockets that it serves, in one event loop.
 
     `limiter` counts by address; without one everything passes. `verify` says whether a token belongs to an address, or
-    raises `StoreAway`. `failed` checks the network address after each HELLO with a wrong token: it may deny. An
-    envelope has at most `largest` bytes, and a connection `identify_within` seconds of the clock to prove its address.
+    raises `StoreAway`. `authentication` limits wrong ones by network address. An envelope has at most `largest` bytes,
+    and a connection `identify_within` seconds of the clock to prove its address.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Relay:
         verify: Callable[[str, str], Awaitable[bool]],
         clock: Clock,
         *,
-        failed: Callable[[str], Awaitable[Decision]],
+        authentication: Authentication,
         flood_counter: FloodCounter | None = None,
         largest: int = 65_536,
         identify_within: float = 10.0,
@@ -75,7 +76,7 @@ class Relay:
         self._limiter: Final = limiter
         self._verify: Final = verify
         self._clock: Final = clock
-        self._failed: Final = failed
+        self._authentication: Final = authentication
         self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
         self._largest: Final = largest
         self._identify_within: Final = identify_within
@@ -160,13 +161,14 @@ class Relay:
             address = check_agent(envelope.hello.address)
         except InvalidInput:
             raise _Invalid("expected an address of 1 to 128 printable characters", envelope.id) from None
+        token, network = envelope.hello.token, peer.socket.address
         try:
-            verified = await self._verified(address, envelope.hello.token)
+            verified = await self._authentication.attempt(network, lambda: self._verified(address, token))
         except StoreAway as away:
             await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False
-        if not verified:
-            await self._refuse_token(peer, envelope.id)
+        if isinstance(verified, Decision):
+            await _refuse_token(peer, verified, envelope.id)
             return False
         if peer.socket.closed:
             return False
@@ -174,21 +176,16 @@ class Relay:
         self._by_address.setdefault(address, set()).add(peer.socket)
         welcome = wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome(address=address))
         await _send(peer, welcome, envelope.id)
+        await self._authentication.identified(network)
         return True
 
-    async def _verified(self, address: str, token: str) -> bool:
+    async def _verified(self, address: str, token: str) -> str | None:
+        """The address, if the token belongs to it."""
         while True:
             drops = self._drops
             verified = await self._verify(address, token)
             if drops == self._drops:  # otherwise it may have been revoked during the lookup
-                return verified
-
-    async def _refuse_token(self, peer: "_Peer", answered: str) -> None:
-        decision = await self._failed(peer.socket.address)
-        if decision:
-            await _send(peer, _error("unauthorized", "the token doesn't belong to the address"), answered)
-        else:
-            await _deny(peer, decision, answered, "too many failed attempts from your network address")
+                return address if verified else None
 
     # Envelopes -------------------------------------------------------------------------------------------------------
 
@@ -266,6 +263,13 @@ class _Invalid(Exception):
         self.answered: Final = answered
         self.code: Final = code
         super().__init__(detail)
+
+
+async def _refuse_token(peer: _Peer, decision: Decision, answered: str) -> None:
+    if decision:
+        await _send(peer, _error("unauthorized", "the token doesn't belong to the address"), answered)
+    else:
+        await _deny(peer, decision, answered, "too many failed attempts from your network address")
 
 
 def _error(code: str, detail: str) -> wire.Envelope:

@@ -11,7 +11,7 @@ import redis
 
 from headgate.errors import StoreAway
 from headgate.stores.base import AddOutcome, ReplaceOutcome
-from headgate.stores.redis.clients import ERRORS, STALE_CLIENT, AsyncClient, Clients, describe_error, text_of
+from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import FORMAT
 from headgate.stores.redis.script import part
@@ -46,7 +46,6 @@ class RedisAgents:
         self._verified: Final = _VerifiedAgents()
         self._on_change: Callable[[str], None] = lambda _agent: None
         self._follower: asyncio.Task[None] | None = None
-        self._renewal: asyncio.Task[None] | None = None
         self._newest_seen = 0.0  # when the newest change that was read was made
         self._reported: Final[OrderedDict[str, tuple[float, int]]] = OrderedDict()
         """By agent: the time of its last change, and the sequence number of the report."""
@@ -63,11 +62,10 @@ class RedisAgents:
         self._follower = asyncio.get_running_loop().create_task(self._follow())
 
     async def close(self) -> None:
-        tasks = {task for task in (self._follower, self._renewal) if task is not None}
-        while tasks:  # again: redis-py writes by wait_for, in which Python 3.11 can lose a cancellation
-            for task in tasks:
-                task.cancel()
-            _, tasks = await asyncio.wait(tasks, timeout=0.05)
+        follower = self._follower
+        while follower is not None and not follower.done():
+            follower.cancel()  # again: redis-py writes by wait_for, in which Python 3.11 can lose a cancellation
+            await asyncio.wait([follower], timeout=0.05)
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
@@ -159,8 +157,6 @@ class RedisAgents:
             try:
                 result = await self._clients.acall(work)
             except ERRORS as error:
-                if isinstance(error, STALE_CLIENT) and (self._renewal is None or self._renewal.done()):
-                    self._renewal = asyncio.get_running_loop().create_task(self._clients.arenew())
                 reason = describe_error(error)
                 self._breaker.record_failure(reason, retry_at_once=isinstance(error, redis.ConnectionError))
                 raise StoreAway(f"the agents can't be looked up or changed: {reason}") from error

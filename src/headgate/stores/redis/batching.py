@@ -10,15 +10,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import redis
 from redis.crc import key_slot
 from redis.exceptions import NoScriptError
 
 from headgate.errors import HeadgateError, StoreAway
-from headgate.flow import Flow, adrive, drive
-from headgate.stores.redis.clients import ERRORS, STALE_CLIENT, AsyncClient, Clients, describe_error
+from headgate.limits.clock import ManualClock
+from headgate.stores.redis.clients import ERRORS, Clients, Reply, describe_error
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import Answer, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
@@ -34,50 +34,39 @@ _SPLIT: Final = 24  # more than twice as many requests go out in two calls, so t
 _EVALSHA: Final = ("EVALSHA", DIGEST)
 _EVAL: Final = ("EVAL", SOURCE)
 
-_log = logging.getLogger("headgate")
+# What every call begins with: the time, and the milliseconds that are added to every expiry.
+_SERVER_TIME: Final = [b"", b"0"]
+_EXPIRY_MARGIN: Final = b"600000"  # with a clock for tests: the server's own must not drop keys
 
-Command: TypeAlias = list[Any]
-Reply: TypeAlias = Any
+_STEPPED_BACK: Final = (
+    "the server's clock has stepped back by a second or more: what was counted starts again from the new time"
+)
+_log = logging.getLogger("headgate")
 
 
 class ScriptRunner:
-    """Runs the script for requests, and reports the outcome to the breaker and the statistics."""
+    """What all calls of the script share, and where their outcome is reported: the breaker and the statistics.
+
+    `clock` is one for tests; without it the server's clock counts.
+    """
 
     def __init__(
-        self,
-        clients: Clients,
-        breaker: CircuitBreaker,
-        header: Callable[[], list[bytes]],
-        on_step_back: Callable[[], None],
+        self, clients: Clients, breaker: CircuitBreaker, clock: ManualClock | None, log: Callable[[int, str], None]
     ) -> None:
         self.clients: Final = clients
         self.breaker: Final = breaker
-        self._header: Final = header
-        self._on_step_back: Final = on_step_back
+        self.clock: Final = clock
+        self.log: Final = log
         self.traffic: Final = Traffic()
 
-    def run(self, requests: list[Request[Any]]) -> Flow[list[Command], None]:
-        """Have requests carried out, as a flow of commands: each gets its answer, or an error as its answer."""
-        groups = _by_slot(requests) if self.clients.cluster else [requests]
-        header = self._header()
-        self.traffic.sent(len(requests))
-        replies = yield [command(_EVALSHA, group, header) for group in groups]
-        missing = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if missing:
-            self.traffic.sent_again()
-            again = yield [command(_EVAL, groups[number], header) for number in missing]
-            for number, reply in zip(missing, again, strict=True):
-                replies[number] = reply
-        for group, reply in zip(groups, replies, strict=True):
-            if isinstance(reply, BaseException):
-                self.fail(group, reply)
-            else:
-                self.breaker.record_success()
-                if reply[1]:
-                    self._on_step_back()
-                read_all(group, reply)
-
     def fail(self, requests: list[Request[Any]], error: BaseException) -> None:
+        """Give requests an error as their answer. One that nobody expects is logged, too."""
+        if isinstance(error, HeadgateError):
+            for request in requests:
+                request.answer = error
+            return
+        if not isinstance(error, ERRORS):
+            _log.error("the store can't be asked", exc_info=error)
         away = self.record_failure(error)
         for request in requests:  # each has an error of its own, since each may be raised in another thread
             request.answer = StoreAway(str(away))
@@ -92,10 +81,39 @@ class ScriptRunner:
         away.__cause__ = error
         return away
 
-    def fail_unexpectedly(self, requests: list[Request[Any]], error: Exception) -> None:
-        """Log an error that nobody expects; the callers get an answer all the same."""
-        _log.error("the store can't be asked", exc_info=error)
-        self.fail(requests, error)
+
+class ScriptCall:
+    """One call of the script for some requests.
+
+    While it has commands, send them and take their replies. In the end every request has its answer, or an error as its
+    answer.
+    """
+
+    def __init__(self, runner: ScriptRunner, requests: list[Request[Any]]) -> None:
+        self._runner: Final = runner
+        clock = runner.clock
+        self._header: Final = _SERVER_TIME if clock is None else [b"%d" % clock.now(), _EXPIRY_MARGIN]
+        self._groups = _by_slot(requests) if runner.clients.cluster else [requests]
+        self.commands = [command(_EVALSHA, group, self._header) for group in self._groups]
+        runner.traffic.sent(len(requests))
+
+    def take(self, replies: list[Reply]) -> None:
+        """Read the replies to the commands. A server that doesn't know the script gets its text next."""
+        unknown = []
+        for group, reply in zip(self._groups, replies, strict=True):
+            if isinstance(reply, NoScriptError):
+                unknown.append(group)
+            elif isinstance(reply, BaseException):
+                self._runner.fail(group, reply)
+            else:
+                self._runner.breaker.record_success()
+                if reply[1]:
+                    self._runner.log(logging.WARNING, _STEPPED_BACK)
+                read_all(group, reply)
+        self._groups, self.commands = unknown, []
+        if unknown:
+            self._runner.traffic.sent_again()
+            self.commands = [command(_EVAL, group, self._header) for group in unknown]
 
 
 def _by_slot(requests: list[Request[Any]]) -> list[list[Request[Any]]]:
@@ -163,12 +181,10 @@ class ThreadBatcher:
             some = requests[first : first + MAX_BATCH]
             try:
                 self._runner.breaker.allow()
-                self._perform(some)
             except StoreAway as away:
-                for request in some:
-                    request.answer = away
-            except ERRORS as error:
-                self._runner.fail(some, error)
+                self._runner.fail(some, away)
+            else:
+                self._perform(some)
 
     def _wait(self, pending: PendingRequest) -> None:
         """Wait until another thread has sent the request, or it is this thread's turn to send for all that wait."""
@@ -191,13 +207,6 @@ class ThreadBatcher:
     def _send(self, requests: list[Request[Any]]) -> None:
         try:
             self._perform(requests)
-        except ERRORS as error:
-            self._runner.fail(requests, error)
-        except HeadgateError as error:
-            for request in requests:
-                request.answer = error
-        except Exception as error:  # noqa: BLE001
-            self._runner.fail_unexpectedly(requests, error)
         except BaseException:  # only this thread is interrupted, not those that it sends for
             for request in requests:
                 request.answer = StoreAway("the thread that asked was interrupted")
@@ -216,26 +225,12 @@ class ThreadBatcher:
         batch[0].wake()
 
     def _perform(self, requests: list[Request[Any]]) -> None:
-        drive(self._runner.run(requests), self._exchange)
-
-    def _exchange(self, commands: list[Command]) -> list[Reply]:
-        clients = self._runner.clients
-        replies = _replies(clients, commands)
-        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
-            clients.renew()
-        return replies
-
-
-def _replies(clients: Clients, commands: list[Command]) -> list[Reply]:
-    if len(commands) == 1:
         try:
-            return [clients.call(commands[0])]
-        except ERRORS as error:
-            return [error]
-    with clients.client().pipeline(transaction=False) as pipe:
-        for one in commands:
-            pipe.execute_command(*one)
-        return pipe.execute(raise_on_error=False)
+            call = ScriptCall(self._runner, requests)
+            while call.commands:
+                call.take(self._runner.clients.exchange(call.commands))
+        except Exception as error:  # noqa: BLE001 - every caller gets an answer
+            self._runner.fail(requests, error)
 
 
 class LoopBatcher:
@@ -245,7 +240,6 @@ class LoopBatcher:
         self._runner: Final = runner
         self._timeout: Final = timeout
         self._waiting: Final[deque[tuple[Request[Any], asyncio.Future[None]]]] = deque()
-        self._renewals: Final[set[asyncio.Task[None]]] = set()
         self._calls: Final[set[asyncio.Task[None]]] = set()
         self._scheduled = False
 
@@ -282,19 +276,16 @@ class LoopBatcher:
             self._send_waiting()
 
     async def _send(self, batch: list[tuple[Request[Any], asyncio.Future[None]]]) -> None:
-        requests = [request for request, _ in batch]
         try:
             async with asyncio.timeout(self._timeout):
-                await self._perform(requests)
-        except ERRORS as error:
-            batch += self._waiting  # they would fail the same way
-            self._waiting.clear()
+                call = ScriptCall(self._runner, [request for request, _ in batch])
+                while call.commands:
+                    call.take(await self._runner.clients.aexchange(call.commands))
+        except Exception as error:  # noqa: BLE001 - every caller gets an answer
+            if isinstance(error, ERRORS):
+                batch += self._waiting  # they would fail the same way
+                self._waiting.clear()
             self._runner.fail([request for request, _ in batch], error)
-        except HeadgateError as error:
-            for request in requests:
-                request.answer = error
-        except Exception as error:  # noqa: BLE001
-            self._runner.fail_unexpectedly(requests, error)
         except BaseException:
             for _, done in batch:
                 done.cancel()
@@ -302,30 +293,3 @@ class LoopBatcher:
         for _, done in batch:
             if not done.done():
                 done.set_result(None)
-
-    async def _perform(self, requests: list[Request[Any]]) -> None:
-        await adrive(self._runner.run(requests), self._exchange)
-
-    async def _exchange(self, commands: list[Command]) -> list[Reply]:
-        replies = await _areplies(self._runner.clients, commands)
-        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
-            renewal = asyncio.get_running_loop().create_task(self._runner.clients.arenew())
-            self._renewals.add(renewal)
-            renewal.add_done_callback(self._renewals.discard)
-        return replies
-
-
-async def _areplies(clients: Clients, commands: list[Command]) -> list[Reply]:
-    if len(commands) == 1:
-        try:
-            return [await clients.acall(lambda client: client.execute_command(*commands[0]))]
-        except ERRORS as error:
-            return [error]
-    return await clients.acall(lambda client: _pipelined(client, commands))
-
-
-async def _pipelined(client: AsyncClient, commands: list[Command]) -> list[Reply]:
-    async with client.pipeline(transaction=False) as pipe:
-        for one in commands:
-            pipe.execute_command(*one)
-        return await pipe.execute(raise_on_error=False)

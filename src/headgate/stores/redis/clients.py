@@ -41,9 +41,12 @@ from redis.exceptions import (
 )
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
+from headgate.stores.schemes import scheme_of, wrong_url
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
+Command: TypeAlias = list[Any]
+Reply: TypeAlias = Any
 T = TypeVar("T")
 
 ERRORS: Final = (RedisError, RedisClusterException, OSError)
@@ -58,14 +61,8 @@ PERMISSIONS: Final = "+@scripting +@read +@write +@keyspace +@pubsub +@connectio
 OLDEST: Final = (6, 2)
 """The oldest version of Redis that is supported. (Valkey's versions go on from 7.2.)"""
 
-_FORMS: Final = (
-    "redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name or redis+cluster://host:7000"
-)
 _TRUSTED_FOR: Final = 0.02  # seconds for which a connection that has just worked isn't looked at
 _CLOSED_BY_UVLOOP: Final = "the handler is closed"  # the end of its RuntimeError for a connection closed meanwhile
-_SCHEMES: Final = re.compile(
-    r"(?:async\+)?(?:(redis|rediss|valkey|valkeys)(\+sentinel|\+cluster)?|(?:(?:redis|valkey)\+)?(unix))", re.IGNORECASE
-)
 _PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
 
 
@@ -83,7 +80,9 @@ class Clients:
         self._given_async: AsyncClient | None = None
         self._timeout: Final = timeout
         self._by_loop: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]] = WeakKeyDictionary()
-        self._retired: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, set[AsyncClient]]] = WeakKeyDictionary()
+        self._retired: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[AsyncClient, asyncio.Task[None]]]] = (
+            WeakKeyDictionary()
+        )
         self._closers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]]] = WeakKeyDictionary()
         if isinstance(where, str):
             self._from_url(where, timeout)
@@ -124,29 +123,57 @@ class Clients:
             try:
                 redis.connection.parse_url(plain)  # type: ignore[no-untyped-call]
             except ValueError as error:
-                why = "" if "@" in url else f": {error}"  # which may show a part of a password
-                raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_redacted(url)!r}{why}") from None
+                wrong = wrong_url(url)
+                raise wrong if "@" in url else InvalidInput(f"{wrong}: {error}") from None  # no part of a password
             self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
             self._make_async = lambda: redis.asyncio.Redis.from_url(plain, retry=aretry, **ours)
 
-    def call(self, command: list[Any]) -> Any:
-        """Have a command carried out for a thread."""
-        connections = self._connections
-        if connections is None:
-            client = self.client()
-            connections = self._connections
-            if connections is None:
-                return client.execute_command(*command)  # type: ignore[no-untyped-call]
-        return connections.call(command)
+    def exchange(self, commands: list[Command]) -> list[Reply]:
+        """Have commands carried out for a thread: one reply to each, which may be an error."""
+        client = None
+        try:
+            client, connections = self.client(), self._connections
+            if len(commands) == 1 and connections is not None:
+                return [connections.call(commands[0])]
+            if len(commands) == 1:
+                return [client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
+            with client.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                replies = pipe.execute(raise_on_error=False)
+        except ERRORS as error:
+            replies = [error] * len(commands)
+        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
+            self.renew(client)
+        return replies
+
+    async def aexchange(self, commands: list[Command]) -> list[Reply]:
+        client = await self.aclient()
+        try:
+            if len(commands) == 1:
+                return [await client.execute_command(*commands[0])]
+            async with client.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                replies = await pipe.execute(raise_on_error=False)
+        except ERRORS as error:
+            replies = [error] * len(commands)
+        except RuntimeError as error:
+            replies = [_lost_connection(error)] * len(commands)
+        if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
+            self._arenew(client)
+        return replies
 
     async def acall(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Have something done with the client of the running loop. uvloop's error becomes a `ConnectionError`."""
+        """Have something done with the client of the running loop."""
+        client = await self.aclient()
         try:
-            return await work(await self.aclient())
-        except RuntimeError as error:
-            if str(error).endswith(_CLOSED_BY_UVLOOP):
-                raise redis.ConnectionError(str(error)) from error
+            return await work(client)
+        except STALE_CLIENT:
+            self._arenew(client)
             raise
+        except RuntimeError as error:
+            raise _lost_connection(error) from error
 
     @property
     def for_threads(self) -> bool:
@@ -193,28 +220,33 @@ class Clients:
         try:
             yield
         finally:
-            client = self._by_loop.pop(loop, None)
-            for one in [*self._retired.pop(loop, ()), *([] if client is None else [client])]:
+            retired, client = self._retired.pop(loop, {}), self._by_loop.pop(loop, None)
+            for task in retired.values():
+                task.cancel()
+            for one in [*retired, *([] if client is None else [client])]:
                 await _aclose(one)
 
-    def renew(self) -> None:
-        """Make another client for the next call: this one knows a master that no longer is one.
+    def renew(self, client: Client | None) -> None:
+        """Make another client than this one for the next call: it knows a master that no longer is one.
 
         Calls that are under way on it finish.
         """
-        if self._owned:
-            with self._lock:
+        with self._lock:
+            if self._owned and self._client is client:
                 self._connections = self._client = None
 
-    async def arenew(self) -> None:
-        """`renew` for the running loop."""
+    def _arenew(self, client: AsyncClient) -> None:
+        """`renew` for the running loop. The old client is closed once the calls on it have had their time."""
         loop = asyncio.get_running_loop()
-        client = self._by_loop.pop(loop, None)
-        if client is not None:
-            self._retired.setdefault(loop, set()).add(client)
-            await asyncio.sleep(2 * self._timeout)  # until calls that are under way have finished
-            self._retired[loop].discard(client)
-            await _aclose(client)
+        if self._by_loop.get(loop) is client:
+            del self._by_loop[loop]
+            retired = self._retired.setdefault(loop, {})
+            retired[client] = loop.create_task(self._close_later(client, retired))
+
+    async def _close_later(self, client: AsyncClient, retired: dict[AsyncClient, asyncio.Task[None]]) -> None:
+        await asyncio.sleep(2 * self._timeout)
+        del retired[client]
+        await _aclose(client)
 
     def after_fork(self) -> None:
         """In a forked process: share no connection with the parent.
@@ -294,6 +326,13 @@ async def _aclose(client: AsyncClient) -> None:
         await one.aclose()
 
 
+def _lost_connection(error: RuntimeError) -> redis.ConnectionError:
+    """uvloop's error for a connection that was closed meanwhile, as one of redis-py's; any other is raised again."""
+    if not str(error).endswith(_CLOSED_BY_UVLOOP):
+        raise error
+    return redis.ConnectionError(str(error))
+
+
 def _is_closed(connection: Any) -> bool:
     try:
         return bool(connection.can_read(timeout=0))
@@ -349,13 +388,13 @@ def describe_error(error: BaseException) -> str:
 
 def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], str]:
     """The parts of a URL: scheme, "+sentinel", "+cluster" or "", options, nodes, and the name that Sentinels know."""
-    scheme, _, rest = url.partition("://")
-    found = _SCHEMES.fullmatch(scheme)
-    if found is None or not rest:
-        raise InvalidInput(f"store: expected a URL such as {_FORMS}, got {_redacted(url)!r}")
-    name, kind = (found[1] or found[3]).lower(), (found[2] or "").lower()
-    if not kind:
-        return name, "", {}, [], ""
+    name, plus, kind = scheme_of(url).partition("+")
+    rest = url.partition("://")[2]
+    if name == "memory" or not rest:
+        raise wrong_url(url)
+    if kind in ("", "unix"):
+        return kind or name, "", {}, [], ""
+    kind = plus + kind
     parts = urlsplit(f"any://{rest}")
     options: dict[str, Any] = {key: _value(value) for key, value in parse_qsl(parts.query)}
     where = parts.netloc
@@ -368,25 +407,18 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], s
     for node in where.split(","):
         at = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?\s*", node)
         if at is None:
-            raise InvalidInput(f"store: expected host:port,host:port in the URL, got {_redacted(url)!r}")
+            raise wrong_url(url, "host:port,host:port in the URL")
         nodes.append((at[1].strip("[]"), int(at[2] or _PORTS[kind])))
     master, _, db = parts.path.strip("/").partition("/")
     if kind == "+sentinel":
         if not master:
-            raise InvalidInput(
-                f"store: expected the master's name, as in redis+sentinel://host:26379/name, got {_redacted(url)!r}"
-            )
+            raise wrong_url(url, "the master's name, as in redis+sentinel://host:26379/name")
         options |= {"db": int(db)} if db.isdigit() else {}
     return name, kind, options, nodes, master
 
 
 def _value(text: str) -> object:
     return int(text) if text.isdigit() else {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _redacted(url: str) -> str:
-    """A URL without its password, and without its options, among which there may be another password."""
-    return re.sub(r"(?<=://)([^/@:]*:)?.*@", r"\1***@", url, flags=re.DOTALL).partition("?")[0][:100]
 
 
 def text_of(found: bytes | str) -> str:

@@ -243,9 +243,9 @@ class StandingRequest(Request[Standing]):
         super().__init__(keys.spec(b"s", b"", offence.backoff), [keys.violations(offence)], b"")
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
-        backoff, state = self._backoff, ViolationRecord()
+        state = ViolationRecord()
         state.count, state.last = row[at + 1], row[at + 2]
-        self.answer = Standing(backoff.count(state, now), backoff.left(state, now), backoff.quiet_left(state, now))
+        self.answer = self._backoff.standing(state, now)
         return at + 4
 
 

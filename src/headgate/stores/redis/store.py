@@ -54,7 +54,6 @@ from headgate.stores.redis.windows import RedisWindows
 
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 _RESET_TIMEOUT: Final = 10.0  # seconds
-_EXPIRY_MARGIN: Final = b"600000"  # milliseconds: with a clock for tests, the server's own must not drop keys
 _FLUSH_EVERY: Final = 0.5  # seconds
 _LOG_EVERY: Final = 60.0  # seconds before the same text is logged again
 
@@ -98,13 +97,12 @@ class RedisStore(Closable):
         self._timeout: Final = seconds
         self._where: Final = where
         self._prefix: Final = prefix
-        self._test_clock: Final = clock
-        self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
         self.keys: Final = Keys(prefix)
         self._clients: Final = Clients(where, seconds)
         self._breaker: Final = CircuitBreaker(self._on_breaker)
-        self._runner: Final = ScriptRunner(self._clients, self._breaker, self._header, self._on_step_back)
+        self._runner: Final = ScriptRunner(self._clients, self._breaker, clock, self._log_rarely)
         self.traffic: Final = self._runner.traffic
         self._thread_batcher: Final = ThreadBatcher(self._runner, seconds)
         self._loop_batchers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher]] = WeakKeyDictionary()
@@ -113,7 +111,7 @@ class RedisStore(Closable):
         self._logged: Final[dict[str, float]] = {}
         self._server_checked = False
         share = permille("RedisStore draw_ahead", draw_ahead)
-        self._caches: Final = LocalCaches(self._clock, remember_denials, share) if remember_denials or share else None
+        self._caches: Final = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
         if self._caches is not None and not self._clients.for_threads:
             refuse(
                 "RedisStore",
@@ -123,10 +121,6 @@ class RedisStore(Closable):
         self._sender: threading.Thread | None = None
         self._closed: Final = threading.Event()
         after_fork(self)
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
 
     @property
     def degraded(self) -> bool:
@@ -143,12 +137,14 @@ class RedisStore(Closable):
         if not request.keys:  # there is nothing to count
             return self._fallback.memory.apply(verb, asks, low)
         try:
-            if self._is_cached(request, asks):
+            if len(asks) > 1:
+                self._check_several(asks, request)
+            elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return drive(flow, self.execute)
             return self.execute(request)
         except (StoreAway, ForeignData) as error:
-            return self.decide_without(error, verb, asks, low, offence, request_id)
+            return self._fallback_on(error).apply(verb, asks, low, offence, request_id)
 
     async def aapply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
@@ -157,34 +153,21 @@ class RedisStore(Closable):
         if not request.keys:
             return self._fallback.memory.apply(verb, asks, low)
         try:
-            if self._is_cached(request, asks):
+            if len(asks) > 1:
+                self._check_several(asks, request)
+            elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return await adrive(flow, self.aexecute)
             return await self.aexecute(request)
         except (StoreAway, ForeignData) as error:
-            return self.decide_without(error, verb, asks, low, offence, request_id)
+            return self._fallback_on(error).apply(verb, asks, low, offence, request_id)
 
-    def _is_cached(self, request: Request[Decision], asks: Sequence[Ask]) -> bool:
-        """Whether the local cache takes part in a request: never in one of several asks, which are checked here."""
-        if len(asks) == 1:
-            return self._caches is not None
+    def _check_several(self, asks: Sequence[Ask], request: ApplyRequest) -> None:
+        """Refuse several asks that one call of the script can't decide."""
         if len(set(request.keys)) < len(request.keys):
             refuse("asks", "each key once", [ask.key for ask in asks])
         if self._clients.cluster and len({key_slot(key) for key in request.keys}) > 1:
             refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
-        return False
-
-    def decide_without(
-        self,
-        error: StoreAway | ForeignData,
-        verb: Verb,
-        asks: Sequence[Ask],
-        low: int = 0,
-        offence: Offence | None = None,
-        request_id: str = "",
-    ) -> Decision:
-        """Decide when the server can't be asked, or not about this key."""
-        return self._fallback_on(error).apply(verb, asks, low, offence, request_id)
 
     def _fallback_on(self, error: StoreAway | ForeignData) -> Fallback:
         """The fallback for an error. Foreign data is logged here; that the server is away was logged by the breaker."""
@@ -210,7 +193,7 @@ class RedisStore(Closable):
             return served
         if offence is not None:
             yield from self._send_owed(caches, offence)
-        asked_at = self._clock.now()
+        asked_at = self.clock.now()
         draw = None if request_id else cache.start_draw(ask, low, offence, self.keys)
         got = None
         try:
@@ -232,15 +215,11 @@ class RedisStore(Closable):
             except (StoreAway, ForeignData):
                 caches.owe_again(offence, owed.times)
                 raise
-            self._report_late(offence, violation)
+            emit(self._listeners, RecordedViolation(offence, violation))
 
     def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
         """See `CachedStore.local_cache`."""
         return None if self._caches is None else self._caches.of(name, limit)
-
-    def _report_late(self, offence: Offence, violation: Violation) -> None:
-        for listener in self._listeners:
-            listener(RecordedViolation(offence, violation))
 
     def _start_sender(self, caches: LocalCaches) -> None:
         """Start the thread that sends owed violations and gives back unused tokens, if there are any."""
@@ -267,7 +246,7 @@ class RedisStore(Closable):
         self._thread_batcher.execute_all([*owed, *unused])
         for request in owed:
             if isinstance(request.answer, Violation):
-                self._report_late(request.offence, request.answer)
+                emit(self._listeners, RecordedViolation(request.offence, request.answer))
             else:
                 caches.owe_again(request.offence, request.times)
 
@@ -378,22 +357,18 @@ class RedisStore(Closable):
 
     def execute(self, request: Request[Answer]) -> Answer:
         """Have a request carried out; raises `StoreAway` or `ForeignData`."""
-        if not self._server_checked and not self._breaker.down and self._claim_server_check():
-            self._check_server()
+        if not self._server_checked and self._claim_server_check():
+            drive(self._check_server(), lambda _: self._clients.client().info())
         return self._thread_batcher.execute(request)
 
     async def aexecute(self, request: Request[Answer]) -> Answer:
-        if not self._server_checked and not self._breaker.down and self._claim_server_check():
-            await self._acheck_server()
+        if not self._server_checked and self._claim_server_check():
+            await adrive(self._check_server(), lambda _: self._ainfo())
         loop = asyncio.get_running_loop()
         batcher = self._loop_batchers.get(loop)
         if batcher is None:
             batcher = self._loop_batchers[loop] = LoopBatcher(self._runner, self._timeout)
         return await batcher.execute(request)
-
-    def _header(self) -> list[bytes]:
-        """The time, or nothing for the server's; and the milliseconds that are added to every expiry."""
-        return [b"", b"0"] if self._test_clock is None else [b"%d" % self._test_clock.now(), _EXPIRY_MARGIN]
 
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""
@@ -409,7 +384,7 @@ class RedisStore(Closable):
 
     def windows(self) -> RedisWindows:
         """Sliding windows whose limit comes with each call. All that are made here count together."""
-        return RedisWindows(self.keys, self.aexecute, self.decide_without)
+        return RedisWindows(self.keys, self.aexecute, self._fallback_on)
 
     # The server ------------------------------------------------------------------------------------------------------
 
@@ -439,25 +414,20 @@ class RedisStore(Closable):
         return [check, ForgetRequest(self.keys, "", key, limit)]
 
     def _claim_server_check(self) -> bool:
-        """Whether it is this caller that checks the server: one does, and the others don't wait for it."""
+        """Whether it is this caller that checks the server: one does, if it isn't away, and the others don't wait."""
         with self._lock:
-            first, self._server_checked = not self._server_checked, True
-            return first
+            claimed = not self._server_checked and not self._breaker.down
+            self._server_checked = self._server_checked or claimed
+            return claimed
 
-    def _check_server(self) -> None:
-        """Once, on the first call: log problems of the server."""
-        try:
-            self._log_notes(self._clients.client().info())
-        except StoreError as error:
-            self._log_rarely(logging.ERROR, str(error))
-        except ERRORS as error:
-            self._server_checked = False
-            raise self._runner.record_failure(error) from error
+    async def _ainfo(self) -> Any:
+        async with asyncio.timeout(self._timeout):
+            return await self._clients.acall(lambda client: client.info())
 
-    async def _acheck_server(self) -> None:
+    def _check_server(self) -> Flow[None, None]:
+        """Once, on the first call: log problems of the server. Its one step has the result of INFO."""
         try:
-            async with asyncio.timeout(self._timeout):
-                self._log_notes(await self._clients.acall(lambda client: client.info()))
+            self._log_notes((yield None))
         except StoreError as error:
             self._log_rarely(logging.ERROR, str(error))
         except ERRORS as error:
@@ -475,11 +445,12 @@ class RedisStore(Closable):
         """See `ObservableStore.subscribe`."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
-        return lambda: self._unsubscribe(listener)
 
-    def _unsubscribe(self, listener: Callable[[Any], object]) -> None:
-        with self._lock:
-            self._listeners = tuple([other for other in self._listeners if other is not listener])
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners = tuple([other for other in self._listeners if other is not listener])
+
+        return unsubscribe
 
     def _on_breaker(self, degraded: bool, reason: str) -> None:
         if degraded:
@@ -487,12 +458,6 @@ class RedisStore(Closable):
         else:
             _log.warning("the store is back")
         emit(self._listeners, Degraded(degraded, reason))
-
-    def _on_step_back(self) -> None:
-        self._log_rarely(
-            logging.WARNING,
-            "the server's clock has stepped back by a second or more: what was counted starts again from the new time",
-        )
 
     def _log_rarely(self, level: int, text: str) -> None:
         """Log a text, but not again within a minute."""
@@ -508,10 +473,9 @@ class RedisStore(Closable):
     def _after_fork(self) -> None:
         """In a forked process: replace what can't be shared with the parent."""
         self._lock = threading.Lock()
-        for part in (self._clients, self._breaker, self._thread_batcher, self.traffic):
-            part.after_fork()
-        if self._caches is not None:
-            self._caches.after_fork()
+        for part in (self._clients, self._breaker, self._thread_batcher, self.traffic, self._caches):
+            if part is not None:
+                part.after_fork()
         self._sender = None
 
     def close(self) -> None:

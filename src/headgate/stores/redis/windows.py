@@ -1,14 +1,14 @@
 """Sliding windows in Redis whose limit and length come with each call."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from struct import pack
 from typing import Any, Final
 
 from headgate.errors import StoreAway
-from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.stores.base import Ask, Verb, WindowCount
+from headgate.stores.redis.fallback import Fallback
 from headgate.stores.redis.protocol import FORMAT, ForeignData, Keys, Request
 
 _ENDING: Final = f"}}w{FORMAT}:".encode()
@@ -21,11 +21,11 @@ class RedisWindows:
         self,
         keys: Keys,
         execute: Callable[[Request[Any]], Awaitable[Any]],
-        decide_without: Callable[[StoreAway | ForeignData, Verb, Sequence[Ask]], Decision],
+        fallback_on: Callable[[StoreAway | ForeignData], Fallback],
     ) -> None:
         self._keys: Final = keys
         self._execute: Final = execute
-        self._decide_without: Final = decide_without
+        self._fallback_on: Final = fallback_on
 
     async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
         try:
@@ -46,7 +46,7 @@ class RedisWindows:
         return dropped
 
     def _without(self, error: StoreAway | ForeignData, verb: Verb, key: str, window: SlidingWindow) -> WindowCount:
-        decision = self._decide_without(error, verb, [Ask("", key, window, 1)])
+        decision = self._fallback_on(error).apply(verb, [Ask("", key, window, 1)], 0, None, "")
         return WindowCount(bool(decision), window.capacity - decision.remaining, decision.retry_us or 0)
 
 

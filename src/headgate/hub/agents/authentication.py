@@ -1,0 +1,60 @@
+"""Wrong tokens, limited by network address."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from headgate.gate import Gate
+from headgate.gate.lookup import counted_as
+from headgate.limits.decision import Decision
+
+T = TypeVar("T")
+
+MAX_SUSPECTS: Final = 10_000
+"""Addresses that are remembered after too many wrong tokens; then the oldest is forgotten."""
+_PURPOSE: Final = "authentication"
+
+
+class Authentication:
+    """Looks tokens up, and limits how many wrong ones an address may send.
+
+    A wrong token is charged to its address. Once an address has used up its allowance, it pays before a token is looked
+    at, and gets back what a valid token has cost. Until then a valid token costs nothing, so that hundreds of agents
+    can authenticate from one address at once.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate: Final = gate
+        self._suspects: Final[OrderedDict[str, None]] = OrderedDict()
+
+    async def attempt(self, address: str, look_up: Callable[[], Awaitable[T | None]]) -> T | Decision:
+        """The owner that `look_up` finds for a token; otherwise the decision on the address.
+
+        While that is a denial, nothing is looked up.
+        """
+        suspect = counted_as(address)
+        paid = None
+        if suspect in self._suspects:
+            paid = await self._gate.acheck_address(address, _PURPOSE)
+            if not paid:
+                return paid
+        found = await look_up()
+        if found is None:
+            return await self._charge(address, suspect) if paid is None else paid
+        if paid is not None:
+            refunded = await self._gate.arefund_address(address, 1, _PURPOSE)
+            if refunded.remaining > 1:
+                self._suspects.pop(suspect, None)
+        return found
+
+    async def identified(self, address: str) -> None:
+        """An agent has identified over a WebSocket: give its address back what the connect has cost."""
+        await self._gate.arefund_address(address, 1, "connection")
+
+    async def _charge(self, address: str, suspect: str) -> Decision:
+        decision = await self._gate.acheck_address(address, _PURPOSE)
+        if decision.remaining == 0:
+            self._suspects[suspect] = None
+            if len(self._suspects) > MAX_SUSPECTS:
+                self._suspects.popitem(last=False)
+        return decision

@@ -1,0 +1,72 @@
+"""Requests that other web sites make through somebody's browser.
+
+A browser lets any page send requests to the hub, with two marks that the page can't change: `Host` names the host that
+the page asked for, `Origin` the site of the page. Two attacks are refused by them:
+
+- DNS rebinding: a page's own host name is pointed at the hub, so that the page may read the hub's answers. `Host` then
+  has that name, which the hub doesn't know.
+- Cross-site requests: a page sends a form or opens a WebSocket. `Origin` then isn't the hub.
+
+Programs send no `Origin`, and are not concerned.
+"""
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import Final
+
+from headgate.hub.errors import RequestError
+
+ANY_HOST: Final = "*"
+
+
+class Sites:
+    """The hosts that the hub is reached as: IP addresses and loopback names, and those that the operator lists.
+
+    An IP address is safe: no name server can point it elsewhere. `*.example.org` lists all hosts below example.org, and
+    `*` any host and any origin.
+    """
+
+    def __init__(self, listed: Iterable[str]) -> None:
+        self._listed: Final = frozenset(host for host in listed if not host.startswith("*."))
+        self._suffixes: Final = tuple(host[1:] for host in listed if host.startswith("*."))
+
+    def check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Refuse a request to a host that the hub doesn't know."""
+        for name, value in headers:
+            if name == b"host" and not self._is_known(host := _host(value)):
+                detail = f"Host: expected a host that the hub knows, got {host!r:.200}; list it with --allowed-hosts"
+                raise RequestError(421, "unknown_host", detail)
+
+    def check_origin(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Refuse a request made by a page of another site."""
+        given = dict(headers)
+        origin = given.get(b"origin")
+        if origin is None:
+            foreign = given.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        else:
+            authority = origin.partition(b"://")[2]
+            foreign = authority != given.get(b"host") and not self._is_listed(_host(authority))
+        if foreign:
+            site = "another site" if origin is None else repr(origin.decode("latin-1"))
+            detail = f"Origin: expected a page of the hub, got {site:.200}; list its host with --allowed-hosts"
+            raise RequestError(403, "foreign_origin", detail)
+
+    def _is_known(self, host: str) -> bool:
+        if host == "localhost" or host.endswith(".localhost") or self._is_listed(host):
+            return True
+        try:
+            ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+    def _is_listed(self, host: str) -> bool:
+        return host in self._listed or ANY_HOST in self._listed or host.endswith(self._suffixes)
+
+
+def _host(authority: bytes) -> str:
+    """The host of `host:port`, in lower case, without the brackets of an IPv6 address."""
+    text = authority.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0].removesuffix(".")

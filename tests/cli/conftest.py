@@ -1,0 +1,64 @@
+"""The command `headgate` within this process, and hubs that it finds."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headgate import Policy
+from headgate.cli import main
+from headgate.cli.hub_api import hub_from
+from tests.support.cli import Command, StartHub
+from tests.support.hub import ADMIN, Running, running
+from tests.support.valkey import PATIENCE
+
+
+@pytest.fixture
+def headgate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command with the admin's token, with nothing from outside, and with patience for a hub."""
+    for name in os.environ:
+        if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+    monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code: Any
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def printed_json(headgate: Command) -> Callable[..., Any]:
+    """Run a command with --json that succeeds; what it prints."""
+
+    def run(*arguments: str) -> Any:
+        code, out, err = headgate(*arguments, "--json")
+        assert (code, err, out.count("\n")) == (0, "", 1)
+        assert out.isascii()
+        return json.loads(out)
+
+    return run
+
+
+@pytest.fixture
+def running_hub(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> StartHub:
+    """Start a hub that the commands find."""
+
+    @contextmanager
+    def start(policy: Policy | None = None, **settings: Any) -> Iterator[Running]:
+        with capture_logs(), running(policy, **settings) as hub:  # its log would stand between what the commands print
+            monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+            yield hub
+
+    return start

@@ -1,0 +1,283 @@
+"""What all HTTP edges do alike: the ASGI middleware, the WSGI middleware and FastAPI's dependency, behind servers."""
+
+import socket
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
+from headgate.http import ProblemDetails
+from tests.support.greeting_app import header, maybe_async, memory_limiter, remaining
+from tests.support.http_callers import statuses
+from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges, every_edge
+from tests.support.valkey import PATIENCE, Server
+
+pytestmark = pytest.mark.once
+
+sync_or_async = pytest.mark.parametrize(
+    ("edge", "asynchronous"),
+    [(AsgiEdge, False), (AsgiEdge, True), (FastapiEdge, False), (FastapiEdge, True), (WsgiEdge, False)],
+)
+
+
+# What is answered -----------------------------------------------------------------------------------------------------
+
+
+@every_edge
+def test_b3_by_default_each_address_is_limited_and_a_denial_says_when_to_retry(edge: type[Edge]) -> None:
+    clock = ManualClock()
+    app = edge(limiter=memory_limiter("2/minute", clock))
+    with client_of(app) as client:
+        answers = [client.get("/") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert [answer.headers.get("Retry-After") for answer in answers] == [None, None, "30"]
+        denied = answers[2]
+        assert denied.headers["Content-Type"] == "application/problem+json"
+        assert denied.headers["Cache-Control"] == "no-store"
+        assert denied.json() == {
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Too many requests",
+            "status": 429,
+            "detail": "too many requests; try again in 30 s",
+            "violated-policies": ["default"],
+            "error": "rate_limited",
+            "retry_after_ms": 30_000,
+            "tier": "default",
+        }
+        clock.advance(29.999)
+        denied = client.get("/")
+        assert (denied.headers["Retry-After"], denied.json()["retry_after_ms"]) == ("1", 1000)
+        clock.advance(0.001)
+        assert client.get("/").text == "hello"
+    assert len(app.served) == 3
+
+
+DRAFT = {"ratelimit-policy": '"default";q=2;w=60', "ratelimit": '"default";r=1;t=30'}
+TRIPLE = {"x-ratelimit-limit": "2", "x-ratelimit-remaining": "1", "x-ratelimit-reset": "30"}
+
+
+def limit_headers(answer: httpx.Response) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if "ratelimit" in name or name == "retry-after"}
+
+
+@every_edge
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [("ratelimit", DRAFT), ("x-ratelimit", TRIPLE), ("both", DRAFT | TRIPLE), ("none", {})],
+)
+@pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}], ids=["address", "key"])
+def test_responses_say_how_much_is_left(edge: type[Edge], dialect: Any, expected: dict[str, str], more: Any) -> None:
+    with client_of(edge(limiter=memory_limiter("2/minute"), headers=dialect, **more)) as client:
+        assert limit_headers(client.get("/")) == expected
+        assert "retry-after" not in client.get("/404").headers
+        denied = limit_headers(client.get("/"))
+        assert denied.pop("retry-after") == "30"
+        zero = {name: value.replace("r=1", "r=0") for name, value in expected.items()}
+        assert denied == zero | ({"x-ratelimit-remaining": "0"} if "x-ratelimit-limit" in expected else {})
+
+
+@every_edge
+def test_a_denial_can_have_another_body(edge: type[Edge]) -> None:
+    def body(request: Any, problem: ProblemDetails) -> tuple[str, str]:
+        return f"{request.path}: wait {problem.retry_after_ms} ms, ä", "text/plain; charset=utf-8"
+
+    with client_of(edge(limiter="blocked", body=body)) as client:
+        denied = client.get("/café")
+        assert (denied.status_code, denied.text) == (429, "/café: wait 60000 ms, ä")
+        assert denied.headers["Content-Type"] == "text/plain; charset=utf-8"
+        assert denied.headers["Retry-After"] == "60"
+
+
+@every_edge
+def test_a_full_store_is_not_the_callers_fault(edge: type[Edge]) -> None:
+    limiter = Limiter("5/minute", store=MemoryStore(clock=ManualClock(), max_keys=1))
+    limiter.check("somebody")
+    app = edge(limiter=limiter)
+    with client_of(app) as client:
+        denied = client.get("/")
+        assert (denied.status_code, denied.headers["Retry-After"]) == (503, "1")
+        assert denied.json()["type"].endswith("#temporary-reduced-capacity")
+    assert app.served == []
+
+
+# Who is counted -------------------------------------------------------------------------------------------------------
+
+
+@sync_or_async
+def test_functions_choose_key_cost_and_exemption(edge: type[Edge], asynchronous: bool) -> None:
+    limiter = memory_limiter("10/minute")
+    app = edge(
+        limiter=limiter,
+        key=maybe_async(asynchronous, header("x-key")),
+        cost=maybe_async(asynchronous, lambda request: int(request.headers.get("x-cost", 1))),
+        exempt=maybe_async(asynchronous, lambda request: request.headers.get("x-key") == "admin"),
+    )
+    with client_of(app) as client:
+
+        def ask(key: str, cost: int = 1) -> httpx.Response:
+            return client.get("/", headers={"X-Key": key, "X-Cost": str(cost)})
+
+        assert [ask("a", cost).status_code for cost in (7, 4, 3, 0)] == [200, 429, 200, 200]
+        assert [ask("b", 10).status_code, ask("c", 11).status_code] == [200, 429]
+        assert (ask("admin", 100).status_code, limit_headers(ask("admin", 100))) == (200, {})
+    assert [remaining(limiter, key) for key in ("a", "b", "admin", "c", "127.0.0.1")] == [0, 0, 10, 10, 10]
+
+
+@sync_or_async
+def test_b3_a_gate_limits_agents_by_tier_and_others_by_address(edge: type[Edge], asynchronous: bool) -> None:
+    clock = ManualClock()
+    policy = Policy(limits={"heavy": "2/minute"}, addresses={"limit": "1/minute"}, exempt=["boss"])
+    gate = Gate(policy, store=MemoryStore(clock=clock))
+    app = edge(
+        gate=gate,
+        key=maybe_async(asynchronous, header("x-agent")),
+        tier=maybe_async(asynchronous, lambda request: request.headers.get("x-tier", "normal")),
+    )
+    with client_of(app) as client:
+
+        def ask(agent: str = "", tier: str = "heavy") -> httpx.Response:
+            return client.get("/", headers={"X-Agent": agent, "X-Tier": tier})
+
+        assert [ask("a").status_code for _ in range(2)] == [200, 200]  # the second is a warning: it simply passes
+        denied = ask("a")
+        assert (denied.status_code, denied.headers["Retry-After"]) == (429, "30")
+        body = denied.json()
+        assert (body["error"], body["retry_after_ms"], body["tier"]) == ("rate_limited", 30_000, "heavy")
+        assert (ask("a", "normal").status_code, ask("b").status_code) == (200, 200)
+        assert [ask("boss").status_code for _ in range(5)] == [200] * 5
+        assert "RateLimit" not in ask("boss").headers
+        # Addresses are counted apart from agents of the same name, and so is a name that can't be an agent's.
+        assert [ask("127.0.0.1").status_code, ask().status_code, ask().status_code] == [200, 200, 429]
+        assert ask("x" * 200).status_code == 429
+        assert ask().json()["tier"] == "address"
+        assert gate.standing("a").violations == 1
+        assert not gate.is_rate_limited("127.0.0.1")
+        assert gate.peek("a", "ws", "heavy").remaining == 2
+        clock.advance(60)
+        assert [ask("a").status_code, ask().status_code] == [200, 200]
+
+
+@every_edge
+@pytest.mark.parametrize(
+    ("proxies", "passes"),
+    [((), 1), (["192.0.2.0/24"], 1), (["unix"], 1), (["127.0.0.1"], 5), (["10.0.0.0/8", "127.0.0.0/8"], 5)],
+)
+def test_a_forged_address_changes_nothing_unless_a_trusted_proxy_sends_it(
+    edge: type[Edge], proxies: Any, passes: int
+) -> None:
+    with client_of(edge(limiter=memory_limiter("1/minute"), proxies=proxies)) as client:
+        forged = [{"X-Forwarded-For": f"192.0.2.{number}"} for number in range(5)]
+        answered = [client.get("/", headers=headers).status_code for headers in forged]
+        assert answered == [200] * passes + [429] * (5 - passes)
+        # A client behind the proxy can't speak for others, whatever it puts in front.
+        spoofed = {"X-Forwarded-For": "6.6.6.6, 192.0.2.1", "X-Real-IP": "6.6.6.6", "Forwarded": "for=6.6.6.6"}
+        assert client.get("/", headers=spoofed).status_code == 429
+
+
+@edges(AsgiEdge, WsgiEdge)
+def test_routes_have_limits_of_their_own_and_some_requests_are_skipped(edge: type[Edge]) -> None:
+    shared = memory_limiter("1/minute", name="shared")
+    app = edge(
+        limiter=memory_limiter("3/minute"),
+        routes={"POST /login": "1/minute", "/a/{id}": shared, "/b/*": shared, "/open/gate": "unlimited"},
+        skip=["/health", "GET /open/*"],
+    )
+    with client_of(app) as client:
+
+        def ask(method: str, *paths: str) -> list[int]:
+            return [client.request(method, path).status_code for path in paths]
+
+        assert ask("POST", "/login", "/login") == [200, 429]
+        assert client.post("/login").json()["tier"] == "POST /login"
+        assert ask("GET", "/a/1", "/b/2", "/a/3") == [200, 429, 429]
+        assert client.get("/a/4").json()["tier"] == "shared"
+        assert ask("GET", "/health", "/open/1", "/health", "/open/2") == [200] * 4
+        assert ask("GET", "/login", "/", "/x?y=1", "/") == [200, 200, 200, 429]
+        assert ask("POST", "/health", "/open/1") == [200, 429]
+        assert ask("POST", "/open/gate", "/open/gate") == [200, 200]
+
+
+@edges(AsgiEdge, WsgiEdge)
+def test_routes_of_a_gate_are_tiers(edge: type[Edge]) -> None:
+    gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
+    with client_of(edge(gate=gate, key=lambda request: "a", routes={"POST *": "heavy", "/status": "light"})) as client:
+        client.post("/"), client.post("/status"), client.get("/status"), client.get("/")
+    assert [gate.peek("a", "http", tier).remaining for tier in ("heavy", "light", "normal")] == [8, 119, 59]
+
+
+# Bodies and connections -----------------------------------------------------------------------------------------------
+
+
+@every_edge
+def test_a_slow_client_is_denied_before_its_body_has_come(edge: type[Edge]) -> None:
+    with edge(limiter="blocked").serve() as port, socket.create_connection(("127.0.0.1", port), PATIENCE) as slow:
+        slow.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome of it")
+        assert slow.recv(65536).split()[1] == b"429"
+
+
+@pytest.mark.parametrize(
+    ("edge", "more"),
+    [
+        *[(edge, {}) for edge in (AsgiEdge, FastapiEdge, WsgiEdge)],
+        *[(edge, {"key": lambda request: "127.0.0.1"}) for edge in (AsgiEdge, FastapiEdge, WsgiEdge)],
+        *[(edge, {"settle": lambda request, response: 3}) for edge in (AsgiEdge, WsgiEdge)],
+    ],
+)
+def test_responses_are_streamed_and_what_follows_them_runs(edge: type[Edge], more: dict[str, Any]) -> None:
+    limiter = memory_limiter("10/minute")
+    app = edge(limiter=limiter, **more)
+    with client_of(app) as client:
+        with client.stream("GET", "/stream") as response:
+            assert response.headers["RateLimit"].startswith('"default";r=9')
+            parts = response.iter_raw()
+            assert next(parts) == b"first"
+            app.heard.set()
+            assert b"".join(parts) == b"last"
+        assert app.finished.wait(PATIENCE)
+    assert remaining(limiter) == (7 if "settle" in more else 9)
+
+
+@every_edge
+def test_a_request_whose_client_leaves_stays_counted(edge: type[Edge], limiter: Limiter) -> None:
+    app = edge(limiter=limiter)
+    with client_of(app) as client:
+        with client.stream("GET", "/endless") as response:
+            next(response.iter_raw())
+        assert app.finished.wait(PATIENCE)
+    assert remaining(limiter) == 4
+
+
+@edges(AsgiEdge, FastapiEdge)
+def test_denials_leave_a_connection_as_it_was(edge: type[Edge]) -> None:
+    clock = ManualClock()
+    app = edge(limiter=memory_limiter("2/minute", clock))
+    with client_of(app) as client:
+        for _ in range(3):
+            assert [client.get("/").status_code for _ in range(4)] == [200, 200, 429, 429]
+            assert client.post("/", content=b"unread" * 20_000).status_code == 429
+            assert client.post("/", content=iter([b"unread"] * 1000)).status_code == 429
+            assert client.head("/").status_code == 429
+            clock.advance(60)
+    assert len(set(app.served)) == 1
+
+
+# Many at once ---------------------------------------------------------------------------------------------------------
+
+
+@edges(AsgiEdge, FastapiEdge)
+def test_200_clients_at_once_are_counted_exactly(edge: type[Edge]) -> None:
+    with edge(limiter=memory_limiter("60/minute")).serve() as port:
+        assert statuses(200, port) == [200] * 60 + [429] * 140
+
+
+@edges(AsgiEdge, FastapiEdge)
+@pytest.mark.parametrize("by", ["limiter", "gate"])
+def test_200_clients_of_two_nodes_at_once_are_counted_exactly(edge: type[Edge], by: str, redis_server: Server) -> None:
+    with RedisStore(redis_server.url, prefix=f"{uuid4().hex}:", clock=ManualClock(), timeout=PATIENCE) as store:
+        gate = Gate(Policy(addresses={"limit": "60/minute"}), store=store)
+        app = edge(gate=gate) if by == "gate" else edge(limiter=Limiter("60/minute", store=store))
+        with app.serve() as one, app.serve() as two:
+            assert statuses(100, one, two) == [200] * 60 + [429] * 140
+        gate.close()

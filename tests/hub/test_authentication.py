@@ -1,0 +1,191 @@
+"""Wrong tokens and connects, limited by network address."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from structlog.testing import capture_logs
+
+from headgate import Gate, ManualClock, MemoryStore, Policy
+from headgate.hub.agents import authentication
+from headgate.hub.agents.authentication import Authentication
+from headgate.hub.monitoring.address_log import MAX_LINES, AddressLog
+from headgate.limits.decision import Decision
+from tests.support.agent_connections import refusal
+from tests.support.hub import ADMIN, VIEWER, Running, running
+
+GUESSES = Policy(addresses={"authentication": "3/minute"})
+ADDRESS = "192.0.2.1"
+
+
+class Tokens:
+    """Counts the tokens that were looked at."""
+
+    def __init__(self) -> None:
+        self.looked_at = 0
+
+    async def right(self) -> str | None:
+        self.looked_at += 1
+        return "planner"
+
+    async def wrong(self) -> str | None:
+        self.looked_at += 1
+        return None
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1000)
+
+
+@pytest.fixture
+def gate(clock: ManualClock) -> Iterator[Gate]:
+    with Gate(GUESSES, store=MemoryStore(clock=clock)) as gate:
+        yield gate
+
+
+def test_b3_once_the_allowance_is_used_up_no_token_is_looked_at(gate: Gate, clock: ManualClock) -> None:
+    async def work() -> None:
+        guard, tokens = Authentication(gate), Tokens()
+        answers = [await guard.attempt(ADDRESS, tokens.wrong) for _ in range(5)]
+        assert [bool(answer) for answer in answers] == [True] * 3 + [False] * 2
+        assert not await guard.attempt(ADDRESS, tokens.right)
+        assert tokens.looked_at == 3
+        assert await guard.attempt("192.0.2.2", tokens.right) == "planner", "another address is not concerned"
+        clock.advance(20)
+        assert await guard.attempt(ADDRESS, tokens.right) == "planner"
+        assert await guard.attempt(ADDRESS, tokens.right) == "planner", "a valid token costs nothing in the end"
+        assert isinstance(await guard.attempt(ADDRESS, tokens.wrong), Decision)
+        assert not await guard.attempt(ADDRESS, tokens.right)
+
+    asyncio.run(work())
+
+
+def test_b2_any_number_of_agents_authenticate_at_once_from_one_address(gate: Gate) -> None:
+    async def work() -> None:
+        guard, tokens = Authentication(gate), Tokens()
+        found = await asyncio.gather(*(guard.attempt(ADDRESS, tokens.right) for _ in range(300)))
+        assert found == ["planner"] * 300
+        assert gate.check_address(ADDRESS, "authentication").remaining == 2, "nothing was charged"
+
+    asyncio.run(work())
+
+
+def test_the_remembered_addresses_are_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "MAX_SUSPECTS", 10)
+
+    async def work() -> None:
+        guard, tokens = Authentication(gate), Tokens()
+        for number in range(50):
+            for _ in range(3):
+                await guard.attempt(f"192.0.2.{number}", tokens.wrong)
+        assert len(guard._suspects) == 10
+
+    asyncio.run(work())
+
+
+def test_b3_tokens_are_guessed_over_http_at_the_addresses_rate_and_no_faster() -> None:
+    with running(GUESSES) as hub, hub.http() as http, hub.http(hub.register("planner")) as agent:
+        guess, admin = {"Authorization": "Bearer guess"}, {"Authorization": f"Bearer {ADMIN}"}
+        assert [http.get("/api/mailbox", headers=guess).status_code for _ in range(4)] == [401] * 3 + [429]
+        denied = http.get("/api/mailbox", headers=guess).json()
+        assert "perhaps by somebody else" in denied["detail"]
+        assert agent.get("/api/tasks").status_code == http.get("/api/tasks", headers=admin).status_code == 429
+        assert http.get("/api/agents").status_code == 200, "a request without a token has a bucket of its own"
+        hub.clock.advance(60)
+        assert agent.get("/api/mailbox").status_code == 200
+
+
+def test_b3_tokens_are_guessed_at_the_dashboard_at_the_addresses_rate_and_no_faster() -> None:
+    with running(GUESSES) as hub:
+
+        def watch(token: str) -> str:
+            with hub.socket("/ws/dashboard") as board:
+                answer = board.ask("watch", token=token)
+                return str(answer.get("error", answer["type"]))
+
+        assert [watch("a-guess-of-the-token") for _ in range(3)] == ["unauthorized"] * 3
+        assert [watch(token) for token in ("a-guess-of-the-token", VIEWER, ADMIN)] == ["rate_limited"] * 3
+        hub.clock.advance(60)
+        assert watch(VIEWER) == "snapshot"
+
+
+def test_b3_a_viewer_registers_no_more_agents_than_anybody_else() -> None:
+    with running() as hub, hub.http(VIEWER) as viewer:
+        made = [viewer.post("/api/onboard/register", json={"agent_id": f"a{n}"}).status_code for n in range(7)]
+        assert made == [201] * 5 + [429] * 2
+
+
+def test_b7_a_public_dashboards_state_is_not_limited() -> None:
+    policy = Policy(addresses={"limit": "1/minute"}, limits={"light": "1/minute"})
+    with running(policy, public_dashboard=True) as hub, hub.http() as anyone, hub.http(hub.register("a")) as agent:
+        for client in (anyone, agent):
+            assert [client.get("/api/dashboard/state").status_code for _ in range(5)] == [200] * 5
+
+
+# Connects ------------------------------------------------------------------------------------------------------------
+
+
+def identify(hub: Running, agent: str, token: str) -> None:
+    with hub.agent(agent, token):
+        pass
+
+
+def test_b2_300_agents_behind_one_address_connect_within_a_minute() -> None:
+    with running() as hub, ExitStack() as stack:
+        for number in range(300):
+            stack.enter_context(hub.agent(f"agent-{number}"))
+        assert len(hub.hub.presence.agents()) == 300
+
+
+def test_b2_a_connect_is_given_back_to_an_agent_that_identifies() -> None:
+    policy = Policy(addresses={"connection": "2/minute"})
+    with running(policy) as hub:
+        token = hub.register("planner")
+        for _ in range(5):
+            identify(hub, "planner", token)
+        for _ in range(2):
+            with hub.socket():
+                pass
+        answer = refusal(hub)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
+        assert "perhaps by somebody else" in answer.json()["detail"]
+
+
+def test_b2_each_purpose_has_a_bucket_of_its_own() -> None:
+    policy = Policy(addresses=dict.fromkeys(("limit", "registration", "connection", "authentication"), "1/minute"))
+    with running(policy) as hub, hub.http() as http:
+
+        def register(name: str) -> int:
+            return http.post("/api/onboard/register", json={"agent_id": name}).status_code
+
+        guess = {"Authorization": "Bearer guess"}
+        assert [register("a"), register("b")] == [201, 429]
+        assert [http.get("/api/agents").status_code for _ in range(2)] == [200, 429]
+        assert [http.get("/api/agents", headers=guess).status_code for _ in range(2)] == [401, 429]
+        with hub.socket():
+            pass
+        assert refusal(hub).status_code == 429
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+
+def test_b2_denials_by_address_are_logged_once_a_minute_each(clock: ManualClock) -> None:
+    policy = Policy(addresses={"limit": "blocked"})
+    with Gate(policy, store=MemoryStore(clock=clock)) as gate, capture_logs() as lines:
+        stop = AddressLog(gate, clock).stop
+        for number in range(MAX_LINES + 5):
+            for _ in range(3):
+                gate.check_address(f"10.0.0.{number}")
+        assert len(lines) == MAX_LINES
+        first = {"event": "address denied", "address": "10.0.0.0", "purpose": "request", "log_level": "warning"}
+        assert lines[0] == first
+        clock.advance(60)
+        gate.check_address("10.0.0.0")
+        summary = {"denials": 2 * MAX_LINES + 15, "of_further_addresses": 15, "log_level": "warning"}
+        assert lines[MAX_LINES:] == [{"event": "addresses denied again", **summary}, first]
+        stop()
+        gate.check_address("10.0.0.99")
+        assert len(lines) == MAX_LINES + 2

@@ -1,0 +1,29 @@
+"""Coroutines of tests, with deadlines."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tests.support.valkey import PATIENCE
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a test in a loop of its own, with a timeout."""
+
+    async def main() -> T:
+        async with asyncio.timeout(5 * PATIENCE):
+            return await work
+
+    return asyncio.run(main())
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Poll until a condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {PATIENCE} s")
+        await asyncio.sleep(0.0005)
