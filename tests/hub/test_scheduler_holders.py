@@ -1,6 +1,7 @@
 """The scheduler: who keeps a task, who loses it, and who recovers it."""
 
 import pytest
+from msgspec import Raw
 
 from headgate.hub.tasks.task import Task
 from tests.support.scheduler import MICROSECOND, SchedulerHarness, open_harness, refused
@@ -247,6 +248,6 @@ async def test_a_task_that_no_agent_survives_ends_as_failed(leaves: bool, harnes
     task = await harness.task(poison)
     note = "its agent left" if leaves else "not accepted in time"
     assert (task.state, task.attempt) == ("failed", 5)
-    assert task.outcome == f'"{note}, at attempt 5"'.encode()
+    assert task.outcome == Raw(f'"{note}, at attempt 5"'.encode())
     await harness.arrive("another")
     assert harness.told[-1] == ("another", next_one), "the others go on"
