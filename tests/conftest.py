@@ -24,12 +24,21 @@ settings.load_profile("headgate")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test in an event loop of its own."""
+    """Run an `async def` test in its `runner`."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    runner: Any = pyfuncitem.funcargs["runner"]
+    runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
     return True
+
+
+@pytest.fixture(autouse=True)
+def runner() -> Iterator[asyncio.Runner]:
+    """Runs the test if it is a coroutine, and what its fixtures have to await; makes no event loop otherwise."""
+    runner = asyncio.Runner()
+    yield runner
+    runner.close()
 
 
 class Unshared(RedisStore):
