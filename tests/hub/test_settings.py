@@ -39,6 +39,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "max_frame": ("2048", 2048),
     "max_connections": ("11", 11),
     "max_connections_per_address": ("12", 12),
+    "max_http_connections": ("21", 21),
     "max_dashboards": ("10", 10),
     "max_waiting": ("13", 13),
     "max_sessions": ("14", 14),
@@ -74,7 +75,7 @@ def test_every_setting_is_tried_here() -> None:
 def test_the_defaults_are_those_of_the_requirements() -> None:
     ordinary = HubSettings.load({}, {})
     assert ordinary == HubSettings()
-    assert (ordinary.identify_within, ordinary.max_frame, ordinary.max_connections_per_address) == (10, 65_536, 100)
+    assert (ordinary.identify_within, ordinary.max_frame, ordinary.max_connections_per_address) == (10, 65_536, 1_000)
     assert (ordinary.max_connections, ordinary.max_waiting, ordinary.max_sessions) == (10_000, 256, 1_000)
     assert (ordinary.relay_rate_limit, ordinary.relay_rate_burst) == ("1.0", "10")
     assert (ordinary.host, ordinary.registration, ordinary.store) == ("127.0.0.1", "open", "")

@@ -81,7 +81,9 @@ async def _repeat(attack: Callable[[], Awaitable[None]], harm: Harm, connections
     return harm
 
 
-async def _flood(port: int, path: str, first: bytes, frame: bytes, connections: int, seconds: float, *, read: bool) -> Harm:
+async def _flood(
+    port: int, path: str, first: bytes, frame: bytes, connections: int, seconds: float, *, read: bool
+) -> Harm:
     harm, frames = Harm(), max(_WRITE // len(frame), 1)
 
     async def attack() -> None:

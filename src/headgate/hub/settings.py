@@ -130,7 +130,10 @@ class HubSettings:
     max_frame: int = _setting(65_536, "maximum size of a frame, envelope or body in bytes", _whole(1024, 16_777_216))
     max_connections: int = _setting(10_000, "maximum WebSocket connections in total", _whole(1, 1_000_000))
     max_connections_per_address: int = _setting(
-        100, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
+        1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
+    )
+    max_http_connections: int = _setting(
+        1_000, "maximum HTTP connections in total, beside the WebSockets", _whole(1, 1_000_000)
     )
     max_dashboards: int = _setting(200, "maximum open dashboards", _whole(1, 10_000))
     max_waiting: int = _setting(256, "maximum frames queued for a slow reader", _whole(1, 100_000))
