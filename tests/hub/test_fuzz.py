@@ -275,6 +275,7 @@ def test_b11_a_handshake_does_not_wait_for_a_body_for_ever(monkeypatch: pytest.M
     with running() as hub, in_time(hub, "a") as still_there:
         with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
             raw.sendall(f"GET /ws {HANDSHAKE}Content-Length: 5\r\n\r\n".encode())
+            assert raw.recv(65_536).startswith(b"HTTP/1.1 400 ")
             assert raw.recv(65_536) == b""
         with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as silent:
             assert silent.recv(65_536) == b"", "which has just as long, from now on"

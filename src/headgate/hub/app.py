@@ -17,6 +17,7 @@ import structlog
 from headgate.errors import HeadgateError
 from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
 from headgate.gate import Gate
+from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
@@ -108,6 +109,7 @@ class Hub:
         self.router: Final = Router(ROUTES)
         self.flood_counter: Final = FloodCounter()
         self._background: Final = BackgroundTasks()
+        self._garbage_logged = False  # whether garbage from a proxy was logged
         self._exit_stack: Final = AsyncExitStack()
 
     # Start and end ---------------------------------------------------------------------------------------------------
@@ -235,6 +237,8 @@ class Hub:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         address = _address(scope)
+        if self.settings.trusted_proxies:
+            self._check_forwarded(address)
         if scope["type"] == "http":
             await (await self._api.respond(scope, receive, address)).send(send)
         elif scope["type"] == "websocket":
@@ -242,9 +246,23 @@ class Hub:
         else:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
 
+    def _check_forwarded(self, address: str) -> None:
+        """Log once that a proxy forwards something that is no address; each such request is refused."""
+        if self._garbage_logged:
+            return
+        try:
+            parse_address(address)
+        except HeadgateError:
+            self._garbage_logged = True
+            _log.warning("a trusted proxy sends no address in X-Forwarded-For; said once", got=address[:100])
+
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         if scope["path"] == "/ws/dashboard" and not self.health.stopping:  # never limited
-            await self.dashboard.serve(Socket(receive, send, address, MAX_QUEUED), same_origin=_same_origin(scope))
+            watching = Socket(receive, send, address, MAX_QUEUED)
+            try:
+                await self.dashboard.serve(watching, same_origin=_same_origin(scope))
+            except HeadgateError as error:  # also for an invalid address
+                await _refuse(watching, error_response(error))
             return
         socket = Socket(receive, send, address, self.settings.max_waiting)
         try:

@@ -18,10 +18,12 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping, Sequence
 from ipaddress import ip_network
 from math import inf
-from typing import Any, Final, TypeAlias
+from types import coroutine
+from typing import Any, Final, TypeAlias, TypeVar
 
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -30,6 +32,7 @@ from headgate.errors import InvalidInput
 from headgate.gate.lookup import counted_as, parse_address
 from headgate.hub.frame_meter import FrameMeter
 
+T = TypeVar("T")
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Any]]
 Send: TypeAlias = Callable[[Any], Awaitable[None]]
@@ -37,6 +40,8 @@ Asgi: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 SLICE: Final = 4096
 """Bytes of HTTP that are parsed at once: at most one request."""
+PER_TURN: Final = 32
+"""Slices of HTTP, and of WebSockets, that are parsed in a turn of the event loop."""
 RECEIVE_BUFFER: Final = 32 * 1024
 """Bytes that the kernel may buffer for a connection."""
 MAX_HEAD: Final = 64 * 1024
@@ -108,6 +113,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._scheduled = self._stopped = False
         self._paused = self._blocked = self._slowed = False  # by uvicorn, by the peer, by a bound
         self._meter: FrameMeter | None = None  # of a WebSocket
+        self._lane = guard.http_lane
         self._controls, self._fragments, self._charged = float(CONTROL_BURST), float(FRAGMENT_BURST), guard.now
         self._head = b""
         self._received = 0  # bytes since the last request
@@ -137,21 +143,23 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         if self._guard.tls is None:
             self._begin()
         else:
-            self._handshake = self._loop.create_task(self._secure(self._guard.tls))
-
-    async def _secure(self, context: ssl.SSLContext) -> None:
-        try:
-            secured = await self._loop.start_tls(
-                self._transport, self, context, server_side=True, ssl_handshake_timeout=self.head_within
+            secure = self._loop.start_tls(
+                transport, self, self._guard.tls, server_side=True, ssl_handshake_timeout=self.head_within
             )
+            # Its first step at once: what is read before that would be lost.
+            self._handshake = self._loop.create_task(self._secure(_begun(secure)))
+
+    async def _secure(self, handshake: Awaitable[asyncio.Transport | None]) -> None:
+        try:
+            secured = await handshake
         except OSError:  # also of TLS
             secured = None
         if secured is None:
             self._transport.abort()
             self._guard.release(self)
-            return
-        self._transport = secured
-        self._begin()
+        else:
+            self._transport = secured
+            self._begin()
 
     def _begin(self) -> None:
         self._open = True
@@ -197,6 +205,10 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         elif self._paused or self._blocked or self._slowed:
             self._data = data
             self._stop()
+        elif not self._guard.take_turn(self._lane):
+            self._data = data
+            self._stop()
+            self._go_on()
         else:
             end = self._next_slice(data, 0)
             if end == len(data):
@@ -267,12 +279,13 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             return
         if self._data:
             self._scheduled = True
-            self._loop.call_soon(self._continue)
+            self._guard.wait_turn(self, self._lane)
         elif self._stopped:
             self._stopped = False
             self._transport.resume_reading()
 
-    def _continue(self) -> None:
+    def take_slice(self) -> None:
+        """Pass on a slice of what was received."""
         self._scheduled = False
         if not self._data or self._paused or self._blocked or self._slowed or self._closing:
             return
@@ -312,6 +325,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         """Become a WebSocket, whose handshake the new protocol has been given."""
         assert isinstance(protocol, asyncio.Protocol)
         self._inner, self._meter, self._paused = protocol, FrameMeter(), False
+        self._lane = self._guard.websocket_lane
         self._loop.call_soon(self._check_handshake)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -460,6 +474,10 @@ class ConnectionGuard:
         """Whether the server stops: connections are closed at once."""
         self.now = 0.0
         """The time of the loop, as of the last sweep."""
+        self.http_lane: Final = _Lane()
+        self.websocket_lane: Final = _Lane()
+        self._turning = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeps: Final[list[set[GuardedConnection]]] = [set() for _ in range(_SWEEPS)]
         self._next_sweep = 0
         self._made = 0
@@ -491,7 +509,7 @@ class ConnectionGuard:
 
     def admit(self, connection: GuardedConnection, peer: object) -> None:
         """Count a new connection. One beyond the bounds gets the place of an idle one, or a `refusal`."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self.now = loop.time()
         if not self._sweeping:
             self._sweeping = True
@@ -557,6 +575,39 @@ class ConnectionGuard:
         for connections in self._sweeps:
             for connection in list(connections):
                 connection.abort()
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    def take_turn(self, lane: "_Lane") -> bool:
+        """Whether a connection may pass on a slice at once: nobody waits, and there is room in this turn."""
+        if lane.waiting or lane.passed >= PER_TURN:
+            return False
+        lane.passed += 1
+        self._expect_turn()
+        return True
+
+    def wait_turn(self, connection: GuardedConnection, lane: "_Lane") -> None:
+        """Let a connection pass on a slice in a later turn, after those that wait already."""
+        lane.waiting.append(connection)
+        self._expect_turn()
+
+    def _expect_turn(self) -> None:
+        if not self._turning:
+            self._turning = True
+            assert self._loop is not None
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Begin a turn of the loop with those that wait."""
+        self._turning = False
+        for lane in (self.websocket_lane, self.http_lane):
+            lane.passed = min(len(lane.waiting), PER_TURN)
+            for _ in range(lane.passed):
+                lane.waiting.popleft().take_slice()
+            if lane.passed:
+                self._expect_turn()
+
+    # Idle connections, and the time ----------------------------------------------------------------------------------
 
     def _mark_idle(self, connection: GuardedConnection) -> None:
         self._idle[connection] = None
@@ -626,6 +677,16 @@ class ConnectionGuard:
         await send({"type": f"{prefix}.response.body", "body": body})
 
 
+class _Lane:
+    """The connections of one kind that have something to pass on: neither kind waits for the other."""
+
+    __slots__ = ("passed", "waiting")
+
+    def __init__(self) -> None:
+        self.passed = 0  # slices in this turn
+        self.waiting: deque[GuardedConnection] = deque()  # each once
+
+
 class _Address:
     """The connections of one address."""
 
@@ -634,6 +695,18 @@ class _Address:
     def __init__(self) -> None:
         self.count = 0
         self.idle: dict[GuardedConnection, None] = {}  # oldest first
+
+
+def _begun(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    """Do the first step of a coroutine now, and the rest when it is awaited: as an eager task of Python 3.12 does."""
+    waits_for = work.send(None)
+
+    @coroutine
+    def rest() -> Generator[Any, Any, T]:
+        yield waits_for
+        return (yield from work.__await__())
+
+    return rest()
 
 
 def _watched(connection: GuardedConnection, send: Send) -> Send:
