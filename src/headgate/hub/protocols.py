@@ -274,15 +274,19 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read, or pass on in the next turn what was read, unless there is a reason to wait."""
-        if self._paused or self._blocked or self._slowed or self._closing or self._scheduled:
+        """Pass on in a later turn what was read, unless there is a reason to wait; if there is nothing, read on.
+
+        While uvicorn does not read, one read goes ahead: otherwise the end of the connection would go unnoticed.
+        """
+        if self._closing or self._scheduled or self._blocked or self._slowed:
             return
-        if self._data:
+        if not self._data:
+            if self._stopped:
+                self._stopped = False
+                self._transport.resume_reading()
+        elif not self._paused:
             self._scheduled = True
             self._guard.wait_turn(self, self._lane)
-        elif self._stopped:
-            self._stopped = False
-            self._transport.resume_reading()
 
     def take_slice(self) -> None:
         """Pass on a slice of what was received."""
