@@ -11,6 +11,7 @@ MAX_FRAGMENTS: Final = 1000
 
 _LONGEST: Final = 14  # bytes of a header
 _CONTINUATION: Final = 0
+_WHOLE: Final = (0x81, 0x82)  # the first byte of a text or binary message in one frame
 _FIRST_CONTROL: Final = 8  # the opcodes of close, ping and pong are from here on
 
 
@@ -39,6 +40,13 @@ class FrameMeter:
         at, end, size = start, min(start + SLICE, len(data)), len(data)
         for _ in range(FRAMES):
             if not self._payload:
+                if at + 1 < size and data[at] in _WHOLE and 0x80 <= data[at + 1] < 0xFE and not self._header:
+                    after = at + data[at + 1] - 0x7A  # the ordinary case: a short message in one masked frame
+                    if after < end:
+                        at = after
+                        continue
+                    if after == end:
+                        return end
                 header = self._header + data[at : at + _LONGEST]
                 length = _header_length(header)
                 if len(header) < length:

@@ -231,8 +231,9 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
     def _pass_on(self, data: bytes) -> None:
         """Pass a slice on, unless it breaks a bound."""
-        if self._meter is not None:
-            if not self._within_bounds(self._meter):
+        meter = self._meter
+        if meter is not None:
+            if (meter.controls or meter.fragments) and not self._within_bounds(meter):
                 return
         else:
             self._received += len(data)
@@ -253,8 +254,6 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         return MAX_HEAD + int(headers.get(b"content-length", 0))
 
     def _within_bounds(self, meter: FrameMeter) -> bool:
-        if not meter.controls and not meter.fragments:
-            return True
         passed = max(self._guard.now - self._charged, 0.0)
         self._charged = self._guard.now
         self._controls = min(self._controls + passed * CONTROL_RATE, CONTROL_BURST) - meter.controls
