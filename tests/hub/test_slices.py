@@ -168,3 +168,29 @@ def test_at_most_one_pipelined_request_waits() -> None:
         connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" * 200)
         wait_for(lambda: len(depths) == 200, "all of them")
     assert max(depths) <= 1
+
+
+def test_a_large_body_may_follow_a_request_whose_body_is_being_read() -> None:
+    """uvicorn reads on for the first, and gets the body of the second with it."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(100):  # turns, in which the rest comes
+            await asyncio.sleep(0)
+        await receive()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = ConnectionGuard(answer)
+    with (
+        serving(guard, http=guard.protocol) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
+    ):
+        head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(head % 2 + b"{}" + head % 100_000 + bytes(100_000))
+        found = b""
+        while found.count(b"HTTP/1.1 204") < 2:
+            data = connection.recv(65_536)
+            assert data, found
+            found += data

@@ -98,8 +98,8 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._handshake: asyncio.Task[None] | None = None
         self._lost: Final = asyncio.Event()
         self._open = False  # whether uvicorn's protocol knows of it
-        self.address: str | None = None
-        """The key that its address is counted under; None where it isn't counted."""
+        self.address: _Address | None = None
+        """The connections of its address; None where that isn't counted."""
         self.sweep = 0
         self.refusal: tuple[int, str] | None = None
         """The status and the reason with which a connection beyond the bounds is refused."""
@@ -116,7 +116,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._lane = guard.http_lane
         self._controls, self._fragments, self._charged = float(CONTROL_BURST), float(FRAGMENT_BURST), guard.now
         self._head = b""
-        self._received = 0  # bytes since the last request
+        self._received = 0  # bytes since the last request began or ended
         self._headers: Sequence[tuple[bytes, bytes]] = ()
         # The end, and the signs of life:
         self._closing = self._last_words = False
@@ -247,11 +247,13 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._inner.data_received(data)
 
     def _most_received(self) -> int:
-        """The bytes between two requests: the body of the first, which may go on after its answer, and a head."""
+        """The bytes since the last request began or ended: its body, which may go on after its answer, and a head.
+
+        While it is answered, uvicorn may read the body of the next one too.
+        """
         headers = dict(self._headers)
-        if b"transfer-encoding" in headers:
-            return MAX_HEAD + 4 * self._guard.max_body
-        return MAX_HEAD + int(headers.get(b"content-length", 0))
+        more = 4 * self._guard.max_body if self.requests or b"transfer-encoding" in headers else 0
+        return MAX_HEAD + int(headers.get(b"content-length", 0)) + more
 
     def _within_bounds(self, meter: FrameMeter) -> bool:
         passed = max(self._guard.now - self._charged, 0.0)
@@ -407,6 +409,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
     def end_request(self) -> None:
         """The response is complete, or the WebSocket at its end."""
         self.requests -= 1
+        self._received, self._head = 0, b""
 
     async def wait_lost(self) -> None:
         """Wait for the end of the connection."""
@@ -517,18 +520,19 @@ class ConnectionGuard:
         if not self._sweeping:
             self._sweeping = True
             loop.call_later(1 / _SWEEPS, self._sweep, loop)
-        connection.address = self._key(peer)
         connection.sweep = self._made = (self._made + 1) % _SWEEPS
-        place = None if connection.address is None else self._addresses.get(connection.address)
-        if place is not None and place.count >= self._most_per_address and not self._drop_oldest(place.idle):
-            many = f"{connection.address} has {self._most_per_address} connections, and may have no more"
+        key = self._key(peer)
+        address = None if key is None else self._addresses.get(key)
+        if address is not None and address.count >= self._most_per_address and not self._drop_oldest(address.idle):
+            many = f"{key} has {self._most_per_address} connections, and may have no more"
             self._admit_spare(connection, (429, many))
         elif self._count >= self._most and not self._drop_oldest(self._idle):
             self._admit_spare(connection, (503, f"the hub has {self._most} connections, and takes no more"))
         self._count += 1
         self._sweeps[connection.sweep].add(connection)
-        if connection.address is not None:
-            self._addresses.setdefault(connection.address, _Address()).count += 1
+        if key is not None:
+            connection.address = self._addresses.setdefault(key, _Address(key))
+            connection.address.count += 1
         if connection.refusal is None:
             self._mark_idle(connection)
 
@@ -567,11 +571,11 @@ class ConnectionGuard:
         self._count -= 1
         self._unmark_idle(connection)
         self._spare.pop(connection, None)
-        if connection.address is not None:
-            place = self._addresses[connection.address]
-            place.count -= 1
-            if not place.count:
-                del self._addresses[connection.address]
+        address = connection.address
+        if address is not None:
+            address.count -= 1
+            if not address.count:
+                del self._addresses[address.key]
 
     def abort_all(self) -> None:
         """Abort all connections."""
@@ -615,13 +619,12 @@ class ConnectionGuard:
     def _mark_idle(self, connection: GuardedConnection) -> None:
         self._idle[connection] = None
         if connection.address is not None:
-            self._addresses[connection.address].idle[connection] = None
+            connection.address.idle[connection] = None
 
     def _unmark_idle(self, connection: GuardedConnection) -> None:
         self._idle.pop(connection, None)
-        place = None if connection.address is None else self._addresses.get(connection.address)
-        if place is not None:
-            place.idle.pop(connection, None)
+        if connection.address is not None:
+            connection.address.idle.pop(connection, None)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at a part of the connections, in turns."""
@@ -693,9 +696,10 @@ class _Lane:
 class _Address:
     """The connections of one address."""
 
-    __slots__ = ("count", "idle")
+    __slots__ = ("count", "idle", "key")
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.key: Final = key
         self.count = 0
         self.idle: dict[GuardedConnection, None] = {}  # oldest first
 
