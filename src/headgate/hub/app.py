@@ -17,6 +17,7 @@ import structlog
 from headgate.errors import HeadgateError
 from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
 from headgate.gate import Gate
+from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
@@ -112,6 +113,7 @@ class Hub:
         self.router: Final = Router(ROUTES)
         self.flood_counter: Final = FloodCounter()
         self._background: Final = BackgroundTasks()
+        self._garbage_logged = False  # whether garbage from a proxy was logged
         self._exit_stack: Final = AsyncExitStack()
 
     # Start and end ---------------------------------------------------------------------------------------------------
@@ -256,12 +258,24 @@ class Hub:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         address = _address(scope)
+        if self.settings.trusted_proxies:
+            self._check_forwarded(address)
         if scope["type"] == "http":
             await (await self._api.respond(scope, receive, address)).send(send)
         elif scope["type"] == "websocket":
             await self._serve_socket(scope, receive, send, address)
         else:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
+
+    def _check_forwarded(self, address: str) -> None:
+        """Log once that a proxy forwards something that is no address; each such request is refused."""
+        if self._garbage_logged:
+            return
+        try:
+            parse_address(address)
+        except HeadgateError:
+            self._garbage_logged = True
+            _log.warning("a trusted proxy sends no address in X-Forwarded-For; said once", got=address[:100])
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"

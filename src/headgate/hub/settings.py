@@ -145,6 +145,9 @@ class HubSettings:
     max_connections_per_address: int = _setting(
         1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
     )
+    max_http_connections: int = _setting(
+        1_000, "maximum HTTP connections in total, beside the WebSockets", _whole(1, 1_000_000)
+    )
     max_dashboards: int = _setting(200, "maximum open dashboards", _whole(1, 10_000))
     max_waiting: int = _setting(256, "maximum frames queued for a slow reader", _whole(1, 100_000))
     max_sessions: int = _setting(1_000, "maximum open sessions per agent", _whole(1, 1_000_000))
