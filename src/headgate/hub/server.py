@@ -21,7 +21,7 @@ from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
 from headgate.hub.api.routing import Who
 from headgate.hub.app import ROUTES, Hub
-from headgate.hub.protocols import HTTP_PER_ADDRESS, RESERVE, ConnectionGuard
+from headgate.hub.protocols import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
 from headgate.hub.settings import HubSettings
 
 _BACKLOG: Final = 2048
@@ -82,10 +82,10 @@ async def _serve(
     _log.info("stopped")
 
 
-def server_config(hub: Hub, settings: HubSettings) -> uvicorn.Config:
+def server_config(app: Asgi, settings: HubSettings) -> uvicorn.Config:
     """The configuration of uvicorn for a hub. Its application is the guard of the connections, around the hub."""
     guard = ConnectionGuard(
-        hub,
+        app,
         most=settings.max_connections + settings.max_http_connections,
         most_per_address=settings.max_connections_per_address + HTTP_PER_ADDRESS,
         max_body=settings.max_frame,
