@@ -14,6 +14,7 @@ import headgate
 from benchmarks.run import write
 from headgate import Decision, Gate, Limiter, Policy, RedisStore, client
 from headgate.client import AsyncObeyingTransport, HubClient, RelayClient
+from headgate.client.hub import HubClientOptions
 from headgate.edges.decorator import rate_limited
 from headgate.edges.guard import Options
 from headgate.edges.websocket import WebSocketLimits
@@ -101,10 +102,10 @@ FOR_STORES = (
         ([*Options.__annotations__, *get_args(Dialect)], page("middleware")),
         ([field.name for field in fields(WebSocketLimits)], page("websockets")),
         (parameters(rate_limited)[1:], page("frameworks")),
-        ([name for name in client.__all__ if client._PLACES[name] != "http"], page("clients")),
-        (parameters(HubClient)[3:] + parameters(RelayClient)[3:], page("clients")),
+        ([name for name in client.__all__ if name not in client._PLACES["http"]], page("clients")),
+        ([*HubClientOptions.__annotations__], page("clients")),
         ([name for name in public(HubClient) + public(RelayClient) if name != "path"], page("clients")),
-        ([name for name in client.__all__ if client._PLACES[name] == "http"], page("clients-http")),
+        ([name for name in client.__all__ if name in client._PLACES["http"]], page("clients-http")),
         (parameters(AsyncObeyingTransport), page("clients-http")),
     ],
     ids=["Limiter", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events", "headgate",

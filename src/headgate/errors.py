@@ -1,5 +1,6 @@
 """The errors of headgate. A denial is not one of them: it is a `Decision`."""
 
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import NoReturn
 
@@ -55,6 +56,16 @@ def refuse(where: str, expected: str, got: object) -> NoReturn:
     if len(shown) > 100:
         shown = f"{shown[:97]}..."
     raise InvalidInput(f"{where}: expected {expected}, got {shown}")
+
+
+def refuse_option(where: str, known: Iterable[str], got: str, *, hint: str = "", see: str) -> NoReturn:
+    """Raise `InvalidInput` for an unknown option, with a hint, the nearest known one, or a place to read about them."""
+    from difflib import get_close_matches  # only now: it is rarely needed, and slow to import
+
+    names = list(known)
+    close = get_close_matches(got, names, 1)
+    hint = hint or (f"did you mean {close[0]}?" if close else f"see {see}")
+    raise InvalidInput(f"{where}: expected options among {', '.join(names)}, got {got!r}; {hint}")
 
 
 def printable(text: str) -> str:

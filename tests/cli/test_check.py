@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.cli import check as module
 from headgate.cli import main
-from headgate.cli.check import describe
 from headgate.cli.hub_api import hub_from
+from headgate.http import describe_decision
 from tests.support.hub import ADMIN, VIEWER, Running, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
@@ -348,9 +348,9 @@ def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, r
 
 def test_the_wait_is_rounded_up_to_a_millisecond() -> None:
     limiter = Limiter("3/second", store=MemoryStore(clock=ManualClock()))
-    waits = [describe(limiter.check("a"))["retry_after_ms"] for _ in range(4)]
+    waits = [describe_decision(limiter.check("a"))["retry_after_ms"] for _ in range(4)]
     assert waits == [0, 0, 0, 334]
-    assert describe(limiter.check("a", cost=4))["retry_after_ms"] is None
+    assert describe_decision(limiter.check("a", cost=4))["retry_after_ms"] is None
 
 
 def test_a_hub_and_a_server_answer_alike(

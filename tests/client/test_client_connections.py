@@ -70,7 +70,7 @@ def test_b2_a_token_that_is_revoked_raises_whatever_waits(kind: Kind) -> None:
             await kind.take(alice, 1)
             send = asyncio.create_task(kind.send(alice, "alice", "second"))
             message = asyncio.create_task(anext(alice))
-            await until(lambda: alice.held, "the denial")
+            await until(lambda: alice.delay, "the denial")
             hub.run(hub.hub.registry.revoke("alice"))
             await until(lambda: not alice.connected, "the end")
             hub.clock.advance(0.3)
@@ -107,6 +107,11 @@ NEW: dict[str, Any] = {"url": "http://hub", "name": "a", "token": "t"}
         ({"in_flight": 0}, "in_flight: expected a whole number from 1"),
         ({"buffer": 0}, "buffer: expected a whole number from 1"),
         ({"largest": -1}, "largest: expected a whole number from 1"),
+        (
+            {"larges": 1},
+            r"Client: expected options among on_rate_limited, .*, got 'larges'; did you mean largest",
+        ),
+        ({"x": 1}, r"got 'x'; see headgate\.client\.(hub\.Hub|connection\.)ClientOptions"),
     ],
 )
 def test_what_a_client_is_made_of_is_checked(kind: Kind, changes: dict[str, Any], text: str) -> None:

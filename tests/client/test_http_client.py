@@ -210,7 +210,7 @@ def test_of_many_servers_those_are_forgotten_that_nobody_waits_for(monkeypatch: 
         client = stack.enter_context(patient_client(transport))
         for server in servers:
             assert client.get(str(server)).status_code == 200
-            assert len(transport._flows._paces) <= 2
+            assert len(transport._paces) <= 2
         with pytest.raises(TooLong):
             client.get(str(servers[1]))
 

@@ -101,7 +101,7 @@ def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_
             ((when, denial),) = denials
             assert (denial.wait, denial.tier) == (5.0, "normal")
             assert denial.reason == "the limit of message, which is normal"
-            assert 5.0 <= alice.held <= 5.5
+            assert 5.0 <= alice.delay <= 5.5
             assert await alice.ask("ping") == {"type": "pong"}  # another tier, which is not held back
             assert await alice.ask("session_open", session=1)
             hub.clock.advance(4.999999)

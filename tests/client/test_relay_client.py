@@ -34,7 +34,7 @@ def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent
             assert when == began
             assert denial.wait == 2.0
             assert denial.reason == "an address may send 0.5/second burst 2; send it again in 2000 ms"
-            assert 2.0 <= alice.held <= 2.2
+            assert 2.0 <= alice.delay <= 2.2
             assert alice.waiting == 2
 
             hub.clock.advance(1.999999)
@@ -45,7 +45,7 @@ def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent
             assert [(one.sender, one.body) for one in found] == [("alice", b"2"), ("alice", b"3")]
             assert found[0].id == third.result() == denial.id
             assert alice.waiting == 0
-            assert alice.held == 0.0
+            assert alice.delay == 0.0
 
     with running(relay_rate_limit="0.5", relay_rate_burst="2") as hub:
         run(main())
@@ -109,8 +109,8 @@ def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_s
                     await client.send("nobody", b"")
             sends = [asyncio.create_task(client.send("nobody", b"")) for client in clients]
             await until(lambda: hub.hub.relay.denied == 20, "the denials")
-            await until(lambda: all(client.held for client in clients), "the holding back")
-            waits = sorted(client.held for client in clients)
+            await until(lambda: all(client.delay for client in clients), "the holding back")
+            waits = sorted(client.delay for client in clients)
             assert waits[0] >= 1.0
             assert len(set(waits)) == 20
             assert waits[-1] - waits[0] > 0.05
@@ -204,7 +204,7 @@ def test_d5_no_more_waits_than_may_and_the_others_wait_for_room_in_turn(kind: Ki
         async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
             await kind.send(alice, "bob", "first")
             sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(8)]
-            await until(lambda: alice.held, "the wait")
+            await until(lambda: alice.delay, "the wait")
             assert alice.waiting == 3
             with pytest.raises(QueueFull, match="the queue is full"):
                 await kind.send(alice, "bob", "no room", wait=False)
@@ -223,7 +223,7 @@ def test_d5_what_was_cancelled_is_not_sent_later(kind: Kind) -> None:
             await kind.send(alice, "bob", "first")
             names = ("denied", "waits", "stays", "no room", "comes")
             denied, waits, stays, no_room, comes = [asyncio.create_task(kind.send(alice, "bob", one)) for one in names]
-            await until(lambda: alice.held, "the wait")
+            await until(lambda: alice.delay, "the wait")
             for task in (denied, waits, no_room):
                 task.cancel()
             await until(lambda: alice.waiting == 2, "that there is room")
@@ -234,7 +234,7 @@ def test_d5_what_was_cancelled_is_not_sent_later(kind: Kind) -> None:
             await in_time(hub.clock, alice, kind.send(alice, "bob", "last"))
             assert await kind.take(bob, 4) == ["first", "stays", "comes", "last"]
             unsent = asyncio.create_task(kind.send(alice, "bob", "unsent"))
-            await until(lambda: alice.held, "the wait")
+            await until(lambda: alice.delay, "the wait")
             assert await alice.close(within=0) == 1
             with pytest.raises(Unsent):
                 await unsent
@@ -250,14 +250,14 @@ def test_d5_close_waits_for_what_is_queued_and_says_what_was_not_sent(kind: Kind
             async with kind.connect(hub, "alice", most=4) as alice:
                 await kind.send(alice, "bob", "0")
                 sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(1, 9)]
-                await until(lambda: alice.held, "the wait")
+                await until(lambda: alice.delay, "the wait")
                 closing = asyncio.create_task(alice.close(within=2.5 * kind.interval))
                 await asyncio.sleep(0)
                 end = hub.clock.now() + round(2.5 * kind.interval * SECOND)
 
                 def moved() -> bool:
-                    if alice.held:
-                        hub.clock.advance(min(alice.held, (end - hub.clock.now()) / SECOND))
+                    if alice.delay:
+                        hub.clock.advance(min(alice.delay, (end - hub.clock.now()) / SECOND))
                     return closing.done()
 
                 await until(moved, "the end")

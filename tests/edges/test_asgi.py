@@ -368,7 +368,9 @@ UNKNOWN_OPTION = (
         ),
         ({"limiter": "1/minute", "routes": {"x": "1/minute"}}, "RateLimitMiddleware routes: expected a path such as"),
         ({"limiter": "1/minute", "routes": {"/": 5}}, "RateLimitMiddleware routes '/': expected a limit, its text, or"),
+        ({"limiter": "1/minute", "routes": 5}, "RateLimitMiddleware routes: expected limits by pattern such as {'POST"),
         ({"limiter": "1/minute", "skip": ["health"]}, "RateLimitMiddleware skip: expected a path such as"),
+        ({"limiter": "1/minute", "skip": 5}, "RateLimitMiddleware skip: expected patterns such as ['/health', '/stat"),
         (
             {"limiter": "1/minute", "counts": "some"},
             "RateLimitMiddleware counts: expected 'all', 'failures', 'successes'",
@@ -378,6 +380,7 @@ UNKNOWN_OPTION = (
             "headers: expected one of ratelimit, x-ratelimit, both, none, got",
         ),
         ({"limiter": "1/minute", "proxies": ["?"]}, "proxies: expected addresses or networks such as '10.0.0.0/8'"),
+        ({"limiter": "1/minute", "proxies": 5.5}, "proxies: expected addresses or networks such as '10.0.0.0/8'"),
         (
             {"limiter": "1/minute", "key_func": len},
             f"{UNKNOWN_OPTION} 'key_func'; slowapi's key_func is key here, a function of the request",

@@ -470,6 +470,7 @@ def test_connections_are_kept_when_requests_with_bodies_are_denied(limiter: Limi
         ({"limiter": Limiter("5/minute"), "name": "x"}, "RateLimit name: expected none: a limiter has its own"),
         ({"limiter": "5/minute", "key": 7}, "RateLimit key: expected a function, got 7"),
         ({"limiter": "5/minute", "key_func": len}, "RateLimit: expected options .*'key_func'; slowapi's key_func is"),
+        ({"limiter": "5/minute", "kye": len}, "RateLimit: expected options among key, cost, tier, exempt, headers, "),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused(options: dict[str, Any], text: str) -> None:

@@ -1,5 +1,7 @@
-"""The hub is plain Python either way: its tests are run once, with what it is installed beside."""
+"""Fixtures of the hub's tests. The hub is never compiled, so its tests run once, against the wheel."""
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.hub_fleet import Fleet
+from tests.support.scheduler import SchedulerHarness, open_harness
 from tests.support.valkey import PATIENCE, Server
 from tests.support.webhook_receiver import Receiver
 
@@ -18,6 +21,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.once)
+
+
+@pytest.fixture(autouse=True)
+def runner() -> Iterator[asyncio.Runner]:
+    """Runs the test if it is a coroutine, and what its fixtures have to await; makes no event loop otherwise."""
+    runner = asyncio.Runner()
+    yield runner
+    runner.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.function):
+        return None
+    wanted = inspect.signature(pyfuncitem.function).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
+    runner: Any = pyfuncitem.funcargs["runner"]
+    runner.run(pyfuncitem.function(**arguments))
+    return True
 
 
 @pytest.fixture
@@ -34,14 +57,14 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def logged() -> Iterator[list[Any]]:
-    """What is logged meanwhile."""
+    """The lines logged during the test."""
     with capture_logs() as lines:
         yield lines
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receiver of webhooks may take its time to answer, since the machine may."""
+    """Give receivers of webhooks enough time on a slow machine."""
     monkeypatch.setattr("headgate.hub.monitoring.webhooks._TIMEOUT", PATIENCE)
 
 
@@ -53,6 +76,21 @@ def receiver(patient: None) -> Iterator[Receiver]:
 
 @pytest.fixture
 def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """Hubs that share a server, and look at it all the time."""
+    """Hubs that share a server, and compare their alerts with it all the time."""
     monkeypatch.setattr("headgate.hub.monitoring.alerts._INTERVAL", 0.02)
     return Fleet(redis_server, receiver)
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "later"])
+def elsewhere(request: pytest.FixtureRequest) -> bool:
+    """Whether the scheduler's gate has to wait for its store."""
+    answer: bool = request.param
+    return answer
+
+
+@pytest.fixture
+def harness(elsewhere: bool, runner: asyncio.Runner) -> Iterator[SchedulerHarness]:
+    """A scheduler over a database in memory."""
+    opened = open_harness(elsewhere=elsewhere)
+    yield runner.run(opened.__aenter__())
+    runner.run(opened.__aexit__(None, None, None))

@@ -1,6 +1,5 @@
-"""What the admin changes of the limits: at once, on open connections too, after a restart, and whatever the names."""
+"""Admin routes for limits: effect on open connections, restarts, bad input, and odd agent names."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +55,7 @@ def test_b6_the_limits_are_listed_with_every_override() -> None:
         assert admin.get(LIMITS).json() == {**listed, "overrides": overrides}
 
 
-def test_b6_changed_defaults_hold_at_once_on_open_connections() -> None:
+def test_b6_changed_defaults_apply_at_once_to_open_connections() -> None:
     with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
         assert admin.put(f"{LIMITS}/own", json={"light": "2/minute"}).status_code == 200
         use_up(wire)
@@ -73,7 +72,7 @@ def test_b6_changed_defaults_hold_at_once_on_open_connections() -> None:
         assert now["http"] == {"light": "5/minute", "normal": "60/minute", "heavy": "3/hour"}
 
 
-def test_b6_an_override_holds_at_once_on_open_connections_until_it_is_removed() -> None:
+def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> None:
     with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
         use_up(wire)
         use_up(other)
@@ -96,19 +95,22 @@ def test_b6_an_override_holds_at_once_on_open_connections_until_it_is_removed() 
 
 
 @pytest.mark.parametrize("body", [{"light": "1/s", "ws": {"light": "2/s"}}, {"ws": {"light": "2/s"}, "light": "1/s"}])
-def test_b6_a_limit_below_a_channel_holds_there_whatever_the_order(body: dict[str, Any]) -> None:
+def test_b6_a_limit_for_one_channel_wins_there_in_any_order(body: dict[str, Any]) -> None:
     with running() as hub, hub.http(ADMIN) as admin:
         limits = admin.put(f"{LIMITS}/planner", json=body).json()["override"]
         assert limits == {"ws": {"light": "2/second"}, "http": {"light": "1/second"}}
 
 
-def test_b6_an_exemption_holds_at_once_on_open_connections_until_it_is_removed() -> None:
+def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> None:
     with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
         path = f"{LIMITS}/whitelist"
         assert admin.get(path).json() == {"agents": []}
         use_up(wire)
         use_up(other)
         assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
+        card = admin.get("/api/admin/agents/planner").json()
+        assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
+        assert wire.ask("status")["rate_limited"] is False
         assert ping(wire, 10) == ["pong"] * 10
         assert ping(other) == ["rate_limited"]
         assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
@@ -128,7 +130,7 @@ def test_b6_an_exemption_holds_at_once_on_open_connections_until_it_is_removed()
         ]
 
 
-def test_b6_http_is_held_to_the_changes_as_well() -> None:
+def test_b6_changes_apply_to_http_too() -> None:
     with running(FEW) as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
 
         def asked(times: int) -> list[int]:
@@ -143,7 +145,7 @@ def test_b6_http_is_held_to_the_changes_as_well() -> None:
         assert asked(9) == [200] * 9
 
 
-def test_b6_all_of_it_survives_a_restart(tmp_path: Path) -> None:
+def test_b6_limits_exemptions_and_changes_survive_a_restart(tmp_path: Path) -> None:
     with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
@@ -163,7 +165,7 @@ def test_b6_all_of_it_survives_a_restart(tmp_path: Path) -> None:
             assert ping(wire, 9) == ["pong"] * 9
 
 
-def test_b6_who_changed_what_and_when_is_kept() -> None:
+def test_b6_the_change_log_says_who_changed_what_and_when() -> None:
     with running() as hub, hub.http(ADMIN) as admin:
         assert admin.get("/api/admin/changes").json() == {"changes": []}
         before = time.time()
@@ -180,41 +182,35 @@ def test_b6_who_changed_what_and_when_is_kept() -> None:
         assert admin.get("/api/admin/changes?limit=1").json() == {"changes": found[:1]}
 
 
-def test_b6_a_put_of_several_limits_is_one_change() -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            events: list[Event] = []
-            hub.gate.subscribe(events.append)
-            body = {"light": "5/minute", "ws": {"light": "6/minute", "heavy": "1/minute"}}
-            texts = ["light set to 5/minute", "ws light set to 6/minute", "ws heavy set to 1/minute"]
-            expected = []
-            for where, what in (("defaults", "default for"), ("planner", "override of 'planner' for")):
-                assert (await admin.put(f"{LIMITS}/{where}", json=body)).status_code == 200
-                expected.append(", ".join(f"{what} {text}" for text in texts))
-            assert events == [PolicyChanged(what, "admin at 127.0.0.1") for what in expected]
-            found = (await admin.get("/api/admin/changes")).json()["changes"]
-            assert [change["what"] for change in found] == expected[::-1]
-            await admin.put(f"{LIMITS}/whitelist", json={"agents": []})
-            assert len(events) == 2, "nothing was different"
-
-    asyncio.run(work())
+async def test_b6_a_put_of_several_limits_is_one_change() -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        events: list[Event] = []
+        hub.gate.subscribe(events.append)
+        body = {"light": "5/minute", "ws": {"light": "6/minute", "heavy": "1/minute"}}
+        texts = ["light set to 5/minute", "ws light set to 6/minute", "ws heavy set to 1/minute"]
+        expected = []
+        for where, what in (("defaults", "default for"), ("planner", "override of 'planner' for")):
+            assert (await admin.put(f"{LIMITS}/{where}", json=body)).status_code == 200
+            expected.append(", ".join(f"{what} {text}" for text in texts))
+        assert events == [PolicyChanged(what, "admin at 127.0.0.1") for what in expected]
+        found = (await admin.get("/api/admin/changes")).json()["changes"]
+        assert [change["what"] for change in found] == expected[::-1]
+        await admin.put(f"{LIMITS}/whitelist", json={"agents": []})
+        assert len(events) == 2, "nothing was different"
 
 
 @pytest.mark.parametrize("where", ["planner", "defaults"])
-def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            before = hub.gate.effective
+async def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        before = hub.gate.effective
 
-            def full(*_: object) -> int:
-                raise ChangeLogError("the disk is full")
+        def full(*_: object) -> int:
+            raise ChangeLogError("the disk is full")
 
-            monkeypatch.setattr(MemoryChangeLog, "write", full)
-            answer = await admin.put(f"{LIMITS}/{where}", json={"light": "5/minute", "heavy": "1/minute"})
-            assert answer.status_code >= 500
-            assert hub.gate.effective == before
-
-    asyncio.run(work())
+        monkeypatch.setattr(MemoryChangeLog, "write", full)
+        answer = await admin.put(f"{LIMITS}/{where}", json={"light": "5/minute", "heavy": "1/minute"})
+        assert answer.status_code >= 500
+        assert hub.gate.effective == before
 
 
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
@@ -249,14 +245,11 @@ SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slidin
         ([], "body: Expected `object`, got `array`"),
     ],
 )  # fmt: skip
-def test_b6_limits_that_cannot_be_used_change_nothing(where: str, body: Any, detail: str) -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            answer = await admin.put(f"{LIMITS}/{where}", json=body)
-            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
-            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
-
-    asyncio.run(work())
+async def test_b6_invalid_limits_change_nothing(where: str, body: Any, detail: str) -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        answer = await admin.put(f"{LIMITS}/{where}", json=body)
+        assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+        assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
 
 
 @pytest.mark.parametrize(
@@ -274,20 +267,17 @@ def test_b6_limits_that_cannot_be_used_change_nothing(where: str, body: Any, det
          f"agent: expected 1 to 128 printable characters, got 'x{'x' * 95}..."),
     ],
 )  # fmt: skip
-def test_b6_agents_that_cannot_be_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
-    async def work() -> None:
-        async with Hub(hub_settings()) as hub, called(hub) as admin:
-            answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
-            assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
-            assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
-
-    asyncio.run(work())
+async def test_b6_invalid_agent_names_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
+    async with Hub(hub_settings()) as hub, called(hub) as admin:
+        answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
+        assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
+        assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
 
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-def test_b6_an_agent_cannot_be_named_so_that_it_hides_a_route() -> None:
+def test_b6_no_agent_name_can_hide_a_route() -> None:
     below = f"{LIMITS}/"
     fixed = {route.path.removeprefix(below).split("/")[0] for route in ROUTES if route.path.startswith(below)}
     taken = {name for name in fixed if not name.startswith("{")} | {".", ".."}

@@ -1,4 +1,4 @@
-"""Agents over WebSocket: every frame, the gate before each, and what the hub says."""
+"""Agents over WebSocket: every type of frame, the gate before each, and the replies."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from headgate.edges.flood import DENIALS
 from headgate.gate.policy import TIERS
 from headgate.hub.sockets import frames
 from tests.support.agent_connections import VALID, ended, left, use_up
-from tests.support.hub import ADMIN, running
+from tests.support.hub import ADMIN, AgentConnection, running
 from tests.support.valkey import wait_for
 
 LIGHT = "ping list_agents list_channels status channel_history session_close"
@@ -55,7 +55,7 @@ def test_b1_a_denied_message_is_not_handled_and_can_be_sent_again() -> None:
         assert friend.hear()["body"] == "hello again"
 
 
-def test_b1_the_check_stands_after_decoding_and_validating() -> None:
+def test_b1_frames_are_checked_after_decoding_and_validation() -> None:
     with running() as hub, hub.agent("planner") as wire:
         before = left(hub, "planner")
         for text in ("{", '{"type": "pong"}', '{"type": "ping", "to": "x"}', '{"type": "message", "to": "x"}'):
@@ -66,7 +66,7 @@ def test_b1_the_check_stands_after_decoding_and_validating() -> None:
         assert wire.ask("message", to="x")["error"] == "invalid", "a bad frame is told so, whatever is left"
 
 
-def test_b1_the_check_stands_before_the_handling() -> None:
+def test_b1_frames_are_checked_before_they_are_handled() -> None:
     with running() as hub, hub.agent("planner") as wire:
         assert wire.ask("channel_subscribe", channel="none")["error"] == "unknown_channel"
         assert left(hub, "planner")["normal"] == 59, "it was paid for, though nothing came of it"
@@ -85,19 +85,19 @@ def test_b1_the_wait_is_rounded_up_to_whole_seconds() -> None:
         assert wire.ask("message", to="x", body=1)["retry_after_ms"] == 1000, "never less"
 
 
-def test_a9_the_wait_that_is_told_grows_with_the_violations() -> None:
+def test_a9_the_reported_wait_grows_with_violations() -> None:
     with running() as hub, hub.agent("planner") as wire:
         use_up(hub, "planner")
         waits = [wire.ask("ping")["retry_after_ms"] for _ in range(6)]
         assert waits == [1000, 2000, 5000, 10_000, 30_000, 30_000]
 
 
-def test_b1_an_exempt_agent_is_never_denied_nor_warned() -> None:
+def test_b1_an_exempt_agent_is_never_denied_or_warned() -> None:
     with running(Policy(exempt=["monitor"], limits={"light": "1/hour"})) as hub, hub.agent("monitor") as wire:
         assert [wire.ask("ping") for _ in range(20)] == [{"type": "pong"}] * 20
 
 
-def test_a3_all_connections_of_an_agent_share_its_buckets_and_no_other_agents() -> None:
+def test_a3_connections_of_one_agent_share_its_buckets_and_no_others() -> None:
     with running(Policy(limits={"light": "2/minute"}, warn_at=1)) as hub:
         token = hub.register("planner")
         with hub.agent("planner", token) as one, hub.agent("planner", token) as two, hub.agent("other") as other:
@@ -105,22 +105,20 @@ def test_a3_all_connections_of_an_agent_share_its_buckets_and_no_other_agents() 
             assert [other.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
 
 
-def test_b4_the_limits_of_websocket_and_http_are_apart() -> None:
+def test_b4_websocket_and_http_have_separate_limits() -> None:
     policy = Policy(limits={"light": "2/minute"}, warn_at=1)
-    with running(policy) as hub:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http:
-            assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
-            assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
-            hub.clock.advance(60)
-            assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
-            assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
+    with running(policy) as hub, hub.agent_and_http("planner") as (wire, http):
+        assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
+        assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
+        hub.clock.advance(60)
+        assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
+        assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
 
 
 # A8: every type of frame ---------------------------------------------------------------------------------------------
 
 
-def test_a8_the_types_are_those_of_the_table_the_schemas_and_the_policy() -> None:
+def test_a8_frame_types_match_the_table_the_schemas_and_the_policy() -> None:
     with running() as hub, hub.http() as http:
         schemas = http.get("/api/schemas").json()
     assert {*TIER_OF, "session_signal"} == set(frames.TYPES) == set(VALID) == set(schemas["from_agents"])
@@ -133,7 +131,7 @@ def test_a8_the_types_are_those_of_the_table_the_schemas_and_the_policy() -> Non
 
 
 @pytest.mark.parametrize("frame_id", ["a-1", "", 0])
-def test_b1_every_type_of_frame_works_and_its_answer_has_its_id(frame_id: str | int) -> None:
+def test_b1_every_type_of_frame_works_and_its_reply_carries_its_id(frame_id: str | int) -> None:
     asked: list[str] = []
     with running(Policy(exempt=["worker"])) as hub, hub.http(ADMIN) as admin, hub.socket() as wire:
 
@@ -189,7 +187,7 @@ def test_b1_every_type_of_frame_works_and_its_answer_has_its_id(frame_id: str | 
     assert set(asked) == set(frames.TYPES)
 
 
-def test_b1_a_frame_without_an_id_is_answered_without_one() -> None:
+def test_b1_the_reply_to_a_frame_without_an_id_has_none() -> None:
     with running() as hub, hub.agent("planner") as wire:
         assert wire.ask("ping") == {"type": "pong"}
         assert "id" not in wire.ask("message", to="nobody", body=1)
@@ -198,7 +196,7 @@ def test_b1_a_frame_without_an_id_is_answered_without_one() -> None:
 
 
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
-def test_b1_errors_of_every_type_have_the_id(frame_id: str | int) -> None:
+def test_b1_errors_carry_the_id_for_every_type(frame_id: str | int) -> None:
     """Of bad frames too, unless it is the id that is bad."""
     with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
         for kind, fields in VALID.items():
@@ -217,7 +215,7 @@ def test_b1_errors_of_every_type_have_the_id(frame_id: str | int) -> None:
 
 
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
-def test_b1_warnings_of_every_type_have_the_id_and_the_frame_is_handled(frame_id: str | int) -> None:
+def test_b1_warnings_carry_the_id_for_every_type_and_the_frame_is_handled(frame_id: str | int) -> None:
     with running(Policy(warn_at=0.001)) as hub, hub.agent("planner") as wire:
         for kind, tier in TIER_OF.items():
             warning = wire.ask(kind, id=frame_id, **VALID[kind])
@@ -228,7 +226,7 @@ def test_b1_warnings_of_every_type_have_the_id_and_the_frame_is_handled(frame_id
 
 
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
-def test_a8_every_type_of_frame_is_denied_by_its_tier_with_its_id(frame_id: str | int) -> None:
+def test_a8_every_type_of_frame_is_denied_by_its_tier_and_carries_its_id(frame_id: str | int) -> None:
     with running(Policy(limits=dict.fromkeys(TIERS, "blocked"))) as hub, hub.agent("planner") as wire:
         for kind, tier in TIER_OF.items():
             denied = wire.ask(kind, id=frame_id, **VALID[kind])
@@ -261,11 +259,15 @@ BAD: list[str | bytes] = [
 """Ten frames, each invalid in its own way."""
 
 
+def say_nine_invalid_frames(wire: AgentConnection) -> None:
+    for bad in BAD[:9]:
+        wire.socket.send(bad)
+        assert wire.hear()["error"] == "invalid"
+
+
 def test_b9_ten_invalid_frames_within_a_minute_close_the_connection() -> None:
     with running() as hub, hub.agent("planner") as wire:
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            assert wire.hear()["error"] == "invalid"
+        say_nine_invalid_frames(wire)
         hub.clock.advance(59.999)
         assert wire.ask("ping") == {"type": "pong"}
         wire.socket.send(BAD[9])
@@ -273,11 +275,9 @@ def test_b9_ten_invalid_frames_within_a_minute_close_the_connection() -> None:
         assert ended(wire) == (1008, "10 invalid frames within a minute")
 
 
-def test_b9_nine_and_one_after_a_minute_do_not() -> None:
+def test_b9_ten_invalid_frames_over_more_than_a_minute_do_not_close_it() -> None:
     with running() as hub, hub.agent("planner") as wire:
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            wire.hear()
+        say_nine_invalid_frames(wire)
         hub.clock.advance(60)
         for _ in range(9):
             wire.socket.send("{")
@@ -287,19 +287,17 @@ def test_b9_nine_and_one_after_a_minute_do_not() -> None:
         assert ended(wire)[0] == 1008, "which makes ten within another minute"
 
 
-def test_b9_before_identify_too() -> None:
+def test_b9_ten_invalid_frames_before_identify_close_the_connection() -> None:
     with running() as hub, hub.socket() as wire:
         for _ in range(10):
             assert wire.ask("ping")["error"] == "not_identified"
         assert ended(wire)[0] == 1008
 
 
-def test_b9_a_denial_never_closes_and_is_not_an_invalid_frame() -> None:
+def test_b9_denials_never_close_and_do_not_count_as_invalid_frames() -> None:
     with running() as hub, hub.agent("planner") as wire:
         use_up(hub, "planner")
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            assert wire.hear()["error"] == "invalid"
+        say_nine_invalid_frames(wire)
         for _ in range(30):
             assert wire.ask("ping")["type"] == "rate_limited"
         assert wire.ask("list_agents")["type"] == "rate_limited", "still there"
@@ -309,15 +307,13 @@ def test_b9_a_denial_never_closes_and_is_not_an_invalid_frame() -> None:
 
 def test_b9_an_invalid_frame_is_not_a_violation() -> None:
     with running() as hub, hub.agent("planner") as wire:
-        for bad in BAD[:9]:
-            wire.socket.send(bad)
-            wire.hear()
+        say_nine_invalid_frames(wire)
         assert wire.ask("status")["violations"] == 0
         use_up(hub, "planner")
         assert wire.ask("ping")["retry_after_ms"] == 1000, "the first of the steps"
 
 
-def test_b9_what_is_valid_but_impossible_counts_as_neither() -> None:
+def test_b9_valid_frames_that_fail_are_neither_invalid_nor_violations() -> None:
     with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
         for _ in range(10):
             assert wire.ask("message", to="nobody", body=1)["error"] == "unknown_agent"
@@ -326,7 +322,7 @@ def test_b9_what_is_valid_but_impossible_counts_as_neither() -> None:
         assert wire.ask("status")["violations"] == 0
 
 
-def test_a_binary_frame_and_an_unknown_type_are_told_what_was_expected() -> None:
+def test_errors_for_binary_frames_and_unknown_types_say_what_was_expected() -> None:
     with running() as hub, hub.agent("planner") as wire:
         wire.socket.send(b'{"type": "ping", "id": 1}')
         detail = "expected a text frame, got a binary one"
@@ -335,8 +331,8 @@ def test_a_binary_frame_and_an_unknown_type_are_told_what_was_expected() -> None
         assert wire.ask("ping") == {"type": "pong"}
 
 
-def test_frames_are_bounded() -> None:
-    """By bytes. What is a little too large is answered; for what is far too large the connection is closed."""
+def test_frames_have_a_maximum_size() -> None:
+    """In bytes. A frame slightly too large is answered; one far too large closes the connection."""
     with running() as hub, hub.agent("planner") as wire, hub.agent("friend") as friend:
         for letter, size in (("x", 1), ("é", 2), ("🙂", 4)):
             frame = json.dumps({"type": "message", "to": "friend", "body": ""})
@@ -356,8 +352,8 @@ def test_frames_are_bounded() -> None:
 # B10 and B11: being limited, and floods ------------------------------------------------------------------------------
 
 
-def test_b10_being_limited_is_looked_up() -> None:
-    """It ends by itself, without a word to anybody, and is not something that an agent is."""
+def test_b10_the_rate_limited_state_is_computed_on_demand() -> None:
+    """It ends by itself, without a notification, and is independent of idle and busy."""
     with running() as hub, hub.agent("planner") as wire, hub.http(ADMIN) as admin:
         use_up(hub, "planner", "normal")
         assert wire.ask("message", to="x", body=1)["type"] == "rate_limited"
@@ -372,7 +368,7 @@ def test_b10_being_limited_is_looked_up() -> None:
         assert not admin.get("/api/admin/agents/planner").json()["rate_limited"]
 
 
-def test_b10_being_limited_outlives_a_connection_and_ends_when_it_is_forgiven() -> None:
+def test_b10_the_rate_limited_state_outlives_a_connection_and_ends_with_a_reset() -> None:
     with running() as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         with hub.agent("planner", token) as wire:
@@ -387,7 +383,7 @@ def test_b10_being_limited_outlives_a_connection_and_ends_when_it_is_forgiven() 
             assert [wire.hear()["type"], wire.hear()["rate_limited"]] == ["rate_limit_warning", False]
 
 
-def test_b11_of_a_flood_exactly_what_the_limit_lets_passes_and_nothing_is_lost() -> None:
+def test_b11_exactly_the_limit_passes_of_a_flood_and_every_frame_is_answered() -> None:
     with running() as hub, hub.agent("flooder") as wire:
         for passing in (120, 60):
             for number in range(300):

@@ -1,4 +1,4 @@
-"""Alerts of one hub: one for ten violations, resolved when the agent has been quiet."""
+"""Alerts of one hub: raised at ten violations, resolved after the quiet period."""
 
 import asyncio
 import hmac
@@ -61,7 +61,7 @@ def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receive
     assert (line["log_level"], line["agent"], line["violations"], line["within"]) == ("warning", "planner", 10, 300.0)
 
 
-def test_b8_a_storm_from_many_threads_is_one_alert(hub: Running, receiver: Receiver) -> None:
+def test_b8_violations_from_many_threads_raise_one_alert(hub: Running, receiver: Receiver) -> None:
     with ThreadPoolExecutor(8) as threads:
         for done in [threads.submit(offend, hub, "planner", 200) for _ in range(8)]:
             done.result()
@@ -70,7 +70,7 @@ def test_b8_a_storm_from_many_threads_is_one_alert(hub: Running, receiver: Recei
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (1, 1, 0)
 
 
-def test_b8_a_second_one_only_after_the_window_and_it_is_the_same_alert(hub: Running, receiver: Receiver) -> None:
+def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: Running, receiver: Receiver) -> None:
     offend(hub)
     for _ in range(29):  # every ten seconds, up to 290
         hub.clock.advance(10)
@@ -94,7 +94,7 @@ def test_b8_a_second_one_only_after_the_window_and_it_is_the_same_alert(hub: Run
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (2, 0, 1)
 
 
-def test_b8_after_it_was_resolved_the_next_is_another_alert(hub: Running, receiver: Receiver) -> None:
+def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: Running, receiver: Receiver) -> None:
     offend(hub)
     hub.clock.advance(60)
     settled(hub)
@@ -109,7 +109,7 @@ def test_b8_after_it_was_resolved_the_next_is_another_alert(hub: Running, receiv
     assert [alert["resolved_at"] is None for alert in shown(hub)] == [True, False], "the newest first"
 
 
-def test_b8_denials_by_address_raise_none(receiver: Receiver) -> None:
+def test_b8_denials_by_address_raise_no_alert(receiver: Receiver) -> None:
     policy = Policy(addresses={"limit": "1/hour", "registration": "1/hour"})
     with running(policy, webhooks=(receiver.url,)) as hub, hub.http() as http:
         answers = [http.get("/api/agents").status_code for _ in range(30)]
@@ -134,7 +134,7 @@ def test_agents_have_alerts_of_their_own(hub: Running, receiver: Receiver) -> No
 # Resolved -------------------------------------------------------------------------------------------------------------
 
 
-def test_b8_it_is_resolved_at_the_end_of_the_quiet_period_and_not_before(hub: Running, receiver: Receiver) -> None:
+def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: Running, receiver: Receiver) -> None:
     began = time.time()
     with capture_logs() as logged:
         offend(hub)
@@ -153,7 +153,7 @@ def test_b8_it_is_resolved_at_the_end_of_the_quiet_period_and_not_before(hub: Ru
     assert events == [("many violations", "warning"), ("quiet again", "info")]
 
 
-def test_b8_with_new_violations_it_is_resolved_later(hub: Running, receiver: Receiver) -> None:
+def test_b8_new_violations_postpone_the_resolution(hub: Running, receiver: Receiver) -> None:
     offend(hub)
     settled(hub)
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_b8_with_new_violations_it_is_resolved_later(hub: Running, receiver: Rec
 
 
 @pytest.mark.parametrize("way", ["reset", "exempt", "policy"])
-def test_b8_it_is_resolved_when_the_admin_forgives(hub: Running, receiver: Receiver, way: str) -> None:
+def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: Running, receiver: Receiver, way: str) -> None:
     offend(hub, "other")
     offend(hub)
     settled(hub)
@@ -186,7 +186,7 @@ def test_b8_it_is_resolved_when_the_admin_forgives(hub: Running, receiver: Recei
     assert hub.hub.alerts.open == 1
 
 
-def test_what_is_set_for_others_resolves_nothing(hub: Running, receiver: Receiver) -> None:
+def test_changes_that_forgive_nothing_resolve_no_alert(hub: Running, receiver: Receiver) -> None:
     offend(hub)
     hub.hub.gate.add_exemption("other")
     hub.hub.gate.set_override("planner", "light", "5/minute")
@@ -199,7 +199,7 @@ def test_what_is_set_for_others_resolves_nothing(hub: Running, receiver: Receive
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 
-def test_so_many_are_open_and_the_others_are_only_logged(
+def test_open_alerts_are_bounded_and_the_rest_only_logged(
     hub: Running, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ALERTS", 3)
@@ -222,7 +222,7 @@ def test_so_many_are_open_and_the_others_are_only_logged(
     assert sum(line["event"].startswith("too many open alerts") for line in logged) == 2
 
 
-def test_fifty_are_shown_the_newest_first(hub: Running) -> None:
+def test_fifty_alerts_are_shown_newest_first(hub: Running) -> None:
     for number in range(60):
         offend(hub, f"agent-{number}")
     settled(hub)
@@ -234,7 +234,7 @@ def test_fifty_are_shown_the_newest_first(hub: Running) -> None:
     assert all(alert["resolved_at"] for alert in shown(hub))
 
 
-def test_one_that_is_raised_again_is_the_newest(hub: Running) -> None:
+def test_an_alert_that_is_raised_again_is_the_newest(hub: Running) -> None:
     offend(hub, "one")
     offend(hub, "other")
     for _ in range(6):
@@ -248,7 +248,7 @@ def test_one_that_is_raised_again_is_the_newest(hub: Running) -> None:
 # A receiver that is away ----------------------------------------------------------------------------------------------
 
 
-def test_b8_a_receiver_that_is_down_for_a_minute_gets_it_once_it_is_back_and_checks_go_on() -> None:
+def test_b8_a_receiver_down_for_a_minute_gets_the_alert_later_while_checks_go_on() -> None:
     policy = Policy(limits={"light": "100/minute"})
     with (
         nobody() as port,
@@ -289,7 +289,7 @@ def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: Re
         assert wire.ask("ping")["type"] == "rate_limited"
 
 
-def test_when_the_hub_stops_what_waits_is_tried_once_more(receiver: Receiver) -> None:
+def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: Receiver) -> None:
     receiver.answers.append(503)
     with running(webhooks=(receiver.url,), shutdown_within=PATIENCE) as hub:
         offend(hub)
@@ -297,7 +297,7 @@ def test_when_the_hub_stops_what_waits_is_tried_once_more(receiver: Receiver) ->
     assert receiver.events == [(RAISED, "planner")] * 2
 
 
-def test_that_begins_when_the_hub_says_goodbye(receiver: Receiver) -> None:
+def test_queued_notifications_are_sent_at_once_when_the_hub_drains(receiver: Receiver) -> None:
     receiver.answers.append(503)
     with running(webhooks=(receiver.url,)) as hub:
         offend(hub)
@@ -306,7 +306,7 @@ def test_that_begins_when_the_hub_says_goodbye(receiver: Receiver) -> None:
         wait_for(lambda: hub.hub.webhooks.delivered == 1, "the second, without a wait")
 
 
-def test_alerts_come_from_any_thread_and_are_worked_out_in_the_loop() -> None:
+def test_alerts_come_from_any_thread_and_are_processed_in_the_loop() -> None:
     async def walk() -> None:
         clock, sent, done = ManualClock(start=1000), [], asyncio.Event()
         gate = Gate(store=MemoryStore(clock=clock))

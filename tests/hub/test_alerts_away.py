@@ -1,4 +1,4 @@
-"""Alerts of hubs that share a server, while that is away, or has not answered in time."""
+"""Alerts of hubs that share a server, during outages and timeouts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from headgate.hub.monitoring import alerts as module
 from headgate.stores.redis import alerts as stored
 from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
 from tests.support.hub import Running
-from tests.support.hub_fleet import Fleet, compared
+from tests.support.hub_fleet import Fleet, compared, resolved
 from tests.support.valkey import Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
@@ -33,7 +33,23 @@ def back(*hubs: Running) -> None:
     wait_for(lambda: not any(hub.hub.health.degraded for hub in hubs), "the hubs to find the server")
 
 
-def test_b8_without_the_server_a_hub_goes_by_what_it_knows(shaky: Fleet) -> None:
+def no_answer_once(monkeypatch: pytest.MonkeyPatch, command: str, *, done: bool = True) -> list[bool]:
+    """A command to the server times out once, whether or not it was done; a list that is empty once it has."""
+    real = getattr(stored.RedisAlerts, command)
+    failures = [True]
+
+    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
+        fails = bool(failures) and failures.pop()
+        answer = await real(self, *words) if done or not fails else ("done", "")
+        if fails:
+            raise StoreAway("no answer in time")
+        return answer
+
+    monkeypatch.setattr(stored.RedisAlerts, command, unheard)
+    return failures
+
+
+def test_b8_without_the_server_a_hub_raises_and_resolves_by_itself(shaky: Fleet) -> None:
     with shaky.hub() as one, shaky.hub() as other:
         shaky.server.kill()
         away(one, other)
@@ -46,7 +62,7 @@ def test_b8_without_the_server_a_hub_goes_by_what_it_knows(shaky: Fleet) -> None
         assert shaky.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_b8_what_is_open_when_the_server_goes_is_resolved_once_when_it_is_back(shaky: Fleet) -> None:
+def test_b8_alerts_open_during_an_outage_are_resolved_once_afterwards(shaky: Fleet) -> None:
     """It has lost everything meanwhile, as a server without a disk does."""
     with shaky.hub() as one, shaky.hub() as other:
         offend(one)
@@ -64,14 +80,14 @@ def test_b8_what_is_open_when_the_server_goes_is_resolved_once_when_it_is_back(s
         for _ in range(3):
             compared(one, other)
             shaky.clock.advance(2)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         compared(one, other)
         raised = [(RAISED, "planner"), (RAISED, "other")]
         assert shaky.receiver.events[:2] == raised
         assert sorted(shaky.receiver.events[2:]) == [(RESOLVED, "other"), (RESOLVED, "planner")]
 
 
-def test_what_a_hub_counts_itself_resolves_nothing_that_is_in_the_server(fleet: Fleet) -> None:
+def test_local_counts_resolve_no_alert_stored_in_the_server(fleet: Fleet) -> None:
     with fleet.hub() as one:
         offend(one)
         settled(one)
@@ -84,7 +100,7 @@ def test_what_a_hub_counts_itself_resolves_nothing_that_is_in_the_server(fleet: 
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
 
 
-def test_one_that_was_raised_without_the_server_is_renewed_in_it(shaky: Fleet) -> None:
+def test_an_alert_raised_during_an_outage_is_renewed_in_the_server(shaky: Fleet) -> None:
     with shaky.hub() as one, shaky.hub() as other:
         shaky.server.kill()
         away(one, other)
@@ -106,33 +122,22 @@ def test_one_that_was_raised_without_the_server_is_renewed_in_it(shaky: Fleet) -
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_b8_a_removal_that_timed_out_is_told_once_whether_or_not_it_was_done(
+def test_b8_a_resolution_whose_removal_timed_out_is_sent_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
-    end = stored.RedisAlerts.end
-    failures = [True]
-
-    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
-        fails = bool(failures) and failures.pop()
-        answer = await end(self, *words) if done or not fails else ("done", "")
-        if fails:
-            raise StoreAway("no answer in time")
-        return answer
-
-    monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+    failures = no_answer_once(monkeypatch, "end", done=done)
+    with fleet.two_with_an_alert() as (one, other):
         fleet.clock.advance(60)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         fleet.clock.advance(10)
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
         assert failures == []
 
 
-def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b8_a_resolution_whose_removal_timed_out_twice_is_sent_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = stored.RedisAlerts.end
     tries: list[str] = []
 
@@ -156,7 +161,7 @@ def test_b8_a_removal_that_was_tried_twice_unheard_is_told_once(fleet: Fleet, mo
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_one_that_another_hub_has_just_put_back_goes_on(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_that_another_hub_has_just_put_back_stays_open(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     read = stored.RedisAlerts.read
     with fleet.hub() as one:
         offend(one)
@@ -176,7 +181,7 @@ def test_one_that_another_hub_has_just_put_back_goes_on(fleet: Fleet, monkeypatc
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
 
 
-def test_one_that_was_raised_again_without_the_server_is_put_back_as_it_is(shaky: Fleet) -> None:
+def test_an_alert_raised_again_during_an_outage_keeps_its_count(shaky: Fleet) -> None:
     with shaky.hub() as one:
         offend(one)
         settled(one)
@@ -192,11 +197,8 @@ def test_one_that_was_raised_again_without_the_server_is_put_back_as_it_is(shaky
         assert shaky.open == {}
 
 
-def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_again(fleet: Fleet) -> None:
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+def test_an_alert_raised_again_after_another_hub_resolved_it_is_resolved_again(fleet: Fleet) -> None:
+    with fleet.two_with_an_alert() as (one, other):
         one.hub.alerts._away = lambda: True
         one.hub.gate.reset_violations("planner")
         other.call(other.hub.alerts.recheck)
@@ -212,24 +214,12 @@ def test_one_that_was_raised_again_after_others_have_resolved_it_is_resolved_aga
         assert len({heard.json()["alert"]["alert_id"] for heard in fleet.receiver.heard}) == 1
 
 
-def test_one_that_was_raised_unheard_stands_in_the_server_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = stored.RedisAlerts.put
-    failures = [True]
-
-    async def unheard(self: stored.RedisAlerts, *words: str) -> Any:
-        answer = await put(self, *words)
-        if failures and failures.pop():
-            raise StoreAway("no answer in time")
-        return answer
-
-    monkeypatch.setattr(stored.RedisAlerts, "put", unheard)
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+def test_an_alert_whose_storing_timed_out_is_stored_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_answer_once(monkeypatch, "put")
+    with fleet.two_with_an_alert() as (one, other):
         assert shown(one) == shown(other) == list(fleet.open.values())
         fleet.clock.advance(60)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         compared(one, other)
         assert (one.hub.alerts.resolved, other.hub.alerts.resolved) == (1, 0)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]

@@ -1,6 +1,5 @@
-"""Alerts of hubs that share a server: one for the fleet, whoever has gone meanwhile."""
+"""Alerts of hubs that share a server: one per agent for the whole fleet."""
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from headgate.stores.redis.clients import Clients
 from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
 from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN
-from tests.support.hub_fleet import Fleet, compared
+from tests.support.hub_fleet import Fleet, compared, resolved
 from tests.support.hub_process import program
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
@@ -24,7 +23,7 @@ SECRET = "a-secret-of-more-than-16-characters"
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
-def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> None:
+def test_b8_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
     with fleet.hub() as one, fleet.hub() as other:
         for _ in range(10):
             offend(one, times=1)
@@ -38,7 +37,7 @@ def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> No
         compared(one, other)
         assert one.hub.alerts.open == other.hub.alerts.open == 1
         fleet.clock.advance(0.000001)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         fleet.clock.advance(10)
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
@@ -48,7 +47,7 @@ def test_b8_one_for_the_fleet_shown_by_all_and_resolved_once(fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("patience", [2_000_000, 0])
-def test_b8_of_many_alerts_on_many_hubs_each_is_raised_and_resolved_once(
+def test_b8_many_hubs_raise_and_resolve_each_of_many_alerts_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
     monkeypatch.setattr(module, "_GRACE", patience)
@@ -71,7 +70,7 @@ def test_b8_of_many_alerts_on_many_hubs_each_is_raised_and_resolved_once(
         assert sum(hub.hub.alerts.resolved for hub in hubs) == 20
 
 
-def test_b8_when_the_hub_that_raised_it_has_gone_another_resolves_it(fleet: Fleet) -> None:
+def test_b8_an_alert_of_a_hub_that_stopped_is_resolved_by_another(fleet: Fleet) -> None:
     with fleet.hub() as other:
         with fleet.hub() as one:
             offend(one)
@@ -96,7 +95,7 @@ def test_b8_when_the_hub_that_raised_it_has_gone_another_resolves_it(fleet: Flee
         assert (other.hub.alerts.raised, other.hub.alerts.resolved) == (0, 1)
 
 
-def test_b8_a_hub_that_starts_finds_what_is_open(fleet: Fleet) -> None:
+def test_b8_a_starting_hub_finds_open_alerts(fleet: Fleet) -> None:
     with fleet.hub() as one:
         offend(one)
         settled(one)
@@ -113,11 +112,8 @@ def test_b8_a_hub_that_starts_finds_what_is_open(fleet: Fleet) -> None:
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
 
 
-def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+def test_raised_again_by_another_hub_it_is_the_same_alert(fleet: Fleet) -> None:
+    with fleet.two_with_an_alert() as (one, other):
         for _ in range(30):
             fleet.clock.advance(10)
             offend(other, times=1)
@@ -127,13 +123,13 @@ def test_a_second_one_by_another_hub_is_the_same_alert(fleet: Fleet) -> None:
         assert second == {**first, "times": 2}
         assert (one.hub.alerts.raised, other.hub.alerts.raised) == (1, 1)
         fleet.clock.advance(60)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         compared(one, other)
         assert (one.hub.alerts.resolved, other.hub.alerts.resolved) == (0, 1), "by the one that has raised it last"
         assert fleet.receiver.events == [(RAISED, "planner")] * 2 + [(RESOLVED, "planner")]
 
 
-def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert(
+def test_raised_again_by_a_hub_unaware_of_the_first_it_is_the_same_alert(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_INTERVAL", 3600.0)
@@ -150,11 +146,8 @@ def test_a_second_one_by_a_hub_that_has_not_heard_of_the_first_is_the_same_alert
 
 
 @pytest.mark.parametrize("way", ["reset", "exempt"])
-def test_b8_when_the_admin_forgives_on_another_hub_it_is_resolved_once(fleet: Fleet, way: str) -> None:
-    with fleet.hub() as one, fleet.hub() as other:
-        offend(one)
-        wait_for(lambda: other.hub.alerts.open, "the alert on the other")
-        compared(one, other)
+def test_b8_a_reset_or_exemption_on_another_hub_resolves_it_once(fleet: Fleet, way: str) -> None:
+    with fleet.two_with_an_alert() as (one, other):
         with other.http(ADMIN) as http:
             if way == "reset":
                 http.delete("/api/admin/violations/planner").raise_for_status()
@@ -163,13 +156,13 @@ def test_b8_when_the_admin_forgives_on_another_hub_it_is_resolved_once(fleet: Fl
                 wait_for(lambda: one.hub.gate.is_exempt("planner"), "the exemption on the first")
         compared(one, other)
         fleet.clock.advance(2)
-        wait_for(lambda: not one.hub.alerts.open and not other.hub.alerts.open, "the end of it")
+        resolved(one, other)
         fleet.clock.advance(60)
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_so_many_are_open_in_the_fleet(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_alerts_of_a_fleet_are_bounded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "MAX_ALERTS", 3)
     with capture_logs() as logged, fleet.hub() as one, fleet.hub() as other:
         for number in range(6):
@@ -180,7 +173,7 @@ def test_so_many_are_open_in_the_fleet(fleet: Fleet, monkeypatch: pytest.MonkeyP
         assert any(line["event"].startswith("too many open alerts") for line in logged)
 
 
-def test_nothing_of_it_stays_for_ever(fleet: Fleet) -> None:
+def test_alert_keys_expire(fleet: Fleet) -> None:
     with fleet.hub() as one, fleet.server.client() as client:
         offend(one)
         offend(one, "other")
@@ -195,7 +188,7 @@ def test_nothing_of_it_stays_for_ever(fleet: Fleet) -> None:
         assert ended.decode().endswith(f":ended:{fleet.receiver.heard[0].json()['alert']['alert_id']}")
 
 
-def test_what_is_not_ours_in_the_server_harms_nothing(fleet: Fleet) -> None:
+def test_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
     key = f"{fleet.prefix}{{alerts}}a1:open"
     with fleet.server.client() as client:
         alert = {"alert_id": "x", "agent_id": "somebody else", "violations": 1, "within": 1, "raised_at": 1}
@@ -219,7 +212,7 @@ def test_what_is_not_ours_in_the_server_harms_nothing(fleet: Fleet) -> None:
             assert fleet.receiver.events[2:] == [(RAISED, "planner")]
 
 
-def test_what_a_later_version_has_added_is_passed_over(fleet: Fleet) -> None:
+def test_fields_of_a_later_version_are_ignored(fleet: Fleet) -> None:
     with fleet.hub() as one, fleet.server.client() as client:
         offend(one)
         settled(one)
@@ -235,29 +228,25 @@ def test_what_a_later_version_has_added_is_passed_over(fleet: Fleet) -> None:
 
 
 @pytest.mark.long
-def test_alerts_in_a_cluster() -> None:
+async def test_alerts_in_a_cluster() -> None:
     with steady_cluster() as nodes:
-
-        async def walk() -> None:
-            clients = Clients("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes), PATIENCE)
-            alerts = stored.RedisAlerts(clients, "headgate:")
-            assert await alerts.put("a", "1", "", "first") == ("done", "")
-            assert await alerts.put("a", "2", "", "second") == ("other", "first")
-            assert await alerts.read() == {"a": "first"}
-            assert await alerts.end("a", "1", "first", "the end") == ("done", "")
-            assert await alerts.put("a", "1", "", "again") == ("ended", "the end")
-            assert await alerts.end("a", "1", "first", "another end") == ("other", "")
-            assert await alerts.read() == {}
-            await clients.aclose()
-
-        asyncio.run(walk())
+        clients = Clients("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes), PATIENCE)
+        alerts = stored.RedisAlerts(clients, "headgate:")
+        assert await alerts.put("a", "1", "", "first") == ("done", "")
+        assert await alerts.put("a", "2", "", "second") == ("other", "first")
+        assert await alerts.read() == {"a": "first"}
+        assert await alerts.end("a", "1", "first", "the end") == ("done", "")
+        assert await alerts.put("a", "1", "", "again") == ("ended", "the end")
+        assert await alerts.end("a", "1", "first", "another end") == ("other", "")
+        assert await alerts.read() == {}
+        await clients.aclose()
 
 
 # The program ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_b8_when_the_hub_that_raised_it_is_killed_another_resolves_it(
+def test_b8_an_alert_of_a_killed_hub_is_resolved_by_another(
     redis_server: Server, receiver: Receiver, tmp_path: Path
 ) -> None:
     config = tmp_path / "headgate.toml"

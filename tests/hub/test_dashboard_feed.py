@@ -1,4 +1,4 @@
-"""The live dashboard's socket: everything once, then what has changed, for those who may look."""
+"""The live dashboard's socket: a snapshot, then the changes; access and bounds."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,14 +6,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from headgate import Policy
 from headgate.hub.dashboard import feed as module
 from headgate.hub.dashboard.feed import MAX_CARDS, MAX_QUEUED
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
-from tests.support.agent_connections import ping
+from tests.support.agent_connections import ended, ping
 from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -75,18 +74,10 @@ def dashboard(hub: Running, token: str | None = ADMIN) -> Iterator[Dashboard]:
         yield Dashboard(hub, wire.socket).open(token)
 
 
-def closing(wire: AgentConnection) -> tuple[int, str]:
-    heard: list[dict[str, Any]] = []
-    with pytest.raises(ConnectionClosed) as closed:
-        heard.extend(iter(wire.hear, None))
-    assert closed.value.rcvd is not None
-    return closed.value.rcvd.code, closed.value.rcvd.reason
-
-
 # What it shows --------------------------------------------------------------------------------------------------------
 
 
-def test_b7_first_comes_everything_then_what_has_changed() -> None:
+def test_b7_a_snapshot_is_followed_by_changes() -> None:
     with running(FEW) as hub, hub.agent("planner") as planner, hub.agent("idle"), dashboard(hub) as board:
         assert board.state["slot_seconds"] == SLOT
         assert (board.state["agent_slots"], board.state["fleet_slots"]) == (AGENT_SLOTS, FLEET_SLOTS)
@@ -117,7 +108,7 @@ def test_b7_first_comes_everything_then_what_has_changed() -> None:
         assert board.agents["idle"] == idle
 
 
-def test_what_has_not_changed_is_not_sent() -> None:
+def test_unchanged_fields_are_not_sent() -> None:
     with running() as hub, hub.agent("planner") as planner, dashboard(hub) as board:
         assert board.follow() == {"slot": 200}
         ping(planner, 1)
@@ -141,7 +132,7 @@ def test_b7_it_updates_by_itself_each_second() -> None:
             assert told["summary"]["checks"] == number
 
 
-def test_a_wait_is_counted_down_by_the_page() -> None:
+def test_a_countdown_is_not_sent_again() -> None:
     with running(FEW) as hub, hub.agent("planner") as planner, dashboard(hub) as board:
         ping(planner, 11)
         board.until(lambda: board.agents["planner"]["wait_left_ms"] == 1000, "the wait")
@@ -187,7 +178,7 @@ def test_a_change_by_the_admin_is_seen_at_once() -> None:
         board.until(lambda: board.agents.get("elsewhere", {}).get("exempt"), "one that isn't connected")
 
 
-def test_b7_the_dashboard_and_the_api_tell_the_same() -> None:
+def test_b7_the_dashboard_and_the_api_agree() -> None:
     with running(FEW) as hub, dashboard(hub) as first, ExitStack() as stack, hub.http(VIEWER) as viewer:
         agents = [stack.enter_context(hub.agent(f"agent {number}")) for number in range(5)]
         for number, agent in enumerate(agents):
@@ -210,7 +201,7 @@ def test_b7_the_dashboard_and_the_api_tell_the_same() -> None:
             ]
 
 
-def test_who_asks_over_http_alone_has_a_card_too() -> None:
+def test_an_agent_that_only_uses_http_has_a_card() -> None:
     with running() as hub, dashboard(hub) as board:
         with hub.http(hub.register("quiet")) as agent:
             assert agent.get("/api/mailbox").status_code == 200
@@ -218,7 +209,7 @@ def test_who_asks_over_http_alone_has_a_card_too() -> None:
         assert not board.agents["quiet"]["connected"]
 
 
-def test_a_card_that_comes_late_brings_its_whole_traffic() -> None:
+def test_a_late_card_comes_with_its_whole_traffic() -> None:
     with running() as hub, dashboard(hub) as board:
         for number in range(MAX_CARDS):
             hub.call(hub.hub.gate.record_violation, f"agent {number:03}")
@@ -236,7 +227,7 @@ def test_a_card_that_comes_late_brings_its_whole_traffic() -> None:
             assert board.agents["quiet"]["spark"] == [[200, 2, 0], [201, 1, 0]]
 
 
-def test_there_are_so_many_cards_and_the_worst_are_among_them() -> None:
+def test_cards_are_bounded_and_the_worst_offenders_are_among_them() -> None:
     with running() as hub:
         for number in range(MAX_CARDS + 20):
             hub.call(hub.hub.gate.add_exemption, f"agent {number:03}")
@@ -256,25 +247,22 @@ def test_a_wrong_token_is_refused_and_charged_to_the_address(token: str) -> None
             with hub.socket("/ws/dashboard") as wire:
                 refused = wire.ask("watch", token=token)
                 assert (refused["type"], refused["error"]) == ("error", "unauthorized")
-                assert closing(wire)[0] == 1008
+                assert ended(wire)[0] == 1008
         with hub.socket("/ws/dashboard") as wire:
             refused = wire.ask("watch", token=token)
             assert (refused["error"], refused["retry_after_ms"]) == ("rate_limited", 20_000)
-            assert closing(wire)[0] == 1008
+            assert ended(wire)[0] == 1008
         for _ in range(10):  # while who may look is never limited
             with dashboard(hub, VIEWER):
                 pass
-
-
-def test_an_agents_token_is_no_viewers() -> None:
-    with running() as hub, hub.socket("/ws/dashboard") as wire:
-        assert wire.ask("watch", token=hub.register("planner"))["error"] == "unauthorized"
 
 
 def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
     with running() as hub, hub.http() as anyone:
         with hub.socket("/ws/dashboard") as wire:
             assert wire.ask("watch")["error"] == "unauthorized"
+        with hub.socket("/ws/dashboard") as wire:
+            assert wire.ask("watch", token=hub.register("planner"))["error"] == "unauthorized"
         assert anyone.get("/api/dashboard/state").status_code == 401
     with running(public_dashboard=True) as hub, hub.http() as anyone, hub.http(hub.register("planner")) as agent:
         with dashboard(hub, None) as board:
@@ -288,7 +276,7 @@ def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
             assert nobody.get("/api/dashboard/state").status_code == 401
 
 
-def test_a_page_from_elsewhere_sees_nothing_of_a_public_dashboard() -> None:
+def test_a_public_dashboard_refuses_other_origins() -> None:
     with running(public_dashboard=True) as hub:
         for origin, kind in ((f"http://{hub}", "snapshot"), ("http://elsewhere.example", "error"), ("null", "error")):
             options: dict[str, Any] = {"compression": None, "proxy": None, "origin": origin, "open_timeout": PATIENCE}
@@ -296,7 +284,7 @@ def test_a_page_from_elsewhere_sees_nothing_of_a_public_dashboard() -> None:
                 assert AgentConnection(socket).ask("watch")["type"] == kind, origin
 
 
-def test_the_link_lets_in_as_much_as_the_settings_say() -> None:
+def test_the_dashboard_link_has_the_configured_access_level() -> None:
     for may, admin in (("admin", True), ("viewer", False)):
         with running(dashboard_link=may) as hub:
             token = hub.hub.tokens.link
@@ -325,58 +313,58 @@ def test_the_link_lets_in_as_much_as_the_settings_say() -> None:
     ],
     ids=range(8),
 )
-def test_what_is_no_request_to_watch(said: str | bytes, detail: str | None) -> None:
+def test_invalid_watch_requests_are_refused(said: str | bytes, detail: str | None) -> None:
     with running() as hub, hub.socket("/ws/dashboard") as wire:
         wire.socket.send(said)
         refused = wire.hear()
         assert (refused["type"], refused["error"]) == ("error", "invalid")
         assert detail is None or refused["detail"] == detail
-        assert closing(wire)[0] == 1008
+        assert ended(wire)[0] == 1008
 
 
-def test_a_dashboard_says_nothing_more() -> None:
+def test_a_second_frame_from_a_dashboard_closes_it() -> None:
     with running() as hub, dashboard(hub) as board:
         board.say("watch", token=ADMIN)
-        assert closing(board) == (1008, "expected no more frames from a dashboard")
+        assert ended(board) == (1008, "expected no more frames from a dashboard")
 
 
-def test_who_says_nothing_is_sent_away() -> None:
+def test_a_dashboard_that_does_not_identify_in_time_is_closed() -> None:
     with running(identify_within=5) as hub, hub.socket("/ws/dashboard") as wire:
         wait_for(lambda: hub.call(lambda: hub.hub.dashboard.sockets), "the socket")
         hub.clock.advance(5)
-        assert closing(wire) == (1008, "identify within 5 seconds")
+        assert ended(wire) == (1008, "identify within 5 seconds")
         wait_for(lambda: not hub.hub.dashboard.sockets, "its end")
 
 
 # How many, and how slowly they may read -------------------------------------------------------------------------------
 
 
-def test_there_may_be_so_many() -> None:
+def test_dashboards_are_capped() -> None:
     with running(max_dashboards=2) as hub, dashboard(hub), dashboard(hub) as second:
         with hub.socket("/ws/dashboard") as wire:
             assert wire.ask("watch", token=ADMIN)["error"] == "too_many_connections"
-            assert closing(wire)[0] == 1013
+            assert ended(wire)[0] == 1013
         second.socket.close()
         wait_for(lambda: len(hub.hub.dashboard.sockets) == 1, "room")
         with dashboard(hub):
             pass
 
 
-def test_strangers_who_say_nothing_keep_nobody_out() -> None:
+def test_silent_connections_keep_no_dashboard_out() -> None:
     with running(max_dashboards=2) as hub, ExitStack() as stack:
         strangers = [stack.enter_context(hub.socket("/ws/dashboard")) for _ in range(3)]
-        assert closing(strangers[0]) == (1013, "too many dashboards are being opened")
+        assert ended(strangers[0]) == (1013, "too many dashboards are being opened")
         with dashboard(hub), dashboard(hub):
             pass
 
 
-def test_dashboards_take_no_place_of_agents() -> None:
+def test_dashboards_do_not_count_as_agent_connections() -> None:
     with running(max_connections=1, max_connections_per_address=1) as hub, dashboard(hub), dashboard(hub):  # noqa: SIM117
         with hub.agent("planner") as planner, dashboard(hub):
             assert planner.ask("ping") == {"type": "pong"}
 
 
-def test_one_that_reads_too_slowly_is_closed_and_holds_up_nobody() -> None:
+def test_a_slow_dashboard_is_closed_and_delays_no_other() -> None:
     """One whose connection takes the first frame, and nothing more."""
     said = [
         {"type": "websocket.connect"},
@@ -405,7 +393,7 @@ def test_one_that_reads_too_slowly_is_closed_and_holds_up_nobody() -> None:
         assert len(heard) == 4
 
 
-def test_at_the_end_of_the_hub_they_are_told() -> None:
+def test_dashboards_are_told_when_the_hub_stops() -> None:
     with running() as hub, dashboard(hub) as board:
         assert hub.server is not None
         hub.call(hub.server.handle_exit, 15, None)
@@ -414,11 +402,11 @@ def test_at_the_end_of_the_hub_they_are_told() -> None:
         while told["type"] == "update":
             told = board.hear()
         assert told["type"] == "going_away"
-        assert closing(board)[0] == 1012
+        assert ended(board)[0] == 1012
 
 
 @pytest.mark.usefixtures("by_itself")
-def test_it_works_out_nothing_while_nobody_looks() -> None:
+def test_nothing_is_computed_without_a_dashboard() -> None:
     with running() as hub:
         board = hub.hub.dashboard
         with dashboard(hub):

@@ -1,4 +1,4 @@
-"""The files of the dashboard: all served, each as what it is, and nothing in them that the page's policy forbids."""
+"""The dashboard's files: media types, and a strict content security policy."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def get(hub: Running, path: str) -> httpx.Response:
         return http.get(path)
 
 
-def test_b7_every_file_is_served_to_anybody_and_never_limited(hub: Running) -> None:
+def test_b7_every_file_is_served_to_anyone_without_a_limit(hub: Running) -> None:
     page = get(hub, "/dashboard")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.text == (STATIC / "dashboard.html").read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def test_b7_every_file_is_served_to_anybody_and_never_limited(hub: Running) -> N
 
 
 @pytest.mark.parametrize(("path", "where"), [("/", "dashboard"), ("/dashboard/", "../dashboard")])
-def test_b7_the_root_and_a_slash_too_many_lead_to_the_page(hub: Running, path: str, where: str) -> None:
+def test_b7_the_root_and_a_trailing_slash_redirect_to_the_page(hub: Running, path: str, where: str) -> None:
     """By a way that is right behind any prefix: what the page needs is named relative to it."""
     answer = get(hub, path)
     assert (answer.status_code, answer.headers["location"]) == (307, where)

@@ -1,4 +1,4 @@
-"""The database: whole jobs, in order, many to a commit, and there after a kill."""
+"""The database: atomic jobs in order, grouped into commits, durable after a kill."""
 
 import asyncio
 import signal
@@ -60,13 +60,10 @@ class Held:
         await self._job
 
 
-def test_what_run_returned_from_is_in_the_file(database: Database, tmp_path: Path) -> None:
-    async def main() -> None:
-        assert await database.run(put("a")) == "a"
-        assert in_file(tmp_path / "hub.db") == ["a"]
-        assert await database.run(names) == ["a"]
-
-    asyncio.run(main())
+async def test_work_is_committed_when_run_returns(database: Database, tmp_path: Path) -> None:
+    assert await database.run(put("a")) == "a"
+    assert in_file(tmp_path / "hub.db") == ["a"]
+    assert await database.run(names) == ["a"]
 
 
 def test_without_a_path_it_is_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,21 +74,17 @@ def test_without_a_path_it_is_kept_in_memory(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_jobs_that_wait_are_committed_together_in_their_order(database: Database) -> None:
+async def test_waiting_jobs_are_committed_together_in_order(database: Database) -> None:
     statements: list[str] = []
     order: list[int] = []
-
-    async def main() -> None:
-        await database.run(lambda db: db.set_trace_callback(statements.append))
-        async with Held(database):
-            jobs = [
-                asyncio.ensure_future(database.run(lambda db, number=number: order.append(number)))  # type: ignore[misc]
-                for number in range(2500)
-            ]
-        await asyncio.gather(*jobs)
-        await database.run(lambda db: db.set_trace_callback(None))
-
-    asyncio.run(main())
+    await database.run(lambda db: db.set_trace_callback(statements.append))
+    async with Held(database):
+        jobs = [
+            asyncio.ensure_future(database.run(lambda db, number=number: order.append(number)))  # type: ignore[misc]
+            for number in range(2500)
+        ]
+    await asyncio.gather(*jobs)
+    await database.run(lambda db: db.set_trace_callback(None))
     assert order == list(range(2500))
     # The one that was held and its own; three of at most a thousand; the last switches the list off before its end.
     assert [statement for statement in statements if statement in ("BEGIN IMMEDIATE", "COMMIT")] == [
@@ -101,98 +94,82 @@ def test_jobs_that_wait_are_committed_together_in_their_order(database: Database
     ]
 
 
-def test_answers_come_in_the_order_of_the_jobs(database: Database) -> None:
+async def test_answers_come_in_the_order_of_the_jobs(database: Database) -> None:
     answered: list[int] = []
 
     async def ask(number: int) -> None:
         answered.append(await database.run(lambda db: number))
 
-    async def main() -> None:
-        await asyncio.gather(*[ask(number) for number in range(3000)])
-
-    asyncio.run(main())
+    await asyncio.gather(*[ask(number) for number in range(3000)])
     assert answered == list(range(3000))
 
 
-def test_a_job_that_fails_undoes_itself_and_nothing_else(database: Database, tmp_path: Path) -> None:
+async def test_a_failed_job_rolls_back_alone(database: Database, tmp_path: Path) -> None:
     def fail(db: sqlite3.Connection) -> None:
         put("half")(db)
         raise ValueError("not like this")
 
-    async def main() -> None:
-        async with Held(database):
-            works = (put("a"), fail, put("b"), put("a"), put("c"))
-            jobs = [asyncio.ensure_future(database.run(work)) for work in works]
-        one, two, three, four, five = await asyncio.gather(*jobs, return_exceptions=True)
-        assert (one, three, five) == ("a", "b", "c")
-        assert isinstance(two, ValueError)
-        assert str(two) == "not like this"
-        assert isinstance(four, DatabaseError)
-        assert str(four).endswith("hub.db: nothing was written: UNIQUE constraint failed: settings.name")
-        assert in_file(tmp_path / "hub.db") == ["a", "b", "c"]
-
-    asyncio.run(main())
+    async with Held(database):
+        works = (put("a"), fail, put("b"), put("a"), put("c"))
+        jobs = [asyncio.ensure_future(database.run(work)) for work in works]
+    one, two, three, four, five = await asyncio.gather(*jobs, return_exceptions=True)
+    assert (one, three, five) == ("a", "b", "c")
+    assert isinstance(two, ValueError)
+    assert str(two) == "not like this"
+    assert isinstance(four, DatabaseError)
+    assert str(four).endswith("hub.db: nothing was written: UNIQUE constraint failed: settings.name")
+    assert in_file(tmp_path / "hub.db") == ["a", "b", "c"]
 
 
-def test_what_cannot_be_committed_fails_for_all_and_the_next_is_fine(database: Database, tmp_path: Path) -> None:
-    async def main() -> None:
-        await database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
-        with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            results = await asyncio.gather(database.run(put("a")), database.run(put("b")), return_exceptions=True)
-            other.execute("ROLLBACK")
-        assert [type(result) for result in results] == [DatabaseError, DatabaseError]
-        assert str(results[0]).endswith("hub.db: nothing was written: database is locked")
-        assert await database.run(put("a")) == "a"
-        assert in_file(tmp_path / "hub.db") == ["a"]
-
-    asyncio.run(main())
+async def test_a_failed_commit_fails_every_job_in_it_and_none_after(database: Database, tmp_path: Path) -> None:
+    await database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
+    with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        results = await asyncio.gather(database.run(put("a")), database.run(put("b")), return_exceptions=True)
+        other.execute("ROLLBACK")
+    assert [type(result) for result in results] == [DatabaseError, DatabaseError]
+    assert str(results[0]).endswith("hub.db: nothing was written: database is locked")
+    assert await database.run(put("a")) == "a"
+    assert in_file(tmp_path / "hub.db") == ["a"]
 
 
-def test_a_job_that_meddles_with_the_transaction_spoils_it_for_all_and_the_next_is_fine(database: Database) -> None:
-    async def main() -> None:
-        async with Held(database):
-            works = (put("a"), lambda db: db.execute("RELEASE job").close(), put("b"))
-            jobs = [asyncio.ensure_future(database.run(work)) for work in works]
-        results = await asyncio.gather(*jobs, return_exceptions=True)
-        assert [type(result) for result in results] == [DatabaseError] * 3
-        assert await database.run(put("c")) == "c"
-        assert await database.run(names) == ["c"]
+async def test_a_job_that_breaks_the_transaction_fails_all_in_it_and_none_after(
+    database: Database,
+) -> None:
+    async with Held(database):
+        works = (put("a"), lambda db: db.execute("RELEASE job").close(), put("b"))
+        jobs = [asyncio.ensure_future(database.run(work)) for work in works]
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(result) for result in results] == [DatabaseError] * 3
+    assert await database.run(put("c")) == "c"
+    assert await database.run(names) == ["c"]
 
-    asyncio.run(main())
 
-
-def test_a_full_disk_fails_what_does_not_fit(database: Database, tmp_path: Path) -> None:
+async def test_a_full_disk_fails_only_the_job_that_does_not_fit(database: Database, tmp_path: Path) -> None:
     def fill(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO settings VALUES ('big', ?)", ("x" * 1_000_000,))
 
-    async def main() -> None:
-        pages = await database.run(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
-        await database.run(lambda db: db.execute(f"PRAGMA max_page_count={pages + 2}").close())
-        with pytest.raises(DatabaseError, match="nothing was written"):
-            await database.run(fill)
-        assert await database.run(put("small")) == "small"
-        assert in_file(tmp_path / "hub.db") == ["small"]
-
-    asyncio.run(main())
+    pages = await database.run(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
+    await database.run(lambda db: db.execute(f"PRAGMA max_page_count={pages + 2}").close())
+    with pytest.raises(DatabaseError, match="nothing was written"):
+        await database.run(fill)
+    assert await database.run(put("small")) == "small"
+    assert in_file(tmp_path / "hub.db") == ["small"]
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_who_is_cancelled_hears_nothing_but_the_work_is_done(database: Database, begun: bool) -> None:
-    async def main() -> None:
-        async with Held(database):
-            jobs = [asyncio.ensure_future(database.run(put(name))) for name in "abc"]
-            await asyncio.sleep(0)
-            if not begun:
-                jobs[1].cancel()
-        if begun:  # the answer is on its way or there already
+async def test_a_job_whose_caller_is_cancelled_is_done(database: Database, begun: bool) -> None:
+    async with Held(database):
+        jobs = [asyncio.ensure_future(database.run(put(name))) for name in "abc"]
+        await asyncio.sleep(0)
+        if not begun:
             jobs[1].cancel()
-        results = await asyncio.gather(*jobs, return_exceptions=True)
-        assert (results[0], results[2]) == ("a", "c")
-        assert isinstance(results[1], asyncio.CancelledError) or (begun and results[1] == "b")
-        assert await database.run(names) == ["a", "b", "c"]
-
-    asyncio.run(main())
+    if begun:  # the answer is on its way or there already
+        jobs[1].cancel()
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    assert (results[0], results[2]) == ("a", "c")
+    assert isinstance(results[1], asyncio.CancelledError) or (begun and results[1] == "b")
+    assert await database.run(names) == ["a", "b", "c"]
 
 
 def test_a_loop_that_ended_does_not_stop_the_database(database: Database) -> None:
@@ -208,23 +185,13 @@ def test_a_loop_that_ended_does_not_stop_the_database(database: Database) -> Non
     assert asyncio.run(database.run(put("a"))) == "a"
 
 
-def test_close_finishes_what_was_handed_in(tmp_path: Path) -> None:
-    async def main() -> None:
-        database = Database(tmp_path / "hub.db")
-        jobs = [asyncio.ensure_future(database.run(put(f"{number:04}"))) for number in range(1500)]
-        await asyncio.sleep(0)
-        database.close()
-        assert in_file(tmp_path / "hub.db") == [f"{number:04}" for number in range(1500)]
-        assert await asyncio.gather(*jobs) == [f"{number:04}" for number in range(1500)]
-
-    asyncio.run(main())
-
-
-def test_it_is_there_when_opened_again(tmp_path: Path) -> None:
-    for name in "ab":
-        with closing(Database(tmp_path / "hub.db")) as database:
-            asyncio.run(database.run(put(name)))
-    assert in_file(tmp_path / "hub.db") == ["a", "b"]
+async def test_close_finishes_submitted_jobs(tmp_path: Path) -> None:
+    database = Database(tmp_path / "hub.db")
+    jobs = [asyncio.ensure_future(database.run(put(f"{number:04}"))) for number in range(1500)]
+    await asyncio.sleep(0)
+    database.close()
+    assert in_file(tmp_path / "hub.db") == [f"{number:04}" for number in range(1500)]
+    assert await asyncio.gather(*jobs) == [f"{number:04}" for number in range(1500)]
 
 
 WRITER = """
@@ -259,14 +226,13 @@ def test_every_acknowledged_row_survives_a_kill(tmp_path: Path, acknowledged: in
         assert promised <= set(asyncio.run(database.run(names)))
 
 
-def test_a_closed_database_refuses_work(tmp_path: Path) -> None:
-    database = Database(tmp_path / "hub.db")
+async def test_a_closed_database_refuses_work(database: Database) -> None:
     database.close()
     with pytest.raises(DatabaseError, match="nothing was written: the database is closed"):
-        asyncio.run(database.run(put("late")))
+        await database.run(put("late"))
 
 
-def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE agents (theirs)")
@@ -276,7 +242,7 @@ def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) 
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("agents",)]
 
 
-def test_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_another_format_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "hub.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version=7")
@@ -286,7 +252,7 @@ def test_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("buy milk\n" * 100)
     with pytest.raises(

@@ -48,7 +48,7 @@ def reset(client: httpx.Client, key: str) -> bool:
     return was
 
 
-def test_c2_what_a_check_says(hub: Running, program: httpx.Client) -> None:
+def test_c2_the_fields_of_a_check(hub: Running, program: httpx.Client) -> None:
     assert check(program, "k", limit=2, window_ms=2500) == (True, 1, 1, 0)
     hub.clock.advance(0.5)
     assert check(program, "k", limit=2, window_ms=2500) == (True, 2, 0, 0)
@@ -59,7 +59,7 @@ def test_c2_what_a_check_says(hub: Running, program: httpx.Client) -> None:
     assert check(program, "k", limit=2, window_ms=2500) == (True, 2, 0, 0)
 
 
-def test_c3_defaults_a_look_and_a_reset(hub: Running, program: httpx.Client) -> None:
+def test_c3_defaults_reading_and_resetting_a_counter(hub: Running, program: httpx.Client) -> None:
     assert (counter(program, "k"), reset(program, "k")) == (0, False)
     assert check(program, "k") == (True, 1, 99, 0)
     assert [check(program, "k") for _ in range(99)][-1] == (True, 100, 0, 0)
@@ -69,7 +69,7 @@ def test_c3_defaults_a_look_and_a_reset(hub: Running, program: httpx.Client) -> 
     assert check(program, "k") == (True, 1, 99, 0)
 
 
-def test_c3_limit_and_window_are_judged_per_call(hub: Running, program: httpx.Client) -> None:
+def test_c3_limit_and_window_apply_per_call(hub: Running, program: httpx.Client) -> None:
     assert check(program, "k", window_ms=60_000) == (True, 1, 99, 0)
     hub.clock.advance(10)
     assert check(program, "k", window_ms=60_000) == (True, 2, 98, 0)
@@ -90,7 +90,7 @@ def test_any_key_has_a_counter(program: httpx.Client, key: str) -> None:
     assert (counter(program, key), reset(program, key), counter(program, key)) == (1, True, 0)
 
 
-def test_keys_of_two_agents_do_not_meet(hub: Running) -> None:
+def test_keys_of_two_agents_do_not_collide(hub: Running) -> None:
     """Names and keys that would be the same text one after the other, and the admin's own."""
     pairs = [("a", "bc"), ("ab", "c"), ("abc", "x"), ("2:abc", "x"), ("0:", "k"), ("1:a", "bc"), ("1", ":abc")]
     with hub.http(ADMIN) as admin:
@@ -123,14 +123,14 @@ def test_keys_of_two_agents_do_not_meet(hub: Running) -> None:
         ([], "Expected `object`, got `array`"),
     ],
 )
-def test_a_body_that_cannot_be_used_counts_nothing(program: httpx.Client, body: Any, detail: str) -> None:
+def test_an_invalid_body_counts_nothing(program: httpx.Client, body: Any, detail: str) -> None:
     answer = program.post("/v1/check", json=body)
     assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": f"body: {detail}"})
     assert counter(program, "k") == 0
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"key":"\\ud800"}', b'{"key":"k"} {}', b"[" * 60_000])
-def test_a_body_that_is_no_json_is_refused(program: httpx.Client, body: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused(program: httpx.Client, body: bytes) -> None:
     answer = program.post("/v1/check", content=body)
     assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
 
@@ -144,7 +144,7 @@ def test_a_body_that_is_no_json_is_refused(program: httpx.Client, body: bytes) -
         ("limit=5", "Object contains unknown field `limit`"),
     ],
 )
-def test_a_query_that_cannot_be_used_is_refused(program: httpx.Client, query: str, detail: str) -> None:
+def test_an_invalid_query_is_refused(program: httpx.Client, query: str, detail: str) -> None:
     answer = program.get(f"/v1/counters/k?{query}")
     assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": f"query: {detail}"})
 

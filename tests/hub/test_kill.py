@@ -1,4 +1,4 @@
-"""A hub that is killed under load: what it has acknowledged is there when it starts again, and nothing unasked for."""
+"""A hub that is killed under load: everything acknowledged is there after a restart, and nothing else."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What can be measured of a hub: for Prometheus, and in the docs. Grafana: test_grafana.py."""
+"""Metrics for Prometheus, and their docs. Grafana: test_grafana.py."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 # The table -----------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_as_prometheus_wants_them() -> None:
+def test_names_follow_the_prometheus_conventions() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     for metric in METRICS:
@@ -42,7 +42,7 @@ def test_names_are_as_prometheus_wants_them() -> None:
         assert "\n" not in metric.about, metric.name
 
 
-def test_every_metric_is_there_from_the_start_and_as_the_table_says() -> None:
+def test_every_metric_is_exposed_from_the_start() -> None:
     with running() as hub, hub.http() as anyone:
         answer = anyone.get("/metrics")
         assert (answer.status_code, answer.headers["content-type"]) == (200, MEDIA)
@@ -57,7 +57,7 @@ def test_every_metric_is_there_from_the_start_and_as_the_table_says() -> None:
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= set(families)
 
 
-def test_the_docs_have_every_metric_and_no_other() -> None:
+def test_the_docs_list_every_metric_and_no_other() -> None:
     lines = PAGE.split("\n| metric | kind | labels | what it is |\n", 1)[1].splitlines()[1:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     told = {row[0].strip("`"): (row[1], re.findall(r"`(\w+)`", row[2]), row[3]) for row in rows}
@@ -69,7 +69,7 @@ def test_the_docs_have_every_metric_and_no_other() -> None:
         assert re.fullmatch(rf"{re.escape(metric.about)}(?:[.,:;] .+)?", about), metric.name
 
 
-def test_the_docs_have_the_values_of_labels() -> None:
+def test_the_docs_list_all_label_values() -> None:
     with running() as hub:
         found = scrape(hub)
     values = {dict(labels)[name] for _, labels in found for name in dict(labels) if name not in ("le", "version")}
@@ -93,6 +93,8 @@ def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
         with hub.http(hub.register("writer")) as writer:
             writer.get("/api/mailbox")
             writer.get("/api/tasks/none")
+        with hub.http() as anyone:
+            numbers = anyone.get("/api/metrics").json()
         found = scrape(hub)
     counted = {
         tuple(dict(labels)[name] for name in ("channel", "tier", "outcome")): count
@@ -108,7 +110,8 @@ def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
         ("http", "light", "allow"): 1,
         ("http", "normal", "allow"): 1,
     }
-    assert value(found, "headgate_violations_total") == 2
+    assert numbers["checks"] == {"allow": 5, "warn": 1, "deny": 2, "exempt": 1}
+    assert value(found, "headgate_violations_total") == numbers["violations"] == 2
     assert value(found, "headgate_decision_seconds_count") == sum(counted.values())
     assert 0 < value(found, "headgate_decision_seconds_sum") < PATIENCE
     times = within(found, "headgate_decision_seconds")
@@ -118,20 +121,17 @@ def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
     assert list(times)[-2:] == ["0.5", "+Inf"]
 
 
-def test_decision_times_are_counted_in_seconds() -> None:
-    async def work() -> str:
-        async with Hub(hub_settings()) as hub:
-            for took in (1_000, 1_001, 2_000_000, 900_000_000):  # nanoseconds
-                hub.stats.record("planner", "ws", "light", Outcome.ALLOW, took)
-            return exposition(hub.metric_sources).decode()
-
-    found = samples(asyncio.run(work()))
+async def test_decision_times_are_counted_in_seconds() -> None:
+    async with Hub(hub_settings()) as hub:
+        for took in (1_000, 1_001, 2_000_000, 900_000_000):  # nanoseconds
+            hub.stats.record("planner", "ws", "light", Outcome.ALLOW, took)
+        found = samples(exposition(hub.metric_sources).decode())
     times = within(found, "headgate_decision_seconds")
     assert [times[end] for end in ("1e-06", "2.5e-06", "0.001", "0.0025", "0.5", "+Inf")] == [1, 2, 2, 3, 3, 4]
     assert value(found, "headgate_decision_seconds_sum") == pytest.approx(0.902002001)
 
 
-def test_what_is_in_a_hub_is_measured() -> None:
+def test_gauges_and_counters_match_the_hub() -> None:
     with running() as hub, ExitStack() as stack:
         first, second = (stack.enter_context(hub.agent(name)) for name in ("first", "second"))
         stack.enter_context(hub.socket("/relay"))
@@ -155,6 +155,7 @@ def test_what_is_in_a_hub_is_measured() -> None:
     assert [value(found, "headgate_connections", kind=kind) for kind in ("ws", "relay", "dashboard")] == [2, 1, 1]
     assert value(found, "headgate_agents_connected") == numbers["agents_connected"] == 2
     assert value(found, "headgate_messages_total") == numbers["messages"] == 2
+    assert numbers["address_checks"] == {"allow": 5}
     assert value(found, "headgate_sessions_open") == numbers["open_sessions"] == 2
     assert value(found, "headgate_session_buckets") == numbers["session_buckets"] == 1
     tasks = {state: value(found, "headgate_tasks", state=state) for state in numbers["tasks"]}
@@ -192,7 +193,7 @@ def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
     assert value(found, "headgate_webhooks_total", outcome="dropped") == 0
 
 
-def test_b3_a_viewer_may_scrape_as_often_as_it_likes_and_others_are_limited_by_address() -> None:
+def test_b3_viewers_scrape_without_a_limit_and_others_are_limited_by_address() -> None:
     with running() as hub, hub.http() as anyone, hub.http(VIEWER) as viewer, hub.http(ADMIN) as admin:
         assert {anyone.get("/metrics").status_code for _ in range(60)} == {200}
         assert anyone.get("/metrics").status_code == 429
@@ -205,7 +206,7 @@ def test_b3_a_viewer_may_scrape_as_often_as_it_likes_and_others_are_limited_by_a
 HOSTILE = ['a{outcome="x"} 1', "a\nb 1", "é\\", "headgate_evil_total"]
 
 
-def test_no_agent_can_make_a_series() -> None:
+def test_no_agent_can_create_a_series() -> None:
     with running(Policy(limits={"light": "10/minute", "normal": "9/minute", "heavy": "8/minute"})) as hub:
         before = scrape(hub)
         for number, name in enumerate(HOSTILE):
@@ -304,18 +305,13 @@ def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
     asyncio.run(work())
 
 
-def test_a_channel_that_is_gone_keeps_what_it_has_counted() -> None:
-    async def work() -> list[float]:
-        async with Hub(hub_settings(), Policy(channels=["ws", "http", "mail"])) as hub:
-            await hub.stats.check("a", "mail", "light")
-            seen = []
-            for policy in (Policy(), Policy(channels=["ws", "http", "mail"])):
-                await hub.gate.areload(policy)
-                found = samples(exposition(hub.metric_sources).decode())
-                seen.append(value(found, "headgate_checks_total", channel="mail", tier="light", outcome="allow"))
-            return seen
-
-    assert asyncio.run(work()) == [1, 1]
+async def test_a_removed_channel_keeps_its_counters() -> None:
+    async with Hub(hub_settings(), Policy(channels=["ws", "http", "mail"])) as hub:
+        await hub.stats.check("a", "mail", "light")
+        for policy in (Policy(), Policy(channels=["ws", "http", "mail"])):
+            await hub.gate.areload(policy)
+            found = samples(exposition(hub.metric_sources).decode())
+            assert value(found, "headgate_checks_total", channel="mail", tier="light", outcome="allow") == 1
 
 
 # The server that counts ----------------------------------------------------------------------------------------------
@@ -329,32 +325,24 @@ def ask(number: int) -> list[Ask]:
     return [Ask("x", f"key {number}", per_minute(10), 1)]
 
 
-def test_calls_and_what_they_carry_are_counted(redis_server: Server) -> None:
-    async def many(store: RedisStore, count: int) -> None:
-        await asyncio.gather(*[store.aapply(Verb.CHECK, ask(number), 0) for number in range(count)])
+async def test_calls_and_the_requests_in_them_are_counted(redis_server: Server) -> None:
+    async with store_at(redis_server) as store:
 
-    async def work() -> list[tuple[int, int, int, list[int]]]:
-        seen = []
-        async with store_at(redis_server) as store:
-            await many(store, 1)  # connects, and has the script loaded
-            with redis_server.client() as client:
-                for count in (1, 40, 2):
-                    before, batches = store.traffic.round_trips, list(store.traffic.batches)
-                    requests = store.traffic.requests
-                    if count == 2:
-                        client.script_flush()
-                    await many(store, count)
-                    grown = [after - was for after, was in zip(store.traffic.batches, batches, strict=True)]
-                    seen.append(
-                        (store.traffic.round_trips - before, store.traffic.requests - requests, sum(grown), grown)
-                    )
-            assert store.traffic.errors == 0
-        return seen
+        async def many(count: int) -> tuple[int, int, list[int]]:
+            """What so many requests at once add to the calls, the requests, and the calls by size."""
+            traffic = store.traffic
+            trips, requests, batches = traffic.round_trips, traffic.requests, list(traffic.batches)
+            await asyncio.gather(*[store.aapply(Verb.CHECK, ask(number), 0) for number in range(count)])
+            by_size = [after - before for after, before in zip(traffic.batches, batches, strict=True)]
+            return traffic.round_trips - trips, traffic.requests - requests, by_size
 
-    one, forty, two = asyncio.run(work())
-    assert one == (1, 1, 1, [1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
-    assert forty == (1, 40, 1, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0])  # more than 32, at most 64
-    assert two == (2, 2, 1, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0])  # a second call, with the script
+        await many(1)  # connects, and has the script loaded
+        assert await many(1) == (1, 1, [1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+        assert await many(40) == (1, 40, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0])  # more than 32, at most 64
+        with redis_server.client() as client:
+            client.script_flush()
+        assert await many(2) == (2, 2, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0])  # a second call, with the script
+        assert store.traffic.errors == 0
 
 
 def test_threads_are_counted_exactly(redis_server: Server) -> None:
@@ -384,7 +372,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_process_that_was_forked_counts_too(redis_server: Server) -> None:
+def test_a_forked_process_counts_too(redis_server: Server) -> None:
     command = [sys.executable, "-c", FORK, redis_server.url, f"test-{uuid4().hex}:"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=True)
     assert (done.stdout, done.stderr) == ("counted\n", "")

@@ -1,6 +1,5 @@
-"""The OpenAPI document: complete, valid, and true of what the hub answers."""
+"""The OpenAPI document: complete, valid, and consistent with the hub's responses."""
 
-import asyncio
 import copy
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,12 +43,12 @@ def references(thing: Any) -> Iterator[str]:
             yield from references(value)
 
 
-def test_every_route_is_there_and_nothing_else(document: dict[str, Any]) -> None:
+def test_the_document_has_every_route_and_no_other(document: dict[str, Any]) -> None:
     found = sorted((method, path) for method, path, _ in operations(document))
     assert found == sorted((route.method, route.path) for route in ROUTES)
 
 
-def test_each_operation_has_a_name_of_its_own_and_says_what_it_is(document: dict[str, Any]) -> None:
+def test_each_operation_has_a_unique_name_and_a_description(document: dict[str, Any]) -> None:
     names = [operation["operationId"] for _, _, operation in operations(document)]
     assert len(set(names)) == len(names)
     for _, path, operation in operations(document):
@@ -59,7 +58,7 @@ def test_each_operation_has_a_name_of_its_own_and_says_what_it_is(document: dict
     assert len({operation["summary"] for _, _, operation in operations(document)}) >= len(ROUTES) - 1  # /health twice
 
 
-def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[str, Any]) -> None:
+def test_every_reference_resolves_and_every_schema_is_valid(document: dict[str, Any]) -> None:
     found = set(references(document))
     assert found
     for reference in found:
@@ -84,7 +83,7 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=[f"{route.method} {route.path}" for route in ROUTES])
-def test_an_operation_says_what_its_route_does(document: dict[str, Any], route: Route) -> None:
+def test_an_operation_matches_its_route(document: dict[str, Any], route: Route) -> None:
     operation = document["paths"][route.path][route.method.lower()]
     assert route.who.value in operation["description"]
     assert f"`{route.action}`" in operation["description"]
@@ -111,42 +110,38 @@ def token_for(route: Route, where: Scene) -> str:
     return {Who.AGENT: where.token, Who.PROGRAM: where.token, Who.VIEWER: VIEWER}.get(route.who, ADMIN)
 
 
-def test_answers_are_as_the_document_says(document: dict[str, Any], tmp_path: Path) -> None:
+async def test_responses_match_the_document(document: dict[str, Any], tmp_path: Path) -> None:
     """The good request of every route, then one without a token, then one with a body that isn't JSON."""
     file = tmp_path / "headgate.toml"
     file.write_text("")
-
-    async def work() -> None:
-        store = MemoryStore(clock=ManualClock(start=1000))
-        policy = Policy(addresses={"limit": "1000/minute"})
-        hub = Hub(hub_settings(), policy, store=store, config=file)
-        transport = httpx.ASGITransport(hub)
-        async with hub, httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
-            for route in ROUTES:
-                operation = document["paths"][route.path][route.method.lower()]
-                where = await scene(hub)
-                path, body = where.request(route)
-                own = {"Authorization": f"Bearer {token_for(route, where)}"}
-                good = await client.request(route.method, path, json=body, headers=own)
-                assert good.status_code == route.status, (path, good.text)
-                assert good.headers["content-type"] == route.media
-                if route.media == "application/json":
-                    validator(document, operation, route.status).validate(good.json())
-                elif route.who in (Who.PROBE, Who.ANYONE):
-                    assert route.media in operation["responses"][str(route.status)]["content"]
-                    continue
-                stranger = await client.request(route.method, path, json=body)
-                validator(document, operation, stranger.status_code).validate(stranger.json())
-                if route.body is not None:
-                    headers = {"Authorization": f"Bearer {token_for(route, await scene(hub))}"}
-                    bad = await client.request(route.method, path, content=b"{", headers=headers)
-                    assert bad.status_code == 400
-                    validator(document, operation, 400).validate(bad.json())
-
-    asyncio.run(work())
+    store = MemoryStore(clock=ManualClock(start=1000))
+    policy = Policy(addresses={"limit": "1000/minute"})
+    hub = Hub(hub_settings(), policy, store=store, config=file)
+    transport = httpx.ASGITransport(hub)
+    async with hub, httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
+        for route in ROUTES:
+            operation = document["paths"][route.path][route.method.lower()]
+            where = await scene(hub)
+            path, body = where.request(route)
+            own = {"Authorization": f"Bearer {token_for(route, where)}"}
+            good = await client.request(route.method, path, json=body, headers=own)
+            assert good.status_code == route.status, (path, good.text)
+            assert good.headers["content-type"] == route.media
+            if route.media == "application/json":
+                validator(document, operation, route.status).validate(good.json())
+            elif route.who in (Who.PROBE, Who.ANYONE):
+                assert route.media in operation["responses"][str(route.status)]["content"]
+                continue
+            stranger = await client.request(route.method, path, json=body)
+            validator(document, operation, stranger.status_code).validate(stranger.json())
+            if route.body is not None:
+                headers = {"Authorization": f"Bearer {token_for(route, await scene(hub))}"}
+                bad = await client.request(route.method, path, content=b"{", headers=headers)
+                assert bad.status_code == 400
+                validator(document, operation, 400).validate(bad.json())
 
 
-def test_answers_that_are_refused_are_as_the_document_says(document: dict[str, Any]) -> None:
+def test_error_responses_match_the_document(document: dict[str, Any]) -> None:
     with running(Policy(limits={"light": "1/minute"}), max_frame=1024) as hub, hub.http(hub.register("a")) as client:
         answers = [
             ("post", "/v1/check", client.post("/v1/check", json={"key": "k"})),
@@ -163,7 +158,7 @@ def test_answers_that_are_refused_are_as_the_document_says(document: dict[str, A
     assert denied.headers["Retry-After"] == "60"
 
 
-def test_what_the_document_says_of_bodies_is_what_holds(document: dict[str, Any]) -> None:
+def test_body_schemas_accept_what_the_hub_accepts(document: dict[str, Any]) -> None:
     """A body that the schema refuses is refused, and one that it lets is let: on some that differ by little."""
     schema = document["paths"]["/v1/check"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     judge = jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]})

@@ -1,4 +1,4 @@
-"""The relay's schema: the numbers that others rely on, and code that is what the schema says."""
+"""The relay's schema: stable numbers, and generated code that is up to date."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from headgate.proto import envelope_pb2 as wire
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
+def test_the_generated_code_matches_the_schema(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "proto/generate.py", tmp_path], check=True)
     made = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert sorted(made) == ["envelope_pb2.py", "envelope_pb2.pyi"]

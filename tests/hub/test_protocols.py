@@ -1,4 +1,4 @@
-"""How bytes are read: a little at a time, and not for ever."""
+"""Reading from sockets: bounded in size and time."""
 
 import logging
 import socket
@@ -86,7 +86,7 @@ def test_a_frame_that_breaks_the_protocol_ends_the_connection_without_a_word_in_
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_who_floods_on_after_a_close_is_cut_off() -> None:
+def test_a_flood_after_a_close_is_cut_off() -> None:
     with running() as hub, raw(hub) as connection:
         with pytest.raises(OSError, match=r"reset|pipe"):
             connection.sendall(PING * 500_000)  # ten of which close the connection
@@ -104,14 +104,14 @@ def heard(connection: socket.socket, word: bytes) -> bytes:
     return found
 
 
-def test_a_frame_in_many_pieces_is_one() -> None:
+def test_a_frame_in_many_pieces_is_read_as_one() -> None:
     with running() as hub, raw(hub) as connection:
         for byte in frame('{"type":"identify","agent_id":"' + "x" * 100 + '","token":"nobody","id":7}'):
             connection.sendall(bytes([byte]))
         assert b'"unauthorized"' in heard(connection, b'"id":7')
 
 
-def test_b9_one_whose_pong_waits_behind_what_it_sends_is_not_taken_for_dead() -> None:
+def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept() -> None:
     """A flood is read slowly, and the answer to the hub's ping with it. One that sends nothing is given up."""
     with running() as hub, raw(hub) as connection:
         assert hub.server is not None

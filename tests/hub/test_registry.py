@@ -1,4 +1,4 @@
-"""Agents' tokens: what holds in a database and in a real server alike."""
+"""Agents' tokens, in a database and in a real server alike."""
 
 import asyncio
 import hashlib
@@ -28,273 +28,230 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda **options: in_redis(server.url, prefix, **options)
 
 
-def test_a_token_is_its_agents_and_nobody_elses(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened() as registry:
-            first, second = await registry.register("first"), await registry.register("second é\u4e2d")
-            assert first.startswith("hg_")
-            assert len(first) > 40
-            assert await registry.verify("first", first)
-            assert await registry.verify("second é\u4e2d", second)
-            assert not await registry.verify("first", second)
-            assert not await registry.verify("nobody", first)
-            assert (await registry.owner(first), await registry.owner(second)) == ("first", "second é\u4e2d")
-            assert await registry.knows("first")
-            assert not await registry.knows("nobody")
-
-    asyncio.run(walk())
+async def test_a_token_belongs_to_one_agent(opened: Open) -> None:
+    async with opened() as registry:
+        first, second = await registry.register("first"), await registry.register("second é\u4e2d")
+        assert first.startswith("hg_")
+        assert len(first) > 40
+        assert await registry.verify("first", first)
+        assert await registry.verify("second é\u4e2d", second)
+        assert not await registry.verify("first", second)
+        assert not await registry.verify("nobody", first)
+        assert (await registry.owner(first), await registry.owner(second)) == ("first", "second é\u4e2d")
+        assert await registry.knows("first")
+        assert not await registry.knows("nobody")
 
 
-def test_what_is_presented_may_be_anything(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened() as registry:
-            token = await registry.register("a")
-            for wrong in (
-                "",
-                " ",
-                token[:-1],
-                token + "=",
-                token.upper(),
-                "\ud800",
-                "\0",
-                "é",
-                "x" * 10_000_000,
-                "hg_",
-            ):
-                assert not await registry.verify("a", wrong)
-                assert await registry.owner(wrong) is None
-            for nobody in ("", "\ud800", "\0", "x" * 100_000, "a\n"):
-                assert not await registry.verify(nobody, token)
-                assert not await registry.knows(nobody)
-                assert await refused(registry.rotate(nobody)) == (404, "unknown_agent")
-                assert await refused(registry.revoke(nobody)) == (404, "unknown_agent")
-                assert isinstance(await registry.agents(nobody), list)
-            assert await registry.verify("a", token)
-
-    asyncio.run(walk())
+async def test_any_text_may_be_presented_as_a_token(opened: Open) -> None:
+    async with opened() as registry:
+        token = await registry.register("a")
+        for wrong in (
+            "",
+            " ",
+            token[:-1],
+            token + "=",
+            token.upper(),
+            "\ud800",
+            "\0",
+            "é",
+            "x" * 10_000_000,
+            "hg_",
+        ):
+            assert not await registry.verify("a", wrong)
+            assert await registry.owner(wrong) is None
+        for nobody in ("", "\ud800", "\0", "x" * 100_000, "a\n"):
+            assert not await registry.verify(nobody, token)
+            assert not await registry.knows(nobody)
+            assert await refused(registry.rotate(nobody)) == (404, "unknown_agent")
+            assert await refused(registry.revoke(nobody)) == (404, "unknown_agent")
+            assert isinstance(await registry.agents(nobody), list)
+        assert await registry.verify("a", token)
 
 
-def test_a_long_token_is_not_even_looked_at(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def walk() -> None:
-        async with opened() as registry:
-            await registry.register("a")
-            monkeypatch.setattr(hashlib, "sha256", None)
-            assert not await registry.verify("a", "x" * (LONGEST_TOKEN + 1))
-            assert await registry.owner("x" * (LONGEST_TOKEN + 1)) is None
-
-    asyncio.run(walk())
+async def test_an_overlong_token_is_not_hashed(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as registry:
+        await registry.register("a")
+        monkeypatch.setattr(hashlib, "sha256", None)
+        assert not await registry.verify("a", "x" * (LONGEST_TOKEN + 1))
+        assert await registry.owner("x" * (LONGEST_TOKEN + 1)) is None
 
 
-def test_an_id_that_exists_is_refused_and_its_token_goes_on(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened() as registry:
-            token = await registry.register("a")
-            assert await refused(registry.register("a")) == (409, "exists")
-            assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
-            assert await registry.verify("a", token)
-
-    asyncio.run(walk())
+async def test_a_taken_id_is_refused_and_its_token_stays_valid(opened: Open) -> None:
+    async with opened() as registry:
+        token = await registry.register("a")
+        assert await refused(registry.register("a")) == (409, "exists")
+        assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
+        assert await registry.verify("a", token)
 
 
-def test_of_fifty_that_want_one_id_at_once_one_gets_it(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened() as registry:
-            results = await asyncio.gather(*[registry.register("a") for _ in range(50)], return_exceptions=True)
-            tokens = [result for result in results if isinstance(result, str)]
-            assert len(tokens) == 1
-            assert {result.status for result in results if isinstance(result, RequestError)} == {409}
-            assert await registry.verify("a", tokens[0])
-            others = await asyncio.gather(*[registry.register(f"agent-{number}") for number in range(50)])
-            assert [await registry.owner(token) for token in others] == [f"agent-{number}" for number in range(50)]
-
-    asyncio.run(walk())
+async def test_one_of_fifty_concurrent_registrations_of_an_id_succeeds(opened: Open) -> None:
+    async with opened() as registry:
+        results = await asyncio.gather(*[registry.register("a") for _ in range(50)], return_exceptions=True)
+        tokens = [result for result in results if isinstance(result, str)]
+        assert len(tokens) == 1
+        assert {result.status for result in results if isinstance(result, RequestError)} == {409}
+        assert await registry.verify("a", tokens[0])
+        others = await asyncio.gather(*[registry.register(f"agent-{number}") for number in range(50)])
+        assert [await registry.owner(token) for token in others] == [f"agent-{number}" for number in range(50)]
 
 
-def test_names_are_checked(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened(reserved=frozenset({"whitelist"})) as registry:
-            for bad in ("", "a\n", "x" * 129, "\ud800", "\u200b"):
-                assert await refused(registry.register(bad)) == (400, "bad_agent")
-                assert await refused(registry.register(bad, by_admin=True)) == (400, "bad_agent")
-            with pytest.raises(RequestError) as caught:
-                await registry.register("whitelist", by_admin=True)
-            assert (caught.value.status, caught.value.error) == (400, "reserved")
-            assert caught.value.detail == "agent: expected an id that the hub doesn't use itself, got 'whitelist'"
-            assert await registry.agents() == []
-            await registry.register("x" * 128)
-
-    asyncio.run(walk())
+async def test_names_are_checked(opened: Open) -> None:
+    async with opened(reserved=frozenset({"whitelist"})) as registry:
+        for bad in ("", "a\n", "x" * 129, "\ud800", "\u200b"):
+            assert await refused(registry.register(bad)) == (400, "bad_agent")
+            assert await refused(registry.register(bad, by_admin=True)) == (400, "bad_agent")
+        with pytest.raises(RequestError) as caught:
+            await registry.register("whitelist", by_admin=True)
+        assert (caught.value.status, caught.value.error) == (400, "reserved")
+        assert caught.value.detail == "agent: expected an id that the hub doesn't use itself, got 'whitelist'"
+        assert await registry.agents() == []
+        await registry.register("x" * 128)
 
 
-def test_a_rotated_token_takes_the_place_of_the_old_one(opened: Open) -> None:
-    async def walk() -> None:
-        told: list[str] = []
-        async with opened() as registry:
-            registry.on_revocation(told.append)
-            old = await registry.register("a")
-            assert told == []
-            new = await registry.rotate("a")
-            assert told == ["a"]
-            assert new != old
-            assert (await registry.verify("a", old), await registry.owner(old)) == (False, None)
-            assert (await registry.verify("a", new), await registry.owner(new)) == (True, "a")
-            assert await refused(registry.rotate("b")) == (404, "unknown_agent")
-
-    asyncio.run(walk())
+async def test_a_rotated_token_replaces_the_old_one(opened: Open) -> None:
+    told: list[str] = []
+    async with opened() as registry:
+        registry.on_revocation(told.append)
+        old = await registry.register("a")
+        assert told == []
+        new = await registry.rotate("a")
+        assert told == ["a"]
+        assert new != old
+        assert (await registry.verify("a", old), await registry.owner(old)) == (False, None)
+        assert (await registry.verify("a", new), await registry.owner(new)) == (True, "a")
+        assert await refused(registry.rotate("b")) == (404, "unknown_agent")
 
 
-def test_a_revoked_token_is_worth_nothing_and_the_id_stays_taken(opened: Open) -> None:
-    async def walk() -> None:
-        told: list[str] = []
-        async with opened() as registry:
-            registry.on_revocation(told.append)
-            token = await registry.register("a")
-            assert await registry.revoke("a")
-            assert told == ["a"]
-            assert not await registry.revoke("a")
-            assert told == ["a"]
-            assert (await registry.verify("a", token), await registry.owner(token)) == (False, None)
-            assert not await registry.knows("a")
-            assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
-            assert await refused(registry.rotate("a")) == (403, "revoked")
-            again = await registry.rotate("a", by_admin=True)
-            assert await registry.verify("a", again)
-            assert not await registry.verify("a", token)
-            assert await refused(registry.revoke("b")) == (404, "unknown_agent")
-
-    asyncio.run(walk())
+async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(opened: Open) -> None:
+    told: list[str] = []
+    async with opened() as registry:
+        registry.on_revocation(told.append)
+        token = await registry.register("a")
+        assert await registry.revoke("a")
+        assert told == ["a"]
+        assert not await registry.revoke("a")
+        assert told == ["a"]
+        assert (await registry.verify("a", token), await registry.owner(token)) == (False, None)
+        assert not await registry.knows("a")
+        assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
+        assert await refused(registry.rotate("a")) == (403, "revoked")
+        again = await registry.rotate("a", by_admin=True)
+        assert await registry.verify("a", again)
+        assert not await registry.verify("a", token)
+        assert await refused(registry.revoke("b")) == (404, "unknown_agent")
 
 
-def test_agents_are_listed_page_by_page(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened() as registry:
-            names = ["a", "B", "é", "z z", "\U0001f600", "(", "-", "+", "[", "10", "9", "\uffee"]
-            for name in names:
-                await registry.register(name)
-            await registry.revoke("é")
-            everything = await registry.agents()
-            assert [one.agent for one in everything] == sorted(names)
-            assert [one.agent for one in everything if one.revoked] == ["é"]
-            assert all(1.6e9 < one.at < 1e11 for one in everything)
-            pages, after = [], ""
-            while page := await registry.agents(after, 5):
-                pages.append(len(page))
-                assert page == everything[sum(pages) - len(page) : sum(pages)]
-                after = page[-1].agent
-            assert pages == [5, 5, 2]
-
-    asyncio.run(walk())
+async def test_agents_are_listed_page_by_page(opened: Open) -> None:
+    async with opened() as registry:
+        names = ["a", "B", "é", "z z", "\U0001f600", "(", "-", "+", "[", "10", "9", "\uffee"]
+        for name in names:
+            await registry.register(name)
+        await registry.revoke("é")
+        everything = await registry.agents()
+        assert [one.agent for one in everything] == sorted(names)
+        assert [one.agent for one in everything if one.revoked] == ["é"]
+        assert all(1.6e9 < one.at < 1e11 for one in everything)
+        pages, after = [], ""
+        while page := await registry.agents(after, 5):
+            pages.append(len(page))
+            assert page == everything[sum(pages) - len(page) : sum(pages)]
+            after = page[-1].agent
+        assert pages == [5, 5, 2]
 
 
-def test_who_may_register_is_decided_by_the_mode(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened(mode="closed") as registry:
-            code = await registry.invite()
-            assert await refused(registry.register("a")) == (403, "registration_closed")
-            assert await refused(registry.register("a", code)) == (403, "registration_closed")
-            await registry.register("a", by_admin=True)
-        async with opened(mode="invitation") as registry:
-            assert await refused(registry.register("b")) == (403, "invitation_required")
-            await registry.register("b", by_admin=True)
-            for wrong in ("", "x", code[:-1], "\ud800", "x" * 1_000_000):
-                assert await refused(registry.register("c", wrong)) == (403, "invitation_unknown")
-        async with opened(mode="open") as registry:
-            await registry.register("c")
-            await registry.register("d", code)
-        async with opened(mode="invitation") as registry:
-            await registry.register("e", code)  # where none was needed it was not used up
-        async with opened(mode="mistyped") as registry:
-            assert await refused(registry.register("f")) == (403, "registration_closed")
-
-    asyncio.run(walk())
+async def test_the_mode_decides_who_may_register(opened: Open) -> None:
+    async with opened(mode="closed") as registry:
+        code = await registry.invite()
+        assert await refused(registry.register("a")) == (403, "registration_closed")
+        assert await refused(registry.register("a", code)) == (403, "registration_closed")
+        await registry.register("a", by_admin=True)
+    async with opened(mode="invitation") as registry:
+        assert await refused(registry.register("b")) == (403, "invitation_required")
+        await registry.register("b", by_admin=True)
+        for wrong in ("", "x", code[:-1], "\ud800", "x" * 1_000_000):
+            assert await refused(registry.register("c", wrong)) == (403, "invitation_unknown")
+    async with opened(mode="open") as registry:
+        await registry.register("c")
+        await registry.register("d", code)
+    async with opened(mode="invitation") as registry:
+        await registry.register("e", code)  # where none was needed it was not used up
+    async with opened(mode="mistyped") as registry:
+        assert await refused(registry.register("f")) == (403, "registration_closed")
 
 
-def test_an_invitation_is_good_for_one_registration_that_succeeds(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened(mode="invitation") as registry:
-            code, other = await registry.invite(), await registry.invite()
-            token = await registry.register("a", code)
-            assert await registry.verify("a", token)
-            assert await registry.owner(code) is None
-            assert await refused(registry.register("b", code)) == (403, "invitation_unknown")
-            assert await refused(registry.register("a", code)) == (403, "invitation_unknown")
-            assert await refused(registry.register("a", other)) == (409, "exists")
-            assert await refused(registry.register("", other)) == (400, "bad_agent")
-            wanted = [registry.register(f"agent-{number}", other) for number in range(20)]
-            results = await asyncio.gather(*wanted, return_exceptions=True)
-            assert sum(isinstance(result, str) for result in results) == 1
-
-    asyncio.run(walk())
+async def test_an_invitation_is_good_for_one_registration_that_succeeds(opened: Open) -> None:
+    async with opened(mode="invitation") as registry:
+        code, other = await registry.invite(), await registry.invite()
+        token = await registry.register("a", code)
+        assert await registry.verify("a", token)
+        assert await registry.owner(code) is None
+        assert await refused(registry.register("b", code)) == (403, "invitation_unknown")
+        assert await refused(registry.register("a", code)) == (403, "invitation_unknown")
+        assert await refused(registry.register("a", other)) == (409, "exists")
+        assert await refused(registry.register("", other)) == (400, "bad_agent")
+        wanted = [registry.register(f"agent-{number}", other) for number in range(20)]
+        results = await asyncio.gather(*wanted, return_exceptions=True)
+        assert sum(isinstance(result, str) for result in results) == 1
 
 
-def test_everything_is_there_after_a_restart(opened: Open) -> None:
-    async def walk() -> None:
-        async with opened(mode="invitation") as registry:
-            tokens = {
-                f"agent-{number}": await registry.register(f"agent-{number}", by_admin=True) for number in range(20)
-            }
-            old = tokens["agent-0"]
-            tokens["agent-0"] = await registry.rotate("agent-0")
-            await registry.revoke("agent-1")
-            spent, code = await registry.invite(), await registry.invite()
-            await registry.register("last", spent)
-            before = await registry.agents()
-        told: list[str] = []
-        async with opened(mode="invitation") as registry:
-            registry.on_revocation(told.append)
-            assert await registry.agents() == before
-            assert [name for name, token in tokens.items() if not await registry.verify(name, token)] == ["agent-1"]
-            assert not await registry.verify("agent-0", old)
-            assert await refused(registry.register("agent-1", by_admin=True)) == (409, "exists")
-            assert await refused(registry.register("b", spent)) == (403, "invitation_unknown")
-            await registry.register("b", code)
-            assert told == []
-
-    asyncio.run(walk())
+async def test_agents_and_invitations_survive_a_restart(opened: Open) -> None:
+    async with opened(mode="invitation") as registry:
+        tokens = {f"agent-{number}": await registry.register(f"agent-{number}", by_admin=True) for number in range(20)}
+        old = tokens["agent-0"]
+        tokens["agent-0"] = await registry.rotate("agent-0")
+        await registry.revoke("agent-1")
+        spent, code = await registry.invite(), await registry.invite()
+        await registry.register("last", spent)
+        before = await registry.agents()
+    told: list[str] = []
+    async with opened(mode="invitation") as registry:
+        registry.on_revocation(told.append)
+        assert await registry.agents() == before
+        assert [name for name, token in tokens.items() if not await registry.verify(name, token)] == ["agent-1"]
+        assert not await registry.verify("agent-0", old)
+        assert await refused(registry.register("agent-1", by_admin=True)) == (409, "exists")
+        assert await refused(registry.register("b", spent)) == (403, "invitation_unknown")
+        await registry.register("b", code)
+        assert told == []
 
 
-def test_what_was_stored_is_told_even_if_nobody_waits_for_it(opened: Open) -> None:
+async def test_a_revocation_is_announced_even_if_its_caller_is_cancelled(opened: Open) -> None:
     """A client that hangs up while its request is carried out must not leave a token that works after all."""
-
-    async def walk() -> None:
-        told: list[str] = []
-        async with opened() as registry:
-            registry.on_revocation(told.append)
-            token = await registry.register("a")
-            request = asyncio.create_task(registry.revoke("a"))
-            await asyncio.sleep(0)
-            request.cancel()
-            await asyncio.gather(request, return_exceptions=True)
-            assert request.cancelled()
-            await until(lambda: told == ["a"], "the revocation")
-            assert not await registry.verify("a", token)
-
-    asyncio.run(walk())
+    told: list[str] = []
+    async with opened() as registry:
+        registry.on_revocation(told.append)
+        token = await registry.register("a")
+        request = asyncio.create_task(registry.revoke("a"))
+        await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        assert request.cancelled()
+        await until(lambda: told == ["a"], "the revocation")
+        assert not await registry.verify("a", token)
 
 
-def test_a_listener_that_fails_does_not_keep_the_others_from_hearing(
-    opened: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failing_listener_does_not_affect_others(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     def fail(agent: str) -> None:
         raise ValueError(agent)
 
-    async def walk() -> None:
-        told: list[str] = []
-        async with opened() as registry:
-            registry.on_revocation(fail)
-            registry.on_revocation(told.append)
-            await registry.register("a")
-            await registry.rotate("a")
-            assert told == ["a"]
-
-    asyncio.run(walk())
+    told: list[str] = []
+    async with opened() as registry:
+        registry.on_revocation(fail)
+        registry.on_revocation(told.append)
+        await registry.register("a")
+        await registry.rotate("a")
+        assert told == ["a"]
     assert "a listener failed after the revocation of a token" in caplog.text
 
 
-def test_tokens_are_in_no_file_no_log_and_no_error(
+def in_files(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
+
+
+async def test_tokens_are_in_no_file_no_log_and_no_error(
     opened: Open, tmp_path: Path, redis_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def walk() -> tuple[list[str], list[str]]:
+    with caplog.at_level(logging.DEBUG):
         async with opened(mode="invitation") as registry:
             code = await registry.invite()
             token = await registry.register("secret-agent", code)
@@ -304,11 +261,7 @@ def test_tokens_are_in_no_file_no_log_and_no_error(
                 with pytest.raises(RequestError) as caught:
                     await attempt
                 shown += [repr(caught.value), str(caught.value)]
-            return secrets, shown
-
-    with caplog.at_level(logging.DEBUG):
-        secrets, shown = asyncio.run(walk())
-    stored = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    stored = in_files(tmp_path)
     with redis_server.client() as client:
         for key in client.keys("*-admin:*"):
             read = {b"hash": client.hgetall, b"zset": lambda key: client.zrange(key, 0, -1), b"list": lambda _key: ""}

@@ -1,8 +1,8 @@
-"""Agents' tokens in a server that several hubs share: each hears of the others' changes, and the server may be away."""
+"""Agents' tokens in a server that several hubs share: changes by others, and outages."""
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -16,130 +16,120 @@ from tests.support.cluster import steady_cluster
 from tests.support.registry import in_redis, refused, until
 from tests.support.valkey import Server
 
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test-{uuid4().hex}:"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of its own, to be killed or stopped, that forgets nothing."""
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
 # Several hubs over one server -----------------------------------------------------------------------------------------
 
 
-def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(redis_server: Server) -> None:
-    async def walk() -> None:
-        prefix = f"test-{uuid4().hex}:"
-        async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
-            heard: dict[str, list[str]] = {"one": [], "other": []}
-            one.on_revocation(heard["one"].append)
-            other.on_revocation(heard["other"].append)
-            token = await one.register("a")
-            assert await other.verify("a", token)
-            assert await other.owner(token) == "a"
-            assert await refused(other.register("a")) == (409, "exists")
-            both = await asyncio.gather(
-                *[hub.register("b") for hub in (one, other) for _ in range(25)], return_exceptions=True
-            )
-            assert sum(isinstance(result, str) for result in both) == 1
-            new = await one.rotate("a")
-            assert not await other.verify("a", token)
-            assert await other.verify("a", new)
-            await other.revoke("a")
-            assert not await one.verify("a", new)
-            await one.revoke("b")
-            await until(lambda: heard["one"] == ["a", "a", "b"], "what the one hears")
-            await until(lambda: heard["other"] == ["a", "a", "b"], "what the other hears")
-
-    asyncio.run(walk())
+async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(redis_server: Server, prefix: str) -> None:
+    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
+        heard: dict[str, list[str]] = {"one": [], "other": []}
+        one.on_revocation(heard["one"].append)
+        other.on_revocation(heard["other"].append)
+        token = await one.register("a")
+        assert await other.verify("a", token)
+        assert await other.owner(token) == "a"
+        assert await refused(other.register("a")) == (409, "exists")
+        both = await asyncio.gather(
+            *[hub.register("b") for hub in (one, other) for _ in range(25)], return_exceptions=True
+        )
+        assert sum(isinstance(result, str) for result in both) == 1
+        new = await one.rotate("a")
+        assert not await other.verify("a", token)
+        assert await other.verify("a", new)
+        await other.revoke("a")
+        assert not await one.verify("a", new)
+        await one.revoke("b")
+        await until(lambda: heard["one"] == ["a", "a", "b"], "what the one hears")
+        await until(lambda: heard["other"] == ["a", "a", "b"], "what the other hears")
 
 
-def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server) -> None:
-    async def walk() -> None:
-        prefix = f"test-{uuid4().hex}:"
-        async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix + "x") as other:
-            token = await one.register("a")
-            assert not await other.verify("a", token)
-            await other.register("a")
-
-    asyncio.run(walk())
+async def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server, prefix: str) -> None:
+    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix + "x") as other:
+        token = await one.register("a")
+        assert not await other.verify("a", token)
+        await other.register("a")
 
 
-def test_what_was_missed_while_deaf_is_heard_of_once(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_revocations_missed_while_disconnected_are_announced_once(
+    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
     monkeypatch.setattr(module, "_POLL_AFTER", 3600)
-
-    async def walk() -> None:
-        prefix = f"test-{uuid4().hex}:"
-        async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
-            heard: list[str] = []
-            one.on_revocation(heard.append)
-            for name in "abcdef":
-                await other.register(name)
-            await other.revoke("a")
-            await until(lambda: heard == ["a"], "the first revocation")
-            roll: Any = one._store
-            await roll.close()  # it hears no more
-            for name in "bcdef":
-                await other.rotate(name)
-            await other.rotate("b")
-            await one.rotate("c")  # one's own is told at once
-            assert heard == ["a", "c"]
-            roll._follower = asyncio.create_task(roll._follow())
-            await until(lambda: len(heard) == 6, "what was missed")
-            await other.revoke("f")
-            await until(lambda: len(heard) == 7, "what comes after it")
-            assert heard == ["a", "c", "d", "e", "f", "b", "f"]
-
-    asyncio.run(walk())
+    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
+        heard: list[str] = []
+        one.on_revocation(heard.append)
+        for name in "abcdef":
+            await other.register(name)
+        await other.revoke("a")
+        await until(lambda: heard == ["a"], "the first revocation")
+        roll: Any = one._store
+        await roll.close()  # it hears no more
+        for name in "bcdef":
+            await other.rotate(name)
+        await other.rotate("b")
+        await one.rotate("c")  # one's own is told at once
+        assert heard == ["a", "c"]
+        roll._follower = asyncio.create_task(roll._follow())
+        await until(lambda: len(heard) == 6, "what was missed")
+        await other.revoke("f")
+        await until(lambda: len(heard) == 7, "what comes after it")
+        assert heard == ["a", "c", "d", "e", "f", "b", "f"]
 
 
-def test_news_are_looked_for_where_a_connection_has_died_in_silence(
-    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+async def test_changes_are_polled_when_a_connection_dies_silently(
+    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL_AFTER", 0.05)
-
-    async def walk() -> None:
-        prefix = f"test-{uuid4().hex}:"
-        async with in_redis(redis_server.url, prefix) as one:
-            heard: list[str] = []
-            one.on_revocation(heard.append)
-            await one.register("a")
-            with redis_server.client() as client:  # a change of which no message comes
-                client.zadd(f"{prefix.rstrip(':')}-admin:{{agents}}1:changes", {"a": 5e15})
-            await until(lambda: heard == ["a"], "what nobody said")
-
-    asyncio.run(walk())
+    async with in_redis(redis_server.url, prefix) as one:
+        heard: list[str] = []
+        one.on_revocation(heard.append)
+        await one.register("a")
+        with redis_server.client() as client:  # a change of which no message comes
+            client.zadd(f"{prefix.rstrip(':')}-admin:{{agents}}1:changes", {"a": 5e15})
+        await until(lambda: heard == ["a"], "what nobody said")
 
 
-def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_good(redis_server: Server) -> None:
+async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server, prefix: str) -> None:
     """The news may come before the answer: whoever relied on that would have missed them."""
-
-    async def walk() -> None:
-        async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
-            roll: Any = registry._store
-            ask, revoke = roll._ask, registry.revoke
-            for name, look_up in (("a", registry.verify), ("b", lambda _name, token: registry.owner(token))):
-                token = await registry.register(name)
-
-                async def ask_and_revoke(work: Any, name: str = name) -> Any:
-                    answer = await ask(work)
-                    roll._ask = ask
-                    await revoke(name)
-                    return answer
-
-                roll._ask = ask_and_revoke
-                assert not await look_up(name, token)
-
-    asyncio.run(walk())
-
-
-def test_closing_ends_the_follower_wherever_it_is(redis_server: Server) -> None:
-    async def walk(turns: int) -> None:
-        async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
-            for _ in range(turns):
-                await asyncio.sleep(0)
+    async with in_redis(redis_server.url, prefix) as registry:
         roll: Any = registry._store
-        assert roll._follower.done()
+        ask, revoke = roll._ask, registry.revoke
+        for name, look_up in (("a", registry.verify), ("b", lambda _name, token: registry.owner(token))):
+            token = await registry.register(name)
 
-    for turns in range(24):
-        asyncio.run(walk(turns))
+            async def ask_and_revoke(work: Any, name: str = name) -> Any:
+                answer = await ask(work)
+                roll._ask = ask
+                await revoke(name)
+                return answer
+
+            roll._ask = ask_and_revoke
+            assert not await look_up(name, token)
 
 
-def test_in_a_cluster() -> None:
-    async def walk(nodes: list[Server]) -> None:
+@pytest.mark.parametrize("turns", range(24))
+async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, prefix: str, turns: int) -> None:
+    async with in_redis(redis_server.url, prefix) as registry:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    agents: Any = registry._store
+    assert agents._follower.done()
+
+
+async def test_agents_in_a_cluster() -> None:
+    with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}"
         async with in_redis(url, "hubs:") as one, in_redis(url, "hubs:") as other:
             heard: list[str] = []
@@ -151,60 +141,53 @@ def test_in_a_cluster() -> None:
             await other.revoke("a")
             await until(lambda: heard == ["a"], "the revocation")
 
-    with steady_cluster() as nodes:
-        asyncio.run(walk(nodes))
-
 
 # The server is away ---------------------------------------------------------------------------------------------------
 
 
-def test_known_agents_go_on_while_the_server_is_away_and_nothing_else_does() -> None:
-    async def walk(server: Server) -> None:
-        async with in_redis(server.url, "hubs:") as one, in_redis(server.url, "hubs:") as other:
-            heard: list[str] = []
-            one.on_revocation(heard.append)
-            known, unseen = await one.register("known"), await one.register("unseen")
-            rotated, revoked = await one.register("rotated"), await one.register("revoked")
-            by_token = await one.register("by-token")
-            for name, token in (("known", known), ("rotated", rotated), ("revoked", revoked)):
-                assert await one.verify(name, token)
-            assert await one.owner(by_token) == "by-token"
-            await other.rotate("rotated")
-            await other.revoke("revoked")
-            await until(lambda: heard == ["rotated", "revoked"], "the news")
-            server.kill()
-            assert await one.verify("known", known)
-            assert (await one.owner(known), await one.owner(by_token)) == ("known", "by-token")
-            assert await one.verify("by-token", by_token)
-            assert await one.knows("known")
-            for away in (
-                one.verify("known", unseen),
-                one.verify("unseen", unseen),
-                one.verify("rotated", rotated),
-                one.verify("revoked", revoked),
-                one.owner(revoked),
-                one.owner("nobody's"),
-                one.knows("unseen"),
-                one.register("new"),
-                one.rotate("known"),
-                one.revoke("known"),
-                one.invite(),
-                one.agents(),
-            ):
-                with pytest.raises(StoreAway):
-                    await away
-            server.start()
-            await until(lambda: _back(one, "known", known), "the server")
-            assert not await one.verify("revoked", revoked)
-            assert await one.verify("unseen", unseen)
-            await until(lambda: _back(other, "known", known), "the server")
-            heard.clear()
-            await other.revoke("known")
-            await until(lambda: heard == ["known"], "the news, over another connection")
-            assert not await one.verify("known", known)
-
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
-        asyncio.run(walk(server))
+async def test_during_an_outage_only_known_agents_are_verified(server: Server) -> None:
+    async with in_redis(server.url, "hubs:") as one, in_redis(server.url, "hubs:") as other:
+        heard: list[str] = []
+        one.on_revocation(heard.append)
+        known, unseen = await one.register("known"), await one.register("unseen")
+        rotated, revoked = await one.register("rotated"), await one.register("revoked")
+        by_token = await one.register("by-token")
+        for name, token in (("known", known), ("rotated", rotated), ("revoked", revoked)):
+            assert await one.verify(name, token)
+        assert await one.owner(by_token) == "by-token"
+        await other.rotate("rotated")
+        await other.revoke("revoked")
+        await until(lambda: heard == ["rotated", "revoked"], "the news")
+        server.kill()
+        assert await one.verify("known", known)
+        assert (await one.owner(known), await one.owner(by_token)) == ("known", "by-token")
+        assert await one.verify("by-token", by_token)
+        assert await one.knows("known")
+        for away in (
+            one.verify("known", unseen),
+            one.verify("unseen", unseen),
+            one.verify("rotated", rotated),
+            one.verify("revoked", revoked),
+            one.owner(revoked),
+            one.owner("nobody's"),
+            one.knows("unseen"),
+            one.register("new"),
+            one.rotate("known"),
+            one.revoke("known"),
+            one.invite(),
+            one.agents(),
+        ):
+            with pytest.raises(StoreAway):
+                await away
+        server.start()
+        await until(lambda: _back(one, "known", known), "the server")
+        assert not await one.verify("revoked", revoked)
+        assert await one.verify("unseen", unseen)
+        await until(lambda: _back(other, "known", known), "the server")
+        heard.clear()
+        await other.revoke("known")
+        await until(lambda: heard == ["known"], "the news, over another connection")
+        assert not await one.verify("known", known)
 
 
 async def _back(registry: Registry, agent: str, token: str) -> bool:
@@ -215,48 +198,40 @@ async def _back(registry: Registry, agent: str, token: str) -> bool:
         return False
 
 
-def test_a_token_that_was_refused_is_not_known_later_when_the_server_is_away() -> None:
-    async def walk(server: Server) -> None:
-        async with in_redis(server.url, "hubs:") as registry:
-            roll: Any = registry._store
-            tokens = {name: await registry.register(name) for name in "ab"}
-            for name, token in tokens.items():
-                assert await registry.verify(name, token)
-            assert not await registry.verify("a", tokens["b"])  # which harms neither
-            assert roll._verified.digest_of("a") is not None
-            with server.client() as client:  # a change that nobody hears of
-                client.flushall()
-            assert not await registry.verify("a", tokens["a"])
-            assert roll._verified.digest_of("b") is not None
-            assert await registry.owner(tokens["b"]) is None
-            server.kill()
-            for name, token in tokens.items():
-                with pytest.raises(StoreAway):
-                    await registry.verify(name, token)
-
-    with Server() as server:
-        asyncio.run(walk(server))
+async def test_a_refused_token_is_not_verified_during_an_outage(server: Server) -> None:
+    async with in_redis(server.url, "hubs:") as registry:
+        roll: Any = registry._store
+        tokens = {name: await registry.register(name) for name in "ab"}
+        for name, token in tokens.items():
+            assert await registry.verify(name, token)
+        assert not await registry.verify("a", tokens["b"])  # which harms neither
+        assert roll._verified.digest_of("a") is not None
+        with server.client() as client:  # a change that nobody hears of
+            client.flushall()
+        assert not await registry.verify("a", tokens["a"])
+        assert roll._verified.digest_of("b") is not None
+        assert await registry.owner(tokens["b"]) is None
+        server.kill()
+        for name, token in tokens.items():
+            with pytest.raises(StoreAway):
+                await registry.verify(name, token)
 
 
-def test_what_is_remembered_is_bounded_to_those_seen_last(
-    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+async def test_the_cache_is_bounded_to_the_latest_agents(
+    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_REMEMBERED", 3)
-
-    async def walk() -> None:
-        async with in_redis(redis_server.url, f"test-{uuid4().hex}:") as registry:
-            roll: Any = registry._store
-            tokens = {name: await registry.register(name) for name in "abcde"}
-            for name in "abcade":
-                assert await registry.verify(name, tokens[name])
-            assert list(roll._verified._digests) == ["a", "d", "e"]
-            assert sorted(roll._verified._owners.values()) == ["a", "d", "e"]
-            for name in "abcde":
-                await registry.rotate(name)
-            assert list(roll._reported) == ["c", "d", "e"]
-            assert (len(roll._verified._digests), len(roll._verified._owners)) == (0, 0)
-
-    asyncio.run(walk())
+    async with in_redis(redis_server.url, prefix) as registry:
+        roll: Any = registry._store
+        tokens = {name: await registry.register(name) for name in "abcde"}
+        for name in "abcade":
+            assert await registry.verify(name, tokens[name])
+        assert list(roll._verified._digests) == ["a", "d", "e"]
+        assert sorted(roll._verified._owners.values()) == ["a", "d", "e"]
+        for name in "abcde":
+            await registry.rotate(name)
+        assert list(roll._reported) == ["c", "d", "e"]
+        assert (len(roll._verified._digests), len(roll._verified._owners)) == (0, 0)
 
 
 @asynccontextmanager
@@ -269,74 +244,58 @@ async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry,
         yield registry, token
 
 
-def test_a_server_that_hangs_is_waited_for_once_and_not_by_everybody() -> None:
-    async def walk(server: Server) -> None:
-        async with impatient(server, "a") as (registry, token):
-            roll: Any = registry._store
-            client, asked = roll._clients.aclient, []
+async def test_a_server_that_hangs_does_not_delay_every_caller(server: Server) -> None:
+    async with impatient(server, "a") as (registry, token):
+        roll: Any = registry._store
+        client, asked = roll._clients.aclient, []
 
-            async def noting() -> Any:
-                asked.append(True)
-                return await client()
+        async def noting() -> Any:
+            asked.append(True)
+            return await client()
 
-            server.signal(signal.SIGSTOP)
-            roll._clients.aclient = noting
-            answers = await asyncio.gather(*[registry.verify("a", token) for _ in range(500)])
-            assert answers == [True] * 500
-            assert 1 <= len(asked) < 100  # as many as ask at the same time, and now and then one more
-            server.signal(signal.SIGCONT)
-            await until(lambda: _back(registry, "a", token), "the server")
-
-    with Server() as server:
-        asyncio.run(walk(server))
+        server.signal(signal.SIGSTOP)
+        roll._clients.aclient = noting
+        answers = await asyncio.gather(*[registry.verify("a", token) for _ in range(500)])
+        assert answers == [True] * 500
+        assert 1 <= len(asked) < 100  # as many as ask at the same time, and now and then one more
+        server.signal(signal.SIGCONT)
+        await until(lambda: _back(registry, "a", token), "the server")
 
 
-def test_a_crowd_needs_few_connections() -> None:
-    async def walk(server: Server) -> None:
-        async with in_redis(server.url, "hubs:") as registry:
-            token = await registry.register("a")
-            assert all(await asyncio.gather(*[registry.verify("a", token) for _ in range(500)]))
-            with server.client() as client:
-                assert client.info()["connected_clients"] < 25
-
-    with Server() as server:
-        asyncio.run(walk(server))
+async def test_many_concurrent_lookups_use_few_connections(server: Server) -> None:
+    async with in_redis(server.url, "hubs:") as registry:
+        token = await registry.register("a")
+        assert all(await asyncio.gather(*[registry.verify("a", token) for _ in range(500)]))
+        with server.client() as client:
+            assert client.info()["connected_clients"] < 25
 
 
-def test_a_hub_that_starts_without_the_server_follows_when_it_comes() -> None:
-    async def walk(server: Server) -> None:
-        async with in_redis(server.url, "hubs:") as early:
-            token = await early.register("a")
-        server.kill()
-        async with in_redis(server.url, "hubs:") as registry:
-            heard: list[str] = []
-            registry.on_revocation(heard.append)
-            with pytest.raises(StoreAway):
-                await registry.verify("a", token)
-            server.start()
-            await until(lambda: _back(registry, "a", token), "the server")
-            async with in_redis(server.url, "hubs:") as other:
-                await other.revoke("a")
-            await until(lambda: heard == ["a"], "the revocation")
-
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
-        asyncio.run(walk(server))
+async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server: Server) -> None:
+    async with in_redis(server.url, "hubs:") as early:
+        token = await early.register("a")
+    server.kill()
+    async with in_redis(server.url, "hubs:") as registry:
+        heard: list[str] = []
+        registry.on_revocation(heard.append)
+        with pytest.raises(StoreAway):
+            await registry.verify("a", token)
+        server.start()
+        await until(lambda: _back(registry, "a", token), "the server")
+        async with in_redis(server.url, "hubs:") as other:
+            await other.revoke("a")
+        await until(lambda: heard == ["a"], "the revocation")
 
 
-def test_a_change_that_was_made_though_no_answer_came_is_heard_of() -> None:
-    async def walk(server: Server) -> None:
-        async with impatient(server, "a") as (registry, token):
-            heard: list[str] = []
-            registry.on_revocation(heard.append)
-            server.signal(signal.SIGSTOP)
-            with pytest.raises(StoreAway):
-                await registry.revoke("a")  # which waits in the server's socket, and is carried out later
-            server.signal(signal.SIGCONT)
-            await until(lambda: heard == ["a"], "the revocation")
-            await until(lambda: _gone(registry, token), "the token")
-
-    with Server() as server:
-        asyncio.run(walk(server))
+async def test_a_change_whose_answer_timed_out_is_announced(server: Server) -> None:
+    async with impatient(server, "a") as (registry, token):
+        heard: list[str] = []
+        registry.on_revocation(heard.append)
+        server.signal(signal.SIGSTOP)
+        with pytest.raises(StoreAway):
+            await registry.revoke("a")  # which waits in the server's socket, and is carried out later
+        server.signal(signal.SIGCONT)
+        await until(lambda: heard == ["a"], "the revocation")
+        await until(lambda: _gone(registry, token), "the token")
 
 
 async def _gone(registry: Registry, token: str) -> bool:

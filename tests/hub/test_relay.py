@@ -1,4 +1,4 @@
-"""The relay, over real WebSockets: who may speak, how much, to whom, and how it ends."""
+"""The relay over real WebSockets: authentication, limits, delivery, and shutdown."""
 
 import asyncio
 import gc
@@ -20,16 +20,7 @@ from tests.support.valkey import PATIENCE, wait_for
 # Who it is -----------------------------------------------------------------------------------------------------------
 
 
-def test_d1_an_address_is_an_agents_id_proved_by_its_token() -> None:
-    with RelayHub() as hub, hub.stranger() as agent:
-        for name, token in (("alice", "wrong"), ("alice", "bob"), ("mallory", "yrollam"), ("alice", "")):
-            answer = agent.hello(name, token)
-            assert (answer.type, answer.error.code) == (ERROR, "unauthorized")
-        answer = agent.hello("alice")
-        assert (answer.type, answer.welcome.address) == (wire.MESSAGE_TYPE_WELCOME, "alice")
-
-
-def test_addresses_that_no_agent_can_have() -> None:
+def test_invalid_addresses_are_refused() -> None:
     with RelayHub() as hub, hub.stranger() as agent:
         for name in ("", "a" * 129, "a\nb"):
             assert agent.hello(name).error.code == "invalid"
@@ -76,12 +67,12 @@ def test_b2_failed_hellos_are_limited_by_address() -> None:
         assert agent.hello("alice").type == wire.MESSAGE_TYPE_WELCOME, "who knows the token is let in all the same"
 
 
-def test_d3_where_no_wait_helps_a_day_is_said() -> None:
+def test_d3_a_blocked_address_is_told_to_wait_a_day() -> None:
     with RelayHub(failed=Limiter(BLOCKED).acheck) as hub, hub.stranger() as agent:
         assert agent.hello("alice", "wrong").rate_limited.retry_after_ms == 86_400_000
 
 
-def test_who_can_tell_whose_a_token_is_may_be_away() -> None:
+def test_hello_during_an_outage_is_answered_with_unavailable() -> None:
     async def away(*_: str) -> bool:
         raise StoreAway("the server is away")
 
@@ -112,7 +103,7 @@ def test_d1_connections_of_one_address_share_its_bucket() -> None:
         assert one.say("alice").type == other.say("alice").type == LIMITED
 
 
-def test_d1_reconnecting_refills_nothing_and_nothing_stays_behind() -> None:
+def test_d1_reconnecting_refills_nothing_and_full_buckets_are_removed() -> None:
     with RelayHub() as hub:
         with hub.agent("alice") as alice:
             alice.spend(10)
@@ -144,7 +135,7 @@ def test_d2_the_check_comes_before_size_and_content() -> None:
         assert alice.ask(hub.data("bob", b"x" * 65_000)).type == LIMITED, "and it names the id"
 
 
-def test_d2_an_envelope_may_have_64_kib() -> None:
+def test_d2_an_envelope_has_at_most_64_kib() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         envelope = hub.data("bob")
         envelope.data.body = b"x" * (65_536 - len(hub.data("bob", b"x" * 65_000).SerializeToString()) + 65_000)
@@ -156,7 +147,7 @@ def test_d2_an_envelope_may_have_64_kib() -> None:
         assert answer.error.detail == "expected at most 65536 bytes, got 65537"
 
 
-def test_d3_a_denial_says_the_true_wait_rounded_up() -> None:
+def test_d3_a_denial_gives_the_exact_wait_rounded_up() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice:
         alice.spend(10)
         for seconds, wait in ((0, 1000), (0.25, 750), (0.1999, 551), (0.55, 1), (0.000099, 1)):
@@ -197,13 +188,13 @@ BAD = (
 
 
 @pytest.mark.parametrize(("rate", "burst", "text"), [*BAD[0], *BAD[1]])
-def test_d4_bad_settings(rate: str, burst: str, text: str) -> None:
+def test_d4_invalid_settings_are_refused(rate: str, burst: str, text: str) -> None:
     with pytest.raises(HeadgateError) as info:
         relay_limiter(rate, burst, MemoryStore())
     assert str(info.value) == f"{text}{rate if text is RATE_TEXT else burst!r}"
 
 
-def test_d4_settings_that_do_not_fit_together() -> None:
+def test_d4_settings_out_of_range_together_are_refused() -> None:
     with pytest.raises(HeadgateError) as info:
         relay_limiter("0.000000000000000001", "999999999999999999", MemoryStore())
     given = "HEADGATE_RELAY_RATE_LIMIT 0.000000000000000001 with HEADGATE_RELAY_RATE_BURST 999999999999999999: "
@@ -213,7 +204,7 @@ def test_d4_settings_that_do_not_fit_together() -> None:
 # To whom -------------------------------------------------------------------------------------------------------------
 
 
-def test_d3_accepted_ones_are_acknowledged_by_id_and_say_who_sent_them() -> None:
+def test_d3_accepted_envelopes_are_acknowledged_by_id_and_name_their_sender() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         question = hub.data("bob", b"\0\xff", **{"from": "carol"})
         answer = alice.ask(question)
@@ -226,7 +217,7 @@ def test_d3_accepted_ones_are_acknowledged_by_id_and_say_who_sent_them() -> None
         assert (sender(got), got.data.body, got.in_reply_to) == ("bob", b"yes", question.id)
 
 
-def test_every_connection_of_an_address_gets_it() -> None:
+def test_every_connection_of_an_address_gets_an_envelope() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as one, hub.agent("carol") as carol:
         with hub.agent("bob") as other:
             alice.say("bob", b"both")
@@ -238,7 +229,7 @@ def test_every_connection_of_an_address_gets_it() -> None:
         assert carol.read().data.body == b"own", "and nothing came before"
 
 
-def test_what_this_hub_does_not_know_is_not_passed_on() -> None:
+def test_unknown_fields_are_not_passed_on() -> None:
     """Else an agent could say what a later schema lets only the hub say."""
     with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         known = hub.data("bob").SerializeToString()
@@ -248,7 +239,7 @@ def test_what_this_hub_does_not_know_is_not_passed_on() -> None:
         assert b"hub" not in frame
 
 
-def test_an_address_without_a_connection() -> None:
+def test_an_address_without_a_connection_is_unreachable() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice:
         with hub.agent("bob"):
             pass
@@ -271,7 +262,7 @@ def overflowing(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, 
         yield bob, taken
 
 
-def test_a_reader_that_is_too_slow_makes_nobody_wait() -> None:
+def test_a_slow_reader_delays_nobody() -> None:
     with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
         assert alice.say("bob").error.code == "busy"
         assert alice.say("alice").type == ACK
@@ -285,7 +276,7 @@ def test_a_reader_that_is_too_slow_makes_nobody_wait() -> None:
 # When it ends --------------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_whose_token_was_revoked_is_dropped() -> None:
+def test_an_agent_with_a_revoked_token_is_dropped() -> None:
     with RelayHub() as hub, hub.agent("alice") as one, hub.agent("alice") as other, hub.agent("bob") as bob:
         del hub.tokens["alice"]
         hub.server.call(hub.relay.drop, "alice")
@@ -296,7 +287,7 @@ def test_an_agent_whose_token_was_revoked_is_dropped() -> None:
         wait_for(lambda: hub.relay.connections == 1, "the connections to be gone")
 
 
-def test_a_token_that_is_revoked_while_it_is_looked_up_lets_nobody_in() -> None:
+def test_a_token_revoked_during_hello_lets_nobody_in() -> None:
     answers = [True, False]
 
     async def verify(address: str, token: str) -> bool:
@@ -310,7 +301,7 @@ def test_a_token_that_is_revoked_while_it_is_looked_up_lets_nobody_in() -> None:
         assert answers == []
 
 
-def test_a_message_that_is_under_way_when_its_agent_is_dropped_goes_nowhere() -> None:
+def test_an_envelope_in_flight_when_its_sender_is_dropped_is_discarded() -> None:
     class Dropping(Limiter):
         async def acheck(self, key: str, *args: Any, **options: Any) -> Decision:
             if key == "alice":
@@ -325,7 +316,7 @@ def test_a_message_that_is_under_way_when_its_agent_is_dropped_goes_nowhere() ->
         assert {bob.read().data.body, bob.read().data.body} == {b"", b"next"}, "the acknowledgement, and this alone"
 
 
-def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
+def test_a_closed_connection_leaves_nothing_behind() -> None:
     with RelayHub() as hub:
         for _ in range(3):
             with hub.agent("alice") as one, hub.agent("alice"), hub.stranger():
@@ -335,7 +326,7 @@ def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
         wait_for(lambda: gc.collect() >= 0 and not hub.sockets, "the sockets to be forgotten")
 
 
-def test_a_hub_that_stops_says_when_to_come_back() -> None:
+def test_a_stopping_hub_says_when_to_reconnect() -> None:
     waits = count(3000, 500)
     with RelayHub() as hub, hub.agent("alice") as alice, hub.stranger() as stranger:
         hub.server.run(hub.relay.drain(lambda: next(waits)))
@@ -346,7 +337,7 @@ def test_a_hub_that_stops_says_when_to_come_back() -> None:
         wait_for(lambda: hub.relay.connections == 0, "the connections to be gone")
 
 
-def test_a_hub_that_stops_sends_what_it_has_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopping_hub_sends_acknowledged_envelopes(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_FLUSH", "_DRAIN"):
         monkeypatch.setattr(f"headgate.hub.sockets.relay.{patience}", PATIENCE)
     with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
@@ -359,14 +350,14 @@ def test_a_hub_that_stops_sends_what_it_has_acknowledged(monkeypatch: pytest.Mon
         assert bob.ended()[0] == 1012
 
 
-def test_a_hub_that_stops_waits_for_no_reader() -> None:
+def test_a_stopping_hub_does_not_wait_for_slow_readers() -> None:
     with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, _):
         hub.server.run(hub.relay.drain(lambda: 1))
         assert alice.ended()[0] == 1012
         bob.socket.socket.close()
 
 
-def test_envelopes_that_passed_and_that_were_denied_are_counted() -> None:
+def test_passed_and_denied_envelopes_are_counted() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice:
         alice.spend()
         assert alice.say("bob").type == alice.say("bob").type == LIMITED

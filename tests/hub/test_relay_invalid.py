@@ -1,4 +1,4 @@
-"""The relay, over real WebSockets: what is said about what isn't right, and that nothing does any harm."""
+"""The relay over real WebSockets: invalid envelopes and floods."""
 
 import gc
 import logging
@@ -34,7 +34,7 @@ INVALID: list[tuple[Frame, str]] = [
 ]
 
 
-def test_invalid_envelopes() -> None:
+def test_invalid_envelopes_are_answered_with_the_reason() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
         for envelope, detail in INVALID:
             answer = alice.ask(envelope)
@@ -55,7 +55,7 @@ def test_b9_ten_invalid_envelopes_within_a_minute_close_the_connection() -> None
         wait_for(lambda: hub.relay.connections == 0, "the connections to be gone")
 
 
-def test_b9_ten_over_more_than_a_minute_do_not() -> None:
+def test_b9_ten_invalid_envelopes_over_more_than_a_minute_do_not_close_it() -> None:
     with RelayHub(burst="30") as hub, hub.agent("alice") as one, hub.agent("alice") as other:
         for agent in (one, other):
             for _ in range(9):
@@ -69,7 +69,7 @@ def test_b9_ten_over_more_than_a_minute_do_not() -> None:
         assert other.say("alice").type == ACK
 
 
-def test_b9_denials_never_count_and_never_close() -> None:
+def test_b9_denials_never_close_and_do_not_count_as_invalid() -> None:
     with RelayHub() as hub, hub.agent("alice") as alice:
         for _ in range(8):
             assert alice.ask(GARBAGE).type == ERROR
@@ -147,7 +147,7 @@ def fuzz(chance: random.Random, hub: RelayHub) -> bytes | str:
     return frame if kind == 6 else mutated(chance, frame)
 
 
-def test_no_envelope_does_any_harm(caplog: pytest.LogCaptureFixture) -> None:
+def test_fuzzed_envelopes_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     """Each is answered, none is passed on in another's name, and whoever sends too many bad ones is cut off."""
     chance = random.Random(5)  # the same ones each time
     answers = {ACK: 0, ERROR: 0, wire.MESSAGE_TYPE_DATA: 0}

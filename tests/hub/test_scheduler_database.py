@@ -1,11 +1,10 @@
-"""The scheduler over its database: restarts, deaths, an end in order; and what can't be written, or looked up."""
+"""The scheduler over its database: restarts, kills, shutdown, and failures of database or store."""
 
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,42 +15,33 @@ from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.task import Task
 from headgate.limits.violations import Standing
 from headgate.stores.base import Offence
-from tests.support.scheduler import TURNS, SchedulerHarness, changes, open_harness, refused, run, some, watch
+from tests.support.scheduler import TURNS, SchedulerHarness, changes, open_harness, refused, some, watch
 from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
 
-def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = tmp_path / "hub.db"
-        async with open_harness(path) as harness:
-            tasks = [await harness.add(str(number).encode()) for number in range(6)]
-            await harness.arrive("a", "b", "c")
-            await harness.scheduler.accept("b", tasks[1])
-            await harness.scheduler.report_progress("b", tasks[1], 0.5, "half")
-            await harness.work("c", tasks[2])
-            await harness.scheduler.fail("c", tasks[3], "", True)
-            await harness.settle()
-            assert await harness.holders() == dict(zip(tasks, ["a", "b", "c", None, "c", None], strict=True))
-        async with open_harness(path) as harness:
-            assert harness.scheduler.counts() == {
-                "queued": 5,
-                "assigned": 0,
-                "accepted": 0,
-                "completed": 1,
-                "failed": 0,
-            }
-            lost = await harness.task(tasks[1])
-            assert (lost.state, lost.agent, lost.progress, lost.payload) == ("queued", None, 0, msgspec.Raw(b"1"))
-            assert lost.note == "the hub was restarted"
-            harness.gate.record_violation("b")
-            await harness.arrive("b")
-            assert (await harness.scheduler.recover("b", tasks[1])).attempt == 2
-            await harness.arrive("x", "y", "z", "w")
-            assert harness.told == [("x", tasks[0]), ("y", tasks[4]), ("z", tasks[3]), ("w", tasks[5])]
-            assert [(await harness.task(task)).attempt for task in tasks] == [2, 2, 1, 2, 2, 1]
-
-    asyncio.run(main())
+async def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with open_harness(path) as harness:
+        tasks = [await harness.add(str(number).encode()) for number in range(6)]
+        await harness.arrive("a", "b", "c")
+        await harness.scheduler.accept("b", tasks[1])
+        await harness.scheduler.report_progress("b", tasks[1], 0.5, "half")
+        await harness.work("c", tasks[2])
+        await harness.scheduler.fail("c", tasks[3], "", True)
+        await harness.settle()
+        assert await harness.holders() == dict(zip(tasks, ["a", "b", "c", None, "c", None], strict=True))
+    async with open_harness(path) as harness:
+        assert harness.counts() == {"queued": 5, "completed": 1}
+        lost = await harness.task(tasks[1])
+        assert (lost.state, lost.agent, lost.progress, lost.payload) == ("queued", None, 0, msgspec.Raw(b"1"))
+        assert lost.note == "the hub was restarted"
+        harness.gate.record_violation("b")
+        await harness.arrive("b")
+        assert (await harness.scheduler.recover("b", tasks[1])).attempt == 2
+        await harness.arrive("x", "y", "z", "w")
+        assert harness.told == [("x", tasks[0]), ("y", tasks[4]), ("z", tasks[3]), ("w", tasks[5])]
+        assert [(await harness.task(task)).attempt for task in tasks] == [2, 2, 1, 2, 2, 1]
 
 
 def test_b5_nothing_is_lost_when_the_hub_dies_at_any_moment(tmp_path: Path) -> None:
@@ -93,105 +83,98 @@ def broken(path: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
-def run_on_file(path: Path, test: Callable[[SchedulerHarness], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with open_harness(path, **options) as harness:
-            await harness.database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
-            await test(harness)
-
-    asyncio.run(main())
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "hub.db"
 
 
-def test_what_the_database_did_not_take_has_not_happened(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+@pytest.fixture
+def on_file(path: Path, runner: asyncio.Runner) -> Iterator[SchedulerHarness]:
+    """A scheduler that may queue one task, over a file that it doesn't wait for while it is locked."""
+    opened = open_harness(path, most_queued=1)
+    harness = runner.run(opened.__aenter__())
+    runner.run(harness.database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close()))
+    yield harness
+    runner.run(opened.__aexit__(None, None, None))
 
-    async def test(harness: SchedulerHarness) -> None:
-        scheduler = harness.scheduler
+
+async def test_a_change_that_fails_in_the_database_has_no_effect(on_file: SchedulerHarness, path: Path) -> None:
+    scheduler = on_file.scheduler
+    with broken(path), pytest.raises(DatabaseError):
+        await scheduler.add("boss", b"1")
+    assert scheduler.counts()["queued"] == 0
+    await on_file.arrive("a")
+    one = await on_file.add()
+    frames: tuple[Callable[[], Awaitable[Task]], ...] = (
+        lambda: scheduler.accept("a", one),
+        lambda: scheduler.report_progress("a", one, 0.5, ""),
+        lambda: scheduler.fail("a", one, "", True),
+        lambda: scheduler.fail("a", one, "", False),
+        lambda: scheduler.complete("a", one, None),
+    )
+    for frame in frames:
         with broken(path), pytest.raises(DatabaseError):
-            await scheduler.add("boss", b"1")
-        assert scheduler.counts()["queued"] == 0
-        await harness.arrive("a")
-        one = await harness.add()
-        frames: tuple[Callable[[], Awaitable[Task]], ...] = (
-            lambda: scheduler.accept("a", one),
-            lambda: scheduler.report_progress("a", one, 0.5, ""),
-            lambda: scheduler.fail("a", one, "", True),
-            lambda: scheduler.fail("a", one, "", False),
-            lambda: scheduler.complete("a", one, None),
-        )
-        for frame in frames:
-            with broken(path), pytest.raises(DatabaseError):
-                await frame()
-            assert (scheduler.task_of("a"), scheduler.counts()["assigned"]) == (one, 1)
-        await harness.work("a", one)
-        two = await harness.add()
-        await harness.advance(30)
-        with broken(path), pytest.raises(DatabaseError):
-            await scheduler.recover("a", two)
-        assert scheduler.counts()["queued"] == 1
-        await harness.settle()
-        await harness.advance(1)  # if it was tried at once, the database had failed again
-        assert harness.told[1:] == [("a", two), ("a", two)]  # it was heard of, and is idle
-
-    run_on_file(path, test, most_queued=1)
+            await frame()
+        assert (scheduler.task_of("a"), scheduler.counts()["assigned"]) == (one, 1)
+    await on_file.work("a", one)
+    two = await on_file.add()
+    await on_file.advance(30)
+    with broken(path), pytest.raises(DatabaseError):
+        await scheduler.recover("a", two)
+    assert scheduler.counts()["queued"] == 1
+    await on_file.settle()
+    await on_file.advance(1)  # if it was tried at once, the database had failed again
+    assert on_file.told[1:] == [("a", two), ("a", two)]  # it was heard of, and is idle
 
 
-def test_what_could_not_be_written_is_done_later_by_itself(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
-
-    async def test(harness: SchedulerHarness) -> None:
-        one = await harness.add()
-        with broken(path):
-            await harness.arrive("a")
-            await harness.advance(1)
-        assert harness.told == []
-        await harness.advance(1)
-        assert harness.told == [("a", one)]
-        with broken(path):
-            await harness.advance(30)  # it has not accepted
-            await harness.advance(1)
-        assert (await harness.task(one)).agent == "a"
-        await harness.advance(1)
-        assert (await harness.task(one)).agent is None
-        await harness.arrive("b")
-        assert harness.told == [("a", one), ("b", one)]
-        with broken(path):
-            await harness.leave("b")
-            await harness.arrive("b")
-            assert not harness.scheduler.is_idle("b")  # its former task is still its own, as far as the database knows
-        assert await refused(harness.scheduler.complete("b", one, None)) == (409, "not_yours")
-        await harness.advance(1)
-        assert harness.told == [("a", one), ("b", one), ("b", one)]
-        await harness.work("b", one)
-
-    run_on_file(path, test)
+async def test_a_failed_assignment_or_release_is_retried(on_file: SchedulerHarness, path: Path) -> None:
+    one = await on_file.add()
+    with broken(path):
+        await on_file.arrive("a")
+        await on_file.advance(1)
+    assert on_file.told == []
+    await on_file.advance(1)
+    assert on_file.told == [("a", one)]
+    with broken(path):
+        await on_file.advance(30)  # it has not accepted
+        await on_file.advance(1)
+    assert (await on_file.task(one)).agent == "a"
+    await on_file.advance(1)
+    assert (await on_file.task(one)).agent is None
+    await on_file.arrive("b")
+    assert on_file.told == [("a", one), ("b", one)]
+    with broken(path):
+        await on_file.leave("b")
+        await on_file.arrive("b")
+        assert not on_file.scheduler.is_idle("b")  # its former task is still its own, as far as the database knows
+    assert await refused(on_file.scheduler.complete("b", one, None)) == (409, "not_yours")
+    await on_file.advance(1)
+    assert on_file.told == [("a", one), ("b", one), ("b", one)]
+    await on_file.work("b", one)
 
 
-def test_a_frame_that_is_not_taken_while_the_database_fails(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+async def test_an_undeliverable_assignment_is_undone_once_the_database_works(
+    on_file: SchedulerHarness, path: Path
+) -> None:
+    locking = broken(path)
 
-    async def test(harness: SchedulerHarness) -> None:
-        locking = broken(path)
+    def assign(agent: str, task: Task) -> bool:
+        locking.__enter__()
+        return False
 
-        def assign(agent: str, task: Task) -> bool:
-            locking.__enter__()
-            return False
-
-        harness.on_assign = assign
-        await harness.arrive("a", "b")
-        one = await harness.add()
-        locking.__exit__(None, None, None)
-        harness.on_assign = lambda agent, task: True
-        await harness.advance(29)
-        assert harness.told == []
-        await harness.advance(1)
-        assert harness.told == [("b", one)]
-
-    run_on_file(path, test)
+    on_file.on_assign = assign
+    await on_file.arrive("a", "b")
+    one = await on_file.add()
+    locking.__exit__(None, None, None)
+    on_file.on_assign = lambda agent, task: True
+    await on_file.advance(29)
+    assert on_file.told == []
+    await on_file.advance(1)
+    assert on_file.told == [("b", one)]
 
 
-def test_what_could_not_be_forgotten_is_forgotten_with_the_next() -> None:
-    async def test(harness: SchedulerHarness) -> None:
+async def test_a_failed_cleanup_is_made_up_for_by_the_next(elsewhere: bool) -> None:
+    async with open_harness(elsewhere=elsewhere, most_finished=1) as harness:
         keep = "CREATE TRIGGER keep BEFORE DELETE ON tasks BEGIN SELECT RAISE(ABORT, 'not now'); END"
         await harness.database.run(lambda db: db.execute(keep).close())
         await harness.arrive("a")
@@ -204,10 +187,8 @@ def test_what_could_not_be_forgotten_is_forgotten_with_the_next() -> None:
         assert [task.task_id for task in await harness.scheduler.tasks()] == [tasks[2]]
         assert harness.scheduler.counts()["completed"] == 1
 
-    run(test, most_finished=1)
 
-
-def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> None:
+async def test_a_failing_store_delays_assignments() -> None:
     class Failing(WrappedStore):
         failing = True
 
@@ -216,62 +197,56 @@ def test_a_store_that_fails_holds_up_assignments_until_it_answers() -> None:
                 raise StoreError("the server wants a password")
             return await super().astanding(offence)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = Failing(clock=clock)
-        with closing(Database()) as database, closing(Gate(Policy(), store=store)) as gate:
-            harness = SchedulerHarness(database, gate, clock)
-            await harness.scheduler.start()
-            await harness.arrive("a")
-            task = await harness.add()
-            await harness.advance(1)
-            assert harness.told == []
-            store.failing = False
-            await harness.advance(1)
-            assert harness.told == [("a", task)]
-            await harness.scheduler.close()
-
-    asyncio.run(main())
+    clock = ManualClock()
+    store = Failing(clock=clock)
+    with closing(Database()) as database, closing(Gate(Policy(), store=store)) as gate:
+        harness = SchedulerHarness(database, gate, clock)
+        await harness.scheduler.start()
+        await harness.arrive("a")
+        task = await harness.add()
+        await harness.advance(1)
+        assert harness.told == []
+        store.failing = False
+        await harness.advance(1)
+        assert harness.told == [("a", task)]
+        await harness.scheduler.close()
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_closing_ends_what_has_begun_and_begins_nothing(turns: int) -> None:
-    async def main() -> None:
-        async with open_harness() as harness:
-            scheduler = harness.scheduler
-            await harness.database.run(watch)
-            await harness.arrive("a")
-            one = await harness.add()
-            scheduler.agent_connected("b")
-            adding = asyncio.ensure_future(scheduler.add("boss", b"1"))
-            await some(harness, turns)
-            closing_it = asyncio.ensure_future(scheduler.close())
-            await asyncio.sleep(0)
-            told = list(harness.told)
-            (two,) = await asyncio.gather(adding, return_exceptions=True)
-            await closing_it
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-            assert harness.told == told
-            written = await harness.database.run(changes)
-            for request in (
-                scheduler.add("boss", b"1"),
-                scheduler.find(one),
-                scheduler.tasks(),
-                scheduler.complete("a", one, None),
-                scheduler.recover("a", one),
-            ):
-                assert await refused(request) == (503, "stopping")
-            scheduler.agent_disconnected("a")
-            scheduler.agent_connected("c")
-            scheduler.set_available("c", True)
-            scheduler.recheck()
-            harness.clock.advance(1000)
-            await harness.settle()
-            assert harness.told == told
-            assert await harness.database.run(changes) == written
-            again = SchedulerHarness(harness.database, harness.gate, harness.clock)
-            await again.scheduler.start()
-            assert again.scheduler.counts()["queued"] == 1 + isinstance(two, Task)
-            await again.scheduler.close()
-
-    asyncio.run(main())
+async def test_closing_finishes_changes_in_progress_and_starts_none(turns: int) -> None:
+    async with open_harness() as harness:
+        scheduler = harness.scheduler
+        await harness.database.run(watch)
+        await harness.arrive("a")
+        one = await harness.add()
+        scheduler.agent_connected("b")
+        adding = asyncio.ensure_future(scheduler.add("boss", b"1"))
+        await some(harness, turns)
+        closing_it = asyncio.ensure_future(scheduler.close())
+        await asyncio.sleep(0)
+        told = list(harness.told)
+        (two,) = await asyncio.gather(adding, return_exceptions=True)
+        await closing_it
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert harness.told == told
+        written = await harness.database.run(changes)
+        for request in (
+            scheduler.add("boss", b"1"),
+            scheduler.find(one),
+            scheduler.tasks(),
+            scheduler.complete("a", one, None),
+            scheduler.recover("a", one),
+        ):
+            assert await refused(request) == (503, "stopping")
+        scheduler.agent_disconnected("a")
+        scheduler.agent_connected("c")
+        scheduler.set_available("c", True)
+        scheduler.recheck()
+        harness.clock.advance(1000)
+        await harness.settle()
+        assert harness.told == told
+        assert await harness.database.run(changes) == written
+        again = SchedulerHarness(harness.database, harness.gate, harness.clock)
+        await again.scheduler.start()
+        assert again.scheduler.counts()["queued"] == 1 + isinstance(two, Task)
+        await again.scheduler.close()

@@ -1,91 +1,81 @@
-"""The scheduler: who keeps a task, who loses it and who gets it back."""
+"""The scheduler: who keeps a task, who loses it, and who recovers it."""
 
 import pytest
 
 from headgate.hub.tasks.task import Task
-from tests.support.scheduler import MICROSECOND, SchedulerHarness, refused, run
+from tests.support.scheduler import MICROSECOND, SchedulerHarness, open_harness, refused
 
 # Agents that go, or don't answer -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_b5_the_task_of_an_agent_that_left_goes_to_the_next_before_all_others(accepted: bool) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one, two = await harness.add(), await harness.add()
-        if accepted:
-            await harness.scheduler.accept("a", one)
-            await harness.scheduler.report_progress("a", one, 0.7, "nearly")
-        await harness.leave("a")
-        task = await harness.task(one)
-        assert (task.state, task.agent, task.attempt, task.progress) == ("queued", None, 1, 0)
-        assert task.note == "its agent left"
-        await harness.arrive("b", "a")
-        assert harness.told == [("a", one), ("b", one), ("a", two)]
-        assert (await harness.task(one)).attempt == 2
-        assert await refused(harness.scheduler.complete("a", one, b"1")) == (409, "not_yours")
-        await harness.work("b", one)
-
-    run(test)
+async def test_b5_the_task_of_an_agent_that_left_is_assigned_next(accepted: bool, harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one, two = await harness.add(), await harness.add()
+    if accepted:
+        await harness.scheduler.accept("a", one)
+        await harness.scheduler.report_progress("a", one, 0.7, "nearly")
+    await harness.leave("a")
+    task = await harness.task(one)
+    assert (task.state, task.agent, task.attempt, task.progress) == ("queued", None, 1, 0)
+    assert task.note == "its agent left"
+    await harness.arrive("b", "a")
+    assert harness.told == [("a", one), ("b", one), ("a", two)]
+    assert (await harness.task(one)).attempt == 2
+    assert await refused(harness.scheduler.complete("a", one, b"1")) == (409, "not_yours")
+    await harness.work("b", one)
 
 
-def test_several_that_were_lost_come_back_in_their_order() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a", "b", "c")
-        tasks = [await harness.add() for _ in range(4)]
-        for agent in ("b", "c", "a"):
-            await harness.leave(agent)
-        await harness.arrive("d", "e", "f", "g")
-        assert harness.told[3:] == list(zip("defg", tasks, strict=True))
-
-    run(test)
+async def test_several_lost_tasks_are_requeued_in_order(harness: SchedulerHarness) -> None:
+    await harness.arrive("a", "b", "c")
+    tasks = [await harness.add() for _ in range(4)]
+    for agent in ("b", "c", "a"):
+        await harness.leave(agent)
+    await harness.arrive("d", "e", "f", "g")
+    assert harness.told[3:] == list(zip("defg", tasks, strict=True))
 
 
-def test_who_does_not_accept_in_time_loses_the_task_and_gets_no_other() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one = await harness.add()
-        await harness.advance(30 - MICROSECOND)
-        assert (await harness.task(one)).agent == "a"
-        await harness.advance(MICROSECOND)
-        task = await harness.task(one)
-        assert (task.state, task.note) == ("queued", "not accepted in time")
-        assert not harness.scheduler.is_idle("a")
-        await harness.arrive("b")
-        assert harness.told == [("a", one), ("b", one)]
-        two = await harness.add()
-        await harness.advance(29)
-        assert len(harness.told) == 2
-        assert await refused(harness.scheduler.accept("a", one)) == (409, "not_yours")
-        await harness.settle()
-        assert harness.told[2:] == [("a", two)]  # it has been heard of
-
-    run(test)
-
-
-def test_who_did_not_answer_is_back_when_it_says_that_it_is_idle() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        task = await harness.add()
-        await harness.advance(30)
-        harness.scheduler.recheck()
-        harness.scheduler.set_available("a", False)
-        await harness.advance(30)
-        assert harness.told == [("a", task)]
-        harness.scheduler.set_available("a", True)
-        await harness.settle()
-        assert harness.told == [("a", task)] * 2
-        assert (await harness.task(task)).attempt == 2
-        await harness.advance(30)
-        await harness.leave("a")
-        await harness.arrive("a")
-        assert harness.told == [("a", task)] * 3
-
-    run(test, accept_within=30)
+async def test_an_agent_that_does_not_accept_in_time_loses_the_task_and_gets_no_other(
+    harness: SchedulerHarness,
+) -> None:
+    await harness.arrive("a")
+    one = await harness.add()
+    await harness.advance(30 - MICROSECOND)
+    assert (await harness.task(one)).agent == "a"
+    await harness.advance(MICROSECOND)
+    task = await harness.task(one)
+    assert (task.state, task.note) == ("queued", "not accepted in time")
+    assert not harness.scheduler.is_idle("a")
+    await harness.arrive("b")
+    assert harness.told == [("a", one), ("b", one)]
+    two = await harness.add()
+    await harness.advance(29)
+    assert len(harness.told) == 2
+    assert await refused(harness.scheduler.accept("a", one)) == (409, "not_yours")
+    await harness.settle()
+    assert harness.told[2:] == [("a", two)]  # it has been heard of
 
 
-def test_what_was_accepted_in_time_stays() -> None:
-    async def test(harness: SchedulerHarness) -> None:
+async def test_an_unresponsive_agent_gets_tasks_again_when_it_reports_idle(harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    task = await harness.add()
+    await harness.advance(30)
+    harness.scheduler.recheck()
+    harness.scheduler.set_available("a", False)
+    await harness.advance(30)
+    assert harness.told == [("a", task)]
+    harness.scheduler.set_available("a", True)
+    await harness.settle()
+    assert harness.told == [("a", task)] * 2
+    assert (await harness.task(task)).attempt == 2
+    await harness.advance(30)
+    await harness.leave("a")
+    await harness.arrive("a")
+    assert harness.told == [("a", task)] * 3
+
+
+async def test_a_task_accepted_in_time_stays_with_its_agent(elsewhere: bool) -> None:
+    async with open_harness(elsewhere=elsewhere, accept_within=2) as harness:
         await harness.arrive("a", "b")
         task = await harness.add()
         await harness.advance(2 - MICROSECOND)
@@ -93,179 +83,152 @@ def test_what_was_accepted_in_time_stays() -> None:
         await harness.advance(1000)
         assert harness.told == [("a", task)]
 
-    run(test, accept_within=2)
 
-
-def test_the_time_to_accept_is_that_of_the_attempt() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        task = await harness.add()
-        await harness.advance(20)
-        await harness.scheduler.fail("a", task, "", True)
-        await harness.settle()
-        await harness.advance(20)  # 40 since the first attempt began
-        assert (await harness.task(task)).agent == "a"
-        await harness.advance(10)
-        assert (await harness.task(task)).agent is None
-
-    run(test)
+async def test_the_time_to_accept_starts_with_each_attempt(harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    task = await harness.add()
+    await harness.advance(20)
+    await harness.scheduler.fail("a", task, "", True)
+    await harness.settle()
+    await harness.advance(20)  # 40 since the first attempt began
+    assert (await harness.task(task)).agent == "a"
+    await harness.advance(10)
+    assert (await harness.task(task)).agent is None
 
 
 # Recovering ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_holder_recovers() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one = await harness.add()
-        task = await harness.scheduler.recover("a", one)
-        assert (task.state, task.note, task.attempt) == ("accepted", "recovering", 1)
-        await harness.scheduler.report_progress("a", one, 0.5, "half")
-        task = await harness.scheduler.recover("a", one)
-        assert (task.state, task.note, task.progress) == ("accepted", "recovering", 0.5)
-        await harness.advance(100)
-        assert harness.told == [("a", one)]
-
-    run(test)
+async def test_the_holder_recovers_its_task(harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one = await harness.add()
+    task = await harness.scheduler.recover("a", one)
+    assert (task.state, task.note, task.attempt) == ("accepted", "recovering", 1)
+    await harness.scheduler.report_progress("a", one, 0.5, "half")
+    task = await harness.scheduler.recover("a", one)
+    assert (task.state, task.note, task.progress) == ("accepted", "recovering", 0.5)
+    await harness.advance(100)
+    assert harness.told == [("a", one)]
 
 
-def test_the_last_holder_gets_it_back_if_nobody_else_has_it() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one = await harness.add()
-        await harness.leave("a")
-        harness.gate.record_violation("a")  # so that it isn't simply assigned
-        await harness.arrive("a")
-        assert (await harness.task(one)).state == "queued"
-        task = await harness.scheduler.recover("a", one)
-        assert (task.state, task.agent, task.attempt, task.note) == ("accepted", "a", 2, "recovering")
-        assert harness.scheduler.task_of("a") == one
-        await harness.arrive("b")
-        await harness.advance(100)
-        assert harness.told == [("a", one)]
-        await harness.scheduler.complete("a", one, None)
-
-    run(test)
+async def test_the_last_holder_recovers_a_queued_task(harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one = await harness.add()
+    await harness.leave("a")
+    harness.gate.record_violation("a")  # so that it isn't simply assigned
+    await harness.arrive("a")
+    assert (await harness.task(one)).state == "queued"
+    task = await harness.scheduler.recover("a", one)
+    assert (task.state, task.agent, task.attempt, task.note) == ("accepted", "a", 2, "recovering")
+    assert harness.scheduler.task_of("a") == one
+    await harness.arrive("b")
+    await harness.advance(100)
+    assert harness.told == [("a", one)]
+    await harness.scheduler.complete("a", one, None)
 
 
-def test_recovering_is_refused_to_all_others() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        scheduler = harness.scheduler
-        await harness.arrive("a")
-        one = await harness.add()
-        await harness.leave("a")
-        assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # it isn't here
-        for agent in ("a", "c"):
-            harness.gate.record_violation(agent)
-        await harness.arrive("a", "c")
-        assert await refused(scheduler.recover("c", one)) == (409, "not_yours")  # it never had it
-        scheduler.set_available("a", False)
-        assert await refused(scheduler.recover("a", one)) == (409, "not_possible")
-        scheduler.set_available("a", True)
-        await harness.arrive("b")
-        assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # somebody has it
-        await harness.leave("b")
-        assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # somebody had it since
-
-    run(test)
+async def test_nobody_else_can_recover_a_task(harness: SchedulerHarness) -> None:
+    scheduler = harness.scheduler
+    await harness.arrive("a")
+    one = await harness.add()
+    await harness.leave("a")
+    assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # it isn't here
+    for agent in ("a", "c"):
+        harness.gate.record_violation(agent)
+    await harness.arrive("a", "c")
+    assert await refused(scheduler.recover("c", one)) == (409, "not_yours")  # it never had it
+    scheduler.set_available("a", False)
+    assert await refused(scheduler.recover("a", one)) == (409, "not_possible")
+    scheduler.set_available("a", True)
+    await harness.arrive("b")
+    assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # somebody has it
+    await harness.leave("b")
+    assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # somebody had it since
 
 
-def test_who_did_not_accept_in_time_can_recover() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one = await harness.add()
-        await harness.advance(30)
-        assert (await harness.scheduler.recover("a", one)).state == "accepted"
-        assert harness.told == [("a", one)]
-
-    run(test)
+async def test_an_agent_that_did_not_accept_in_time_can_recover(harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one = await harness.add()
+    await harness.advance(30)
+    assert (await harness.scheduler.recover("a", one)).state == "accepted"
+    assert harness.told == [("a", one)]
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_who_did_not_answer_and_cannot_recover_has_been_heard_of(other: bool) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one = await harness.add()
-        await harness.advance(30)
-        await harness.arrive("b")
-        two = await harness.add()
-        assert await refused(harness.scheduler.recover("a", one if other else "none")) in (
-            (409, "not_yours"),
-            (404, "unknown_task"),
-        )
-        await harness.settle()
-        assert harness.told == [("a", one), ("b", one), ("a", two)]
-
-    run(test)
+async def test_a_refused_recovery_makes_an_unresponsive_agent_available(other: bool, harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one = await harness.add()
+    await harness.advance(30)
+    await harness.arrive("b")
+    two = await harness.add()
+    assert await refused(harness.scheduler.recover("a", one if other else "none")) in (
+        (409, "not_yours"),
+        (404, "unknown_task"),
+    )
+    await harness.settle()
+    assert harness.told == [("a", one), ("b", one), ("a", two)]
 
 
-def test_who_has_other_work_does_not_recover() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one = await harness.add()
-        await harness.scheduler.fail("a", one, "", True)
-        await harness.settle()
-        two = await harness.add()
-        await harness.scheduler.fail("a", one, "", True)
-        await harness.settle()
-        assert harness.scheduler.task_of("a") == two
-        assert await refused(harness.scheduler.recover("a", one)) == (409, "not_possible")
-
-    run(test)
+async def test_an_agent_with_another_task_cannot_recover(harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one = await harness.add()
+    await harness.scheduler.fail("a", one, "", True)
+    await harness.settle()
+    two = await harness.add()
+    await harness.scheduler.fail("a", one, "", True)
+    await harness.settle()
+    assert harness.scheduler.task_of("a") == two
+    assert await refused(harness.scheduler.recover("a", one)) == (409, "not_possible")
 
 
 # Frames that can't be sent -------------------------------------------------------------------------------------------
 
 
-def test_a_frame_that_is_not_taken_goes_to_the_next() -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        tried: list[str] = []
+async def test_an_undeliverable_assignment_goes_to_the_next_agent(harness: SchedulerHarness) -> None:
+    tried: list[str] = []
 
-        def assign(agent: str, task: Task) -> bool:
-            tried.append(agent)
-            return agent != "a"
+    def assign(agent: str, task: Task) -> bool:
+        tried.append(agent)
+        return agent != "a"
 
-        harness.on_assign = assign
-        await harness.arrive("a", "b")
-        one, two = await harness.add(), await harness.add()
-        assert harness.told == [("b", one)]
-        assert (await harness.task(one)).attempt == 1
-        await harness.advance(1 - MICROSECOND)
-        assert tried == ["a", "b"]
-        await harness.advance(MICROSECOND)
-        assert tried == ["a", "b", "a"]
-        task = await harness.task(two)
-        assert (task.state, task.agent, task.attempt) == ("queued", None, 0)
-        assert await refused(harness.scheduler.recover("a", two)) == (409, "not_yours")  # it never knew of it
-        await harness.settle()
-        assert tried == ["a", "b", "a", "a"]  # it was heard of
-        harness.on_assign = lambda agent, task: True
-        harness.scheduler.set_available("a", True)
-        await harness.settle()
-        assert harness.told == [("b", one), ("a", two)]
-
-    run(test)
+    harness.on_assign = assign
+    await harness.arrive("a", "b")
+    one, two = await harness.add(), await harness.add()
+    assert harness.told == [("b", one)]
+    assert (await harness.task(one)).attempt == 1
+    await harness.advance(1 - MICROSECOND)
+    assert tried == ["a", "b"]
+    await harness.advance(MICROSECOND)
+    assert tried == ["a", "b", "a"]
+    task = await harness.task(two)
+    assert (task.state, task.agent, task.attempt) == ("queued", None, 0)
+    assert await refused(harness.scheduler.recover("a", two)) == (409, "not_yours")  # it never knew of it
+    await harness.settle()
+    assert tried == ["a", "b", "a", "a"]  # it was heard of
+    harness.on_assign = lambda agent, task: True
+    harness.scheduler.set_available("a", True)
+    await harness.settle()
+    assert harness.told == [("b", one), ("a", two)]
 
 
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("back", [False, True])
-def test_an_agent_that_leaves_while_it_is_told(taken: bool, back: bool) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        def assign(agent: str, task: Task) -> bool:
-            harness.scheduler.agent_disconnected(agent)
-            if back:
-                harness.on_assign = lambda agent, task: True
-                harness.scheduler.agent_connected(agent)
-            return taken
+async def test_an_agent_may_leave_while_it_is_assigned_a_task(
+    taken: bool, back: bool, harness: SchedulerHarness
+) -> None:
+    def assign(agent: str, task: Task) -> bool:
+        harness.scheduler.agent_disconnected(agent)
+        if back:
+            harness.on_assign = lambda agent, task: True
+            harness.scheduler.agent_connected(agent)
+        return taken
 
-        harness.on_assign = assign
-        await harness.arrive("a")
-        one, two = await harness.add(), await harness.add()
-        harness.on_assign = lambda agent, task: True
-        task = await harness.task(one)
-        assert (task.agent, task.attempt) == ("a" if back else None, taken + back)
-        await harness.arrive("b", "c")
-        assert set((await harness.holders()).values()) == ({"a", "b"} if back else {"b", "c"})
-        assert await harness.holders() == {one: "a", two: "b"} if back else {one: "b", two: "c"}
-
-    run(test)
+    harness.on_assign = assign
+    await harness.arrive("a")
+    one, two = await harness.add(), await harness.add()
+    harness.on_assign = lambda agent, task: True
+    task = await harness.task(one)
+    assert (task.agent, task.attempt) == ("a" if back else None, taken + back)
+    await harness.arrive("b", "c")
+    assert set((await harness.holders()).values()) == ({"a", "b"} if back else {"b", "c"})
+    assert await harness.holders() == {one: "a", two: "b"} if back else {one: "b", two: "c"}

@@ -1,4 +1,4 @@
-"""The scheduler: no task is lost or held by two, whatever happens, in whatever moment and order."""
+"""The scheduler: no task is lost or held by two agents, in any interleaving of events."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from headgate import Gate, ManualClock, Policy
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
 from headgate.hub.tasks.task import STATES, Task
-from tests.support.scheduler import TURNS, SchedulerHarness, run, some, watch, wrong
+from tests.support.scheduler import TURNS, SchedulerHarness, some, watch, wrong
 from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
@@ -23,160 +23,139 @@ from tests.support.wrapped_store import WrappedStore
 
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("back", [False, True])
-def test_leaving_at_any_moment_of_an_assignment_loses_nothing(turns: int, back: bool) -> None:
-    async def test(harness: SchedulerHarness) -> None:
+async def test_leaving_at_any_moment_of_an_assignment_loses_nothing(
+    turns: int, back: bool, harness: SchedulerHarness
+) -> None:
+    harness.scheduler.agent_connected("a")
+    adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
+    await some(harness, turns)
+    harness.scheduler.agent_disconnected("a")
+    assert harness.scheduler.task_of("a") is None
+    if back:
         harness.scheduler.agent_connected("a")
-        adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
-        await some(harness, turns)
-        harness.scheduler.agent_disconnected("a")
-        assert harness.scheduler.task_of("a") is None
-        if back:
-            harness.scheduler.agent_connected("a")
-        one = (await adding).task_id
-        await harness.settle()
-        assert (await harness.task(one)).agent == ("a" if back else None)
-        await harness.arrive("b")
-        holder = "a" if back else "b"
-        assert (await harness.task(one)).agent == holder
-        assert harness.told[-1] == (holder, one)
-        await harness.work(holder, one)
-
-    run(test)
+    one = (await adding).task_id
+    await harness.settle()
+    assert (await harness.task(one)).agent == ("a" if back else None)
+    await harness.arrive("b")
+    holder = "a" if back else "b"
+    assert (await harness.task(one)).agent == holder
+    assert harness.told[-1] == (holder, one)
+    await harness.work(holder, one)
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_getting_busy_at_any_moment_of_an_assignment(turns: int) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a", "b")
-        adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
-        await some(harness, turns)
-        harness.scheduler.set_available("a", False)
-        told = list(harness.told)
-        one = (await adding).task_id
-        await harness.settle()
-        assert harness.told == (told or [("b", one)])  # who is busy is told nothing any more
-
-    run(test)
+async def test_getting_busy_at_any_moment_of_an_assignment_passes_it_on(turns: int, harness: SchedulerHarness) -> None:
+    await harness.arrive("a", "b")
+    adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
+    await some(harness, turns)
+    harness.scheduler.set_available("a", False)
+    told = list(harness.told)
+    one = (await adding).task_id
+    await harness.settle()
+    assert harness.told == (told or [("b", one)])  # who is busy is told nothing any more
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_leaving_at_any_moment_of_the_last_word(turns: int) -> None:
+async def test_leaving_at_any_moment_of_a_completion_completes_or_reassigns(
+    turns: int, harness: SchedulerHarness
+) -> None:
     """Either the task is completed, and said so, or it goes to somebody else: never both."""
-
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a", "b")
-        one = await harness.add()
-        saying = asyncio.ensure_future(harness.scheduler.complete("a", one, b"1"))
-        await some(harness, turns)
-        harness.scheduler.agent_disconnected("a")
-        (answer,) = await asyncio.gather(saying, return_exceptions=True)
-        await harness.settle()
-        task = await harness.task(one)
-        if isinstance(answer, Task):
-            assert (task.state, task.agent) == ("completed", "a")
-            assert harness.told == [("a", one)]
-        else:
-            assert (task.state, task.agent) == ("assigned", "b")
-            assert harness.told == [("a", one), ("b", one)]
-
-    run(test)
+    await harness.arrive("a", "b")
+    one = await harness.add()
+    saying = asyncio.ensure_future(harness.scheduler.complete("a", one, b"1"))
+    await some(harness, turns)
+    harness.scheduler.agent_disconnected("a")
+    (answer,) = await asyncio.gather(saying, return_exceptions=True)
+    await harness.settle()
+    task = await harness.task(one)
+    if isinstance(answer, Task):
+        assert (task.state, task.agent) == ("completed", "a")
+        assert harness.told == [("a", one)]
+    else:
+        assert (task.state, task.agent) == ("assigned", "b")
+        assert harness.told == [("a", one), ("b", one)]
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_accepting_at_any_moment_around_the_deadline(turns: int) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a", "b")
-        one = await harness.add()
-        harness.clock.advance(30)
-        await some(harness, turns)
-        (answer,) = await asyncio.gather(harness.scheduler.accept("a", one), return_exceptions=True)
-        await harness.settle()
-        expected = [("a", one)] if isinstance(answer, Task) else [("a", one), ("b", one)]
-        assert harness.told == expected
-        assert (await harness.task(one)).agent == expected[-1][0]
-
-    run(test)
+async def test_accepting_around_the_deadline_keeps_or_loses_the_task(turns: int, harness: SchedulerHarness) -> None:
+    await harness.arrive("a", "b")
+    one = await harness.add()
+    harness.clock.advance(30)
+    await some(harness, turns)
+    (answer,) = await asyncio.gather(harness.scheduler.accept("a", one), return_exceptions=True)
+    await harness.settle()
+    expected = [("a", one)] if isinstance(answer, Task) else [("a", one), ("b", one)]
+    assert harness.told == expected
+    assert (await harness.task(one)).agent == expected[-1][0]
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_recovering_at_any_moment_while_it_is_assigned_anew(turns: int) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one = await harness.add()
-        await harness.leave("a")
-        harness.gate.record_violation("a")
-        await harness.arrive("a")
-        harness.scheduler.agent_connected("b")
-        await some(harness, turns)
-        (answer,) = await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
-        await harness.settle()
-        task = await harness.task(one)
-        assert task.attempt == 2
-        if isinstance(answer, Task):
-            assert (task.agent, harness.told) == ("a", [("a", one)])
-        else:
-            assert (task.agent, harness.told) == ("b", [("a", one), ("b", one)])
-
-    run(test)
+async def test_recovering_during_a_reassignment_leaves_one_holder(turns: int, harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one = await harness.add()
+    await harness.leave("a")
+    harness.gate.record_violation("a")
+    await harness.arrive("a")
+    harness.scheduler.agent_connected("b")
+    await some(harness, turns)
+    (answer,) = await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
+    await harness.settle()
+    task = await harness.task(one)
+    assert task.attempt == 2
+    if isinstance(answer, Task):
+        assert (task.agent, harness.told) == ("a", [("a", one)])
+    else:
+        assert (task.agent, harness.told) == ("b", [("a", one), ("b", one)])
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_who_recovers_and_is_assigned_something_at_the_same_time_holds_one(turns: int) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.arrive("a")
-        one, two = await harness.add(), await harness.add()
-        await harness.leave("a")
-        harness.scheduler.agent_connected("a")
-        await some(harness, turns)
-        await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
-        await harness.settle()
-        assert await harness.holders() == {one: "a", two: None}
-
-    run(test)
+async def test_recovering_during_an_assignment_leaves_one_task(turns: int, harness: SchedulerHarness) -> None:
+    await harness.arrive("a")
+    one, two = await harness.add(), await harness.add()
+    await harness.leave("a")
+    harness.scheduler.agent_connected("a")
+    await some(harness, turns)
+    await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
+    await harness.settle()
+    assert await harness.holders() == {one: "a", two: None}
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_who_comes_back_at_once_holds_one_task_even_in_the_database(turns: int) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        await harness.database.run(watch)
-        await harness.arrive("a")
-        one, two = await harness.add(), await harness.add()
-        await harness.scheduler.accept("a", one)
-        saying = [
-            asyncio.ensure_future(harness.scheduler.report_progress("a", one, 0.1, str(number))) for number in range(5)
-        ]
-        await some(harness, turns)
-        harness.scheduler.agent_disconnected("a")
-        harness.scheduler.agent_connected("a")
-        await asyncio.gather(*saying, return_exceptions=True)
-        await harness.settle()
-        assert await harness.holders() == {one: "a", two: None}
-        assert await harness.database.run(wrong) == []
-
-    run(test)
+async def test_an_agent_that_reconnects_at_once_holds_one_task(turns: int, harness: SchedulerHarness) -> None:
+    await harness.database.run(watch)
+    await harness.arrive("a")
+    one, two = await harness.add(), await harness.add()
+    await harness.scheduler.accept("a", one)
+    saying = [
+        asyncio.ensure_future(harness.scheduler.report_progress("a", one, 0.1, str(number))) for number in range(5)
+    ]
+    await some(harness, turns)
+    harness.scheduler.agent_disconnected("a")
+    harness.scheduler.agent_connected("a")
+    await asyncio.gather(*saying, return_exceptions=True)
+    await harness.settle()
+    assert await harness.holders() == {one: "a", two: None}
+    assert await harness.database.run(wrong) == []
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_a_change_is_carried_through_when_whoever_asked_is_cancelled(turns: int) -> None:
-    async def test(harness: SchedulerHarness) -> None:
-        adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
-        await some(harness, turns)
-        adding.cancel()
-        await asyncio.gather(adding, return_exceptions=True)
-        await harness.arrive("a")
-        if turns == 0:  # it had not begun
-            assert harness.told == []
-            return
-        ((agent, one),) = harness.told
-        saying = asyncio.ensure_future(harness.scheduler.complete(agent, one, b"1"))
-        await some(harness, turns)
-        saying.cancel()
-        await asyncio.gather(saying, return_exceptions=True)
-        await harness.settle()
-        assert (await harness.task(one)).state == "completed"
-        assert harness.scheduler.is_idle("a")
-
-    run(test)
+async def test_a_change_is_completed_when_its_caller_is_cancelled(turns: int, harness: SchedulerHarness) -> None:
+    adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
+    await some(harness, turns)
+    adding.cancel()
+    await asyncio.gather(adding, return_exceptions=True)
+    await harness.arrive("a")
+    if turns == 0:  # it had not begun
+        assert harness.told == []
+        return
+    ((agent, one),) = harness.told
+    saying = asyncio.ensure_future(harness.scheduler.complete(agent, one, b"1"))
+    await some(harness, turns)
+    saying.cancel()
+    await asyncio.gather(saying, return_exceptions=True)
+    await harness.settle()
+    assert (await harness.task(one)).state == "completed"
+    assert harness.scheduler.is_idle("a")
 
 
 # Anything, in any order ----------------------------------------------------------------------------------------------

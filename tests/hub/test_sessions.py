@@ -1,4 +1,4 @@
-"""Sessions of agents over WebSocket, each with a budget of its own, and the log of their signals."""
+"""Sessions of agents over WebSocket, each with its own budget, and their signal logs."""
 
 from typing import Any
 
@@ -90,30 +90,28 @@ def test_e2_the_rate_is_in_signals_per_second() -> None:
         assert signal(wire, "s") == "signal_logged"
 
 
-def test_e3_a_denied_signal_is_not_written_and_the_error_says_it_all() -> None:
-    with running() as hub:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http:
-            wire.ask("session_open", session="s", rate=20, burst=1)
-            assert signal(wire, "s") == "signal_logged"
-            denied = {"type": "error", "error": "rate_limited", "agent_id": "planner", "limit": "20/second burst 1"}
-            assert wire.ask("session_signal", session="s", signal=SIGNAL, id=7) == {
-                **denied,
-                "detail": "rate limited: agent 'planner' at 20 signals/sec, retry after 50ms",
-                "retry_after_ms": 50,
-                "id": 7,
-            }
-            hub.clock.advance(0.0491)
-            assert wire.ask("session_signal", session="s", signal=SIGNAL)["retry_after_ms"] == 1, "0.9, rounded up"
-            hub.clock.advance(0.000899)
-            assert wire.ask("session_signal", session="s", signal=SIGNAL)["retry_after_ms"] == 1, "never 0"
-            assert len(logged(http, "s")) == 1
-            hub.clock.advance(0.000001)
-            assert signal(wire, "s") == "signal_logged"
-            assert len(logged(http, "s")) == 2
+def test_e3_a_denied_signal_is_not_written_and_the_error_has_all_details() -> None:
+    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+        wire.ask("session_open", session="s", rate=20, burst=1)
+        assert signal(wire, "s") == "signal_logged"
+        denied = {"type": "error", "error": "rate_limited", "agent_id": "planner", "limit": "20/second burst 1"}
+        assert wire.ask("session_signal", session="s", signal=SIGNAL, id=7) == {
+            **denied,
+            "detail": "rate limited: agent 'planner' at 20 signals/sec, retry after 50ms",
+            "retry_after_ms": 50,
+            "id": 7,
+        }
+        hub.clock.advance(0.0491)
+        assert wire.ask("session_signal", session="s", signal=SIGNAL)["retry_after_ms"] == 1, "0.9, rounded up"
+        hub.clock.advance(0.000899)
+        assert wire.ask("session_signal", session="s", signal=SIGNAL)["retry_after_ms"] == 1, "never 0"
+        assert len(logged(http, "s")) == 1
+        hub.clock.advance(0.000001)
+        assert signal(wire, "s") == "signal_logged"
+        assert len(logged(http, "s")) == 2
 
 
-def test_e3_a_denied_signal_is_no_violation_of_the_agent() -> None:
+def test_e3_a_denied_signal_is_not_a_violation() -> None:
     with running() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s", rate=1, burst=1)
         assert [signal(wire, "s") for _ in range(30)] == ["signal_logged"] + ["rate_limited"] * 29
@@ -121,24 +119,22 @@ def test_e3_a_denied_signal_is_no_violation_of_the_agent() -> None:
 
 
 def test_e4_a_signal_is_written_to_the_sessions_log() -> None:
-    with running() as hub:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http, hub.http(hub.register("other")) as other:
-            wire.ask("session_open", session="s")
-            wire.ask("session_open", session="t")
-            signals = [{**SIGNAL, "entity": f"door-{number}", "annotation": None} for number in range(3)]
-            signals[1]["annotation"] = "left open, ☃"
-            numbers = [wire.ask("session_signal", session="s", signal=one)["number"] for one in signals]
-            assert signal(wire, "t") == "signal_logged"
-            first = http.get("/api/sessions/s/signals").json()["signals"][0]
-            assert first.items() >= {"number": numbers[0], "session": "s", "signal": signals[0]}.items()
-            assert logged(http, "s") == signals
-            assert logged(http, "s", "?limit=1") == signals[2:]
-            assert logged(http, "s", f"?limit=1&before={numbers[2]}") == signals[1:2]
-            assert logged(http, "t") == [{**SIGNAL, "annotation": None}]
-            assert logged(other, "s") == [], "another agent's is another session"
-            wire.ask("session_close", session="s")
-            assert logged(http, "s") == signals, "the log stays"
+    with running() as hub, hub.agent_and_http("planner") as (wire, http), hub.http(hub.register("other")) as other:
+        wire.ask("session_open", session="s")
+        wire.ask("session_open", session="t")
+        signals = [{**SIGNAL, "entity": f"door-{number}", "annotation": None} for number in range(3)]
+        signals[1]["annotation"] = "left open, ☃"
+        numbers = [wire.ask("session_signal", session="s", signal=one)["number"] for one in signals]
+        assert signal(wire, "t") == "signal_logged"
+        first = http.get("/api/sessions/s/signals").json()["signals"][0]
+        assert first.items() >= {"number": numbers[0], "session": "s", "signal": signals[0]}.items()
+        assert logged(http, "s") == signals
+        assert logged(http, "s", "?limit=1") == signals[2:]
+        assert logged(http, "s", f"?limit=1&before={numbers[2]}") == signals[1:2]
+        assert logged(http, "t") == [{**SIGNAL, "annotation": None}]
+        assert logged(other, "s") == [], "another agent's is another session"
+        wire.ask("session_close", session="s")
+        assert logged(http, "s") == signals, "the log stays"
 
 
 BAD_SIGNALS: list[object] = [
@@ -159,34 +155,30 @@ BAD_SIGNALS: list[object] = [
 
 
 def test_e4_a_signal_is_validated() -> None:
-    with running() as hub:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http:
-            wire.ask("session_open", session="s")
-            for bad in BAD_SIGNALS:
-                answer = wire.ask("session_signal", session="s", signal=bad, id="x")
-                assert (answer["error"], answer["id"], answer["detail"][:8]) == ("invalid", "x", "signal: "), bad
-                hub.clock.advance(10)  # or it would be closed
-            assert logged(http, "s") == []
+    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+        wire.ask("session_open", session="s")
+        for bad in BAD_SIGNALS:
+            answer = wire.ask("session_signal", session="s", signal=bad, id="x")
+            assert (answer["error"], answer["id"], answer["detail"][:8]) == ("invalid", "x", "signal: "), bad
+            hub.clock.advance(10)  # or it would be closed
+        assert logged(http, "s") == []
 
 
-def test_e4_first_the_closed_flag_then_the_limit_then_the_validation_then_the_write() -> None:
-    with running() as hub:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http:
-            closed = {"type": "error", "error": "session_closed", "detail": "session 42 is closed"}
-            assert wire.ask("session_signal", session=42, signal=INVALID) == closed, "one that was never opened"
-            wire.ask("session_open", session=42, rate=1, burst=2)
-            assert signal(wire, 42, INVALID) == "invalid"
-            assert signal(wire, 42) == "signal_logged"
-            assert signal(wire, 42, INVALID) == "rate_limited", "what was invalid has been charged, and goes on to be"
-            assert signal(wire, 42) == "rate_limited"
-            assert len(logged(http, 42)) == 1
-            wire.ask("session_close", session=42)
-            assert wire.ask("session_signal", session=42, signal=INVALID) == closed
-            assert wire.ask("session_signal", session=42, signal=SIGNAL) == closed
-            assert wire.ask("session_close", session=42, id=1) == {**closed, "id": 1}
-            assert len(logged(http, 42)) == 1
+def test_e4_closed_then_limit_then_validation_then_write() -> None:
+    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+        closed = {"type": "error", "error": "session_closed", "detail": "session 42 is closed"}
+        assert wire.ask("session_signal", session=42, signal=INVALID) == closed, "one that was never opened"
+        wire.ask("session_open", session=42, rate=1, burst=2)
+        assert signal(wire, 42, INVALID) == "invalid"
+        assert signal(wire, 42) == "signal_logged"
+        assert signal(wire, 42, INVALID) == "rate_limited", "what was invalid has been charged, and goes on to be"
+        assert signal(wire, 42) == "rate_limited"
+        assert len(logged(http, 42)) == 1
+        wire.ask("session_close", session=42)
+        assert wire.ask("session_signal", session=42, signal=INVALID) == closed
+        assert wire.ask("session_signal", session=42, signal=SIGNAL) == closed
+        assert wire.ask("session_close", session=42, id=1) == {**closed, "id": 1}
+        assert len(logged(http, 42)) == 1
 
 
 def test_e4_signals_are_limited_by_their_session_alone() -> None:
@@ -210,24 +202,27 @@ def test_b9_invalid_signals_close_the_connection_and_denied_ones_do_not() -> Non
         assert wire.ask("ping") == {"type": "pong"}
 
 
-def test_e5_what_the_application_writes_itself_is_not_limited() -> None:
-    with running(Policy(limits={"normal": "blocked"})) as hub, hub.http(ADMIN) as admin:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http:
-            wire.ask("session_open", session="s", rate=1, burst=1)
-            assert [signal(wire, "s") for _ in range(2)] == ["signal_logged", "rate_limited"]
-            for session in ("s", "never opened", 42):
-                body = {"agent_id": "planner", "session": session, "signal": {**SIGNAL, "type": "own"}}
-                assert [admin.post("/api/admin/signals", json=body).status_code for _ in range(50)] == [201] * 50
-            assert [one["type"] for one in logged(http, "s", "?limit=100")] == ["seen"] + ["own"] * 50
-            assert len(logged(http, "never opened")) == len(logged(http, 42)) == 50
-            assert buckets(hub) == (1, 1), "they use no session"
-            bad = {"agent_id": "planner", "session": "s", "signal": INVALID}
-            assert admin.post("/api/admin/signals", json=bad).status_code == 400, "but validated like any"
-            assert http.post("/api/admin/signals", json=bad).status_code == 429, "nor may an agent"
+def test_e5_signals_of_the_application_are_not_limited() -> None:
+    with (
+        running(Policy(limits={"normal": "blocked"})) as hub,
+        hub.http(ADMIN) as admin,
+        hub.agent_and_http("planner") as (wire, http),
+    ):
+        wire.ask("session_open", session="s", rate=1, burst=1)
+        assert [signal(wire, "s") for _ in range(2)] == ["signal_logged", "rate_limited"]
+        for session in ("s", "never opened", 42):
+            body = {"agent_id": "planner", "session": session, "signal": {**SIGNAL, "type": "own"}}
+            assert [admin.post("/api/admin/signals", json=body).status_code for _ in range(50)] == [201] * 50
+        assert [one["type"] for one in logged(http, "s", "?limit=100")] == ["seen"] + ["own"] * 50
+        assert len(logged(http, "never opened")) == len(logged(http, 42)) == 50
+        assert buckets(hub) == (1, 1), "they use no session"
+        bad = {"agent_id": "planner", "session": "s", "signal": INVALID}
+        for wrong in (bad, {"agent_id": "a\nb", "session": "s", "signal": SIGNAL}):
+            assert admin.post("/api/admin/signals", json=wrong).status_code == 400, "but validated like any"
+        assert http.post("/api/admin/signals", json=bad).status_code == 429, "nor may an agent"
 
 
-def test_e6_the_sessions_that_were_used_and_not_closed_are_counted() -> None:
+def test_e6_open_and_used_sessions_are_counted() -> None:
     with running() as hub, hub.agent("planner") as planner, hub.agent("other") as other:
         assert buckets(hub) == (0, 0)
         planner.ask("session_open", session=1, rate=1, burst=1)
@@ -257,7 +252,7 @@ def test_e7_a_burst_within_the_capacity_never_fails() -> None:
         assert {wire.hear()["type"] for _ in range(100)} == {"signal_logged"}
 
 
-def test_an_agent_has_so_many_open_sessions() -> None:
+def test_open_sessions_of_an_agent_are_bounded() -> None:
     with running(Policy(exempt=["planner"]), max_sessions=2) as hub, hub.agent("planner") as wire:
         for session in (1, 2, 1):
             assert wire.ask("session_open", session=session)["type"] == "session_opened"
@@ -268,12 +263,10 @@ def test_an_agent_has_so_many_open_sessions() -> None:
         assert wire.ask("session_open", session=3)["type"] == "session_opened"
 
 
-def test_the_newest_signals_are_kept() -> None:
-    with running(max_signals=20) as hub:
-        token = hub.register("planner")
-        with hub.agent("planner", token) as wire, hub.http(token) as http:
-            wire.ask("session_open", session="s")
-            for weight in range(50):
-                assert signal(wire, "s", {**SIGNAL, "weight": weight}) == "signal_logged"
-            assert [one["weight"] for one in logged(http, "s")][-20:] == list(range(30, 50))
-            assert len(logged(http, "s")) < 25
+def test_only_the_newest_signals_are_kept() -> None:
+    with running(max_signals=20) as hub, hub.agent_and_http("planner") as (wire, http):
+        wire.ask("session_open", session="s")
+        for weight in range(50):
+            assert signal(wire, "s", {**SIGNAL, "weight": weight}) == "signal_logged"
+        assert [one["weight"] for one in logged(http, "s")][-20:] == list(range(30, 50))
+        assert len(logged(http, "s")) < 25

@@ -1,4 +1,4 @@
-"""Every setting of the hub: by option, by variable, in the file; and every mistake in them."""
+"""Every setting of the hub: option, variable and file; and every error."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -64,7 +64,7 @@ def config(folder: Path, text: str) -> Path:
     return path
 
 
-def test_every_setting_is_tried_here() -> None:
+def test_every_setting_has_a_value_in_these_tests() -> None:
     assert list(OTHERS) == NAMES
     assert SECRETS == ["admin_token", "viewer_token", "webhook_secret"]
     ordinary = HubSettings()
@@ -94,7 +94,7 @@ def test_a_setting_is_given_by_option_by_variable_or_in_the_file(name: str, tmp_
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_option_goes_before_the_variable_and_that_before_the_file(name: str, tmp_path: Path) -> None:
+def test_options_override_variables_and_variables_override_the_file(name: str, tmp_path: Path) -> None:
     text, value = OTHERS[name]
     wrong = "\0"  # where it isn't looked at, it may be anything
     file = config(tmp_path, f'[hub]\n{name} = "\\u0000"\n')
@@ -114,7 +114,7 @@ def test_numbers_and_lists_in_the_file(tmp_path: Path) -> None:
     assert (found.relay_rate_limit, found.relay_rate_burst) == ("2.5", "5")
 
 
-def test_the_rest_of_the_environment_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_environment_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HubSettings.load({}, {"HEADGATE_REDIS_URL": "x", "PORT": "1", "headgate_port": "2"}) == HubSettings()
     monkeypatch.setenv("HEADGATE_PORT", "9001")
     assert HubSettings.load().port == 9001
@@ -132,7 +132,7 @@ def test_the_annotated_example_holds_the_defaults() -> None:
     assert HubSettings.load({}, {}, ROOT / "docs" / "headgate.toml") == HubSettings()
 
 
-def test_a_policy_does_not_mind_the_hubs_table(tmp_path: Path) -> None:
+def test_a_policy_ignores_the_hub_table(tmp_path: Path) -> None:
     assert Policy.load(config(tmp_path, "[hub]\nport = 5\n")) == Policy()
 
 
@@ -173,7 +173,7 @@ NETWORKS = "addresses or networks such as 10.0.0.0/8, separated by commas"
         *[("trusted_proxies", bad, NETWORKS) for bad in ("proxy", "10.0.0.1/8", "10.0.0.0/8 ::1", "10.0.0.0/33")],
     ],
 )  # fmt: skip
-def test_a_mistake_says_where_what_was_expected_and_what_came(
+def test_a_mistake_says_where_what_was_expected_and_what_was_given(
     name: str, text: str, expected: str, tmp_path: Path
 ) -> None:
     file = config(tmp_path, f'[hub]\n{name} = "{text}"\n')
@@ -205,17 +205,17 @@ def test_a_secret_is_never_shown(name: str, bad: str) -> None:
         "https://example.org\nhttps://other.example",
     ],
 )
-def test_urls_for_webhooks_are_not_shown_either_since_they_may_hold_a_password(bad: str) -> None:
+def test_webhook_urls_are_never_shown(bad: str) -> None:
     expected = "expected http:// or https:// URLs, without a fragment, separated by commas"
     assert mistakes({}, {"HEADGATE_WEBHOOKS": bad}) == [f"HEADGATE_WEBHOOKS: {expected}"]
 
 
-def test_a_url_for_webhooks_is_taken_once_and_several_come_from_a_list(tmp_path: Path) -> None:
+def test_duplicate_webhook_urls_are_removed(tmp_path: Path) -> None:
     file = config(tmp_path, '[hub]\nwebhooks = ["https://a.example", "https://b.example", "https://a.example"]\n')
     assert HubSettings.load({}, {}, file).webhooks == ("https://a.example", "https://b.example")
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     file = config(tmp_path, f'[hub]\nprot = 5\nadmin_tokne = "{SECRET}"\nmax_mail = true\nlog_level = "loud"\n')
     found = mistakes({"port": "x"}, {"HEADGATE_ADMIN_TOKEN": "short", "HEADGATE_LOG_LEVEL": "quiet"}, file)
     assert found == [
@@ -228,7 +228,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     assert mistakes({}, {}, tmp_path / "none.toml") == ["expected a readable file, got: No such file or directory"]
     (told,) = mistakes({}, {}, config(tmp_path, "[hub\n"))
     assert told.startswith("expected TOML, got: Expected ']'")
@@ -270,9 +270,7 @@ def tokens(**settings: Any) -> Tokens:
         (b"# the admin's token\na-token-that-is-long-enough\n", f"expected {A_TOKEN}"),
     ],
 )
-def test_a_file_that_holds_no_token_is_refused_without_showing_it(
-    tmp_path: Path, content: bytes | None, told: str
-) -> None:
+def test_an_invalid_token_file_is_refused_without_showing_it(tmp_path: Path, content: bytes | None, told: str) -> None:
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
@@ -281,6 +279,6 @@ def test_a_file_that_holds_no_token_is_refused_without_showing_it(
     assert str(caught.value) == f"{file}: {told}"
 
 
-def test_the_viewers_token_is_another_than_the_admins() -> None:
+def test_the_viewer_token_must_differ_from_the_admin_token() -> None:
     with pytest.raises(HeadgateError, match=r"^the viewer's token: expected another than the admin's$"):
         tokens(admin_token=SECRET, viewer_token=SECRET)

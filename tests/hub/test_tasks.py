@@ -63,7 +63,7 @@ def test_b5_a_limited_agent_gets_no_task_until_its_quiet_period_ends_by_itself()
         assert worker.hear()["task_id"] == task_id, "though nothing else happened in the hub"
 
 
-def test_b5_meanwhile_others_get_the_tasks() -> None:
+def test_b5_other_agents_get_the_tasks_of_a_limited_one() -> None:
     with running() as hub, hub.agent("worker") as worker, hub.agent("other") as other:
         limit(hub, "worker", worker)
         one, two = post_task(hub), post_task(hub)
@@ -74,7 +74,7 @@ def test_b5_meanwhile_others_get_the_tasks() -> None:
         assert worker.ask("ping")["type"] == "rate_limited", "nothing else was said to it"
 
 
-def test_b5_work_that_a_limited_agent_has_goes_on() -> None:
+def test_b5_a_limited_agent_keeps_its_task() -> None:
     with running() as hub, hub.agent("worker") as worker, hub.agent("other") as other:
         other.ask("status", status="busy")
         task_id = post_task(hub)

@@ -1,6 +1,5 @@
-"""The metrics over OpenTelemetry, sent to a real receiver that decodes what it gets."""
+"""Metrics over OpenTelemetry, decoded by a real receiver."""
 
-import asyncio
 import logging
 import sys
 import threading
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric
-from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 import headgate
@@ -22,16 +20,16 @@ from headgate.hub.monitoring import telemetry
 from headgate.hub.monitoring.metrics import METRICS
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.relay import Relay
-from tests.support.hub import VIEWER, Running, hub_settings, running
+from tests.support.hub import Running, hub_settings, running
 from tests.support.hub_process import program
 from tests.support.ports import nobody
+from tests.support.prometheus import Series, scrape
 from tests.support.valkey import PATIENCE, wait_for
 from tests.support.webhook_receiver import ReceivedWebhook, Receiver
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
 """Seconds for one try to send, and milliseconds to collect what is sent."""
-Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Collector(Receiver):
@@ -103,10 +101,7 @@ def histogram(name: str, point: HistogramDataPoint) -> dict[Series, float]:
 
 
 def scraped(hub: Running) -> dict[Series, float]:
-    with hub.http(VIEWER) as viewer:
-        families = text_string_to_metric_families(viewer.get("/metrics").text)
-        found = [sample for family in families for sample in family.samples]
-    return {(one.name, frozenset(one.labels.items())): one.value for one in found if one.name.startswith("headgate_")}
+    return {series: number for series, number in scrape(hub).items() if series[0].startswith("headgate_")}
 
 
 @pytest.fixture
@@ -161,7 +156,7 @@ def test_a_collector_gets_what_prometheus_gets(collector: Collector) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_what_belongs_to_the_hubs_loop_is_read_there(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_read_in_the_hubs_event_loop(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
 
     def connections(_relay: Relay) -> int:
@@ -174,7 +169,7 @@ def test_what_belongs_to_the_hubs_loop_is_read_there(collector: Collector, monke
         assert seen == {hub.call(threading.get_ident)}
 
 
-def test_what_it_is_called_is_as_it_should_be() -> None:
+def test_names_and_units_follow_the_opentelemetry_conventions() -> None:
     named = {metric.name: telemetry.name_and_unit(metric) for metric in METRICS}
     assert named["headgate_checks_total"] == ("headgate.checks", "")
     assert named["headgate_decision_seconds"] == ("headgate.decision", "s")
@@ -183,7 +178,7 @@ def test_what_it_is_called_is_as_it_should_be() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_who_sends_is_said(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resource_identifies_the_hub(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(otel_endpoint=collector.base):
         first = resource(collector.newest)
     assert first["service.name"] == "headgate"
@@ -201,14 +196,14 @@ def test_who_sends_is_said(collector: Collector, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("often")
-def test_a_path_of_its_own_is_kept(collector: Collector) -> None:
+def test_a_path_in_the_endpoint_is_kept(collector: Collector) -> None:
     with running(otel_endpoint=f"{collector.base}/some/where?key=1"):
         collector.next()
     assert {one.path for one in collector.heard} == {"/some/where?key=1"}
 
 
 @pytest.mark.usefixtures("often")
-def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
+def test_a_failing_collector_is_logged_once_and_again_when_it_recovers(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     def said() -> list[tuple[Any, Any]]:
@@ -229,7 +224,7 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again(
 
 
 @pytest.mark.usefixtures("often")
-def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_logged_reason_of_a_failed_export_hides_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", 600)
     with (
         nobody() as port,
@@ -245,7 +240,7 @@ def test_why_it_cannot_be_sent_is_said_without_what_may_be_a_key(monkeypatch: py
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("farewell", [0.0, 0.5], ids=["at all", "long"])
-def test_at_the_end_a_collector_that_hangs_is_not_waited_for(
+def test_stopping_does_not_wait_for_a_hanging_collector(
     collector: Collector, farewell: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", farewell)
@@ -274,34 +269,24 @@ def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, 
     assert "Traceback" not in "".join(hub.err)
 
 
-def test_without_the_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     monkeypatch.delitem(sys.modules, "headgate.hub.monitoring.telemetry")
-
-    async def work() -> None:
-        async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):
-            pass
-
     with pytest.raises(HeadgateError, match=r"expected OpenTelemetry's packages, .*install the extra headgate\[otel\]"):
-        asyncio.run(work())
+        await Hub(hub_settings(otel_endpoint="http://localhost:4318")).__aenter__()
 
 
-def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interval_of_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "0")
-
-    async def work() -> None:
-        async with Hub(hub_settings(otel_endpoint="http://localhost:4318")):
-            pass
-
     with pytest.raises(HeadgateError, match="OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds above 0"):
-        asyncio.run(work())
+        await Hub(hub_settings(otel_endpoint="http://localhost:4318")).__aenter__()
 
 
 @pytest.mark.parametrize(
     "given",
     ["localhost:4318", "ftp://localhost", "http://", "http:///v1", "http://a:port", "http://[::1", "//localhost"],
 )
-def test_an_endpoint_that_is_no_url_is_refused(given: str) -> None:
+def test_an_endpoint_that_is_not_a_url_is_refused(given: str) -> None:
     with pytest.raises(PolicyError) as refused:
         HubSettings.load({"otel_endpoint": given}, {})
     (mistake,) = refused.value.mistakes
@@ -309,7 +294,7 @@ def test_an_endpoint_that_is_no_url_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["http://localhost:4318", "https://user:password@collector/v1/metrics", ""])
-def test_an_endpoint_is_a_url_that_is_not_shown(given: str) -> None:
+def test_the_endpoint_is_never_shown(given: str) -> None:
     settings = HubSettings.load({}, {"HEADGATE_OTEL_ENDPOINT": given})
     assert settings.otel_endpoint == given
     assert not given or given not in repr(settings)

@@ -18,53 +18,44 @@ async def turns() -> None:
 
 
 @pytest.mark.parametrize("wait", [0.000001, 1, 60])
-def test_it_fires_at_its_moment_once_and_not_before(wait: float) -> None:
-    async def main() -> None:
-        clock, fired = ManualClock(start=1000), []
-        Timer(clock, clock.now() + round(wait * 1_000_000), lambda: fired.append(clock.now()))
-        if wait > 0.000001:
-            clock.advance(wait - 0.000001)
-            await turns()
-        assert fired == []
-        clock.advance(0.000001)
+async def test_a_timer_fires_once_and_exactly_on_time(wait: float) -> None:
+    clock, fired = ManualClock(start=1000), []
+    Timer(clock, clock.now() + round(wait * 1_000_000), lambda: fired.append(clock.now()))
+    if wait > 0.000001:
+        clock.advance(wait - 0.000001)
         await turns()
-        assert fired == [1_000_000_000 + wait * 1_000_000]
-        clock.advance(100)
-        await turns()
-        assert len(fired) == 1
+    assert fired == []
+    clock.advance(0.000001)
+    await turns()
+    assert fired == [1_000_000_000 + wait * 1_000_000]
+    clock.advance(100)
+    await turns()
+    assert len(fired) == 1
 
-    asyncio.run(main())
 
-
-def test_a_moment_that_has_passed_is_now_but_not_before_the_maker_goes_on() -> None:
-    async def main() -> None:
-        clock, fired = ManualClock(start=1000), []
-        Timer(clock, 5, lambda: fired.append(True))
-        assert fired == []
-        await turns()
-        assert fired == [True]
-
-    asyncio.run(main())
+async def test_a_timer_in_the_past_fires_at_the_next_turn_of_the_loop() -> None:
+    clock, fired = ManualClock(start=1000), []
+    Timer(clock, 5, lambda: fired.append(True))
+    assert fired == []
+    await turns()
+    assert fired == [True]
 
 
 @pytest.mark.parametrize("due", [False, True])
-def test_a_cancelled_one_does_nothing(due: bool) -> None:
-    async def main() -> None:
-        clock, fired = ManualClock(start=1000), []
-        timer = Timer(clock, clock.now() + 1_000_000, lambda: fired.append(True))
-        if due:
-            clock.advance(1)
-            await asyncio.sleep(0)  # it has been told, and is about to fire
-        timer.cancel()
+async def test_a_cancelled_timer_does_nothing(due: bool) -> None:
+    clock, fired = ManualClock(start=1000), []
+    timer = Timer(clock, clock.now() + 1_000_000, lambda: fired.append(True))
+    if due:
         clock.advance(1)
-        await turns()
-        assert fired == []
-        timer.cancel()
+        await asyncio.sleep(0)  # it has been told, and is about to fire
+    timer.cancel()
+    clock.advance(1)
+    await turns()
+    assert fired == []
+    timer.cancel()
 
-    asyncio.run(main())
 
-
-def test_it_fires_in_its_own_loop_when_another_thread_sets_the_clock() -> None:
+def test_a_timer_fires_in_its_own_loop_when_another_thread_advances_the_clock() -> None:
     async def main() -> None:
         clock, fired = ManualClock(), asyncio.Event()
         where: list[threading.Thread] = []
@@ -81,38 +72,28 @@ def test_it_fires_in_its_own_loop_when_another_thread_sets_the_clock() -> None:
     asyncio.run(main(), debug=True)  # a loop that minds who calls it
 
 
-def test_a_loop_that_is_closed_is_left_alone() -> None:
+async def test_a_timer_of_a_closed_loop_does_nothing() -> None:
     clock = ManualClock()
-
-    async def main() -> None:
-        Timer(clock, 1_000_000, lambda: pytest.fail("its loop is closed"))
-
-    asyncio.run(main())
+    Timer(clock, 1_000_000, lambda: pytest.fail("its loop is closed"))
     clock.advance(1)
 
 
-def test_a_clock_that_goes_by_itself() -> None:
-    async def main() -> None:
-        clock, fired = MonotonicClock(), asyncio.Event()
-        when = clock.now() + 20_000
-        Timer(clock, when, fired.set)
-        await asyncio.wait_for(fired.wait(), PATIENCE)
-        assert clock.now() >= when
-        Timer(clock, clock.now() + 20_000, lambda: pytest.fail("cancelled")).cancel()
-
-    asyncio.run(main())
+async def test_a_timer_on_the_real_clock_fires() -> None:
+    clock, fired = MonotonicClock(), asyncio.Event()
+    when = clock.now() + 20_000
+    Timer(clock, when, fired.set)
+    await asyncio.wait_for(fired.wait(), PATIENCE)
+    assert clock.now() >= when
+    Timer(clock, clock.now() + 20_000, lambda: pytest.fail("cancelled")).cancel()
 
 
-def test_a_clock_that_stepped_back_is_waited_for() -> None:
-    async def main() -> None:
-        clock, fired = ManualClock(start=1000), []
-        Timer(clock, clock.now() + 1_000_000, lambda: fired.append(True))
-        clock.advance(1)
-        clock.step_back(1)  # before the loop has looked
-        await turns()
-        assert fired == []
-        clock.advance(1)
-        await turns()
-        assert fired == [True]
-
-    asyncio.run(main())
+async def test_a_timer_waits_when_the_clock_steps_back() -> None:
+    clock, fired = ManualClock(start=1000), []
+    Timer(clock, clock.now() + 1_000_000, lambda: fired.append(True))
+    clock.advance(1)
+    clock.step_back(1)  # before the loop has looked
+    await turns()
+    assert fired == []
+    clock.advance(1)
+    await turns()
+    assert fired == [True]

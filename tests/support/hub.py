@@ -90,6 +90,13 @@ class Running(Threaded):
             assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
             yield wire
 
+    @contextmanager
+    def agent_and_http(self, name: str) -> Iterator[tuple[AgentConnection, httpx.Client]]:
+        """The WebSocket of a new agent, and an HTTP client with its token."""
+        token = self.register(name)
+        with self.agent(name, token) as wire, self.http(token) as http:
+            yield wire, http
+
 
 def hub_settings(**changes: Any) -> HubSettings:
     """Settings for tests: everything in memory, with known tokens."""

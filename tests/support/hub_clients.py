@@ -121,8 +121,8 @@ async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awa
     task = asyncio.ensure_future(work)
 
     def moved() -> bool:
-        if held := client.held:
-            clock.advance(held)
+        if delay := client.delay:
+            clock.advance(delay)
         return task.done()
 
     await until(moved, "the work")

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from headgate import ManualClock, RedisStore
-from tests.support.alerts import settled
+from tests.support.alerts import offend, settled
 from tests.support.hub import Running, running
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
@@ -29,12 +29,26 @@ class Fleet:
         ):
             yield hub
 
+    @contextmanager
+    def two_with_an_alert(self) -> Iterator[tuple[Running, Running]]:
+        """Two hubs that know of the planner's alert, which the first of them has raised."""
+        with self.hub() as one, self.hub() as other:
+            offend(one)
+            wait_for(lambda: other.hub.alerts.open, "the alert on the other")
+            compared(one, other)
+            yield one, other
+
     @property
     def open(self) -> dict[str, Any]:
         """What stands in the server."""
         with self.server.client(decode_responses=True) as client:
             found: Any = client.hgetall(f"{self.prefix}{{alerts}}a1:open")
             return {agent: json.loads(text) for agent, text in found.items()}
+
+
+def resolved(*hubs: Running) -> None:
+    """Wait until no hub has an open alert."""
+    wait_for(lambda: not any(hub.hub.alerts.open for hub in hubs), "the end of the alerts")
 
 
 def compared(*hubs: Running) -> None:

@@ -79,6 +79,10 @@ class SchedulerHarness:
         await self.scheduler.complete(agent, task_id, None)
         await self.settle()
 
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state, without the states that none is in."""
+        return {state: many for state, many in self.scheduler.counts().items() if many}
+
     async def holders(self) -> dict[str, str | None]:
         return {task.task_id: task.agent for task in await self.scheduler.tasks()}
 

@@ -12,7 +12,6 @@ _MOST: Final = 1000  # agents that a hub lists at once
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "agents",

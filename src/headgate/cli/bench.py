@@ -58,7 +58,6 @@ class Figure:
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     bench = add_command(
         commands,
         "bench",

@@ -11,8 +11,9 @@ from headgate.cli.terminal import GREEN, RED, YELLOW, coloured, print_json, wait
 from headgate.errors import HeadgateError, InvalidInput, printable
 from headgate.gate import Gate
 from headgate.gate.policy import TIERS, Policy, PolicyError
+from headgate.http import describe_decision
 from headgate.limiter import Limiter
-from headgate.limits.decision import Decision, Outcome
+from headgate.limits.decision import Decision
 from headgate.limits.fixed import UNLIMITED
 from headgate.stores.base import Store
 from headgate.stores.urls import server_store
@@ -26,12 +27,7 @@ _CHANNEL: Final = "ws"
 _TIMEOUT: Final = 5.0  # seconds
 
 
-class _InvalidOptions(HeadgateError):
-    """Options can't be combined."""
-
-
 def add(commands: Commands) -> None:
-    """Add the command."""
     check = add_command(
         commands,
         "check",
@@ -68,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         _validate(options)
         answer = _by_hub(options) if options.store is None else _by_store(options)
-    except (_InvalidOptions, InvalidInput, PolicyError) as error:
+    except (InvalidInput, PolicyError) as error:
         return _fail(INVALID, error)
     except HubError as error:
         return _fail(INVALID if error.status == 400 else UNDECIDED, error)
@@ -90,19 +86,19 @@ def _fail(code: int, error: HeadgateError) -> int:
 def _validate(options: argparse.Namespace) -> None:
     """Refuse options that can't be combined."""
     if options.store is not None and (hasattr(options, "hub") or hasattr(options, "token_file")):
-        raise _InvalidOptions("--store: expected neither --hub nor --token-file: it uses no hub")
+        raise InvalidInput("--store: expected neither --hub nor --token-file: it uses no hub")
     if options.limit is not None:
         if options.store is None:
-            raise _InvalidOptions("--limit: expected --store too")
+            raise InvalidInput("--limit: expected --store too")
         if options.channel is not None or options.policy is not None:
-            raise _InvalidOptions("--limit: expected neither --channel nor --policy, which it replaces")
+            raise InvalidInput("--limit: expected neither --channel nor --policy, which it replaces")
         return
     if options.tier is None and options.action is None:
-        raise _InvalidOptions("expected --tier or --action" + ("" if options.store is None else ", or --limit"))
+        raise InvalidInput("expected --tier or --action" + ("" if options.store is None else ", or --limit"))
     if options.peek and options.cost is not None:
-        raise _InvalidOptions("--cost: expected no --peek, which shows how much is left for any cost")
+        raise InvalidInput("--cost: expected no --peek, which shows how much is left for any cost")
     if options.store is None and options.policy is not None:
-        raise _InvalidOptions("--policy: expected --store too; a hub has its own policy")
+        raise InvalidInput("--policy: expected --store too; a hub has its own policy")
 
 
 def _by_hub(options: argparse.Namespace) -> dict[str, Any]:
@@ -121,7 +117,7 @@ def _by_store(options: argparse.Namespace) -> dict[str, Any]:
         subject, decision = _by_gate(options, policy, store) if options.limit is None else _by_limiter(options, store)
     if decision.degraded:
         raise HeadgateError("the server went away before the decision")
-    return subject | describe(decision)
+    return subject | describe_decision(decision)
 
 
 def _by_gate(options: argparse.Namespace, policy: Policy, store: Store) -> tuple[dict[str, Any], Decision]:
@@ -139,21 +135,6 @@ def _by_limiter(options: argparse.Namespace, store: Store) -> tuple[dict[str, An
     with Limiter(options.limit, store=store) as limiter:
         ask = limiter.peek if options.peek else limiter.check
         return {"key": options.agent}, ask(options.agent, options.cost or 1)
-
-
-def describe(decision: Decision) -> dict[str, Any]:
-    """A decision in the form of the hub's route /api/admin/check."""
-    return {
-        "outcome": decision.outcome.value,
-        "remaining": decision.remaining,
-        "capacity": decision.limit.capacity,
-        "limit": str(decision.limit),
-        "retry_after_ms": decision.retry_ms,
-        "exempt": decision.outcome is Outcome.EXEMPT,
-        "violations": 0 if decision.violation is None else decision.violation.count,
-        "would_be": None if decision.would_be is None else decision.would_be.value,
-        "degraded": decision.degraded,
-    }
 
 
 def _summary(answer: dict[str, Any]) -> str:

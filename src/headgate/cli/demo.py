@@ -29,7 +29,6 @@ _WIDTH: Final = 60  # columns of a row without its bar
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "demo",
@@ -124,15 +123,17 @@ def _simulate(
         now = time.monotonic()
 
 
+@dataclass
 class _LineDisplay:
     """A line per second: for a file, a pipe, or a terminal that is too small."""
 
     interval = 1.0
 
-    def __init__(
-        self, out: TextIO, limiter: Limiter, agents: list[SimulatedAgent], begin: float, seconds: float
-    ) -> None:
-        self.out, self.limiter, self.agents, self.begin, self.seconds = out, limiter, agents, begin, seconds
+    out: TextIO
+    limiter: Limiter
+    agents: list[SimulatedAgent]
+    begin: float
+    seconds: float
 
     @property
     def elapsed(self) -> float:

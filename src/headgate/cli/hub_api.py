@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from headgate.cli.terminal import waiting_for
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import print_json, waiting_for
+from headgate.client.url import is_hub_url, is_loopback
 from headgate.errors import HeadgateError, printable
 from headgate.gate.policy import check_agent
 from headgate.hub.settings import A_TOKEN, usable_token, variable
@@ -133,7 +134,7 @@ class HubApi:
 
         self.url: Final = url
         self._token, self._origin, self._timeout = token, origin, timeout
-        no_proxy = [ProxyHandler({})] if _is_loopback(urlsplit(url).hostname or "") else []
+        no_proxy = [ProxyHandler({})] if is_loopback(url) else []
         self._opener = build_opener(NoRedirects(), *no_proxy)
 
     def request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
@@ -324,14 +325,7 @@ def _token(file: str | None, viewer: bool) -> tuple[str, str]:
 
 def _url(text: str) -> str:
     """The address of a hub, without a slash at the end. It may have a path."""
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-        good = good and text.isascii() and text.isprintable() and " " not in text
-        good = good and not (parts.query or parts.fragment or parts.username or parts.password)
-    except ValueError:
-        good = False
-    if not good:
+    if not is_hub_url(text, ("http", "https")):
         raise argparse.ArgumentTypeError(f"expected a URL such as {DEFAULT_URL}, got {text!r}")
     return text.rstrip("/")
 
@@ -343,20 +337,43 @@ def _agent_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
 
 
+def add_agent_command(
+    commands: Commands,
+    name: str,
+    change: Callable[[HubApi, str], dict[str, Any]],
+    text: Callable[[str, dict[str, Any]], str],
+    about: str,
+    description: str,
+    example: str,
+    *,
+    notes: Callable[[dict[str, Any]], bool] = lambda _: False,
+) -> None:
+    """Add a command that changes an agent's state at the hub. `text` reports it, by the agent's name and the answer.
+
+    Where `notes` is true for the answer, a note says so if no agent of that name is registered: it may be misspelt.
+    """
+
+    def run(options: argparse.Namespace) -> int:
+        hub, agent = hub_from(options), options.agent
+        answer = change(hub, agent)
+        if options.json:
+            print_json(answer)
+            return 0
+        print(hub.parse(lambda: text(printable(agent), answer)))
+        if notes(answer):
+            note_unregistered(hub, agent)
+        return 0
+
+    add_hub_options(add_command(commands, name, run, about, description, example, json=True), agent=True)
+
+
 def note_unregistered(hub: HubApi, agent: str) -> None:
-    """Print a note if no agent of that name is registered: it may be misspelt."""
+    """Print a note if no agent of that name is registered."""
     try:
         hub.agent(agent)
     except HubError as error:
         if error.status == 404:
             print(f"note: no agent named {printable(agent)} is registered", file=sys.stderr)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _object(text: bytes) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from headgate.cli.hub_api import add_hub_options, hub_from, note_unregistered
+from headgate.cli.hub_api import HubApi, add_agent_command, add_hub_options, hub_from, note_unregistered
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import Column, print_json, print_table
 from headgate.errors import HeadgateError, printable
@@ -12,7 +12,6 @@ from headgate.limits.notation import parse
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
     verbs = add_group(commands, "override", "set, remove or list overrides")
     verb = add_command(
         verbs,
@@ -35,16 +34,15 @@ def add(commands: Commands) -> None:
         help=f"tier ({', '.join(TIERS)}) and its limit",
     )
     verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http")
-    verb = add_command(
+    add_agent_command(
         verbs,
         "remove",
-        _remove,
+        HubApi.remove_override,
+        lambda agent, _: f"{agent} has no overrides now: the defaults apply",
         "remove the overrides of an agent",
         "Remove all overrides of an agent: the defaults apply to it again.",
         "headgate override remove planner",
-        json=True,
     )
-    add_hub_options(verb, agent=True)
     verb = add_command(
         verbs, "list", _list, "list all overrides", "List the overrides of all agents.",
         "headgate override list", json=True,
@@ -87,15 +85,6 @@ def _set(options: argparse.Namespace) -> int:
     print(f"overrides of {printable(agent)}:")
     _print(rows)
     note_unregistered(hub, agent)
-    return 0
-
-
-def _remove(options: argparse.Namespace) -> int:
-    answer = hub_from(options).remove_override(options.agent)
-    if options.json:
-        print_json(answer)
-    else:
-        print(f"{printable(options.agent)} has no overrides now: the defaults apply")
     return 0
 
 

@@ -10,7 +10,6 @@ _CHANGE = ("path", "value", "default")
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
     verbs = add_group(commands, "policy", "check or show a policy file")
     check = add_command(
         verbs,

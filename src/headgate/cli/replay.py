@@ -38,7 +38,6 @@ _SHOWN_ALERTS: Final = 5
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "replay",
@@ -69,6 +68,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--html", metavar="FILE", help="also write the report as an HTML page with plots")
     worst = whole_number(1, 1000)
     parser.add_argument("--worst", type=worst, default=10, metavar="N", help="agents in each list (default: 10)")
+    _add_log_options(parser)
+
+
+def _add_log_options(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("log format")
     how.add_argument("--format", choices=FORMATS, metavar="F", help=f"{', '.join(FORMATS)} (default: detected)")
     how.add_argument(
@@ -163,9 +166,8 @@ def _print_summary(report: "Report") -> None:
         _print_agents(policy)
         _print_alerts(policy)
     if report.difference is not None:
-        before, after = report.policies
-        _print_difference(before, after)
         difference = report.difference
+        _print_difference(report)
         _print_changed("newly denied", difference.newly_denied, difference.worst_newly_denied)
         _print_changed("no longer denied", difference.no_longer_denied, difference.worst_no_longer_denied)
     if report.suggestions is not None:
@@ -213,7 +215,11 @@ def _joined(policy: "PolicyReport", outcome: str, together: int) -> list[int]:
 
 
 def _print_bars(name: str, counts: Sequence[int], colour: str) -> None:
-    print(f"{name:<8} {coloured(_bars(counts), colour, sys.stdout)}  max {max(counts):,}")
+    """Print a bar for each count, visible for every count above 0."""
+    bars = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN_BARS
+    most = max(counts)
+    shown = "".join([bars[-(-count * (len(bars) - 1) // (most or 1))] for count in counts])
+    print(f"{name:<8} {coloured(shown, colour, sys.stdout)}  max {most:,}")
 
 
 def _print_agents(policy: "PolicyReport") -> None:
@@ -244,15 +250,13 @@ def _print_alerts(policy: "PolicyReport") -> None:
             print(f"and {policy.alerts - _SHOWN_ALERTS:,} more")
 
 
-def _print_difference(before: "PolicyReport", after: "PolicyReport") -> None:
+def _print_difference(report: "Report") -> None:
+    before, after = report.policies
     _title(f"from {before.policy} to {after.policy}")
-    old, new = [{(one.channel, one.tier): one for one in policy.tiers} for policy in (before, after)]
-    rows: list[list[str | Cell]] = []
-    for place in old | new:
-        was, now = old.get(place), new.get(place)
-        limits = [was.limit if was else "-", now.limit if now else "-"]
-        rows.append([*place, *limits, *_change(was.outcomes if was else None, now.outcomes if now else None)])
-    rows.append(["all", "", "", "", *_change(before.outcomes, after.outcomes)])
+    rows: list[list[str | Cell]] = [
+        [one.channel, one.tier, *one.limits("-"), *_change(*one.denied())] for one in report.tier_changes()
+    ]
+    rows.append(["all", "", "", "", *_change(before.outcomes.denied, after.outcomes.denied)])
     columns = [Column("channel"), Column("tier"), Column("limit before", elastic=True), Column("limit after")]
     columns += [Column(name, right=True) for name in ("denied before", "denied after", "difference")]
     print_table(columns, rows)
@@ -284,8 +288,7 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def _change(before: "OutcomeCounts | None", after: "OutcomeCounts | None") -> list[str | Cell]:
-    old, new = before.denied if before else 0, after.denied if after else 0
+def _change(old: int, new: int) -> list[str | Cell]:
     colour = RED if new > old else GREEN if new < old else ""
     return [f"{old:,}", f"{new:,}", Cell(f"{new - old:+,}", colour)]
 
@@ -293,19 +296,9 @@ def _change(before: "OutcomeCounts | None", after: "OutcomeCounts | None") -> li
 def _print_changed(what: str, count: int, agents: "Sequence[AgentChange]") -> None:
     print(f"\n{_many(count, 'agent')} {what}")
     if agents:
-        columns = [
-            Column("agent", elastic=True),
-            Column("denied before", right=True),
-            Column("denied after", right=True),
-        ]
+        columns = [Column("agent", elastic=True)]
+        columns += [Column(name, right=True) for name in ("denied before", "denied after")]
         print_table(columns, [[one.agent, f"{one.before:,}", f"{one.after:,}"] for one in agents])
-
-
-def _bars(counts: Sequence[int]) -> str:
-    """A bar for each count, visible for every count above 0."""
-    bars = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN_BARS
-    most = max(counts) or 1
-    return "".join([bars[-(-count * (len(bars) - 1) // most)] for count in counts])
 
 
 def _span(seconds: float) -> str:

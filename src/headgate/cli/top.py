@@ -10,7 +10,6 @@ from headgate.errors import HeadgateError
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "top",
@@ -35,4 +34,4 @@ def _run(options: argparse.Namespace) -> int:
     except HubError as error:
         if error.status:  # it refuses; a hub that is away may come back
             raise
-    return top_app.run(hub)
+    return top_app.TopApp(hub).run() or 0

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
@@ -54,21 +55,19 @@ E: exempt. O: override. Keys e and r require the admin token.
 Press any key to close."""
 
 
+@dataclass
 class StatusPolled(Message):
     """The status of the hub, or the reason why there is none."""
 
-    def __init__(self, result: HubStatus | HubError) -> None:
-        super().__init__()
-        self.result: Final = result
+    result: HubStatus | HubError
 
 
+@dataclass
 class ActionFinished(Message):
     """The result of an action at the hub."""
 
-    def __init__(self, text: str, success: bool) -> None:
-        super().__init__()
-        self.text: Final = text
-        self.success: Final = success
+    text: str
+    success: bool
 
 
 class StatusPoller(threading.Thread):
@@ -364,11 +363,6 @@ class TopApp(App[int]):
             self.post_message(ActionFinished(str(error), False))
         else:
             self.post_message(ActionFinished(done, True))
-
-
-def run(hub: HubApi) -> int:
-    """Show the view until the user quits."""
-    return TopApp(hub).run() or 0
 
 
 def _cells(agent: AgentSummary, room: int) -> list[Text]:

@@ -2,14 +2,12 @@
 
 import argparse
 
-from headgate.cli.hub_api import AgentSummary, add_hub_options, hub_from, note_unregistered
+from headgate.cli.hub_api import AgentSummary, HubApi, add_agent_command, add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Column, print_json, print_table
-from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
     parser = add_command(
         commands,
         "violations",
@@ -23,16 +21,18 @@ def add(commands: Commands) -> None:
     )
     add_hub_options(parser)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    reset = add_command(
+    add_agent_command(
         verbs,
         "reset",
-        _reset,
+        HubApi.reset_violations,
+        lambda agent, answer: (
+            f"violations of {agent} reset" if answer["reset"] else f"{agent} had no violations to reset"
+        ),
         "reset the violations of an agent",
         "Reset the violations of an agent. Its buckets stay as they are.",
         "headgate violations reset planner",
-        json=True,
+        notes=lambda answer: not answer["reset"],
     )
-    add_hub_options(reset, agent=True)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -49,17 +49,4 @@ def _list(options: argparse.Namespace) -> int:
     columns += [Column("wait", right=True), Column("marks")]
     rows = [[one.name, str(one.last_hour), str(one.violations), one.wait, one.marks] for one in agents]
     print_table(columns, rows)
-    return 0
-
-
-def _reset(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer = hub.reset_violations(options.agent)
-    if options.json:
-        print_json(answer)
-    elif hub.parse(lambda: bool(answer["reset"])):
-        print(f"violations of {printable(options.agent)} reset")
-    else:
-        print(f"{printable(options.agent)} had no violations to reset")
-        note_unregistered(hub, options.agent)
     return 0

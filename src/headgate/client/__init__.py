@@ -24,24 +24,17 @@ __all__ = [
 ]
 
 _PLACES = {
-    "AsyncObeyingTransport": "http",
-    "Denial": "outbox",
-    "HubClient": "hub",
-    "ObeyingTransport": "http",
-    "QueueFull": "outbox",
-    "Refused": "outbox",
-    "RelayClient": "relay",
-    "RelayMessage": "relay",
-    "TooLong": "http",
-    "Unsent": "outbox",
-    "WaitNotice": "http",
-    "Warned": "hub",
+    "http": ("AsyncObeyingTransport", "ObeyingTransport", "TooLong", "WaitNotice"),
+    "hub": ("HubClient", "Warned"),
+    "outbox": ("Denial", "QueueFull", "Refused", "Unsent"),
+    "relay": ("RelayClient", "RelayMessage"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _PLACES:  # on demand: each needs another package
-        from importlib import import_module
+    for module, names in _PLACES.items():
+        if name in names:  # on demand: each needs another package
+            from importlib import import_module
 
-        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

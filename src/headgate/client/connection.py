@@ -8,15 +8,14 @@ import logging
 import re
 import ssl
 from collections.abc import Callable
-from ipaddress import ip_address
 from random import Random
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Final, Generic, NoReturn, Self, TypeAlias, TypedDict, TypeVar
 
 from headgate.client.inbox import Inbox, Wakeup
 from headgate.client.outbox import LONGEST, Denial, Outbox, PendingFrame, QueueFull, Refused, SendLimit, Unsent
-from headgate.errors import HeadgateError, refuse
+from headgate.client.url import is_hub_url, is_loopback
+from headgate.errors import HeadgateError, refuse, refuse_option
 from headgate.http import parse_retry_after
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import microseconds, whole
@@ -57,6 +56,24 @@ class _ConnectWithoutRedirects(connect):
         return exc
 
 
+class ClientOptions(TypedDict, total=False):
+    """The options of a client."""
+
+    on_rate_limited: Callable[[Denial], object] | None
+    """Called with each denial."""
+    most: int
+    """The most frames that wait for their answers, 256 by default. Further calls wait for room."""
+    in_flight: int
+    """The most frames of one limit that are in flight, 1 by default. More are faster if the hub is far away, but
+    around a denial some may overtake others."""
+    buffer: int
+    """The most incoming messages that wait to be taken, 256 by default."""
+    largest: int
+    """The largest frame in bytes, 65,536 by default; that is the hub's `max_frame`."""
+    clock: Clock | None
+    random: Random | None
+
+
 class ReconnectingClient(Generic[T]):
     """Sends frames in order, as fast as the hub allows, over one connection at a time.
 
@@ -65,29 +82,29 @@ class ReconnectingClient(Generic[T]):
     """
 
     path: ClassVar[str]
+    _options: ClassVar[type] = ClientOptions
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        on_rate_limited: Callable[[Denial], object] | None,
-        most: int,
-        buffer: int,
-        largest: int,
-        clock: Clock | None,
-        random: Random | None,
-    ) -> None:
-        self.url: Final = _url(url) + self.path
+    def __init__(self, url: str, options: ClientOptions) -> None:
+        known = self._options
+        for name in options:
+            if name not in known.__annotations__:
+                see = f"{known.__module__}.{known.__name__}"
+                refuse_option(type(self).__name__, known.__annotations__, name, see=see)
+        if not is_hub_url(url, ("http", "https", "ws", "wss")):
+            refuse("url", "the address of a hub such as http://127.0.0.1:8080, or wss://hub.example", url)
+        self.url: Final = re.sub("^http", "ws", url).rstrip("/") + self.path
         self.connected = False
         """Whether the client is connected and identified."""
-        self._on_rate_limited: Final = on_rate_limited
-        self._room: Final = asyncio.Semaphore(whole("most", most))
-        self._largest: Final = whole("largest", largest)
+        self._on_rate_limited: Final = options.get("on_rate_limited")
+        self._room: Final = asyncio.Semaphore(whole("most", options.get("most", 256)))
+        self._largest: Final = whole("largest", options.get("largest", 65_536))
+        self._in_flight: Final = whole("in_flight", options.get("in_flight", 1))
+        clock = options.get("clock")
         self._clock: Final[Clock] = MonotonicClock() if clock is None else clock
-        self._random: Final = Random() if random is None else random  # noqa: S311 - for jitter, not for secrets
+        self._random: Final = options.get("random") or Random()  # noqa: S311 - for jitter, not for secrets
         self._wakeup: Final = Wakeup(self._clock)
         self._outbox: Final = Outbox(self._limit_of)
-        self._inbox: Final[Inbox[T]] = Inbox(whole("buffer", buffer), self._wakeup)
+        self._inbox: Final[Inbox[T]] = Inbox(whole("buffer", options.get("buffer", 256)), self._wakeup)
         self._task: asyncio.Task[None] | None = None
         self._pending_calls = 0  # that wait for room, or for their answer
         self._closing = self._closed = False  # takes nothing more; sends nothing more
@@ -125,7 +142,7 @@ class ReconnectingClient(Generic[T]):
         return self._inbox.dropped
 
     @property
-    def held(self) -> float:
+    def delay(self) -> float:
         """Seconds until the next queued frame may be sent; 0.0 if none is held back."""
         now = self._clock.now()
         _, when = self._outbox.next(now)
@@ -187,23 +204,19 @@ class ReconnectingClient(Generic[T]):
         self._pending_calls += 1
         try:
             async with self._room:
-                return await self._wait_for_answer(item)
+                if self._failure is not None:
+                    raise self._failure
+                if self._closed:
+                    raise Unsent(f"{self.url}: the client was closed; this was not sent")
+                self._outbox.add(item)
+                self._wakeup.set()
+                return await item.answer
+        except asyncio.CancelledError:
+            self._outbox.withdraw(item)  # if it was queued at all
+            raise
         finally:
             self._pending_calls -= 1
             self._wakeup.set()
-
-    async def _wait_for_answer(self, item: PendingFrame) -> Any:
-        if self._failure is not None:
-            raise self._failure
-        if self._closed:
-            raise Unsent(f"{self.url}: the client was closed; this was not sent")
-        self._outbox.add(item)
-        self._wakeup.set()
-        try:
-            return await item.answer
-        except asyncio.CancelledError:
-            self._outbox.withdraw(item)
-            raise
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -265,7 +278,7 @@ class ReconnectingClient(Generic[T]):
 
     async def _connection(self) -> str:
         """Open one connection and use it to its end. Returns the reason of the end."""
-        options: dict[str, Any] = {"proxy": None} if _is_loopback(self.url) else {}
+        options: dict[str, Any] = {"proxy": None} if is_loopback(self.url) else {}
         try:
             async with _ConnectWithoutRedirects(
                 self.url, compression=None, max_size=_LARGEST, close_timeout=2, open_timeout=_HANDSHAKE, **options
@@ -380,28 +393,3 @@ def _fail(item: PendingFrame, error: Exception) -> None:
 def wait_us(milliseconds: int) -> int:
     """A wait that the hub asked for, in microseconds, within bounds."""
     return min(max(milliseconds, 1) * 1000, LONGEST)
-
-
-def _url(given: object) -> str:
-    """The base URL of a hub's WebSockets, from its address, which may have a path."""
-    expected = "the address of a hub such as http://127.0.0.1:8080, or wss://hub.example"
-    if not isinstance(given, str):
-        refuse("url", expected, given)
-    try:
-        parts = urlsplit(given)
-        good = parts.scheme in ("http", "https", "ws", "wss") and parts.hostname and (parts.port is None or parts.port)
-        good = good and given.isascii() and given.isprintable() and " " not in given
-        good = good and not (parts.query or parts.fragment or parts.username or parts.password)
-    except ValueError:
-        good = False
-    if not good:
-        refuse("url", expected, given)
-    return re.sub("^http", "ws", given).rstrip("/")
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

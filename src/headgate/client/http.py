@@ -8,7 +8,7 @@ import random as _random
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from headgate.client.pacing import Pace, SentRequest
 from headgate.errors import HeadgateError, refuse
@@ -27,6 +27,8 @@ except ImportError as error:
     raise HeadgateError(
         f"headgate.client: expected httpx for a transport that obeys, got: {error}; install the extra headgate[client]"
     ) from error
+
+T = TypeVar("T")
 
 _REPEATABLE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 _PORTS: Final = {"http": 80, "https": 443}
@@ -57,21 +59,21 @@ class TooLong(HeadgateError, httpx.TransportError):
 class _QueuedRequest:
     """A request in the queue: when it is first, it asks whether it may be sent."""
 
-    def __init__(self, flows: "_RequestFlows", origin: str, pace: Pace) -> None:
-        self._flows = flows
+    def __init__(self, transport: "_ObeyingTransport[Any]", origin: str, pace: Pace) -> None:
+        self._transport = transport
         self.origin = origin
         self.pace = pace
         self.sent: SentRequest | None = None
-        self.left = flows.most_wait
+        self.left = transport._most_wait
         """Microseconds that it may still wait, not counting the time behind others in the queue."""
         self.retry_after = 0.0
         self._first_since: int | None = None
         self._noticed = 0
 
     def ask(self, _verb: Verb) -> Decision:
-        flows = self._flows
-        with flows.lock:
-            now = flows.clock.now()
+        transport = self._transport
+        with transport._lock:
+            now = transport._clock.now()
             if self._first_since is None:
                 self._first_since = now
             end = self._first_since + self.left
@@ -83,9 +85,9 @@ class _QueuedRequest:
             self.retry_after = (when - now) / 1_000_000
             if now >= end or self.pace.hopeless(now, end):
                 return Decision(DENY, UNLIMITED, 0, NEVER, 0, -1)
-        if when > self._noticed and flows.on_wait is not None:
+        if when > self._noticed and transport._on_wait is not None:
             self._noticed = when
-            flows.on_wait(WaitNotice(self.retry_after, self.origin, why))
+            transport._on_wait(WaitNotice(self.retry_after, self.origin, why))
         return Decision(DENY, UNLIMITED, 0, min(when, end) - now, 0, -1)
 
     async def aask(self, verb: Verb) -> Decision:
@@ -93,8 +95,8 @@ class _QueuedRequest:
 
     def too_long(self) -> bool:
         """Whether another attempt would have to wait too long."""
-        with self._flows.lock:
-            now = self._flows.clock.now()
+        with self._transport._lock:
+            now = self._transport._clock.now()
             return self.pace.hopeless(now, now + self.left)
 
 
@@ -103,35 +105,40 @@ RequestFlow: TypeAlias = Flow[Step, httpx.Response]
 """Yields a queued request to wait for, a request to send, or a response whose body is to be read and closed."""
 
 
-class _RequestFlows:
+class _ObeyingTransport(Generic[T]):
     """The shared part of the two transports: the pace of each server, the queues, and the flow of a request."""
+
+    _default: ClassVar[type[Any]]
 
     def __init__(
         self,
-        most_wait: Number,
-        retries: int,
-        most_waiting: int,
-        jitter: Number,
-        clock: Clock | None,
-        random: Callable[[], float] | None,
-        on_wait: Callable[[WaitNotice], object] | None,
+        transport: T | None = None,
+        *,
+        most_wait: Number = 300,
+        retries: int = 5,
+        most_waiting: int = 1000,
+        jitter: Number = 0.03,
+        clock: Clock | None = None,
+        random: Callable[[], float] | None = None,
+        on_wait: Callable[[WaitNotice], object] | None = None,
     ) -> None:
-        self.most_wait = microseconds("most_wait", most_wait)
+        self._most_wait = microseconds("most_wait", most_wait)
         if type(retries) is not int or retries < 0:
             refuse("retries", "a whole number, 0 or more", retries)
         self._retries = retries
         self._most_waiting = whole("most_waiting", most_waiting)
         self._jitter = permille("jitter", jitter) / 1000
-        self.clock = MonotonicClock() if clock is None else clock
+        self._clock = MonotonicClock() if clock is None else clock
         self._random = _random.Random().random if random is None else random  # noqa: S311 - it only spreads
         if on_wait is not None and not callable(on_wait):
             refuse("on_wait", "a function that takes a WaitNotice", on_wait)
-        self.on_wait = on_wait
-        self.lock = threading.Lock()
-        self.queues = WaitQueues()
+        self._on_wait = on_wait
+        self._lock = threading.Lock()
+        self._queues = WaitQueues()
         self._paces: dict[str, Pace] = {}
+        self._transport: T = self._default() if transport is None else transport
 
-    def send(self, request: httpx.Request) -> RequestFlow:
+    def _send(self, request: httpx.Request) -> RequestFlow:
         queued = self._queue(request.url)
         response: httpx.Response | None = None
         for tries_left in range(self._retries, -1, -1):
@@ -155,19 +162,19 @@ class _RequestFlows:
             return response
         raise TooLong(
             f"not sent: {queued.origin} allows nothing for {queued.retry_after:.1f} s, and a request waits at most"
-            f" {self.most_wait / 1_000_000:g} s; try again then, or give the transport a longer most_wait",
+            f" {self._most_wait / 1_000_000:g} s; try again then, or give the transport a longer most_wait",
             queued.retry_after,
         )
 
     def _queue(self, url: httpx.URL) -> _QueuedRequest:
         origin = f"{url.scheme}://{url.host}:{url.port or _PORTS.get(url.scheme, 0)}"
-        waiting = self.queues.length(origin)
+        waiting = self._queues.length(origin)
         if waiting >= self._most_waiting:
             raise TooLong(
                 f"not sent: {waiting} requests wait for {origin} already; send fewer at once, or give the transport a"
                 " larger most_waiting"
             )
-        with self.lock:
+        with self._lock:
             pace = self._paces.get(origin)
             if pace is None:
                 self._make_room()
@@ -176,7 +183,7 @@ class _RequestFlows:
 
     def _make_room(self) -> None:
         if len(self._paces) >= _MOST_ORIGINS:
-            now = self.clock.now()
+            now = self._clock.now()
             self._paces = {origin: pace for origin, pace in self._paces.items() if not pace.idle(now)}
             if len(self._paces) >= _MOST_ORIGINS:
                 del self._paces[next(iter(self._paces))]
@@ -184,20 +191,20 @@ class _RequestFlows:
     def _learn(self, queued: _QueuedRequest, response: httpx.Response) -> bool:
         """Learn from a response. True if the request was denied."""
         headers = read_headers(response.headers)
-        with self.lock:
+        with self._lock:
             assert queued.sent is not None
             jitter = self._jitter * self._random()
-            denied = queued.pace.answer(queued.sent, self.clock.now(), response.status_code, headers, jitter)
+            denied = queued.pace.answer(queued.sent, self._clock.now(), response.status_code, headers, jitter)
             queued.sent = None
-        self.queues.wake(queued.origin)
+        self._queues.wake(queued.origin)
         return denied
 
     def _fail(self, queued: _QueuedRequest) -> None:
         """Note that a request, if it was sent, stays unanswered."""
         if queued.sent is not None:
-            with self.lock:
-                queued.pace.fail(queued.sent, self.clock.now())
-            self.queues.wake(queued.origin)
+            with self._lock:
+                queued.pace.fail(queued.sent, self._clock.now())
+            self._queues.wake(queued.origin)
 
 
 def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
@@ -207,7 +214,7 @@ def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
     return response.status_code == 429 or request.method in _REPEATABLE or "idempotency-key" in request.headers
 
 
-class ObeyingTransport(httpx.BaseTransport):
+class ObeyingTransport(_ObeyingTransport[httpx.BaseTransport], httpx.BaseTransport):
     """A transport for `httpx.Client` that keeps to the rate limits of servers.
 
     >>> import httpx
@@ -231,27 +238,14 @@ class ObeyingTransport(httpx.BaseTransport):
     It may be used by all threads of a process. `clock` and `random` (a function like `random.random`) are for tests.
     """
 
-    def __init__(
-        self,
-        transport: httpx.BaseTransport | None = None,
-        *,
-        most_wait: Number = 300,
-        retries: int = 5,
-        most_waiting: int = 1000,
-        jitter: Number = 0.03,
-        clock: Clock | None = None,
-        random: Callable[[], float] | None = None,
-        on_wait: Callable[[WaitNotice], object] | None = None,
-    ) -> None:
-        self._flows = _RequestFlows(most_wait, retries, most_waiting, jitter, clock, random, on_wait)
-        self._transport = httpx.HTTPTransport() if transport is None else transport
+    _default = httpx.HTTPTransport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return drive(self._flows.send(request), self._perform)
+        return drive(self._send(request), self._perform)
 
     def _perform(self, step: Step) -> Decision | httpx.Response | bytes:
         if isinstance(step, _QueuedRequest):
-            return acquire(self._flows.queues, step.origin, self._flows.clock, None, step.ask)
+            return acquire(self._queues, step.origin, self._clock, None, step.ask)
         if isinstance(step, httpx.Request):
             return self._transport.handle_request(step)
         assert isinstance(step.stream, httpx.SyncByteStream)
@@ -276,30 +270,17 @@ class ObeyingTransport(httpx.BaseTransport):
         self._transport.__exit__(exc_type, exc_value, traceback)
 
 
-class AsyncObeyingTransport(httpx.AsyncBaseTransport):
+class AsyncObeyingTransport(_ObeyingTransport[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport):
     """`ObeyingTransport` for `httpx.AsyncClient`, in asyncio. A cancelled request leaves the queue."""
 
-    def __init__(
-        self,
-        transport: httpx.AsyncBaseTransport | None = None,
-        *,
-        most_wait: Number = 300,
-        retries: int = 5,
-        most_waiting: int = 1000,
-        jitter: Number = 0.03,
-        clock: Clock | None = None,
-        random: Callable[[], float] | None = None,
-        on_wait: Callable[[WaitNotice], object] | None = None,
-    ) -> None:
-        self._flows = _RequestFlows(most_wait, retries, most_waiting, jitter, clock, random, on_wait)
-        self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
+    _default = httpx.AsyncHTTPTransport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await adrive(self._flows.send(request), self._perform)
+        return await adrive(self._send(request), self._perform)
 
     async def _perform(self, step: Step) -> Decision | httpx.Response | bytes:
         if isinstance(step, _QueuedRequest):
-            return await aacquire(self._flows.queues, step.origin, self._flows.clock, None, step.aask)
+            return await aacquire(self._queues, step.origin, self._clock, None, step.aask)
         if isinstance(step, httpx.Request):
             return await self._transport.handle_async_request(step)
         assert isinstance(step.stream, httpx.AsyncByteStream)

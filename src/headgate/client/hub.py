@@ -6,15 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, Unpack
 
-from headgate.client.connection import ReconnectingClient, Socket, TryLater, checked_token, wait_us
-from headgate.client.outbox import Denial, PacedLimit, PendingFrame, Refused, SendLimit
+from headgate.client.connection import ClientOptions, ReconnectingClient, Socket, TryLater, checked_token, wait_us
+from headgate.client.outbox import PacedLimit, PendingFrame, Refused, SendLimit
 from headgate.errors import refuse
 from headgate.gate.policy import Policy, check_agent
-from headgate.limits.clock import Clock
-from headgate.limits.numbers import whole
 
 Frame: TypeAlias = dict[str, Any]
 
@@ -31,6 +28,13 @@ class Warned:
     tier: str
     remaining: int
     capacity: int
+
+
+class HubClientOptions(ClientOptions, total=False):
+    """The options of a client of a hub."""
+
+    on_warning: Callable[[Warned], object] | None
+    """Called with each warning."""
 
 
 class TierLimit(SendLimit):
@@ -69,46 +73,21 @@ class TierLimit(SendLimit):
 class HubClient(ReconnectingClient[Frame]):
     """An agent's connection to a hub. It obeys the limits, reconnects when it drops, and loses nothing.
 
-    `url` is the hub's address, `agent` the agent's id, and `token` the agent's token. `on_rate_limited` is called with
-    a `Denial`, `on_warning` with a `Warned`. At most `most` requests wait for their answers, of which `in_flight` of
-    each tier are in flight: more than one is faster if the hub is far away, but around a denial some may overtake
-    others. At most `buffer` pushed frames wait to be taken. A frame has at most `largest` bytes; that is the hub's
-    `max_frame`.
+    `url` is the hub's address, `agent` the agent's id, and `token` the agent's token. The options are those of
+    `HubClientOptions` and of `headgate.client.connection.ClientOptions`. Each tier is a limit.
 
     Use it with `async with`. `async for` yields the frames that the hub pushes: `message`, `channel_message`, `lagged`,
     `task_assigned`, and `identified` after each reconnect.
     """
 
     path = "/ws"
+    _options = HubClientOptions
 
-    def __init__(
-        self,
-        url: str,
-        agent: str,
-        token: str,
-        *,
-        on_rate_limited: Callable[[Denial], object] | None = None,
-        on_warning: Callable[[Warned], object] | None = None,
-        most: int = 256,
-        in_flight: int = 1,
-        buffer: int = 256,
-        largest: int = 65_536,
-        clock: Clock | None = None,
-        random: Random | None = None,
-    ) -> None:
-        super().__init__(
-            url,
-            on_rate_limited=on_rate_limited,
-            most=most,
-            buffer=buffer,
-            largest=largest,
-            clock=clock,
-            random=random,
-        )
+    def __init__(self, url: str, agent: str, token: str, **options: Unpack[HubClientOptions]) -> None:
+        super().__init__(url, options)
         self.agent: Final = check_agent(agent)
         self._token: Final = checked_token(token)
-        self._on_warning: Final = on_warning
-        self._in_flight: Final = whole("in_flight", in_flight)
+        self._on_warning: Final = options.get("on_warning")
         # The default tiers, until the hub names another.
         default = Policy().actions.items()
         self._tier_of: Final = {action: tier for (channel, action), tier in default if channel == "ws"}

@@ -18,6 +18,7 @@ Times are whole microseconds. So are amounts: a request costs as much as the pol
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
@@ -34,22 +35,20 @@ _MOST_BACKOFF: Final = 60 * SECOND  # between denials that state no wait
 _MOST_CAUTIOUS: Final = 64  # requests in flight at which a server that states no figures is trusted again
 
 
+@dataclass(eq=False, slots=True)
 class SentRequest:
     """A request that was sent."""
 
-    __slots__ = ("answered", "at", "denied", "done", "number", "policies")
-
-    def __init__(self, number: int, at: int) -> None:
-        self.number = number
-        """Its position in the sequence of all requests and answers of this server."""
-        self.at = at
-        self.answered: int | None = None
-        """The position of its answer in the same sequence."""
-        self.done = False
-        """Whether it was answered or has failed."""
-        self.denied = False
-        self.policies: tuple[_PolicyState, ...] = ()
-        """The policies that its answer reported on."""
+    number: int
+    """Its position in the sequence of all requests and answers of this server."""
+    at: int
+    answered: int | None = None
+    """The position of its answer in the same sequence."""
+    done: bool = False
+    """Whether it was answered or has failed."""
+    denied: bool = False
+    policies: "tuple[_PolicyState, ...]" = ()
+    """The policies that its answer reported on."""
 
     def certainly_before(self, other: "SentRequest") -> bool:
         """Whether the server judged this one first, whatever the network did."""
@@ -266,34 +265,27 @@ class _PolicyState:
                 self._steady = True
 
 
+@dataclass(eq=False, slots=True)
 class _Estimate:
     """The statement of one response about a policy, carried forward to the present."""
 
-    __slots__ = ("again", "amount", "cost", "empty", "most", "rate", "sent", "since", "unseen")
+    sent: SentRequest
+    amount: int
+    """The remaining quota, of at most `most`: a request takes `cost`, and each microsecond brings `rate`."""
+    rate: int
+    cost: int
+    since: int
+    """The moment at which `amount` is true."""
+    again: int
+    """The moment that the server has named: from then on there is more."""
+    empty: bool
+    """Whether nothing at all passes before that."""
+    unseen: list[SentRequest]
+    """Requests that `amount` may not include, in order; those certainly judged since are taken off it."""
 
-    def __init__(
-        self,
-        sent: SentRequest,
-        amount: int,
-        quota: int,
-        window: int,
-        since: int,
-        again: int,
-        empty: bool,
-        unseen: list[SentRequest],
-    ) -> None:
-        self.sent = sent
-        self.amount = amount
-        """The remaining quota: a request takes `cost`, and each microsecond brings `rate`."""
-        self.cost, self.rate, self.most = window, quota, quota * window
-        self.since = since
-        """The moment at which `amount` is true."""
-        self.again = again
-        """The moment that the server has named: from then on there is more."""
-        self.empty = empty
-        """Whether nothing at all passes before that."""
-        self.unseen = unseen
-        """Requests that `amount` may not include, in order; those certainly judged since are taken off it."""
+    @property
+    def most(self) -> int:
+        return self.rate * self.cost
 
     def earliest(self, now: int, steady: bool) -> int:
         """When the next request may be sent, if no answer comes until then."""

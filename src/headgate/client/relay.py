@@ -1,19 +1,15 @@
 """A client of the relay: sends envelopes to other agents, and receives theirs."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from random import Random
-from typing import Final
+from typing import Final, Unpack
 from uuid import uuid4
 
-from headgate.client.connection import ReconnectingClient, Socket, TryLater, checked_token, wait_us
-from headgate.client.outbox import Denial, PacedLimit, PendingFrame, Refused, SendLimit
+from headgate.client.connection import ClientOptions, ReconnectingClient, Socket, TryLater, checked_token, wait_us
+from headgate.client.outbox import PacedLimit, PendingFrame, Refused, SendLimit
 from headgate.errors import HeadgateError, refuse
 from headgate.gate.policy import check_agent
-from headgate.limits.clock import Clock
-from headgate.limits.numbers import whole
 
 try:
     from google.protobuf.message import DecodeError
@@ -41,40 +37,17 @@ class RelayMessage:
 class RelayClient(ReconnectingClient[RelayMessage]):
     """An agent's connection to a hub's relay. It obeys the limit, reconnects when it drops, and loses nothing.
 
-    `url` is the hub's address, `address` the agent's id, and `token` the agent's token. `on_rate_limited` is called
-    with a `Denial`. At most `most` envelopes wait for their answers, of which `in_flight` are in flight: more than one
-    is faster if the hub is far away, but around a denial some may overtake others. At most `buffer` messages wait to be
-    taken. An envelope has at most `largest` bytes; that is the hub's `max_frame`.
+    `url` is the hub's address, `address` the agent's id, and `token` the agent's token. The options are those of
+    `headgate.client.connection.ClientOptions`; all envelopes share one limit.
 
     Use it with `async with`, and take messages with `async for`.
     """
 
     path = "/relay"
 
-    def __init__(
-        self,
-        url: str,
-        address: str,
-        token: str,
-        *,
-        on_rate_limited: Callable[[Denial], object] | None = None,
-        most: int = 256,
-        in_flight: int = 1,
-        buffer: int = 256,
-        largest: int = 65_536,
-        clock: Clock | None = None,
-        random: Random | None = None,
-    ) -> None:
-        self._limit: Final = PacedLimit(whole("in_flight", in_flight))
-        super().__init__(
-            url,
-            on_rate_limited=on_rate_limited,
-            most=most,
-            buffer=buffer,
-            largest=largest,
-            clock=clock,
-            random=random,
-        )
+    def __init__(self, url: str, address: str, token: str, **options: Unpack[ClientOptions]) -> None:
+        super().__init__(url, options)
+        self._limit: Final = PacedLimit(self._in_flight)
         self.address: Final = check_agent(address)
         self._hello: Final = wire.Hello(address=address, token=checked_token(token))
         self._name: Final = uuid4().hex[:12]

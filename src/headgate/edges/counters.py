@@ -1,10 +1,10 @@
 """The counters of an edge: a limiter, or a gate by agent or by address, behind one interface."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
@@ -19,102 +19,68 @@ _LONGEST_KEY: Final = 256
 _NO_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the address that a gate counts for peers without one
 
 
-class RequestCounter(Protocol):
-    """Counts requests by key. With `awaits` its decisions have to be awaited."""
+class RequestCounter(NamedTuple):
+    """Counts requests by key, tier and cost. With `awaits` its decisions have to be awaited."""
 
-    @property
-    def awaits(self) -> bool: ...
-
-    def check(self, key: str, tier: str, cost: int) -> Decided: ...
-    def charge(self, key: str, tier: str, cost: int) -> Decided: ...
-    def refund(self, key: str, tier: str, cost: int) -> Decided: ...
-
-    def limit(self, key: str, tier: str) -> Limit:
-        """The limit of a key."""
-
-    def label(self, tier: str) -> str:
-        """The limit's name in headers and bodies."""
+    awaits: bool
+    check: Callable[[str, str, int], Decided]
+    charge: Callable[[str, str, int], Decided]
+    refund: Callable[[str, str, int], Decided]
+    limit: Callable[[str, str], Limit]
+    """The limit of a key, under a tier."""
+    label: Callable[[str], str]
+    """The name in headers and bodies of a tier's limit."""
+    limiter: Limiter | None = None
+    """The limiter that counts; None where a gate does."""
 
 
-class LimiterCounter:
+def limiter_counter(limiter: Limiter, label: str, *, awaits: bool) -> RequestCounter:
     """Counts with a limiter, which knows no tiers."""
-
-    def __init__(self, limiter: Limiter, label: str, *, awaits: bool) -> None:
-        self.limiter: Final = limiter
-        self._limit: Final = limiter.limit
-        self._label: Final = label
-        self.awaits: Final = awaits and in_process(limiter.store) is None  # in memory nothing is awaited
-        self._check: Final = limiter.acheck if self.awaits else limiter.check
-        self._charge: Final = limiter.acharge if self.awaits else limiter.charge
-        self._refund: Final = limiter.arefund if self.awaits else limiter.refund
-
-    def check(self, key: str, tier: str, cost: int) -> Decided:
-        return self._check(key, cost)
-
-    def charge(self, key: str, tier: str, cost: int) -> Decided:
-        return self._charge(key, cost)
-
-    def refund(self, key: str, tier: str, cost: int) -> Decided:
-        return self._refund(key, cost)
-
-    def limit(self, key: str, tier: str) -> Limit:
-        return self._limit
-
-    def label(self, tier: str) -> str:
-        return self._label
+    awaits = awaits and in_process(limiter.store) is None  # in memory nothing is awaited
+    check = limiter.acheck if awaits else limiter.check
+    charge = limiter.acharge if awaits else limiter.charge
+    refund = limiter.arefund if awaits else limiter.refund
+    return RequestCounter(
+        awaits,
+        lambda key, tier, cost: check(key, cost),
+        lambda key, tier, cost: charge(key, cost),
+        lambda key, tier, cost: refund(key, cost),
+        lambda key, tier: limiter.limit,
+        lambda tier: label,
+        limiter,
+    )
 
 
-class AgentCounter:
+def agent_counter(gate: Gate, channel: str, *, awaits: bool) -> RequestCounter:
     """Counts agents with a gate, on one of its channels."""
-
-    def __init__(self, gate: Gate, channel: str, *, awaits: bool) -> None:
-        self._gate: Final = gate
-        self._channel: Final = channel
-        self.awaits: Final = awaits and in_process(gate.store) is None
-        self._check: Final = gate.acheck if self.awaits else gate.check
-        self._charge: Final = gate.acharge if self.awaits else gate.charge
-        self._refund: Final = gate.arefund if self.awaits else gate.refund
-
-    def check(self, key: str, tier: str, cost: int) -> Decided:
-        return self._check(key, self._channel, tier, cost=cost)
-
-    def charge(self, key: str, tier: str, cost: int) -> Decided:
-        return self._charge(key, self._channel, tier, cost)
-
-    def refund(self, key: str, tier: str, cost: int) -> Decided:
-        return self._refund(key, self._channel, tier, cost)
-
-    def limit(self, key: str, tier: str) -> Limit:
-        return self._gate.limits_for(key, self._channel, tier)
-
-    def label(self, tier: str) -> str:
-        return tier
+    awaits = awaits and in_process(gate.store) is None
+    check = gate.acheck if awaits else gate.check
+    charge = gate.acharge if awaits else gate.charge
+    refund = gate.arefund if awaits else gate.refund
+    return RequestCounter(
+        awaits,
+        lambda key, tier, cost: check(key, channel, tier, cost=cost),
+        lambda key, tier, cost: charge(key, channel, tier, cost),
+        lambda key, tier, cost: refund(key, channel, tier, cost),
+        lambda key, tier: gate.limits_for(key, channel, tier),
+        lambda tier: tier,
+    )
 
 
-class AddressCounter:
+def address_counter(gate: Gate, *, awaits: bool) -> RequestCounter:
     """Counts anonymous callers with a gate, by address."""
-
-    def __init__(self, gate: Gate, *, awaits: bool) -> None:
-        self._gate: Final = gate
-        self.awaits: Final = awaits and in_process(gate.store) is None
-        self._check: Final = gate.acheck_address if self.awaits else gate.check_address
-        self._charge: Final = gate.acharge_address if self.awaits else gate.charge_address
-        self._refund: Final = gate.arefund_address if self.awaits else gate.refund_address
-
-    def check(self, key: str, tier: str, cost: int) -> Decided:
-        return self._check(_ip_address(key), cost=cost)
-
-    def charge(self, key: str, tier: str, cost: int) -> Decided:
-        return self._charge(_ip_address(key), cost)
-
-    def refund(self, key: str, tier: str, cost: int) -> Decided:
-        return self._refund(_ip_address(key), cost)
-
-    def limit(self, key: str, tier: str) -> Limit:
-        return self._gate.policy.address_limit
-
-    def label(self, tier: str) -> str:
-        return "address"
+    awaits = awaits and in_process(gate.store) is None
+    check = gate.acheck_address if awaits else gate.check_address
+    charge = gate.acharge_address if awaits else gate.charge_address
+    refund = gate.arefund_address if awaits else gate.refund_address
+    return RequestCounter(
+        awaits,
+        lambda key, tier, cost: check(_ip_address(key), cost=cost),
+        lambda key, tier, cost: charge(_ip_address(key), cost),
+        lambda key, tier, cost: refund(_ip_address(key), cost),
+        lambda key, tier: gate.policy.address_limit,
+        lambda tier: "address",
+    )
 
 
 def bounded_key(key: str) -> str:

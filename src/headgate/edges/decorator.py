@@ -71,22 +71,18 @@ def rate_limited(
         limited: Callable[..., Any]
 
         if asynchronous:
+            atake = limiter.acheck if wait is None else functools.partial(limiter.aacquire, timeout=wait)
 
             async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
                 name, number = key_by((args, kwargs)), cost_by((args, kwargs))
-                if wait is None:
-                    _require(name, await limiter.acheck(name, number))
-                else:
-                    _require(name, await limiter.aacquire(name, number, timeout=wait))
+                _require(name, await atake(name, number))
                 return await cast(Awaitable[object], function(*args, **kwargs))
         else:
+            take = limiter.check if wait is None else functools.partial(limiter.acquire, timeout=wait)
 
             def limited(*args: P.args, **kwargs: P.kwargs) -> object:
                 name, number = key_by((args, kwargs)), cost_by((args, kwargs))
-                if wait is None:
-                    _require(name, limiter.check(name, number))
-                else:
-                    _require(name, limiter.acquire(name, number, timeout=wait))
+                _require(name, take(name, number))
                 return function(*args, **kwargs)
 
         found = cast(Limited[P, R_co], functools.wraps(function)(limited))

@@ -72,9 +72,6 @@ class RateLimit:
         name: str = "",
         **options: Unpack[Options],
     ) -> None:
-        for option, expected in _UNSUPPORTED.items():
-            if option in options:
-                refuse("RateLimit", expected, options[option])  # type: ignore[literal-required]
         if name and (gate is not None or isinstance(limiter, Limiter)):
             refuse("RateLimit name", "none: a limiter has its own, and a gate has tiers", name)
         if limiter is not None and not isinstance(limiter, Limiter):
@@ -87,7 +84,9 @@ class RateLimit:
             parameters["who"] = who.replace(default=key)
             options["key"] = _dependency_key
         self.__signature__: Final = inspect.Signature(list(parameters.values()))
-        self._guard: Final = Guard("RateLimit", options, limiter=limiter, gate=gate, awaits=True)
+        self._guard: Final = Guard(
+            "RateLimit", options, limiter=limiter, gate=gate, awaits=True, unsupported=_UNSUPPORTED
+        )
 
     async def __call__(
         self, connection: HTTPConnection, response: Response, who: Any = None

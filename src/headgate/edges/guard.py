@@ -5,20 +5,19 @@ It is written once, as generators. They yield what may have to be awaited: decis
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 from headgate.edges.counters import (
-    AddressCounter,
-    AgentCounter,
-    LimiterCounter,
     RequestCounter,
+    address_counter,
     address_key,
+    agent_counter,
     bounded_key,
+    limiter_counter,
 )
 from headgate.edges.paths import PathPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
-from headgate.errors import HeadgateError, InvalidInput, refuse
+from headgate.errors import HeadgateError, InvalidInput, refuse, refuse_option
 from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.policy import TIERS, check_agent
@@ -98,7 +97,7 @@ class FastPath(NamedTuple):
 
 
 class Guard:
-    """Decides for an edge. With `awaits`, its flows may yield awaitables."""
+    """Decides for an edge. With `awaits`, its flows may yield awaitables. `unsupported` says why, by option."""
 
     def __init__(
         self,
@@ -108,14 +107,18 @@ class Guard:
         limiter: Limiter | LimitLike | None = None,
         gate: Gate | None = None,
         awaits: bool,
+        unsupported: Mapping[str, str] = {},
     ) -> None:
         self._where: Final = where
+        known = [name for name in Options.__annotations__ if name not in unsupported]
         for name, given in options.items():
-            if name not in Options.__annotations__:
-                _refuse_option(where, name)
+            if name in unsupported:
+                refuse(where, unsupported[name], given)
+            if name not in known:
+                refuse_option(where, known, name, hint=_HINTS.get(name, ""), see="headgate.edges.guard.Options")
             if name in ("key", "exempt", "settle", "body") and not (given is None or callable(given)):
                 refuse(f"{where} {name}", "a function", given)
-        cost, tier, skip = options.get("cost", 1), options.get("tier", "normal"), options.get("skip", ())
+        cost, tier = options.get("cost", 1), options.get("tier", "normal")
         dialect = options.get("headers", "ratelimit")
         self._key: Final = options.get("key")
         self._exempt: Final = options.get("exempt")
@@ -126,8 +129,16 @@ class Guard:
         self._settle: Final = options.get("settle")
         self._counts: Final = _status_filter(where, options.get("counts", "all"))
         self._body: Final = options.get("body")
+        skip = options.get("skip") or ()
+        if not isinstance(skip, Iterable):
+            refuse(f"{where} skip", "patterns such as ['/health', '/static/*']", skip)
         skip = [skip] if isinstance(skip, str) else skip
         self._skip: Final = PathPatterns(f"{where} skip", dict.fromkeys(skip, True)) if skip else None
+        routes = options.get("routes") or {}
+        if not isinstance(routes, Mapping):
+            refuse(
+                f"{where} routes", "limits by pattern such as {'POST /login': '5/minute'}; with a gate, tiers", routes
+            )
         self.proxies: Final = Proxies(options.get("proxies", ()))
         self._writer: Final = HeaderWriter(dialect)
         self._silent: Final = dialect == "none"
@@ -141,9 +152,9 @@ class Guard:
         self._by_address: RequestCounter
         self._routes: PathPatterns[tuple[RequestCounter, RequestCounter, str]] | None = None
         if gate is not None:
-            self._use_gate(gate, options.get("routes") or {}, limiter)
+            self._use_gate(gate, routes, limiter)
         else:
-            self._use_limiter(limiter, options.get("routes") or {})
+            self._use_limiter(limiter, routes)
 
     def _use_gate(self, gate: Gate, routes: Mapping[str, object], limiter: object) -> None:
         if not isinstance(gate, Gate):
@@ -153,9 +164,8 @@ class Guard:
         if "http" not in gate.policy.channels:
             refuse(f"{self._where} gate", "a policy with the channel 'http'", gate.policy.channels)
         self._limiter = Limiter(UNLIMITED, store=gate.store)
-        self._by_key = AgentCounter(gate, "http", awaits=self._awaits)
-        self._by_address = AddressCounter(gate, awaits=self._awaits)
-        self._has_tiers: bool = True
+        self._by_key = agent_counter(gate, "http", awaits=self._awaits)
+        self._by_address = address_counter(gate, awaits=self._awaits)
         for tier in (self._tier, *routes.values()):
             if tier not in TIERS:
                 refuse(f"{self._where} tier", f"one of {', '.join(TIERS)}", tier)
@@ -169,7 +179,6 @@ class Guard:
         limiter = given if isinstance(given, Limiter) else Limiter(limit_of(f"{self._where} limiter", given))
         if self._tier_function is not None or self._tier != "normal":
             refuse(f"{self._where} tier", "a gate, which knows tiers (a limiter has none)", limiter)
-        self._has_tiers = False
         self._limiter = limiter
         self._by_key, self._by_address = self._limiter_counters(limiter, limiter.name or "default")
         more = (self._key, self._exempt, self._cost_function, self._counts, self._settle, self._skip, self.proxies)
@@ -192,12 +201,12 @@ class Guard:
 
     def _limiter_counters(self, limiter: Limiter, label: str) -> tuple[RequestCounter, RequestCounter]:
         """Counters by key and by address. Their key spaces are separate."""
-        by_key = LimiterCounter(limiter, label, awaits=self._awaits)
+        by_key = limiter_counter(limiter, label, awaits=self._awaits)
         if self._key is None:
             return by_key, by_key
         name = f"{limiter.name} by address"
         addresses = Limiter(limiter.limit, store=limiter.store, name=name, warn_at=limiter.warn_at)
-        return by_key, LimiterCounter(addresses, label, awaits=self._awaits)
+        return by_key, limiter_counter(addresses, label, awaits=self._awaits)
 
     def counters(self, name: str, given: Limiter | LimitLike) -> tuple[RequestCounter, RequestCounter]:
         """Counters by key and by address, for something else that the same callers do.
@@ -208,7 +217,7 @@ class Guard:
             return self._limit_counters(name, given)
         if self._gate is None:
             refuse(f"{self._where} {name}", "a limit or a limiter, since there is no gate", given)
-        return AgentCounter(self._gate, "ws", awaits=self._awaits), AddressCounter(self._gate, awaits=self._awaits)
+        return agent_counter(self._gate, "ws", awaits=self._awaits), address_counter(self._gate, awaits=self._awaits)
 
     # The request -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +244,7 @@ class Guard:
         if name:
             counter, key = by_key, name
         else:  # a gate itself knows the key of an address, and the exempt ones
-            counter, key = by_address, request.address if self._has_tiers else address_key(request.address)
+            counter, key = by_address, address_key(request.address) if self._gate is None else request.address
         decision = yield counter.check(key, tier, cost)
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name))
 
@@ -245,7 +254,7 @@ class Guard:
             return None
         if not isinstance(key, str):
             refuse(f"{self._where} key", "a function that returns a string or None", key)
-        if not self._has_tiers:
+        if self._gate is None:
             return bounded_key(key)
         try:
             return check_agent(key)
@@ -302,14 +311,6 @@ class Guard:
             yield counter.charge(key, tier, actual - cost)
         elif actual < cost:
             yield counter.refund(key, tier, cost - actual)
-
-
-def _refuse_option(where: str, name: str) -> None:
-    hint = _HINTS.get(name)
-    if hint is None:
-        close = get_close_matches(name, Options.__annotations__, 1)
-        hint = f"did you mean {close[0]}?" if close else "see headgate.edges.guard.Options"
-    raise InvalidInput(f"{where}: expected options among {', '.join(Options.__annotations__)}, got {name!r}; {hint}")
 
 
 def _status_filter(where: str, counts: Counts) -> Callable[[int], bool] | None:

@@ -16,9 +16,9 @@ counts a moment after the window's end, still finds the hits of that window. By 
 
 import re
 import time
-from collections.abc import Awaitable, Mapping
-from functools import lru_cache
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache, wraps
+from typing import Any, ClassVar, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError, StoreError, refuse
 from headgate.flow import Flow, adrive, drive
@@ -51,6 +51,7 @@ _MARKED: Final = 6  # the capacity of a marker's window: a turn costs 3 + its nu
 _TRIES: Final = 10  # where others may come between two steps
 _FIXED, _MOVING, _SLIDING = "fixed", "moving", "sliding"
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
@@ -67,7 +68,7 @@ class _Rules(NamedTuple):
 
 @lru_cache(maxsize=1000)
 def _rules(amount: int, expiry: Number) -> _Rules:
-    most = max(amount, 1)  # with an amount of 0 nothing passes: `_take` and `_hit` see to it
+    most = max(amount, 1)  # with an amount of 0 nothing passes: `_take` and `incr` see to it
     return _Rules(SlidingWindow(most, expiry), SlidingWindow(_MARKED, expiry), SlidingWindow(most, 2 * expiry))
 
 
@@ -86,12 +87,26 @@ _Flow: TypeAlias = Flow[_ApplyStep | _ForgetStep, Result]
 """Yields steps for the store, and is sent their results."""
 
 
-class _StorageFlows:
-    """The flows that both storages share."""
+def _carried_out(flow: Callable[P, _Flow[object]]) -> Callable[P, Any]:
+    """A method of `limits` that is written as a flow. Its result is that of the flow; an awaitable in an event loop."""
 
-    def _open(self, uri: str, key_prefix: str, options: dict[str, Any]) -> None:
-        self._url = re.sub(r"^(async\+)?headgate\+", "", uri, flags=re.IGNORECASE)
-        known = ("clock", "max_keys") if is_memory(self._url) else ("clock", "on_failure", "timeout")
+    @wraps(flow)
+    def method(*args: P.args, **kwargs: P.kwargs) -> object:
+        storage: Any = args[0]
+        return storage._run(flow(*args, **kwargs))
+
+    return method
+
+
+class _StorageFlows:
+    """Both storages: the flows, and the methods of `limits` that are made of them."""
+
+    def __init__(
+        self, uri: str, wrap_exceptions: bool = False, *, key_prefix: str = "headgate-limits", **options: Any
+    ) -> None:
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)  # type: ignore[call-arg]  # of the storage of `limits`
+        url = re.sub(r"^(async\+)?headgate\+", "", uri, flags=re.IGNORECASE)
+        known = ("clock", "max_keys") if is_memory(url) else ("clock", "on_failure", "timeout")
         for option in options:
             if option not in known:
                 refuse(
@@ -100,7 +115,7 @@ class _StorageFlows:
                     "the URL, after a question mark)",
                     option,
                 )
-        self._store = open_store(type(self).__name__, self._url, prefix=f"{key_prefix}:", **options)
+        self._store = open_store(type(self).__name__, url, prefix=f"{key_prefix}:", **options)
 
     @property
     def base_exceptions(self) -> type[Exception]:
@@ -130,6 +145,9 @@ class _StorageFlows:
             refuse("storage expiry", f"the {seconds} seconds that its key says", expiry)
         return int(found[1]), seconds
 
+    def _run(self, flow: _Flow[object]) -> Any:
+        raise NotImplementedError
+
     # Windows that move ------------------------------------------------------------------------------------------------
 
     def _take(self, name: str, key: str, amount: int, expiry: Number, cost: int) -> _Flow[bool]:
@@ -152,11 +170,19 @@ class _StorageFlows:
             decision = yield _ApplyStep(Verb.PEEK, [Ask(name, key, log, cost)])
         return log.capacity - decision.remaining, decision.retry_after or 0.0
 
-    def _moving_window(self, key: str, amount: int, expiry: Number) -> _Flow[tuple[float, int]]:
-        used, leaves = yield from self._look(_MOVING, key, amount, expiry)
+    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
+        return self._run(self._take(_MOVING, key, limit, expiry, amount))
+
+    @_carried_out
+    def get_moving_window(self, key: str, limit: int, expiry: int) -> _Flow[tuple[float, int]]:
+        used, leaves = yield from self._look(_MOVING, key, limit, expiry)
         return (time.time() + leaves - float(expiry), used) if used else (time.time(), 0)
 
-    def _sliding_window(self, key: str, expiry: Number) -> _Flow[tuple[int, float, int, float]]:
+    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
+        return self._run(self._take(_SLIDING, key, limit, expiry, amount))
+
+    @_carried_out
+    def get_sliding_window(self, key: str, expiry: int) -> _Flow[tuple[int, float, int, float]]:
         """Nothing in the window before, and all that counts in this one: then the weighted count is the exact one."""
         used, leaves = yield from self._look(_SLIDING, key, *self._limit(key, expiry))
         return 0, 0.0, used, min(leaves, float(expiry) - 1e-6)  # the strategy takes it modulo the window
@@ -173,14 +199,18 @@ class _StorageFlows:
         decision: Decision = yield _ApplyStep(Verb.PEEK, [Ask(f"{_FIXED}-{turn}", key, rules.counter, 1)])
         return rules.counter.capacity - decision.remaining
 
-    def _hit(self, key: str, expiry: Number, cost: int) -> _Flow[int]:
-        """The hits in the fixed window with these. If that is above the limit they don't pass, and don't count."""
-        amount, seconds = self._limit(key, expiry)
-        rules, before = _rules(amount, seconds), 0
+    @_carried_out
+    def incr(self, key: str, expiry: Number, amount: int = 1) -> _Flow[int]:
+        """Count hits in the fixed window, and return how many it holds.
+
+        Hits above the limit aren't counted, but returned as if they were: so a strategy knows that they are denied.
+        """
+        most, seconds = self._limit(key, expiry)
+        cost, rules, before = _cost(amount), _rules(most, seconds), 0
         for _ in range(_TRIES):
             began = self.clock.now()
             turn, _ = yield from self._marked(key, rules)
-            if _cost(cost) > amount:
+            if cost > most:
                 return cost + ((yield from self._counted(key, rules, turn)) if turn else 0)
             if turn:
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
@@ -196,7 +226,7 @@ class _StorageFlows:
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
                 if (yield _ApplyStep(Verb.CHECK, [Ask(_FIXED, key, rules.marker, 3 + turn), ask])):
                     return before + cost
-        return max(before + cost, amount + 1)
+        return max(before + cost, most + 1)
 
     def _free(self, key: str, rules: _Rules) -> _Flow[tuple[int, int]]:
         """A turn whose counter is empty; or the emptiest, if late callers have counted in each."""
@@ -208,19 +238,22 @@ class _StorageFlows:
         used, turn = min(counts)
         return turn, used
 
-    def _get(self, key: str) -> _Flow[int]:
+    @_carried_out
+    def get(self, key: str) -> _Flow[int]:
         rules = _rules(*self._limit(key))
         turn, _ = yield from self._marked(key, rules)
         return (yield from self._counted(key, rules, turn)) if turn else 0
 
-    def _ends(self, key: str) -> _Flow[float]:
+    @_carried_out
+    def get_expiry(self, key: str) -> _Flow[float]:
         """When the fixed window ends, as seconds since the epoch; now, if there is none."""
         _, left = yield from self._marked(key, _rules(*self._limit(key)))
         return time.time() + left
 
     # Resets -----------------------------------------------------------------------------------------------------------
 
-    def _clear(self, key: str) -> _Flow[None]:
+    @_carried_out
+    def clear(self, key: str) -> _Flow[None]:
         """The marker last: a caller that counts meanwhile counts in the window that ends with it."""
         rules = _rules(*self._limit(key))
         yield _ForgetStep(_MOVING, key, rules.log)
@@ -228,7 +261,8 @@ class _StorageFlows:
             yield _ForgetStep(f"{_FIXED}-{turn}", key, rules.counter)
         yield _ForgetStep(_FIXED, key, rules.marker)
 
-    def _clear_sliding(self, key: str, expiry: Number) -> _Flow[None]:
+    @_carried_out
+    def clear_sliding_window(self, key: str, expiry: int) -> _Flow[None]:
         yield _ForgetStep(_SLIDING, key, _rules(*self._limit(key, expiry)).log)
 
     def _keys_of(self, dropped: Mapping[str, int]) -> int:
@@ -275,50 +309,13 @@ class HeadgateStorage(
 
     STORAGE_SCHEME: ClassVar[list[str]] = [f"headgate+{store}" for store in SCHEMES]  # type: ignore[misc]
 
-    def __init__(
-        self, uri: str, wrap_exceptions: bool = False, *, key_prefix: str = "headgate-limits", **options: Any
-    ) -> None:
-        super().__init__(uri, wrap_exceptions=wrap_exceptions)
-        self._open(uri, key_prefix, options)
-
-    def _run(self, flow: _Flow[Result]) -> Result:
+    def _run(self, flow: _Flow[object]) -> Any:
         return drive(flow, self._perform)
 
     def _perform(self, step: _ApplyStep | _ForgetStep) -> object:
         if isinstance(step, _ApplyStep):
             return self._store.apply(step.verb, step.asks, 0)
         return self._store.forget(*step)
-
-    def incr(self, key: str, expiry: Number, amount: int = 1) -> int:
-        """Count hits in the fixed window, and return how many it holds.
-
-        Hits above the limit aren't counted, but returned as if they were: so a strategy knows that they are denied.
-        """
-        return self._run(self._hit(key, expiry, amount))
-
-    def get(self, key: str) -> int:
-        return self._run(self._get(key))
-
-    def get_expiry(self, key: str) -> float:
-        return self._run(self._ends(key))
-
-    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return self._run(self._take(_MOVING, key, limit, expiry, amount))
-
-    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        return self._run(self._moving_window(key, limit, expiry))
-
-    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return self._run(self._take(_SLIDING, key, limit, expiry, amount))
-
-    def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        return self._run(self._sliding_window(key, expiry))
-
-    def clear(self, key: str) -> None:
-        self._run(self._clear(key))
-
-    def clear_sliding_window(self, key: str, expiry: int) -> None:
-        self._run(self._clear_sliding(key, expiry))
 
     def check(self) -> bool:
         """Whether the store can be used."""
@@ -347,46 +344,13 @@ class AsyncHeadgateStorage(
 
     STORAGE_SCHEME: ClassVar[list[str]] = [f"async+headgate+{store}" for store in SCHEMES]  # type: ignore[misc]
 
-    def __init__(
-        self, uri: str, wrap_exceptions: bool = False, *, key_prefix: str = "headgate-limits", **options: Any
-    ) -> None:
-        super().__init__(uri, wrap_exceptions=wrap_exceptions)
-        self._open(uri, key_prefix, options)
-
-    async def _run(self, flow: _Flow[Result]) -> Result:
-        return await adrive(flow, self._perform)
+    def _run(self, flow: _Flow[object]) -> Any:
+        return adrive(flow, self._perform)
 
     def _perform(self, step: _ApplyStep | _ForgetStep) -> Awaitable[object]:
         if isinstance(step, _ApplyStep):
             return self._store.aapply(step.verb, step.asks, 0)
         return self._store.aforget(*step)
-
-    async def incr(self, key: str, expiry: Number, amount: int = 1) -> int:
-        return await self._run(self._hit(key, expiry, amount))
-
-    async def get(self, key: str) -> int:
-        return await self._run(self._get(key))
-
-    async def get_expiry(self, key: str) -> float:
-        return await self._run(self._ends(key))
-
-    async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return await self._run(self._take(_MOVING, key, limit, expiry, amount))
-
-    async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        return await self._run(self._moving_window(key, limit, expiry))
-
-    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return await self._run(self._take(_SLIDING, key, limit, expiry, amount))
-
-    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        return await self._run(self._sliding_window(key, expiry))
-
-    async def clear(self, key: str) -> None:
-        await self._run(self._clear(key))
-
-    async def clear_sliding_window(self, key: str, expiry: int) -> None:
-        await self._run(self._clear_sliding(key, expiry))
 
     async def check(self) -> bool:
         try:

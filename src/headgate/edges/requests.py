@@ -170,8 +170,11 @@ class Proxies:
     """
 
     def __init__(self, given: Iterable[str] = ()) -> None:
+        expected = "addresses or networks such as '10.0.0.0/8', or 'unix'"
         if isinstance(given, str):
             given = [given]
+        if not isinstance(given, Iterable):
+            refuse("proxies", expected, given)
         self._unix = False
         self._networks: list[Network] = []
         for one in given:
@@ -181,7 +184,7 @@ class Proxies:
             try:
                 self._networks.append(ip_network(str(one)))
             except ValueError:
-                refuse("proxies", "addresses or networks such as '10.0.0.0/8', or 'unix'", one)
+                refuse("proxies", expected, one)
 
     def __bool__(self) -> bool:
         return self._unix or bool(self._networks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from headgate.edges.counters import Decided, LimiterCounter, RequestCounter, address_key
+from headgate.edges.counters import Decided, RequestCounter, address_key
 from headgate.edges.flood import FLOOD, pause
 from headgate.edges.guard import CheckedRequest, Guard
 from headgate.edges.requests import App, AsgiRequest, HttpResponse, Message, Receive, Scope, Send, decode_headers
@@ -92,7 +92,7 @@ class WebSocketMiddleware:
         elif not isinstance(given, Limiter):
             given = limit_of(where, given)
         found = self.guard.counters(name, given)
-        if name.startswith("sent") and isinstance(found[0], LimiterCounter) and not found[0].limiter.limit.capacity:
+        if name.startswith("sent") and (by := found[0].limiter) is not None and not by.limit.capacity:
             refuse(where, "a limit that lets something pass (sent messages aren't dropped)", given)
         return found
 
@@ -130,7 +130,7 @@ class _ConnectionLimit:
 
     def __init__(self, counters: Counters, checked: CheckedRequest) -> None:
         self._counter: Final = counters[0] if checked.identified else counters[1]
-        of_address = isinstance(self._counter, LimiterCounter) and not checked.identified
+        of_address = self._counter.limiter is not None and not checked.identified
         self._key: Final = address_key(checked.key) if of_address else checked.key
         self._tier: Final = checked.tier
         self.warned = False
@@ -170,7 +170,7 @@ class _ConnectionLimit:
 
     @property
     def _limiter(self) -> Limiter:
-        assert isinstance(self._counter, LimiterCounter)  # a gate counts only received messages
+        assert self._counter.limiter is not None  # a gate counts only received messages
         return self._counter.limiter
 
 
@@ -198,7 +198,7 @@ class _LimitedConnection:
         if counters is None:
             return None
         # A gate is asked all the same: the exemption may end.
-        exempt = self._checked.decision.outcome is Outcome.EXEMPT and isinstance(counters[0], LimiterCounter)
+        exempt = self._checked.decision.outcome is Outcome.EXEMPT and counters[0].limiter is not None
         return None if exempt else _ConnectionLimit(counters, self._checked)
 
     # From the client -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from headgate.http.headers import (
     read_headers,
 )
 from headgate.http.problem import PROBLEM_JSON, ProblemDetails, describe_denial, read_denial, wait_ms
+from headgate.http.verdict import describe_decision
 
 __all__ = [
     "PROBLEM_JSON",
@@ -20,6 +21,7 @@ __all__ = [
     "QuotaPolicy",
     "RateLimitHeaders",
     "ServiceLimit",
+    "describe_decision",
     "describe_denial",
     "parse_retry_after",
     "read_denial",

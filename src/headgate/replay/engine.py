@@ -48,6 +48,11 @@ _DENY: Final = Outcome.DENY
 _PASSED: Final = {Outcome.ALLOW: ALLOWED, Outcome.WARN: WARNED, Outcome.EXEMPT: EXEMPT}
 
 
+def add_counts(total: Counts, more: Counts) -> None:
+    for outcome, count in enumerate(more):
+        total[outcome] += count
+
+
 class _LogClock:
     """A clock that shows the time of the log."""
 
@@ -146,8 +151,7 @@ class PolicyReplay:
         """The outcomes since the last call."""
         counts = [0] * len(OUTCOMES)
         for tier in self.tiers.values():
-            for outcome, count in enumerate(tier.take_counts()):
-                counts[outcome] += count
+            add_counts(counts, tier.take_counts())
         return counts
 
     def drop_full(self, at: int) -> None:
@@ -239,8 +243,7 @@ class TierReplay:
 
     def take_counts(self) -> Counts:
         counts, self.counts = self.counts, [0] * len(OUTCOMES)
-        for outcome, count in enumerate(counts):
-            self.total[outcome] += count
+        add_counts(self.total, counts)
         return counts
 
     def drop_full(self, at: int) -> None:

@@ -4,7 +4,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -84,6 +84,7 @@ class LogParser:
         self.name, self.options, self.classifier, self.unused = name, options, classifier, unused
         self.count = 0
         """Lines so far."""
+        self._names: Final = {what: options.fields.get(what, what) for what in FIELDS}
         self._routes: Final = [(route.matcher(), (route.tier, route.action)) for route in options.routes]
         self._routed: Final[dict[str, tuple[str | None, str | None]]] = {}
 
@@ -152,10 +153,6 @@ class AccessLogParser(LogParser):
 
 class _RecordParser(LogParser):
     """Lines with named fields."""
-
-    def __init__(self, name: str, options: LogOptions, classifier: Classifier, unused: UnusedLines) -> None:
-        super().__init__(name, options, classifier, unused)
-        self._names: Final = {what: options.fields.get(what, what) for what in FIELDS}
 
     def _request(self, get: Callable[[str], Any]) -> LoggedRequest:
         """Build the request of a line, from a function that returns its fields."""
@@ -242,11 +239,9 @@ class CsvParser(_RecordParser):
 
     format = "csv"
 
-    def __init__(self, name: str, options: LogOptions, classifier: Classifier, unused: UnusedLines) -> None:
-        super().__init__(name, options, classifier, unused)
-        self._delimiter = ","
-        self._width = 0
-        self._places: dict[str, int] = {}
+    _delimiter = ","
+    _width = 0
+    _places: Mapping[str, int] = {}
 
     def requests(self, lines: Sequence[str]) -> Iterator[LoggedRequest]:
         while lines and not self._width:

@@ -109,8 +109,7 @@ def _timeline(report: Report, policy: PolicyReport, most: int) -> str:
             height = getattr(one.outcomes, name) / most * _HEIGHT
             bottom -= height
             if height:
-                at = f"x='{place * step:.2f}' y='{bottom:.2f}' width='{max(step - 0.6, 0.4):.2f}' height='{height:.2f}'"
-                rects.append(f"<rect class='{name}' {at}/>")
+                rects.append(f"<rect class='{name}' {_column(place, step, bottom, height)}/>")
         if rects:
             bars.append(f"<g><title>{one.start}: {label}</title>{''.join(rects)}</g>")
     total = policy.outcomes
@@ -129,6 +128,10 @@ def _timeline(report: Report, policy: PolicyReport, most: int) -> str:
         f"<figcaption>Requests per {report.interval:,g} s.</figcaption></figure>{_key(total)}"
         f"<details><summary>The same as a table</summary>{_table(['from', *_STACK[::-1]], rows)}</details>"
     )
+
+
+def _column(place: int, step: float, top: float, height: float) -> str:
+    return f"x='{place * step:.2f}' y='{top:.2f}' width='{max(step - 0.6, 0.4):.2f}' height='{height:.2f}'"
 
 
 def _key(total: OutcomeCounts) -> str:
@@ -181,15 +184,8 @@ def _alerts(policy: PolicyReport) -> str:
 
 def _compared(report: Report, difference: PolicyDifference) -> str:
     before, after = report.policies
-    rows = [["all", "", "", *_change(before.outcomes, after.outcomes)]]
-    others = {(one.channel, one.tier): one for one in after.tiers}
-    for one in before.tiers:
-        other = others.pop((one.channel, one.tier), None)
-        rows.append([
-            f"{one.channel} {one.tier}", one.limit, other.limit if other else "",
-            *_change(one.outcomes, other.outcomes if other else None),
-        ])  # fmt: skip
-    rows += [[f"{one.channel} {one.tier}", "", one.limit, *_change(None, one.outcomes)] for one in others.values()]
+    rows = [["all", "", "", *_change(before.outcomes.denied, after.outcomes.denied)]]
+    rows += [[f"{one.channel} {one.tier}", *one.limits(""), *_change(*one.denied())] for one in report.tier_changes()]
     head = ["", "limit before", "limit after", "denied before", "denied after", "difference"]
     names = [f"<span class='name'>{escape(one.policy)}</span>" for one in report.policies]
     return "\n".join([
@@ -202,8 +198,7 @@ def _compared(report: Report, difference: PolicyDifference) -> str:
     ])  # fmt: skip
 
 
-def _change(before: OutcomeCounts | None, after: OutcomeCounts | None) -> list[str]:
-    old, new = before.denied if before else 0, after.denied if after else 0
+def _change(old: int, new: int) -> list[str]:
     return [f"{old:,}", f"{new:,}", f"{new - old:+,}"]
 
 
@@ -220,7 +215,7 @@ def _differences(before: PolicyReport, after: PolicyReport) -> str:
         height = abs(change) / most * middle
         if height:
             top, kind = (middle - height, "denied") if change > 0 else (middle, "allowed")
-            at = f"x='{place * step:.2f}' y='{top:.2f}' width='{max(step - 0.6, 0.4):.2f}' height='{height:.2f}'"
+            at = _column(place, step, top, height)
             bars.append(f"<rect class='{kind}' {at}><title>{start}: {change:+,} denied</title></rect>")
     return (
         f"<figure><svg viewBox='0 -8 {_WIDTH} {_HEIGHT + 16}' role='img' aria-label='Difference in denials by time'>"

@@ -1,12 +1,13 @@
 """The player: one pass over some logs, under one or several policies."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final, TypeAlias
 
 from headgate.errors import InvalidInput
 from headgate.lifecycle import Closable
-from headgate.replay.engine import DENIED, Classifier, Counts, PolicyReplay
+from headgate.replay.engine import DENIED, Classifier, Counts, PolicyReplay, add_counts
 from headgate.replay.formats import LoggedRequest, LogParser, UnusedLines, choose_parser
 from headgate.replay.logfile import STDIN, LogFile, ReplayError
 from headgate.replay.options import LogOptions
@@ -16,14 +17,14 @@ OnProgress: TypeAlias = Callable[[int, int | None, int], None]
 """Called with the bytes read so far, all bytes if their number is known, and the lines read so far."""
 
 
+@dataclass
 class OpenLog:
     """A log that is being read."""
 
-    def __init__(self, file: LogFile, parser: LogParser, blocks: Iterable[list[str]]) -> None:
-        self.file: Final = file
-        self.parser: Final = parser
-        self.blocks: Final = blocks
-        self.used = 0
+    file: LogFile
+    parser: LogParser
+    blocks: Iterable[list[str]]
+    used: int = 0
 
 
 class LogSet(Closable):
@@ -148,8 +149,7 @@ class Player:
         for policy, counts in zip(self.policies, self._interval, strict=False):
             taken = policy.take_counts()
             requests = sum(taken)
-            for outcome, count in enumerate(taken):
-                counts[outcome] += count
+            add_counts(counts, taken)
         return requests
 
     def _check_used(self, log: OpenLog) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import nsmallest
+from typing import NamedTuple
 
 from headgate.gate.policy import Policy
-from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, AgentStats, Counts, PolicyReplay
+from headgate.replay.engine import DENIED, AgentStats, Counts, PolicyReplay
 from headgate.replay.formats import MalformedLine
 from headgate.replay.options import LogOptions
 from headgate.replay.player import LogSet, OnProgress, Player
@@ -19,7 +20,7 @@ from headgate.replay.timestamps import format_timestamp
 
 @dataclass(frozen=True)
 class OutcomeCounts:
-    """Requests by outcome. Each counts once: `requests` is the sum of the others."""
+    """Requests by outcome, in the order of `OUTCOMES`. Each counts once: `requests` is the sum of the others."""
 
     requests: int
     allowed: int
@@ -30,9 +31,7 @@ class OutcomeCounts:
 
     @classmethod
     def of(cls, counts: Counts) -> "OutcomeCounts":
-        return cls(
-            sum(counts), counts[ALLOWED], counts[WARNED], counts[DENIED], counts[EXEMPT], counts[SHADOWED]
-        )  # fmt: skip
+        return cls(sum(counts), *counts)
 
     def denied_share(self) -> str:
         """The denied requests as a percentage of all."""
@@ -102,6 +101,21 @@ class AgentChange:
     after: int
 
 
+class TierChange(NamedTuple):
+    """A channel and tier under the first policy and under the second; None where it has no requests."""
+
+    channel: str
+    tier: str
+    before: TierReport | None
+    after: TierReport | None
+
+    def limits(self, absent: str) -> list[str]:
+        return [absent if one is None else one.limit for one in (self.before, self.after)]
+
+    def denied(self) -> list[int]:
+        return [0 if one is None else one.outcomes.denied for one in (self.before, self.after)]
+
+
 @dataclass(frozen=True)
 class PolicyDifference:
     """The agents that only one of two policies denies."""
@@ -159,6 +173,11 @@ class Report:
     share: float | None
     """The share of requests that suggested limits may deny."""
     suggestions: list[Suggestion] | None
+
+    def tier_changes(self) -> list[TierChange]:
+        """The tiers under two policies, side by side."""
+        old, new = [{(one.channel, one.tier): one for one in policy.tiers} for policy in self.policies]
+        return [TierChange(*place, old.get(place), new.get(place)) for place in old | new]
 
     def toml(self) -> str:
         """The suggested limits, in the form of a policy file."""

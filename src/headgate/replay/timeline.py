@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from headgate.replay.engine import OUTCOMES, Counts
+from headgate.replay.engine import OUTCOMES, Counts, add_counts
 
 MAX_INTERVALS: Final = 240
 """Maximum number of intervals."""
@@ -60,6 +60,5 @@ class Timeline:
         for place, counts in rows.items():
             joined = self._rows.setdefault(place // times, self._empty())
             for mine, more in zip(joined, counts, strict=True):
-                for outcome, count in enumerate(more):
-                    mine[outcome] += count
+                add_counts(mine, more)
         self._first = (self._first or 0) // times

@@ -12,6 +12,7 @@ from headgate.errors import InvalidInput, refuse
 from headgate.gate import Gate
 from headgate.gate.changes import default, exemption, override
 from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
+from headgate.http import describe_decision
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.agent_routes import NewTask, Registered, Revoked, TaskList, TaskPage
@@ -23,7 +24,7 @@ from headgate.hub.monitoring.stats import Stats
 from headgate.hub.sockets.frames import AgentId, Count, SessionId, Signal
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
-from headgate.limits.decision import Limit, Outcome
+from headgate.limits.decision import Limit
 from headgate.limits.notation import limit_of
 
 _LONGEST_LIMIT: Final = 200
@@ -292,21 +293,7 @@ async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
         refuse("cost", "1 with peek, which says how much is left for any cost", body.cost)
     else:
         decision = await gate.apeek(agent, channel, tier)
-    violation, would_be = decision.violation, decision.would_be
-    return Verdict(
-        agent_id=agent,
-        channel=channel,
-        tier=tier,
-        outcome=decision.outcome.value,
-        remaining=decision.remaining,
-        capacity=decision.limit.capacity,
-        limit=str(decision.limit),
-        retry_after_ms=decision.retry_ms,
-        exempt=decision.outcome is Outcome.EXEMPT,
-        violations=0 if violation is None else violation.count,
-        would_be=None if would_be is None else would_be.value,
-        degraded=decision.degraded,
-    )
+    return Verdict(agent, channel, tier, **describe_decision(decision))
 
 
 async def _agents(call: Call, registry: Registry, presence: Presence) -> RegisteredAgents:
