@@ -23,6 +23,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
+from headgate.hub.api.decision_routes import counters
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
@@ -46,7 +47,6 @@ from headgate.hub.storage.database import Database
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
-from headgate.sliding import RateLimiter
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
 from headgate.stores.urls import aclose_store, open_store
 
@@ -206,7 +206,7 @@ class Hub:
         sources = self.metric_sources = MetricSources(
             gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
         )
-        windows, file = RateLimiter(store), PolicyFile(self._config)
+        windows, file = counters(store), PolicyFile(self._config)
         parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
         routes = bind(ROUTES, [*parts, windows, file, self.router])
         self._api = Api(Router(routes), gate, stats, tokens, registry, settings)

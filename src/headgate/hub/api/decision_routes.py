@@ -1,14 +1,16 @@
 """Routes of the decision service: the sliding windows of `headgate.sliding`, for programs in any language."""
 
+from dataclasses import replace
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from headgate.hub.api.routing import Body, Call, Route, Who
-from headgate.sliding import RateLimiter, RateLimitResult
+from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
+from headgate.stores.base import Store
 
 Key = Annotated[str, Meta(min_length=1, max_length=512)]
-Limit = Annotated[int, Meta(ge=1, le=1_000_000)]
+Limit = Annotated[int, Meta(ge=0, le=1_000_000)]
 Window = Annotated[int, Meta(ge=1, le=31_536_000_000, description="milliseconds, up to a year")]
 
 
@@ -33,6 +35,11 @@ class CounterReset(Struct):
     key: str
     reset: bool
     """Whether there was anything to reset."""
+
+
+def counters(store: Store) -> RateLimiter:
+    """The counters of all callers, under the store's prefix: apart from those of a `RateLimiter` on the same server."""
+    return RateLimiter(store, replace(RateLimitSettings.from_environment(), prefix=None))
 
 
 def _own(call: Call, key: str) -> str:
