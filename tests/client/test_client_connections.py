@@ -397,11 +397,11 @@ def test_connections_are_tried_less_and_less_often(kind: Kind) -> None:
 
 # Frames that can't be read --------------------------------------------------------------------------------------------
 
-WELCOMES = {
+WELCOMES: dict[str, str | bytes] = {
     "hub": '{"type": "identified"}',
     "relay": wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome()).SerializeToString(),
 }
-LAST = {
+LAST: dict[str, str | bytes] = {
     "hub": '{"type": "message", "body": "last"}',
     "relay": wire.Envelope(type=wire.MESSAGE_TYPE_DATA, data=wire.Data(body=b"last")).SerializeToString(),
 }
