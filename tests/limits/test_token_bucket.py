@@ -167,8 +167,10 @@ def test_windows_that_cannot_be_counted() -> None:
 
 
 def test_limits_that_cannot_be_joined() -> None:
-    with pytest.raises(InvalidInput, match=r"^AllOf: expected at least one limit, got \[\]$"):
-        AllOf([])
+    expected = r"^AllOf: expected at least two different limits \(a single one needs no AllOf\), got "
+    for few in ([], [per_second(5)], [per_second(5), per_second(5)]):
+        with pytest.raises(InvalidInput, match=expected):
+            AllOf(few)
     with pytest.raises(InvalidInput, match=r"^AllOf: expected limits, got '5/second'$"):
         AllOf(["5/second"])  # type: ignore[list-item]
 

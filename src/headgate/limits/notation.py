@@ -9,6 +9,7 @@ from headgate.errors import InvalidInput, refuse
 from headgate.limits.all_of import AllOf
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import BLOCKED, UNLIMITED
+from headgate.limits.numbers import DIGITS
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import per_period
 
@@ -30,7 +31,7 @@ _SECONDS: Final = {
     for name in names.split()
 }
 
-_NUMBER: Final = r"(?:\d{1,18}(?:\.\d{1,18})?)"
+_NUMBER: Final = rf"(?:\d{{1,{DIGITS}}}(?:\.\d{{1,{DIGITS}}})?)"
 _LIMIT: Final = re.compile(
     rf"(?P<count>{_NUMBER})\s*(?:/|per)\s*(?P<times>{_NUMBER})?\s*(?P<unit>[a-z]+)"
     r"(?:\s+burst\s+(?P<burst>\d{1,18})|\s+(?P<sliding>sliding))?",
@@ -57,8 +58,7 @@ def parse(text: str) -> Limit:
     """
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)
-    limits = [_parse_one(part.strip(), text) for part in re.split(r"[;,|]", text)]
-    return limits[0] if len(limits) == 1 else AllOf(limits)
+    return _join([_parse_one(part.strip(), text) for part in re.split(r"[;,|]", text)])
 
 
 def _parse_one(part: str, text: str) -> Limit:
@@ -96,5 +96,10 @@ def limit_of(where: str, given: object) -> Limit:
         return given
     if not isinstance(given, Iterable):
         refuse(where, "a limit, its text, or several of either", given)
-    limits = [limit_of(where, one) for one in given]
-    return limits[0] if len(limits) == 1 else AllOf(limits)
+    return _join([limit_of(where, one) for one in given])
+
+
+def _join(limits: list[Limit]) -> Limit:
+    """Several limits as one; equal ones count once."""
+    different = list(dict.fromkeys(limits))
+    return different[0] if len(different) == 1 else AllOf(different)
