@@ -1,10 +1,12 @@
 """The relay's rate: any number that a float can say."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import InvalidInput, MemoryStore, limited
+from headgate import InvalidInput, Limiter, MemoryStore, limited
 from headgate.hub.sockets.relay import relay_limiter
 
 
@@ -27,13 +29,11 @@ def test_d4_a_rate_may_be_any_float(rate: str, limit: str) -> None:
 
 @given(st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False))
 def test_d4_a_float_is_read_as_limited_reads_it(rate: float) -> None:
-    try:
-        expected = limited(rate, 1)
-    except InvalidInput as error:
-        with pytest.raises(InvalidInput) as caught:
-            relay_limiter(repr(rate), "1", MemoryStore())
-        assert str(caught.value) == f"HEADGATE_RELAY_RATE_LIMIT {rate!r} with HEADGATE_RELAY_RATE_BURST 1: {error}"
-    else:
+    limiter: Limiter | None = None
+    with suppress(InvalidInput):  # too fast or too slow to be counted
         limiter = relay_limiter(repr(rate), "1", MemoryStore())
-        assert limiter is not None
-        assert limiter.limit == expected
+    if limiter is None:
+        with pytest.raises(InvalidInput):
+            limited(rate, 1)
+    else:
+        assert limiter.limit == limited(rate, 1)

@@ -51,9 +51,10 @@ def built(call: tuple[Callable[..., Limit], *tuple[Any, ...]]) -> Limit | None:
     try:
         return call[0](*call[1:])
     except InvalidInput as error:
-        assert ": expected " in str(error)
-        assert ", got " in str(error)
-        return None
+        text = str(error)
+    assert ": expected " in text
+    assert ", got " in text
+    return None
 
 
 @given(SINGLE)
@@ -143,20 +144,26 @@ def test_e2_how_a_rate_is_written(rate: float, burst: int, text: str) -> None:
         (
             5e-324,
             1,
-            "TokenBucket refill and per: expected at least 1 in 9007199254740991 seconds, or 'blocked', which lets "
-            "nothing pass, got (5e-324, 1)",
+            (
+                "TokenBucket refill and per: expected at least 1 in 9007199254740991 seconds, or 'blocked', which lets "
+                "nothing pass, got (5e-324, 1)"
+            ),
         ),
         (
             1e308,
             1,
-            "TokenBucket refill and per: expected at most 9007199254740991000000 a second, or 'unlimited', which lets "
-            "everything pass, got (1e+308, 1)",
+            (
+                "TokenBucket refill and per: expected at most 9007199254740991000000 a second, or 'unlimited', which "
+                "lets everything pass, got (1e+308, 1)"
+            ),
         ),
         (
             Decimal("0.123456789012345"),
             1000,
-            "TokenBucket: expected a capacity and a refill that can be counted exactly (a smaller capacity or a "
-            "rounder refill is), got TokenBucket(capacity=1000, refill=0.123456789012345, per=1)",
+            (
+                "TokenBucket: expected a capacity and a refill that can be counted exactly (a smaller capacity or a "
+                "rounder refill is), got TokenBucket(capacity=1000, refill=0.123456789012345, per=1)"
+            ),
         ),
     ],
 )

@@ -14,7 +14,7 @@ from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.notation import LimitLike, limit_of, parse
-from headgate.stores.base import Change, Edit, LogPage
+from headgate.stores.base import UNREADABLE, Change, Edit, LogPage
 
 KEPT: Final = 10_000
 """The newest changes, which stay readable when a log is compacted."""
@@ -166,6 +166,7 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     An edit has none once a later one covers it. A removal may have none under this policy and some under another: the
     newest `KEPT` of those stay. Defaults carry their generation, which can't be counted any more.
     """
+    edits = [edit for edit in edits if edit.kind != UNREADABLE]
     defaults = [edit for edit in edits if edit.kind == "default"]
     generations = effective(policy, defaults).generations
     numbered = [

@@ -21,6 +21,7 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
 from headgate.limits.violations import Standing
 from headgate.stores.base import (
+    UNREADABLE,
     Change,
     ChangeLog,
     Edit,
@@ -76,6 +77,7 @@ class Gate(GateChecks, Closable):
         self._shared: Final = isinstance(self._log, SharedChangeLog)
         self._position = 0  # in the log: the changes up to there are in effect
         self._logged = 0  # changes in the log
+        self._reported_unreadable = False
         self._change_lock = threading.RLock()
         after_fork(self)
         self._sessions: Final = Sessions(opened)
@@ -98,7 +100,20 @@ class Gate(GateChecks, Closable):
             _log.error("starting without the changes made while running, until they can be read: %s", away)
             return []
         self._position, self._logged = page.position, len(page.changes)
+        self._report_unreadable(page)
         return page.edits()
+
+    def _report_unreadable(self, page: LogPage) -> None:
+        """Log, once, that there are changes without effect: an operator may believe that they hold."""
+        lost = [edit for edit in page.edits() if edit.kind == UNREADABLE]
+        if lost and not self._reported_unreadable:
+            self._reported_unreadable = True
+            _log.error(
+                "%d changes to the limits can't be read and have no effect (the last: %s); without them the limits of "
+                "the policy apply, so make these changes again",
+                len(lost),
+                lost[-1],
+            )
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -380,6 +395,7 @@ class Gate(GateChecks, Closable):
     def _catch_up(self, after: int) -> list[PolicyChanged]:
         """Apply the changes after a position in the log, and return the events that tell of them."""
         page, before = self._log.read(after), self._lookup
+        self._report_unreadable(page)
         events = _events_since(self._position, page)
         if page.snapshot is None:
             if not page.changes:
@@ -471,8 +487,8 @@ class Gate(GateChecks, Closable):
 
 
 def _author(by: object) -> str:
-    if not isinstance(by, str):
-        refuse("by", "a string", by)
+    if not isinstance(by, str) or not by.isprintable():
+        refuse("by", "a printable string", by)
     return by
 
 

@@ -14,7 +14,7 @@ LARGEST: Final = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis' scripts have doubles)."""
 
 DIGITS: Final = 22
-"""Digits that a number in a limit's text may have on each side of the point: enough for every rate that can be counted."""
+"""Digits on each side of the point in a limit's text: enough for every rate that can be counted."""
 
 _SHORT: Final = 12  # significant digits: few enough that a quotient such as 1 / 3 hardly ever has so few by chance
 _PERIODS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))

@@ -224,6 +224,10 @@ class ResettableStore(Store, Protocol):
 # What nodes share besides counts -------------------------------------------------------------------------------------
 
 
+UNREADABLE: Final = "unreadable"
+"""The kind of an edit whose row can't be read. It has no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class Edit:
     """A part of a change: an override, an exemption or a default is set, or (with no value) removed.

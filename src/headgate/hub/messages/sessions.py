@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from itertools import islice
 from sqlite3 import Connection
-from typing import Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -11,11 +12,14 @@ from msgspec import Raw, Struct
 
 from headgate.errors import SessionClosed
 from headgate.gate import Gate
+from headgate.gate.policy import check_agent
 from headgate.gate.sessions import Session
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import Signal, decode_signal
 from headgate.hub.storage.database import Database, Retention
+from headgate.hub.storage.rows import Time, json_of
+from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import parse
 from headgate.limits.token_bucket import limited
@@ -45,9 +49,11 @@ class SessionLog:
 
     async def start(self) -> None:
         """Open the sessions again that were open when the hub stopped."""
-        wanted = "SELECT agent, session, limited FROM sessions"
-        for agent, session, text in await self._database.run(lambda db: db.execute(wanted).fetchall()):
-            self._open.setdefault(agent, {})[session] = self._gate.session(agent, session, parse(text))
+        rows = await self._database.run(
+            lambda db: db.execute("SELECT agent, session, limited FROM sessions").fetchall()
+        )
+        for agent, session, limit in self._database.rows.read("sessions", rows, _session_row, "the session is closed"):
+            self._open.setdefault(agent, {})[session] = self._gate.session(agent, session, limit)
 
     async def open(self, agent: str, session: str, rate: float | None, burst: int | None) -> Session:
         """Open a session, unlimited unless a rate in signals per second and a burst are given."""
@@ -106,13 +112,32 @@ class SessionLog:
         """The newest signals of a session, or the newest before a number, oldest first."""
         wanted = (
             "SELECT number, session, signal, at FROM signals WHERE agent = ? AND session = ? AND number < ? "
-            "ORDER BY number DESC LIMIT ?"
+            "ORDER BY number DESC"
         )
-        where = (agent, session, 2**62 if before is None else before, limit)
-        rows = await self._database.run(lambda db: db.execute(wanted, where).fetchall())
-        return [LoggedSignal(number, name, Raw(signal), at) for number, name, signal, at in reversed(rows)]
+        where = (agent, session, 2**62 if before is None else before)
+        read = self._database.rows.read
+        rows = await self._database.run(
+            lambda db: list(islice(read("signals", db.execute(wanted, where), _logged_signal, "not shown"), limit))
+        )
+        return rows[::-1]
 
     @property
     def open_sessions(self) -> int:
         """The number of open sessions."""
         return sum(len(own) for own in self._open.values())
+
+
+class _SessionRow(NamedTuple):
+    agent: str
+    session: str
+    limit: Limit
+
+
+def _session_row(row: tuple[Any, ...]) -> _SessionRow:
+    agent, session, text = msgspec.convert(row, tuple[str, str, str])
+    return _SessionRow(check_agent(agent), session, parse(text))
+
+
+def _logged_signal(row: tuple[Any, ...]) -> LoggedSignal:
+    number, session, signal, at = msgspec.convert(row, tuple[int, str, bytes, Time], builtin_types=(bytes,))
+    return LoggedSignal(number, session, json_of(signal), at)

@@ -391,4 +391,4 @@ def _redacted(url: str) -> str:
 
 def text_of(found: bytes | str) -> str:
     """An answer of a server as text, whether or not its client has decoded it."""
-    return found if isinstance(found, str) else found.decode()
+    return found if isinstance(found, str) else found.decode(errors="surrogateescape")
