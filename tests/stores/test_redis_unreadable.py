@@ -57,6 +57,7 @@ def test_a_row_of_the_change_log_that_cannot_be_read_has_no_effect(
 
 def test_a_log_with_rows_that_cannot_be_read_can_be_compacted(server: Server, raw: Any) -> None:
     with gate_on(server) as gate:
+        key = ""
         for number in range(5):
             gate.set_override(f"a{number}", "heavy", "7/minute")
             (key,) = raw.keys("*changes")

@@ -10,7 +10,7 @@ from headgate.errors import RateLimited, refuse
 from headgate.http.problem import Headers, quota_exceeded, round_wait
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
-from headgate.limits.notation import LimitLike, limit_of
+from headgate.limits.notation import LimitLike, limit_of, rate_of
 from headgate.limits.numbers import Number, cost_of, microseconds
 
 P = ParamSpec("P")
@@ -108,7 +108,7 @@ def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
 
 def _require(key: str, decision: Decision) -> None:
     if not decision:
-        raise RateLimited(key, decision.limit, str(decision.limit), decision.retry_ms)
+        raise RateLimited(key, rate_of(decision.limit), str(decision.limit), decision.retry_ms)
 
 
 def _is_async(function: object) -> bool:

@@ -80,7 +80,7 @@ class Gate(GateChecks, Closable):
         self._reported_unreadable = False
         self._change_lock = threading.RLock()
         after_fork(self)
-        self._sessions: Final = Sessions(opened)
+        self._sessions: Final = Sessions(opened, lambda: self._lookup, self._session_violated)
         super().__init__(opened, Lookup(rules, effective(rules, self._first_edits()), opened))
         self._unsubscribe_store: Final = (
             opened.subscribe(self._on_store_event) if isinstance(opened, ObservableStore) else None
@@ -191,8 +191,15 @@ class Gate(GateChecks, Closable):
         return self._report(verb, active, key, EXEMPT if active.exempt else await self._store.aapply(*request))
 
     def session(self, agent: str, session_id: str | int, limit: LimitLike = UNLIMITED) -> Session:
-        """Open a session with a budget of its own: unlimited, unless a limit such as `limited(5, 20)` is given."""
+        """Open a session with a budget of its own.
+
+        Its limit is that of the policy (unlimited, unless the operator gives one), or one such as `limited(5, 20)`
+        where that is stricter.
+        """
         return self._sessions.open(agent, session_id, limit_of("session limit", limit))
+
+    def _session_violated(self, agent: str, violation: Violation) -> None:
+        self._emit_violation(agent, "session", "", violation)
 
     @property
     def active_buckets(self) -> int:
@@ -284,8 +291,8 @@ class Gate(GateChecks, Closable):
     def change(self, edits: Iterable[Edit], *, by: str = "") -> None:
         """Make several edits as one change: all of them take effect at the same moment, or none does.
 
-        `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`. They apply from the next
-        check on, and are one record in the history.
+        `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`, `session_limit`. They
+        apply from the next check on, in open sessions too, and are one record in the history.
         """
         if not isinstance(edits, Iterable):
             refuse("change", "edits, such as [override('planner', 'heavy', '20/minute')]", edits)
@@ -296,7 +303,7 @@ class Gate(GateChecks, Closable):
         with self._change_lock:
             before = self._lookup
             after = Lookup(before.policy, before.effective, self._store, before, change.edits)
-            for agent in after.changed:
+            for agent in after.changed & {edit.agent for edit in change.edits if edit.kind != "session"}:
                 # First, so that listeners find them empty: they may be left from a time when that limit was in effect.
                 # No check uses them until the switch, except where a limit stays the same.
                 self._drop_buckets(after, agent)
@@ -318,8 +325,11 @@ class Gate(GateChecks, Closable):
         self.change([changes.override(agent, tier, limit, channel)], by=by)
 
     def remove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
-        """Put an agent back to the defaults, for a tier or for all."""
-        self.change([changes.no_override(agent, tier)], by=by)
+        """Put an agent back to the defaults, for a tier or for all and for its sessions."""
+        edits = [changes.no_override(agent, tier)]
+        if tier is None and agent in self.effective.session_overrides:
+            edits.append(changes.session_limit(None, agent))
+        self.change(edits, by=by)
 
     def add_exemption(self, agent: str, *, by: str = "") -> None:
         """Let an agent always pass."""
@@ -487,8 +497,10 @@ class Gate(GateChecks, Closable):
 
 
 def _author(by: object) -> str:
-    if not isinstance(by, str) or not by.isprintable():
-        refuse("by", "a printable string", by)
+    if not isinstance(by, str):
+        refuse("by", "a string", by)
+    if not by.isprintable():  # a lone surrogate can't even be written down
+        refuse("by", "printable text", by)
     return by
 
 

@@ -31,6 +31,7 @@ UNKNOWN_TIER: Final = "normal"
 """The tier of unclassified actions."""
 MAX_AGENT: Final = 128
 
+_OF_AGENTS: Final = ("session", "shadow")  # keys in the table of an agent, beside tiers and channels
 _LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
 _ACTIONS: Final = {
     "ws": {
@@ -83,6 +84,10 @@ class Policy:
     shadow_agents: frozenset[str]
     address_limit: Limit
     registration_limit: Limit
+    session_limit: Limit
+    """The limit of every session of an agent."""
+    session_overrides: Mapping[str, Limit]
+    """The limits of the sessions of some agents."""
     exempt_addresses: tuple[Network, ...]
     backoff: Backoff
     on_failure: str
@@ -121,6 +126,8 @@ class Policy:
         for agent, limits in self.overrides.items():
             for (channel, tier), limit in limits.items():
                 agents.setdefault(agent, {}).setdefault(channel, {})[tier] = _text(limit)
+        for agent, limit in self.session_overrides.items():
+            agents.setdefault(agent, {})["session"] = _text(limit)
         for agent in sorted(self.shadow_agents):
             agents.setdefault(agent, {})["shadow"] = True
         return {
@@ -140,6 +147,7 @@ class Policy:
                 "registration": _text(self.registration_limit),
                 "exempt": [str(network) for network in self.exempt_addresses],
             },
+            "sessions": {"limit": _text(self.session_limit)},
             "agents": agents,
             "backoff": {
                 "steps": list(self.backoff.steps),
@@ -190,7 +198,7 @@ class _Reader:
         self.mistakes: list[str] = []
 
     def policy(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        known = "warn_at channels exempt shadow limits actions addresses agents backoff alerts store hub"
+        known = "warn_at channels exempt shadow limits actions addresses sessions agents backoff alerts store hub"
         self._check_keys("", settings, known.split())
         channels = self._channels(settings.get("channels", list(_ACTIONS)))
         limits = self._limits("limits", self._table("limits", settings), channels)
@@ -199,6 +207,8 @@ class _Reader:
         agents = self._table("agents", settings)
         addresses = self._table("addresses", settings)
         self._check_keys("addresses", addresses, ["limit", "registration", "exempt"])
+        sessions = self._table("sessions", settings)
+        self._check_keys("sessions", sessions, ["limit"])
         store = self._table("store", settings)
         self._check_keys("store", store, ["on_failure", "timeout", "nodes"])
         return {
@@ -217,6 +227,8 @@ class _Reader:
             ),
             "address_limit": self._value("addresses.limit", addresses, parse("60/minute"), _limit),
             "registration_limit": self._value("addresses.registration", addresses, parse("5/minute"), _limit),
+            "session_limit": self._value("sessions.limit", sessions, parse("unlimited"), _limit),
+            "session_overrides": dict(self._session_overrides(agents)),
             "exempt_addresses": tuple(self._list("addresses.exempt", addresses.get("exempt", []), _network)),
             "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
             "on_failure": self._value("store.on_failure", store, "local", _on_failure),
@@ -231,9 +243,7 @@ class _Reader:
 
     def _limits(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
-        self._check_keys(
-            path, given, [*TIERS, *channels, "shadow"] if path.startswith("agents.") else [*TIERS, *channels]
-        )
+        self._check_keys(path, given, [*TIERS, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())])
         limits: dict[ChannelTier, Limit] = {}
         for tier in TIERS:
             if (limit := self._value(f"{path}.{tier}", given, None, _limit)) is not None:
@@ -254,6 +264,12 @@ class _Reader:
             self._parsed(path, agent, check_agent)
             if limits := self._limits(path, self._table(agent, agents, path), channels):
                 yield agent, limits
+
+    def _session_overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, Limit]]:
+        for agent, table in agents.items():
+            path = f"agents.{_key(agent)}.session"
+            if isinstance(table, dict) and (limit := self._value(path, table, None, _limit)) is not None:
+                yield agent, limit
 
     def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, str]:
         self._check_keys("actions", given, channels)
@@ -379,7 +395,7 @@ def _nodes(value: object) -> int:
 
 
 def _channel(value: object) -> str:
-    taken = (*TIERS, "shadow")
+    taken = (*TIERS, *_OF_AGENTS)
     if not isinstance(value, str) or not value.isidentifier() or not value.isascii() or value in taken:
         refuse("", f"a name of letters, digits and underscores other than {', '.join(taken)}", value)
     return value

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from fractions import Fraction
+from math import inf
 from typing import Final, TypeAlias
 
 from headgate.errors import InvalidInput, refuse
@@ -11,7 +12,7 @@ from headgate.limits.decision import Limit
 from headgate.limits.fixed import BLOCKED, UNLIMITED
 from headgate.limits.numbers import DIGITS
 from headgate.limits.sliding_window import SlidingWindow
-from headgate.limits.token_bucket import per_period
+from headgate.limits.token_bucket import TokenBucket, per_period
 
 LimitLike: TypeAlias = Limit | str | Iterable[Limit | str]
 """A limit as an argument: itself, its text, or several of either."""
@@ -103,3 +104,14 @@ def _join(limits: list[Limit]) -> Limit:
     """Several limits as one; equal ones count once."""
     different = list(dict.fromkeys(limits))
     return different[0] if len(different) == 1 else AllOf(different)
+
+
+def rate_of(limit: Limit) -> float:
+    """A limit as so many per second on average."""
+    if isinstance(limit, TokenBucket):
+        return limit.refill / limit.per
+    if isinstance(limit, SlidingWindow):
+        return limit.capacity / limit.window
+    if isinstance(limit, AllOf):
+        return min(map(rate_of, limit.parts))
+    return inf if limit is UNLIMITED else 0.0

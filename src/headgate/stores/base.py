@@ -230,9 +230,9 @@ UNREADABLE: Final = "unreadable"
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A part of a change: an override, an exemption or a default is set, or (with no value) removed.
+    """A part of a change: an override, an exemption, a default or a session limit is set, or (with no value) removed.
 
-    `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
+    `agent`, `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
     """
 
     kind: str

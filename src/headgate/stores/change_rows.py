@@ -4,7 +4,7 @@ A row is one edit:
 
 | field                | meaning                                                             |
 |----------------------|---------------------------------------------------------------------|
-| kind                 | "override", "exemption" or "default"                                |
+| kind                 | "override", "exemption", "default" or "session"                     |
 | agent, channel, tier | its subject; channel and tier are "" where all of them are meant    |
 | value                | a limit's text, or "exempt"; null: removed                          |
 | by, at               | who made the change, and when, in seconds since 1970                |
@@ -49,8 +49,8 @@ def to_edit(row: Mapping[str, Any]) -> Edit:
     """The edit of a row."""
     kind, value, generation = row.get("kind"), row.get("value"), row.get("generation", 0)
     agent, channel, tier = [row.get(name, "") for name in _SUBJECT]
-    texts = all(isinstance(text, str) for text in (kind, agent, channel, tier))
-    if not texts or not isinstance(value, str | None) or not isinstance(generation, int):
+    texts = all(isinstance(text, str) for text in (agent, channel, tier))
+    if not isinstance(kind, str) or not texts or not isinstance(value, str | None) or not isinstance(generation, int):
         return Edit(UNREADABLE, value="?")
     if kind in _LIMITS and not _is_limit(value):
         return Edit(UNREADABLE, agent, channel, tier, "?")

@@ -141,9 +141,12 @@ class Table:
 class LimitTable(Table):
     """The entries of one limiter's name and limit."""
 
-    def __init__(self, store: "MemoryStore", limit: Limit) -> None:
+    def __init__(self, store: "MemoryStore", name: str, limit: Limit) -> None:
         super().__init__(store, limit)
+        self.name: Final = name
         self.limit: Final = limit
+        self.pinned = False  # somebody keeps it, and checks without asking the store for it
+        self.dropped = False  # from the store; nothing may be added any more
         self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
 
     def check(self, key: str, cost: i64, low: i64, violations: "ViolationTable | None") -> Decision:
@@ -286,10 +289,19 @@ class MemoryStore:
         return self._clock.now() if self._manual else self._read() // 1000
 
     def limit_table(self, name: str, limit: Limit) -> LimitTable:
-        """The entries of a limiter's name and limit. The table is made once; frequent callers keep it."""
+        """The entries of a limiter's name and limit. The table is made once, and stays: frequent callers keep it."""
+        while True:
+            found = self._limit_table(name, limit)
+            with _tables_lock:
+                found.pinned = True
+                if not found.dropped:
+                    return found
+
+    def _limit_table(self, name: str, limit: Limit) -> LimitTable:
+        """The same for one call. It is dropped some time after its last entry, so that rare limits don't pile up."""
         found = self._tables.get((name, limit))
         if found is None:
-            found = self._add_table(name, LimitTable(self, limit))
+            found = self._add_table(name, LimitTable(self, name, limit))
         assert isinstance(found, LimitTable)
         return found
 
@@ -334,15 +346,17 @@ class MemoryStore:
             return decision
 
     def _apply_all(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
-        tables = [self.limit_table(ask.name, ask.limit) for ask in asks]
+        tables = [self._limit_table(ask.name, ask.limit) for ask in asks]
         violations = None if offence is None else self.violation_table(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
         agent = "" if offence is None else offence.key
         if self.lock is None:
-            return self._apply(verb, asks, tables, low, violations, agent)
-        with self.lock:
-            return self._apply(verb, asks, tables, low, violations, agent)
+            decision = self._apply(verb, asks, tables, low, violations, agent)
+        else:
+            with self.lock:
+                decision = self._apply(verb, asks, tables, low, violations, agent)
+        return self._apply_all(verb, asks, low, offence) if decision is None else decision
 
     def _apply(
         self,
@@ -352,7 +366,8 @@ class MemoryStore:
         low: i64,
         violations: ViolationTable | None,
         agent: str,
-    ) -> Decision:
+    ) -> Decision | None:
+        """None if a table was dropped meanwhile, and nothing has been done."""
         now = self.now()
         if self.size >= self.max_keys:
             self.make_room(now)
@@ -362,6 +377,9 @@ class MemoryStore:
         known = [False] * len(states)
         waits = [0] * len(states)
         # From here to the last write nothing is allocated that the garbage collector tracks.
+        for i in range(len(tables)):
+            if tables[i].dropped:
+                return None
         passes = violations is None or not violations.blocks(agent, now)
         new: i64 = 0
         for i in range(len(states)):
@@ -496,12 +514,27 @@ class MemoryStore:
         self.next_round = now + _ROUND_EVERY
 
     def _sweep_one(self, now: i64) -> bool:
-        result = self._order[self.position].sweep_one(now)
-        if result < 0:
+        if self.position >= len(self._order):  # every table was dropped
+            return False
+        table = self._order[self.position]
+        result = table.sweep_one(now)
+        if result < 0 and not self._drop_table(table):
             self.position += 1
         else:
             self.swept += 1
         return result > 0
+
+    def _drop_table(self, table: Table) -> bool:
+        """Drop a table that is empty and that nobody keeps, and say whether it was."""
+        if table.size > 0 or not isinstance(table, LimitTable):
+            return False
+        with _tables_lock:
+            if table.pinned or table.dropped or table.size > 0:
+                return False
+            table.dropped = True
+            self._order.remove(table)
+            del self._tables[table.name, table.limit]
+        return True
 
     def deny_for_room(self, limit: Limit) -> Decision:
         """The denial of a new key for which there is no room."""

@@ -16,13 +16,16 @@ from headgate.gate.policy import check_agent
 from headgate.gate.sessions import Session
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
-from headgate.hub.sockets.frames import Signal, decode_signal
+from headgate.hub.sockets.frames import Signal
 from headgate.hub.storage.database import Database, Retention
 from headgate.hub.storage.rows import Time, json_of
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import parse
 from headgate.limits.token_bucket import limited
+
+OUTSIDE: Final = ""
+"""The session of signals that belong to none. No session can have this name."""
 
 
 class LoggedSignal(Struct):
@@ -56,7 +59,7 @@ class SessionLog:
             self._open.setdefault(agent, {})[session] = self._gate.session(agent, session, limit)
 
     async def open(self, agent: str, session: str, rate: float | None, burst: int | None) -> Session:
-        """Open a session, unlimited unless a rate in signals per second and a burst are given."""
+        """Open a session. A rate in signals per second and a burst ask for less than the operator's limit."""
         if (rate is None) != (burst is None):
             raise RequestError(400, "invalid", "expected a rate and a burst, or neither for a session without a limit")
         limit = UNLIMITED if rate is None or burst is None else limited(rate, burst)
@@ -70,16 +73,12 @@ class SessionLog:
             self._open.setdefault(agent, {})[session] = opened
         return opened
 
-    async def signal(self, agent: str, session: str, signal: Raw) -> int:
-        """Log a signal if the session is open, its limit allows it, and it is valid; its number."""
-        found = self._open.get(agent, {}).get(session)
-        if found is None:
-            raise SessionClosed(session)
-        await found.arequire()
-        return await self.write(agent, session, decode_signal(signal))
+    def find(self, agent: str, session: str) -> Session | None:
+        """An open session."""
+        return self._open.get(agent, {}).get(session)
 
     async def write(self, agent: str, session: str, signal: Signal) -> int:
-        """Log a signal of the application's own, which no limit applies to; its number."""
+        """Log a signal, whatever the session's limit says; its number. `OUTSIDE` stands for no session."""
 
         def insert(db: Connection) -> int:
             row = (agent, session, msgspec.json.encode(signal), time.time())
@@ -93,7 +92,7 @@ class SessionLog:
         """Close a session; its log stays."""
         which = (agent, session)
         async with self._lock(agent):
-            found = self._open.get(agent, {}).get(session)
+            found = self.find(agent, session)
             if found is None:
                 raise SessionClosed(session)
             await self._database.run(

@@ -236,7 +236,11 @@ class RedisStore(Closable):
 
     def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
         """See `CachedStore.local_cache`."""
-        return None if self._caches is None else self._caches.of(name, limit)
+        if self._caches is None:
+            return None
+        cache = self._caches.of(name, limit)
+        cache.pinned = True
+        return cache
 
     def _report_late(self, offence: Offence, violation: Violation) -> None:
         for listener in self._listeners:
