@@ -79,7 +79,7 @@ def test_e2_a_change_takes_effect_in_open_sessions_at_once() -> None:
     assert all(session.check() for _ in range(100))
     assert other.limit == limited(1, 2)
     assert [(event.what, event.by) for event in heard] == [
-        ("session set to 1/second burst 4, session of 'b' set to 1/second burst 1", "me"),
+        ("session set to 1/second burst 4, session of 'b' set to 1/second", "me"),
         ("session removed, session of 'b' removed", ""),
     ]
 
@@ -134,9 +134,10 @@ def test_e3_the_error_says_the_wait_of_the_session_and_not_the_advice() -> None:
     gate = gate_with(Policy(sessions={"limit": "20/second burst 1"}))
     session = gate.session("planner", 1)
     session.require()
-    for _ in range(3):
-        with pytest.raises(RateLimited) as caught:
-            session.require()
+    for _ in range(2):
+        session.check()
+    with pytest.raises(RateLimited) as caught:
+        session.require()
     error = caught.value
     assert (error.agent_id, error.limit, error.retry_after_ms) == ("planner", 20.0, 50)
     assert str(error) == "rate limited: agent 'planner' at 20 signals/sec, retry after 50ms"
@@ -193,7 +194,7 @@ def test_mistakes_in_the_policy_of_sessions(given: Any, text: str) -> None:
 def test_an_edit_of_sessions_is_validated() -> None:
     gate = gate_with(Policy())
     for bad in (Edit("session", "a", "ws", "", "5/second"), Edit("session", "a", "", "heavy", "5/second")):
-        with pytest.raises(InvalidInput, match="^edit: expected one such as"):
+        with pytest.raises(InvalidInput, match=r"^edit: expected one such as"):
             gate.change([bad])
     with pytest.raises(InvalidInput):
         gate.change([Edit("session", value="5/fortnight")])

@@ -75,9 +75,9 @@ def test_e2_changed_limits_hold_at_once_in_open_sessions_and_after_a_restart(tmp
             "session of 'other' set to 1/second",
             "session set to 1/second burst 3, default for light set to 600/minute",
         ]
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin:
-        with hub.agent("planner", token) as wire, hub.agent("other", other_token) as other:
-            assert signals(wire, 1, 4) == ["signal_logged"] * 3 + ["rate_limited"]
+    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner", token) as wire:
+        assert signals(wire, 1, 4) == ["signal_logged"] * 3 + ["rate_limited"]
+        with hub.agent("other", other_token) as other:
             assert signals(other, 1, 2) == ["signal_logged", "rate_limited"]
             answer = admin.delete(f"{LIMITS}/other").json()
             assert (answer["session"], answer["session_override"]) == ("1/second burst 3", None)

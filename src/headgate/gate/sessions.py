@@ -64,10 +64,7 @@ class Session(Closable):
         self.used = False
         self._sessions = sessions
         self._key = key
-        self._combined: tuple[Limit, Limit] = (
-            UNLIMITED,
-            limit,
-        )  # the operator's limit when it was last looked up, and both together
+        self._combined: tuple[Limit, Limit] = (UNLIMITED, limit)  # the operator's limit as last seen, and both together
 
     @property
     def limit(self) -> Limit:

@@ -171,7 +171,7 @@ class DatabaseAgents:
     async def start(self, on_revocation: Callable[[str], None]) -> None:
         self._on_revocation = on_revocation
         rows = await self._database.run(lambda db: db.execute("SELECT agent, digest FROM agents").fetchall())
-        effect = "the agent's name stays taken; give it a new token, or see 'Unreadable rows' in docs/hub-operations.md"
+        effect = "the agent's name stays taken; give it a new token, see docs/hub-operations.md"
         for agent, digest in self._database.rows.read("agents", rows, _agent_row, effect):
             self._set(agent, digest)
         self._lost_names = sum([not isinstance(agent, str) or not _is_name(agent) for agent, _ in rows])
