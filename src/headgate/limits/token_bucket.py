@@ -196,7 +196,7 @@ class TokenBucket(Limit):
 
     def __str__(self) -> str:
         rate = rate_text(self._refill, self._per)
-        return rate if self._capacity == ceil(self._refill) else f"{rate} burst {self._capacity}"
+        return rate if self.capacity == ceil(self._refill) else f"{rate} burst {self._capacity}"
 
 
 def limited(rate: Number, burst: SupportsIndex) -> TokenBucket:
