@@ -22,9 +22,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import headgate
-from headgate import InvalidInput
 from headgate._version import VERSION
 from headgate.hub.app import Hub
+from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.hub import VIEWER, AgentConnection, hub_settings
 from tests.support.hub_process import ADMIN, Program, program
@@ -111,9 +111,9 @@ def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
         async with Hub(hub_settings(admin_token="", data=tmp_path)) as hub:
             return hub.tokens.created
 
-    def spoil(text: str) -> None:
+    def change(sql: str) -> None:
         with sqlite3.connect(tmp_path / "hub.db") as db:
-            db.execute("INSERT OR REPLACE INTO sessions VALUES ('a', 'b', ?, 0)", (text,))
+            db.executescript(sql)
         db.close()
 
     async def prepare() -> None:
@@ -121,10 +121,10 @@ def test_a_token_that_could_not_be_shown_is_not_made(tmp_path: Path) -> None:
             pass
 
     asyncio.run(prepare())
-    spoil("no limit at all")
-    with pytest.raises(InvalidInput):
+    change("DROP TABLE sessions; CREATE TABLE sessions (other)")
+    with pytest.raises(DatabaseError):
         asyncio.run(start())
-    spoil("unlimited")
+    change("DROP TABLE sessions")
     assert asyncio.run(start()).startswith("hga_")
     assert asyncio.run(start()) == ""
 

@@ -86,7 +86,9 @@ def _set(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
         return 0
-    rows = hub.parse(lambda: _rows(_with_sessions({agent: answer["override"]}, {agent: answer.get("session_override")})))
+    rows = hub.parse(
+        lambda: _rows(_with_sessions({agent: answer["override"]}, {agent: answer.get("session_override")}))
+    )
     print(f"overrides of {printable(agent)}:")
     _print(rows)
     note_unregistered(hub, agent)
