@@ -23,6 +23,8 @@ class RateLimited(HeadgateError):
         """The agent, or another key, that was denied."""
         self.limit = limit
         """The limit, as so many per second on average."""
+        self.pace = pace
+        """The limit, in words."""
         self.retry_after_ms = retry_ms
         """Milliseconds until a retry can pass, rounded up, never 0; None if no wait would help."""
         wait = "no wait would help" if self.retry_after_ms is None else f"retry after {self.retry_after_ms}ms"

@@ -101,7 +101,7 @@ def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
 
     An error handler of Flask returns these: `app.register_error_handler(RateLimited, too_many_requests)`.
     """
-    name, wait = str(error.limit), error.retry_after_ms
+    name, wait = error.pace, error.retry_after_ms
     problem = quota_exceeded(round_wait(None if wait is None else wait * 1000), name, name)
     return problem.encode(), problem.status, problem.headers
 
