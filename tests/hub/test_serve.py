@@ -21,9 +21,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import headgate
-from headgate import InvalidInput
 from headgate._version import VERSION
 from headgate.hub.app import Hub
+from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
 from tests.support.agent_connections import ended
@@ -109,17 +109,17 @@ async def test_a_failed_first_start_creates_no_admin_token(tmp_path: Path) -> No
         async with Hub(hub_settings(admin_token="", data=tmp_path)) as hub:
             return hub.tokens.created
 
-    def spoil(text: str) -> None:
+    def change(sql: str) -> None:
         with sqlite3.connect(tmp_path / "hub.db") as db:
-            db.execute("INSERT OR REPLACE INTO sessions VALUES ('a', 'b', ?, 0)", (text,))
+            db.executescript(sql)
         db.close()
 
     async with Hub(hub_settings(data=tmp_path)):
         pass
-    spoil("no limit at all")
-    with pytest.raises(InvalidInput):
+    change("DROP TABLE sessions; CREATE TABLE sessions (other)")
+    with pytest.raises(DatabaseError):
         await start()
-    spoil("unlimited")
+    change("DROP TABLE sessions")
     assert (await start()).startswith("hga_")
     assert await start() == ""
 

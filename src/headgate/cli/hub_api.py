@@ -190,9 +190,10 @@ class HubApi:
     def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("POST", "/api/admin/check", body)
 
-    def overrides(self) -> dict[str, Any]:
+    def overrides(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The overrides of tiers, and those of sessions."""
         answer = self.request("GET", _LIMITS)
-        return self.parse(lambda: dict(answer["overrides"]))
+        return self.parse(lambda: (dict(answer["overrides"]), dict(answer.get("session_overrides", {}))))
 
     def set_override(self, agent: str, limits: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("PUT", _path(_LIMITS, agent), limits)

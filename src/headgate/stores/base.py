@@ -218,11 +218,15 @@ class ResettableStore(Store, Protocol):
 # What nodes share besides counts -------------------------------------------------------------------------------------
 
 
+UNREADABLE: Final = "unreadable"
+"""The kind of an edit whose row can't be read. It has no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A part of a change: an override, an exemption or a default is set, or (with no value) removed.
+    """A part of a change: an override, an exemption, a default or a session limit is set, or (with no value) removed.
 
-    `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
+    `agent`, `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
     """
 
     kind: str

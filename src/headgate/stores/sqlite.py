@@ -52,6 +52,7 @@ def open_file(
     try:
         file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
+            file.text_factory = _text
             file.execute("PRAGMA busy_timeout=5000")
             (found,) = file.execute("PRAGMA user_version").fetchone()
             (parts,) = file.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -69,6 +70,14 @@ def open_file(
     except sqlite3.Error as error:
         raise failure(f"{path}: expected an SQLite file that can be written, got: {error}") from error
     return file
+
+
+def _text(data: bytes) -> str | bytes:
+    """A text in a file; one that isn't UTF-8 is left as it is, since an error would make all other rows unreadable."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 class SqliteChangeLog:

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError
+from headgate.hub.storage.rows import RowReader
 from headgate.stores.sqlite import open_file
 
 T = TypeVar("T")
@@ -122,6 +123,7 @@ class Database:
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._path: Final = ":memory:" if path is None else path
         self._file: Final = open_file(self._path, "a hub's database", _FORMAT, _SCHEMA, DatabaseError)
+        self.rows: Final = RowReader()
         self._closed = False
         self._jobs: Final[SimpleQueue[_Job | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="headgate-database", daemon=True)

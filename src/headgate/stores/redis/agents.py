@@ -50,6 +50,7 @@ class RedisAgents:
         self._reported: Final[OrderedDict[str, tuple[float, int]]] = OrderedDict()
         """By agent: the time of its last change, and the sequence number of the report."""
         self._reports = 0
+        self._met_unreadable = False  # it is logged once
 
     async def start(self, on_change: Callable[[str], None]) -> None:
         """Follow changes from now on; if the server is away, earlier ones too, since they are unknown."""
@@ -136,8 +137,7 @@ class RedisAgents:
             before = self._reports
             found = await self._ask(lambda client: client.hget(self._tokens, agent))
             if not self._reported_since(before, agent):
-                digest = None if found is None else bytes.fromhex(text_of(found).partition(" ")[2])
-                return digest or None
+                return None if found is None else (self._row(agent, found)[1] or None)
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         start = f"({after}" if after else "-"
@@ -145,8 +145,23 @@ class RedisAgents:
         if not names:
             return []
         rows = await self._ask(lambda client: client.hmget(self._tokens, names))
-        parts = [text_of(row).partition(" ") for row in rows]  # agents are never dropped, so each has one
-        return [(text_of(name), float(at), not digest) for name, (at, _, digest) in zip(names, parts, strict=True)]
+        agents = [(text_of(name), row) for name, row in zip(names, rows, strict=True)]
+        return [(name, at, not digest) for name, (at, digest) in [(name, self._row(name, row)) for name, row in agents]]
+
+    def _row(self, agent: str, row: bytes | str | None) -> tuple[float, bytes]:
+        """When an agent was registered, and the digest of its token; none if that is revoked or can't be read."""
+        try:
+            at, _, digest = text_of(row or "").partition(" ")
+            return float(at), bytes.fromhex(digest)
+        except ValueError as error:
+            if not self._met_unreadable:
+                self._met_unreadable = True
+                _log.error(
+                    "the row of agent %r can't be read: its name stays taken until the admin gives it a token: %s",
+                    agent,
+                    error,
+                )
+            return 0.0, b""
 
     async def invite(self, digest: bytes, at: float) -> None:
         await self._ask(lambda client: client.hset(self._invitations, digest.hex(), repr(at)))

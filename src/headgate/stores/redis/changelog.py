@@ -39,7 +39,7 @@ class RedisChangeLog:
 
     def read(self, after: int = 0) -> LogPage:
         position, known, texts = self._run("the changes can't be read", "read", after)
-        snapshot, rows = _split([json.loads(text) for text in texts])
+        snapshot, rows = _split([_row(text) for text in texts])
         return LogPage(None if known else tuple(map(to_edit, snapshot[1:])), to_changes(rows), position)
 
     def write(self, change: Change) -> int:
@@ -50,7 +50,7 @@ class RedisChangeLog:
     def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
         failure = "the change log can't be compacted"
         position, _, texts = self._run(failure, "read", 0)
-        snapshot, rows = _split([json.loads(text) for text in texts])
+        snapshot, rows = _split([_row(text) for text in texts])
         changes = to_changes(rows)
         if len(changes) <= keep:
             return len(changes)
@@ -120,8 +120,19 @@ class _Follower(threading.Thread):
 
 def _split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of the snapshot, if there is one, and the rows after it."""
-    size = rows[0]["rows"] if rows and rows[0]["kind"] == "snapshot" and "rows" in rows[0] else 0
+    first = rows[0] if rows else {}
+    known = first.get("kind") == "snapshot" and all(type(first.get(name)) is int for name in ("position", "rows"))
+    size = first["rows"] if known else 0
     return rows[:size], rows[size:]
+
+
+def _row(text: str | bytes) -> dict[str, Any]:
+    """A row; an empty one if it can't be read."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -220,7 +220,11 @@ class RedisStore(Closable):
 
     def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
         """See `CachedStore.local_cache`."""
-        return None if self._caches is None else self._caches.of(name, limit)
+        if self._caches is None:
+            return None
+        cache = self._caches.of(name, limit)
+        cache.pinned = True
+        return cache
 
     def _start_sender(self, caches: LocalCaches) -> None:
         """Start the thread that sends owed violations and gives back unused tokens, if there are any."""

@@ -31,6 +31,9 @@ local function replace(revoked_too, channel)
     return { 'unknown', '' }
   end
   local at, old = string.match(found, '^(%S+) (%x*)$')
+  if not at then -- unreadable: the name stays taken, as if the token were revoked
+    at, old = '0', ''
+  end
   if old == '' and revoked_too == '' then
     return { 'revoked', '' }
   end

@@ -6,8 +6,14 @@ local key, verb = KEYS[1], ARGV[1]
 -- Where the snapshot ends: the position there, and the number of rows until then.
 local function snapshot()
   local first = redis.call('LINDEX', key, 0)
-  local row = first and cjson.decode(first)
-  if row and row.kind == 'snapshot' and row.position and row.rows then
+  local readable, row = pcall(cjson.decode, first or '')
+  if
+    readable
+    and type(row) == 'table'
+    and row.kind == 'snapshot'
+    and type(row.position) == 'number'
+    and type(row.rows) == 'number'
+  then
     return row.position, row.rows
   end
   return 0, 0
