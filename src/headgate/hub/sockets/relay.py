@@ -122,6 +122,11 @@ class Relay:
         for socket in self._by_address.get(agent, ()):
             socket.close_revoked()
 
+    def drop_all(self) -> None:
+        """Close the connections of all agents: none of their tokens is valid any more."""
+        for agent in list(self._by_address):
+            self.drop(agent)
+
     async def drain(self, retry_after_ms: Callable[[], int]) -> None:
         """Handle no more frames, send acknowledged envelopes, and close every socket with the wait until it reconnects.
 
@@ -163,7 +168,8 @@ class Relay:
         try:
             verified = await self._verified(address, envelope.hello.token)
         except StoreAway as away:
-            await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
+            known = as_request_error(away)
+            await _send(peer, _error(known.error, known.detail), envelope.id)
             return False
         if not verified:
             await self._refuse_token(peer, envelope.id)
