@@ -168,7 +168,7 @@ def test_a_revoked_token_is_worth_nothing_and_the_id_stays_taken(opened: Open) -
 def test_agents_are_listed_page_by_page(opened: Open) -> None:
     async def walk() -> None:
         async with opened() as registry:
-            names = ["a", "B", "é", "z z", "\U0001f600", "(", "-", "+", "[", "10", "9", "\uffee"]
+            names = ["a", "B", "é", "z z", "\U00020000", "(", "-", "+", "[", "10", "9", "\ufa0e"]
             for name in names:
                 await registry.register(name)
             await registry.revoke("é")

@@ -312,8 +312,8 @@ def test_there_is_nothing_to_accept_unless_the_store_is_lost(server: Server, tmp
         assert (status, answer["error"]) == (409, "not_lost")
         with hub.http(ADMIN) as admin:
             assert admin.get("/api/admin/store").json() == {"store": "memory", "problems": []}
-            answer = admin.post("/api/admin/store/accept", json={})
-            assert answer.json()["detail"] == "body: Object missing required field `agent_data`"
+            refused = admin.post("/api/admin/store/accept", json={})
+            assert refused.json()["detail"] == "body: Object missing required field `agent_data`"
 
 
 def test_the_command_shows_and_resolves_the_loss(
