@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - lookalikes are the subject
 """The names of new agents: what operators read is what was registered, and no name passes for another."""
 
 import asyncio
@@ -88,7 +89,7 @@ def test_a_name_that_could_mislead_is_refused(name: str) -> None:
         ("pl\u0430nner", r"letters of one script, not of Cyrillic and Latin together, got 'pl\u0430nner'"),
         (
             "\u0441\u043e\u0441\u043e\u0430",
-            r"a name that can't pass for a Latin one, as these Cyrillic letters do, got '\u0441\u043e\u0441\u043e\u0430'",
+            "a name that can't pass for a Latin one, as these Cyrillic letters do, got " + ascii("сосоа"),
         ),
         ("pl\u0251n", r"letters and digits of common alphabets and ASCII signs, not U+0251, got 'pl\u0251n'"),
         ("a\u3164", r"no invisible characters, got 'a\u3164'"),
