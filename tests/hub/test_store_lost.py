@@ -268,7 +268,7 @@ def test_accepting_lets_agents_register_again_and_closes_the_old_connections(ser
         with hub.agent("bank", old) as bank, hub.agent("clerk") as clerk:
             flush(server)
             until_store_is(hub, "lost")
-            assert accept(hub, "keep") == (200, {"store": "ok", "problems": []})
+            assert accept(hub, "keep") == (200, {"accepted": True, "store": "ok", "problems": []})
             for agent in (bank, clerk):
                 with pytest.raises(Exception, match="1008"):
                     agent.hear()
@@ -304,12 +304,13 @@ def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, tmp
 
 
 def test_there_is_nothing_to_accept_unless_the_store_is_lost(server: Server, tmp_path: Path) -> None:
-    with hub_on(server, tmp_path) as hub:
-        status, answer = accept(hub, "drop")
-        assert (status, answer["error"]) == (409, "not_lost")
+    with hub_on(server, tmp_path) as hub, hub.agent("planner") as planner:
+        before = hub.hub.store_guard._saved
+        assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
+        assert planner.ask("ping")["type"] == "pong"
+        assert hub.hub.store_guard._saved == before
     with running() as hub:
-        status, answer = accept(hub, "drop")
-        assert (status, answer["error"]) == (409, "not_lost")
+        assert accept(hub, "drop") == (200, {"accepted": False, "store": "memory", "problems": []})
         with hub.http(ADMIN) as admin:
             assert admin.get("/api/admin/store").json() == {"store": "memory", "problems": []}
             refused = admin.post("/api/admin/store/accept", json={})
@@ -340,6 +341,6 @@ def test_the_command_shows_and_resolves_the_loss(
         assert ended.value.code == 2
         assert "--agent-data" in capsys.readouterr().err
         assert main(["store", "accept", "--agent-data", "drop", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"store": "ok", "problems": []}
-        assert main(["store", "accept", "--agent-data", "drop"]) == 1
-        assert "nothing to accept" in capsys.readouterr().err
+        assert json.loads(capsys.readouterr().out) == {"accepted": True, "store": "ok", "problems": []}
+        assert main(["store", "accept", "--agent-data", "drop"]) == 0
+        assert capsys.readouterr().out == "the store has its data: there was nothing to accept\n"

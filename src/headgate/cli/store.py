@@ -61,9 +61,12 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    answer = hub_from(options).accept_store(options.agent_data)
+    hub = hub_from(options)
+    answer = hub.accept_store(options.agent_data)
     if options.json:
         print_json(answer)
-    else:
+    elif hub.parse(lambda: bool(answer["accepted"])):
         print("the store is accepted as it is: agents have to register again")
+    else:
+        print("the store has its data: there was nothing to accept")
     return 0

@@ -12,7 +12,6 @@ from typing import Final
 import structlog
 
 from headgate.errors import StoreAway, StoreLost
-from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
 from headgate.stores.base import HubStore, Store, StoreGeneration
 
@@ -70,14 +69,14 @@ class StoreGuard:
             _log.warning("the store has its data again")
             self._logged = False
 
-    async def accept(self, *, drop: bool) -> None:
-        """Accept the store's data as it is, if it is lost.
+    async def accept(self, *, drop: bool) -> bool:
+        """Accept the store's data as it is, if it is lost; whether it was.
 
         With `drop`, what this hub keeps for agents is dropped first: another may take over a name.
         """
         generation = self._generation
         if generation is None:
-            raise RequestError(409, "not_lost", "this hub has no shared store that could be lost")
+            return False
         try:
             await generation.check()
         except StoreLost:
@@ -86,8 +85,8 @@ class StoreGuard:
             await self._save(await generation.accept())
             self._logged = False
             _log.warning("the store was accepted as it is: agents have to register again")
-            return
-        raise RequestError(409, "not_lost", "the store has its data: there is nothing to accept")
+            return True
+        return False
 
     async def drop(self, before: float) -> None:
         """Drop mail and signals from before a time, and take the tasks away from their agents: they are the admin's."""

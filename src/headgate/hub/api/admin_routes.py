@@ -166,6 +166,13 @@ class StoreStatus(Struct):
     """What is wrong with the store or the disk, in sentences."""
 
 
+class AcceptedStore(Struct):
+    accepted: bool
+    """False: the store has its data, so there was nothing to accept."""
+    store: Literal["memory", "ok", "away", "lost"]
+    problems: list[str]
+
+
 class AcceptStore(Body):
     agent_data: Literal["keep", "drop"]
     """What becomes of mail, signals and tasks on this hub: whoever registers a name next gets them, or nobody does."""
@@ -388,9 +395,10 @@ async def _store(_call: Call, health: Health) -> StoreStatus:
 
 async def _accept_store(
     call: Call, guard: StoreGuard, presence: Presence, sockets: AgentSockets, relay: Relay, gate: Gate, health: Health
-) -> StoreStatus:
+) -> AcceptedStore:
     drop = call.body.agent_data == "drop"
-    await guard.accept(drop=drop)
+    if not await guard.accept(drop=drop):
+        return AcceptedStore(False, health.store, health.problems)
     accepted_at = time.time()
     sockets.drop_all()  # their agents are no longer registered
     relay.drop_all()
@@ -400,7 +408,7 @@ async def _accept_store(
         while presence.agents() and time.monotonic() < end:  # noqa: ASYNC110 - presence has no event for it
             await asyncio.sleep(0.01)
         await guard.drop(accepted_at)  # unsent messages went back into the mailboxes
-    return StoreStatus(health.store, health.problems)
+    return AcceptedStore(True, health.store, health.problems)
 
 
 async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:
@@ -482,7 +490,7 @@ ROUTES: Final = (
         "GET", "/api/admin/store", "admin", Who.ADMIN, _store, StoreStatus, "whether the store has its data",
     ),
     Route(
-        "POST", "/api/admin/store/accept", "admin", Who.ADMIN, _accept_store, StoreStatus,
+        "POST", "/api/admin/store/accept", "admin", Who.ADMIN, _accept_store, AcceptedStore,
         "accept a lost store as it is: all agents have to register again", body=AcceptStore,
     ),
     Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),

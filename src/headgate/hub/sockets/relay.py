@@ -14,7 +14,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.errors import InvalidInput, StoreAway, StoreLost, refuse
 from headgate.gate.policy import check_agent
 from headgate.hub.errors import as_request_error
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
@@ -167,9 +167,11 @@ class Relay:
             raise _Invalid("expected an address of 1 to 128 printable characters", envelope.id) from None
         try:
             verified = await self._verified(address, envelope.hello.token)
+        except StoreLost as lost:
+            await _send(peer, _error("store_lost", as_request_error(lost).detail), envelope.id)
+            return False
         except StoreAway as away:
-            known = as_request_error(away)
-            await _send(peer, _error(known.error, known.detail), envelope.id)
+            await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False
         if not verified:
             await self._refuse_token(peer, envelope.id)
