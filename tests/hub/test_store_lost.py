@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from headgate import RedisStore
 from headgate.cli import main
+from headgate.gate.reload import reload_file
+from headgate.proto import envelope_pb2 as wire
 from tests.support.cluster import steady_cluster
-from tests.support.hub import ADMIN, Running, running
+from tests.support.hub import ADMIN, AgentConnection, Running, running
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 OVERRIDE = "/api/admin/rate-limits/planner"
@@ -201,6 +204,36 @@ def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: Serv
         assert register(hub, "bank") == (503, "store_lost")
 
 
+def hello(relay: AgentConnection, agent: str, token: str) -> wire.Envelope:
+    envelope = wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=agent, token=token))
+    relay.socket.send(envelope.SerializeToString())
+    answer = relay.socket.recv(PATIENCE)
+    assert isinstance(answer, bytes)
+    return wire.Envelope.FromString(answer)
+
+
+def test_the_relay_refuses_unknown_agents_and_ends_the_others_when_the_store_is_accepted(server: Server) -> None:
+    with hub_on(server) as hub, hub.socket("/relay") as known, hub.socket("/relay") as unknown:
+        token, other = hub.register("known"), hub.register("unknown")
+        assert hello(known, "known", token).WhichOneof("payload") == "welcome"
+        flush(server)
+        until_store_is(hub, "lost")
+        assert hello(unknown, "unknown", other).error.code == "store_lost"
+        assert accept(hub, "keep")[0] == 200
+        with pytest.raises(ConnectionClosed, match="1008"):
+            known.socket.recv(PATIENCE)
+
+
+def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limits]\nheavy = "3/minute"\n')
+    with hub_on(server) as hub:
+        assert set_override(hub) == 200
+        flush(server)
+        assert not reload_file(hub.hub.gate, file), "it is logged, and the watcher of the file goes on"
+        assert limit_of_planner(hub) == "7/minute"
+
+
 # Several hubs ---------------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +303,7 @@ def test_accepting_lets_agents_register_again_and_closes_the_old_connections(ser
             until_store_is(hub, "lost")
             assert accept(hub, "keep") == (200, {"accepted": True, "store": "ok", "problems": []})
             for agent in (bank, clerk):
-                with pytest.raises(Exception, match="1008"):
+                with pytest.raises(ConnectionClosed, match="1008"):
                     agent.hear()
         assert not hub.run(hub.hub.registry.verify("bank", old))
         assert register(hub, "bank") == (201, "")

@@ -44,7 +44,7 @@ from headgate.hub.sockets.frames import GoingAway, TaskAssigned, encode
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Receive, Send, Socket
 from headgate.hub.storage.database import Database, DataFile
-from headgate.hub.storage.files import private_file
+from headgate.hub.storage.files import make_private, private_file
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
@@ -148,8 +148,11 @@ class Hub:
         settings, stack = self.settings, self._exit_stack
         if settings.data is not None:
             stack.callback(_lock_directory(settings.data).close)
-        self.database = Database(None if settings.data is None else private_file(settings.data / "hub.db"))
+        file = None if settings.data is None else private_file(settings.data / "hub.db")
+        self.database = Database(file)
         stack.callback(self.database.close)
+        if file is not None:
+            make_private(file)
         self._open_store()
         await self.store_guard.start()  # before the gate reads the changes
         self._open_gate()
@@ -175,7 +178,9 @@ class Hub:
     def _open_gate(self) -> None:
         settings, store = self.settings, self.store
         if not isinstance(store, SharedStore) and settings.data is not None:
-            self._change_log = SqliteChangeLog(private_file(settings.data / "changes.db"))
+            file = private_file(settings.data / "changes.db")
+            self._change_log = SqliteChangeLog(file)
+            make_private(file)
         self.gate = self._gate_type(self._policy, store=store, remember=self._change_log)
         self._exit_stack.push_async_callback(self.gate.aclose)
         files: list[DataFile] = [self.database]
@@ -366,4 +371,5 @@ def _lock_directory(data: Path) -> IO[str]:
     except BlockingIOError:
         lock.close()
         raise HeadgateError(f"{data}: another hub uses this directory; give this one another by --data") from None
+    make_private(data / "lock")
     return lock

@@ -15,17 +15,21 @@ _log = structlog.get_logger("headgate.hub")
 
 
 def private_file(path: Path) -> Path:
-    """Create a file that only its owner may read and write, or make it and SQLite's files beside it so.
+    """Create a file that only its owner may read and write, if there is none.
 
     SQLite gives the files that it creates beside a database the permissions of the database. A file that can't be
     created is left to whoever opens it next, with an error of its own.
     """
     with suppress(OSError):
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    return path
+
+
+def make_private(path: Path) -> None:
+    """Take the access of other users to a database of ours, and to SQLite's files beside it, away."""
     for file in [path.with_name(path.name + suffix) for suffix in _SUFFIXES]:
         with suppress(FileNotFoundError):
             _make_private(file)
-    return path
 
 
 def _make_private(file: Path) -> None:
