@@ -228,7 +228,8 @@ def modes(folder: Path) -> dict[str, str]:
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     data = tmp_path / "deep" / "data"
     names = ("changes.db", "changes.db-shm", "changes.db-wal", "hub.db", "hub.db-shm", "hub.db-wal", "lock")
-    with program(data):
+    with program(data) as hub:
+        assert "other users" not in "".join(hub.err), "they never had access"
         assert modes(data) == dict.fromkeys(names, "0o600")
         assert oct(data.stat().st_mode & 0o777) == "0o700"
 

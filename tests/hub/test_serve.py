@@ -85,7 +85,7 @@ def test_the_admins_token_is_made_at_the_first_start_and_shown_once(tmp_path: Pa
         token = shown[1]
         with hub.http(token) as admin, hub.http("") as anyone:
             assert admin.post("/api/admin/agents", json={"agent_id": "planner"}).status_code == 201
-            health = {"status": "ok", "store": "ok", "disk": "ok", "problems": []}
+            health: dict[str, Any] = {"status": "ok", "store": "ok", "disk": "ok", "problems": []}
             health |= {"version": VERSION, "connections": 0}
             assert anyone.get("/api/health").json() == anyone.get("/health").json() == health
         assert hub.stop() == 0

@@ -86,6 +86,13 @@ def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, tmp_p
             assert not client.keys("*agents*")
 
 
+def test_a_token_is_not_called_wrong_right_after_a_flush(server: Server, tmp_path: Path) -> None:
+    """A client would give up a token that is nobody's; this one may be good again after a restore."""
+    with hub_on(server, tmp_path) as hub, hub.http(hub.register("bank")) as bank:
+        flush(server)
+        assert bank.get("/api/mailbox").json()["error"] == "store_lost"
+
+
 def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, tmp_path: Path) -> None:
     with hub_on(server, tmp_path) as hub, hub.http(ADMIN) as admin:
         hub.register("bank")
@@ -176,7 +183,7 @@ def test_a_hub_that_starts_on_a_lost_store_says_so(server: Server, tmp_path: Pat
 
 def test_another_store_is_not_the_one_that_the_hub_knows(server: Server, tmp_path: Path) -> None:
     with Server() as other, hub_on(other) as of_others:
-        of_others.register("bank")
+        token = of_others.register("bank")
         assert set_override(of_others) == 200
         with hub_on(server, tmp_path):
             pass
@@ -185,6 +192,8 @@ def test_another_store_is_not_the_one_that_the_hub_knows(server: Server, tmp_pat
             assert problem.startswith("the server has the data of other hubs: it is another one, or its data was repl")
             assert register(hub, "clerk") == (503, "store_lost")
             assert limit_of_planner(hub) == "10/minute", "changes of others are not taken over"
+            with hub.http(token) as caller:
+                assert caller.get("/api/mailbox").json()["error"] == "store_lost", "nor are their agents"
 
 
 def test_a_hub_without_a_data_directory_knows_its_store_while_it_runs(server: Server) -> None:
@@ -251,6 +260,7 @@ def test_hubs_adopt_the_generation_of_the_first(server: Server, tmp_path: Path) 
         assert accept(two, "drop")[0] == 200
         assert health(one)["store"] == health(two)["store"] == "ok"
         assert register(two, "clerk") == (201, "")
+        assert register(one, "teller") == (201, ""), "both have the same generation"
         hub_knows = [hub.run(hub.hub.registry.knows(name)) for hub in (one, two) for name in ("bank", "clerk")]
         assert hub_knows == [True] * 4
 
