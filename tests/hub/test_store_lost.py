@@ -260,7 +260,7 @@ def test_hubs_adopt_the_generation_of_the_first(server: Server, tmp_path: Path) 
         assert accept(two, "drop")[0] == 200
         assert health(one)["store"] == health(two)["store"] == "ok"
         assert register(two, "clerk") == (201, "")
-        assert register(one, "teller") == (201, ""), "both have the same generation"
+        assert one.register("teller"), "both have the same generation"
         hub_knows = [hub.run(hub.hub.registry.knows(name)) for hub in (one, two) for name in ("bank", "clerk")]
         assert hub_knows == [True] * 4
 
