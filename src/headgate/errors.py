@@ -43,6 +43,13 @@ class StoreAway(StoreError):
     """
 
 
+class StoreLost(StoreAway):
+    """The server behind a store answers, but has lost the agents and changes of its hubs, or has those of others.
+
+    Nothing is read from it or written to it until it has its data again, or an admin accepts it as it is.
+    """
+
+
 class SessionClosed(HeadgateError):
     """A session was used after it had been closed."""
 

@@ -85,7 +85,8 @@ def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: 
         token = shown[1]
         with hub.http(token) as admin, hub.http("") as anyone:
             assert admin.post("/api/admin/agents", json={"agent_id": "planner"}).status_code == 201
-            health = {"status": "ok", "store": "ok", "version": VERSION, "connections": 0}
+            health: dict[str, Any] = {"status": "ok", "store": "ok", "disk": "ok", "problems": []}
+            health |= {"version": VERSION, "connections": 0}
             assert anyone.get("/api/health").json() == anyone.get("/health").json() == health
         assert hub.stop() == 0
         assert token not in "".join(hub.err)
@@ -392,7 +393,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server of their own: it is killed."""
-    with Server() as server:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
 
 

@@ -50,6 +50,7 @@ class Scene:
             ("POST", "/api/admin/agents"): {"agent_id": self.newcomer},
             ("POST", "/api/admin/check"): {"agent_id": self.other, "channel": "ws", "tier": "light"},
             ("POST", "/api/admin/signals"): {"agent_id": self.other, "session": 42, "signal": SIGNAL},
+            ("POST", "/api/admin/store/accept"): {"agent_data": "keep"},
             ("POST", "/v1/check"): {"key": "a key"},
         }
 

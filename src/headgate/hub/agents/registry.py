@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from headgate.errors import InvalidInput
 from headgate.gate.policy import check_agent
+from headgate.hub.agents.names import check_new_name
 from headgate.hub.agents.tokens import DIGEST_SIZE, digest_of
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
@@ -132,7 +133,7 @@ class Registry:
 
     def _new_name(self, agent: str) -> str:
         try:
-            name = check_agent(agent)
+            name = check_new_name(agent)
         except InvalidInput as error:
             raise RequestError(400, "bad_agent", str(error)) from None
         if name in self._reserved:

@@ -1,6 +1,7 @@
 """The routes of the admin."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,17 @@ from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.http import describe_decision
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
+from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.api.agent_routes import NewTask, Registered, Revoked, TaskList, TaskPage
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.dashboard.cards import AgentCard, Cards
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.sessions import OUTSIDE, SessionLog
+from headgate.hub.monitoring.health import Health
 from headgate.hub.monitoring.stats import Stats
+from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count, SessionId, Signal
+from headgate.hub.sockets.relay import Relay
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.decision import Limit
@@ -30,6 +35,7 @@ from headgate.limits.notation import limit_of
 _LONGEST_LIMIT: Final = 200
 _MOST_LIMITS: Final = 10
 _SESSION: Final = "session"  # beside the tiers
+_GONE_WITHIN: Final = 2.0  # seconds until all agents should have left whose connections were closed
 
 Limits = dict[str, dict[str, str]]
 """Limits as text, by channel and tier."""
@@ -162,6 +168,24 @@ class ChangesPage(Body):
 
 class Reloaded(Struct):
     reloaded: bool
+
+
+class StoreStatus(Struct):
+    store: Literal["memory", "ok", "away", "lost"]
+    problems: list[str]
+    """What is wrong with the store or the disk, in sentences."""
+
+
+class AcceptedStore(Struct):
+    accepted: bool
+    """False: the store has its data, so there was nothing to accept."""
+    store: Literal["memory", "ok", "away", "lost"]
+    problems: list[str]
+
+
+class AcceptStore(Body):
+    agent_data: Literal["keep", "drop"]
+    """What becomes of mail, signals and tasks on this hub: whoever registers a name next gets them, or nobody does."""
 
 
 class NewSignal(Body):
@@ -378,6 +402,28 @@ async def _reload(call: Call, file: PolicyFile, gate: Gate) -> Reloaded:
     return Reloaded(True)
 
 
+async def _store(_call: Call, health: Health) -> StoreStatus:
+    return StoreStatus(health.store, health.problems)
+
+
+async def _accept_store(
+    call: Call, guard: StoreGuard, presence: Presence, sockets: AgentSockets, relay: Relay, gate: Gate, health: Health
+) -> AcceptedStore:
+    drop = call.body.agent_data == "drop"
+    if not await guard.accept(drop=drop):
+        return AcceptedStore(False, health.store, health.problems)
+    accepted_at = time.time()
+    sockets.drop_all()  # their agents are no longer registered
+    relay.drop_all()
+    await gate.areload(gate.policy, by=call.by)  # the changes in the store, which are the only ones now
+    if drop:
+        end = time.monotonic() + _GONE_WITHIN
+        while presence.agents() and time.monotonic() < end:  # noqa: ASYNC110 - presence has no event for it
+            await asyncio.sleep(0.01)
+        await guard.drop(accepted_at)  # unsent messages went back into the mailboxes
+    return AcceptedStore(True, health.store, health.problems)
+
+
 async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:
     body: NewSignal = call.body
     session = OUTSIDE if body.session is None else str(body.session)
@@ -453,6 +499,13 @@ ROUTES: Final = (
     Route(
         "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
         "who changed what and when, newest first", query=ChangesPage,
+    ),
+    Route(
+        "GET", "/api/admin/store", "admin", Who.ADMIN, _store, StoreStatus, "whether the store has its data",
+    ),
+    Route(
+        "POST", "/api/admin/store/accept", "admin", Who.ADMIN, _accept_store, AcceptedStore,
+        "accept a lost store as it is: all agents have to register again", body=AcceptStore,
     ),
     Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),
     Route(

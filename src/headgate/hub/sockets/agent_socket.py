@@ -115,6 +115,11 @@ class AgentSockets:
         for socket in self._presence.sockets_of(agent):
             socket.close_revoked()
 
+    def drop_all(self) -> None:
+        """Close the sockets of all agents: none of their tokens is valid any more."""
+        for agent in self._presence.agents():
+            self.drop(agent)
+
     async def _leave(self, connection: _AgentConnection) -> None:
         agent, socket = connection.agent, connection.socket
         self._messages.unsubscribe_all(socket)

@@ -14,7 +14,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.errors import InvalidInput, StoreAway, StoreLost, refuse
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import as_request_error
@@ -125,6 +125,11 @@ class Relay:
         for socket in self._by_address.get(agent, ()):
             socket.close_revoked()
 
+    def drop_all(self) -> None:
+        """Close the connections of all agents: none of their tokens is valid any more."""
+        for agent in list(self._by_address):
+            self.drop(agent)
+
     async def drain(self, retry_after_ms: Callable[[], int]) -> None:
         """Handle no more frames, send acknowledged envelopes, and close every socket with the wait until it reconnects.
 
@@ -166,6 +171,9 @@ class Relay:
         token, network = envelope.hello.token, peer.socket.address
         try:
             verified = await self._authentication.attempt(network, lambda: self._verified(address, token))
+        except StoreLost as lost:
+            await _send(peer, _error("store_lost", as_request_error(lost).detail), envelope.id)
+            return False
         except StoreAway as away:
             await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False

@@ -17,6 +17,7 @@ from headgate.lifecycle import after_fork
 from headgate.stores.base import Change, Edit, LogPage
 from headgate.stores.change_rows import to_changes, to_edit, to_rows
 from headgate.stores.redis.clients import ERRORS, Clients, describe_error
+from headgate.stores.redis.generation import RedisGeneration
 from headgate.stores.redis.script import part
 
 _SCRIPT: Final = part("changelog.lua")
@@ -32,8 +33,9 @@ class RedisChangeLog:
     Followers are notified by pub/sub. After a lost connection they read everything: the server may have lost changes.
     """
 
-    def __init__(self, clients: Clients, prefix: str) -> None:
+    def __init__(self, clients: Clients, prefix: str, generation: RedisGeneration) -> None:
         self._clients: Final = clients
+        self._generation: Final = generation
         self._key: Final = f"{prefix.rstrip(':')}-admin:changes"
         self._follower: _Follower | None = None
 
@@ -62,10 +64,16 @@ class RedisChangeLog:
         return keep
 
     def _run(self, failure: str, *arguments: str | bytes | int) -> Any:
+        generation = self._generation
+        generation.require()
+        keys = (self._key, generation.beside_changes)
         try:
-            return self._clients.client().eval(_SCRIPT, 1, self._key, *arguments)
+            answer = self._clients.client().eval(_SCRIPT, len(keys), *keys, generation.expected, *arguments)
         except ERRORS as error:
             raise StoreAway(f"{failure}: {describe_error(error)}") from error
+        if answer is None:
+            raise generation.lost()
+        return answer
 
     def follow(self, on_change: Callable[[bool], None]) -> None:
         """See `SharedChangeLog.follow`. A forked process follows with a thread of its own."""
