@@ -20,6 +20,8 @@ RAISED_ADDRESSES = f"""
 [addresses]
 limit = "{PLENTY}"
 registration = "{PLENTY}"
+connection = "{PLENTY}"
+authentication = "{PLENTY}"
 """
 """Part of a policy file: addresses are not limited; agents have their usual limits."""
 RAISED = f"""
