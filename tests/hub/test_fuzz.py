@@ -21,7 +21,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from headgate.hub.app import ROUTES
-from headgate.hub.protocols import GuardedConnection
+from headgate.hub.connections.connection import GuardedConnection
 from tests.support.fuzz_campaign import AGENTS, HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
 from tests.support.hub import VIEWER, AgentConnection, Running, running
