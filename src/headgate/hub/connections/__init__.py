@@ -9,6 +9,6 @@ requests.
 
 Of uvicorn this uses, beyond what it documents: the arguments of a protocol class, `HttpToolsProtocol` by its module,
 `app_state`, whose content is found in `scope["state"]`, `set_protocol` of the transport at an upgrade, and the texts of
-three log messages. Before raising the bound on its version in pyproject.toml, run tests/hub/test_connection_timeouts.py,
-test_slices.py, test_connection_bounds.py, test_flood.py and test_fuzz.py.
+three log messages. Before raising the bound on its version in pyproject.toml, run tests/hub/test_connection*.py,
+test_slices.py, test_flood.py and test_fuzz.py.
 """
