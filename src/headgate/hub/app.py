@@ -20,16 +20,17 @@ from headgate.gate import Gate
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
 from headgate.hub.agents.authentication import Authentication
+from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
-from headgate.hub.api.decision_routes import CounterShares, counters
+from headgate.hub.api.allowed_hosts import AllowedHosts
+from headgate.hub.api.decision_routes import counters
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
-from headgate.hub.api.sites import Sites
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import Cards
 from headgate.hub.dashboard.feed import MAX_QUEUED, DashboardFeed
@@ -206,7 +207,7 @@ class Hub:
             agents, mode=settings.registration, most=settings.max_agents, reserved=reserved
         )
         authentication = Authentication(gate)
-        sites = self._sites = Sites(settings.allowed_hosts)
+        allowed_hosts = self._allowed_hosts = AllowedHosts(settings.allowed_hosts)
         messages = self.messages = MessageBroker(database, presence, registry, clock, settings)
         sessions = self.sessions = SessionLog(database, gate, settings)
         scheduler = self.scheduler = Scheduler(
@@ -251,7 +252,8 @@ class Hub:
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
-        self._api = Api(Router(bind(ROUTES, parts)), gate, stats, tokens, registry, authentication, sites, settings)
+        router = Router(bind(ROUTES, parts))
+        self._api = Api(router, gate, stats, tokens, registry, authentication, allowed_hosts, settings)
 
     def _telemetry(self) -> "Telemetry":
         try:
@@ -300,15 +302,18 @@ class Hub:
         watches = scope["path"] == "/ws/dashboard"
         socket = Socket(receive, send, address, MAX_QUEUED if watches else self.settings.max_waiting)
         try:
-            self._sites.check_host(scope["headers"])
-            self._sites.check_origin(scope["headers"])
-            if watches and not self.health.stopping:  # never limited
-                await self.dashboard.serve(socket)
-                return
+            self._allowed_hosts.check_host(scope["headers"])
+            self._allowed_hosts.check_origin(scope["headers"])
             serve = self._endpoint(scope["path"])
-            self.presence.admit(socket)
+            if watches:
+                self.dashboard.admit(socket)
+            else:
+                self.presence.admit(socket)
         except HeadgateError as error:  # also for an invalid address, which a proxy may forward
             await _refuse(socket, error_response(error))
+            return
+        if watches:  # never limited
+            await serve(socket)
             return
         try:
             decision = await self.gate.acheck_address(socket.address, "connection")
@@ -327,6 +332,8 @@ class Hub:
             return self.agent_sockets.serve
         if path == "/relay":
             return self.relay.serve
+        if path == "/ws/dashboard":
+            return self.dashboard.serve
         raise RequestError(404, "unknown_route", "there is no such socket; agents connect to /ws, or to /relay")
 
     # Events ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ the page asked for, `Origin` the site of the page. Two attacks are refused by th
 Programs send no `Origin`, and are not concerned.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 from typing import Final
 
@@ -19,14 +19,14 @@ from headgate.hub.errors import RequestError
 ANY_HOST: Final = "*"
 
 
-class Sites:
+class AllowedHosts:
     """The hosts that the hub is reached as: IP addresses and loopback names, and those that the operator lists.
 
     An IP address is safe: no name server can point it elsewhere. `*.example.org` lists all hosts below example.org, and
     `*` any host and any origin.
     """
 
-    def __init__(self, listed: Iterable[str]) -> None:
+    def __init__(self, listed: Collection[str]) -> None:
         self._listed: Final = frozenset(host for host in listed if not host.startswith("*."))
         self._suffixes: Final = tuple(host[1:] for host in listed if host.startswith("*."))
 
