@@ -42,7 +42,7 @@ class CounterShares:
 
     def _make_room(self, agent: str, now: int) -> None:
         self._until_prune -= 1
-        if self._until_prune <= 0:
+        if self._until_prune <= 0 or self._total >= MAX_COUNTERS:
             self._until_prune = _PRUNE_EVERY
             self._prune(next(iter(self._ends)), now)
         most = self._most
