@@ -1,7 +1,10 @@
 """Requests that other web sites make through somebody's browser."""
 
+from typing import Any
+
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -146,3 +149,24 @@ def test_the_hubs_own_page_writes_and_so_does_one_of_a_listed_host() -> None:
             )
             assert answer.status_code == 200, origin
             assert handshake(hub, "/ws/dashboard", origin=origin) == 101
+
+
+# What an operator is told -------------------------------------------------------------------------------
+
+
+def test_an_unknown_host_is_logged_once_and_ten_of_them_at_most() -> None:
+    with capture_logs() as lines:
+        hosts = AllowedHosts(())
+        for _ in range(2):
+            for number in range(20):
+                with pytest.raises(RequestError):
+                    hosts.check_host([(b"host", b"host-%d" % number)])
+    assert [line["host"] for line in lines] == [f"host-{number}" for number in range(10)]
+
+
+def test_an_ignored_forwarded_address_is_logged_once(logged: list[Any]) -> None:
+    with running() as hub, hub.http() as http:
+        for _ in range(2):
+            http.get("/api/agents", headers={"X-Forwarded-For": "192.0.2.1"})
+    lines = [line for line in logged if "X-Forwarded-For is ignored" in line["event"]]
+    assert [line["sender"] for line in lines] == ["127.0.0.1"]

@@ -58,6 +58,7 @@ def test_subscribers_of_a_deleted_chat_channel_get_nothing_of_its_successor() ->
         with hub.agent("reader") as reader, hub.http(owner) as http:
             reader.ask("channel_subscribe", channel="a")
             http.delete("/api/channels/a")
+            assert reader.hear() == {"type": "unsubscribed", "channel": "a"}
             create(hub, owner, ["a"])
             http.post("/api/channels/a/publish", json={"body": 1})
             assert reader.ask("ping") == {"type": "pong"}

@@ -118,7 +118,7 @@ class Hub:
         self.flood_counter: Final = FloodCounter()
         self._change_log: SqliteChangeLog | None = None
         self._background: Final = BackgroundTasks()
-        self._garbage_logged = False  # whether garbage from a proxy was logged
+        self._proxy_logged = False
         self._exit_stack: Final = AsyncExitStack()
 
     # Start and end ---------------------------------------------------------------------------------------------------
@@ -279,8 +279,8 @@ class Hub:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         address = _address(scope)
-        if self.settings.trusted_proxies:
-            self._check_forwarded(address)
+        if not self._proxy_logged:
+            self._check_forwarded(scope, address)
         if scope["type"] == "http":
             await (await self._api.respond(scope, receive, address)).send(send)
         elif scope["type"] == "websocket":
@@ -288,15 +288,18 @@ class Hub:
         else:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
 
-    def _check_forwarded(self, address: str) -> None:
-        """Log once that a proxy forwards something that is no address; each such request is refused."""
-        if self._garbage_logged:
-            return
-        try:
-            parse_address(address)
-        except HeadgateError:
-            self._garbage_logged = True
-            _log.warning("a trusted proxy sends no address in X-Forwarded-For; said once", got=address[:100])
+    def _check_forwarded(self, scope: Mapping[str, Any], address: str) -> None:
+        """Log once that the address in X-Forwarded-For isn't used: it is none, or no proxy is trusted."""
+        if self.settings.trusted_proxies:
+            try:
+                parse_address(address)
+            except HeadgateError:  # every such request is refused
+                self._proxy_logged = True
+                _log.warning("X-Forwarded-For of a trusted proxy is no IP address; said once", got=address[:100])
+        elif any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
+            self._proxy_logged = True
+            hint = "list the sender with --trusted-proxies if it is your proxy; said once"
+            _log.warning(f"X-Forwarded-For is ignored; {hint}", sender=address)
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"

@@ -14,9 +14,14 @@ from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 from typing import Final
 
+import structlog
+
 from headgate.hub.errors import RequestError
 
 ANY_HOST: Final = "*"
+_MAX_LOGGED: Final = 10  # unknown hosts
+
+_log = structlog.get_logger("headgate.hub")
 
 
 class AllowedHosts:
@@ -28,14 +33,22 @@ class AllowedHosts:
 
     def __init__(self, listed: Collection[str]) -> None:
         self._listed: Final = frozenset(host for host in listed if not host.startswith("*."))
+        self._logged: Final[set[str]] = set()
         self._suffixes: Final = tuple(host[1:] for host in listed if host.startswith("*."))
 
     def check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Refuse a request to a host that the hub doesn't know."""
         for name, value in headers:
             if name == b"host" and not self._is_known(host := _host(value)):
+                self._log_once(host)
                 detail = f"Host: expected a host that the hub knows, got {host!r:.200}; list it with --allowed-hosts"
                 raise RequestError(421, "unknown_host", detail)
+
+    def _log_once(self, host: str) -> None:
+        """Tell the operator, who may have forgotten to list the host."""
+        if host not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged.add(host)
+            _log.warning("requests to an unknown host are refused; list it with --allowed-hosts", host=host[:200])
 
     def check_origin(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Refuse a request made by a page of another site."""

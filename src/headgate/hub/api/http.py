@@ -249,7 +249,8 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
     if isinstance(error, RequestDenied):
         denial = describe_denial(error.decision, error.tier)
         if error.by_address and not error.decision.degraded:
-            denial = denial._replace(detail=f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s")
+            detail = f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s"
+            denial = denial._replace(detail=detail, policies=("address",))
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)

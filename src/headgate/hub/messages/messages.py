@@ -17,7 +17,16 @@ from headgate.hub.agents.registry import Registry
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
-from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, ChannelName, Lagged, Message, Post, encode
+from headgate.hub.sockets.frames import (
+    ChannelInfo,
+    ChannelMessage,
+    ChannelName,
+    Lagged,
+    Message,
+    Post,
+    Unsubscribed,
+    encode,
+)
 from headgate.hub.sockets.socket import MAX_BYTES, Socket
 from headgate.hub.storage.database import Database, DatabaseError, Retention
 from headgate.hub.storage.rows import Time, json_of, row_of
@@ -236,6 +245,10 @@ class MessageBroker:
         await self._database.run(delete)
         if self._chat_channels.get(name) is channel:
             del self._chat_channels[name]
+        for socket in channel.subscribers:
+            socket.push(encode(Unsubscribed(channel=name)))
+        channel.subscribers.clear()
+        _log.info("chat channel deleted", channel=name, by=agent or "the admin")
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Add a message to a chat channel's history, send it to all subscribers, and return its number."""
