@@ -184,5 +184,5 @@ def test_keys_of_all_agents_are_bounded_and_then_shared_equally(monkeypatch: pyt
     for _ in range(200):
         shares.reserve("modest", "again", None)
         shares.release("modest", "again")
-    assert sum(map(len, shares._ends.values())) == shares._total == 80
-    assert "other" not in shares._ends, "what has expired is dropped"
+    assert sum(len(share.ends) for share in shares._shares.values()) == shares._total == 80
+    assert "other" not in shares._shares, "what has expired is dropped"

@@ -11,6 +11,23 @@ MAX_COUNTERS: Final = 1_000_000
 _PRUNE_EVERY: Final = 100  # new keys until the expired ones of another agent are dropped
 
 
+class _Share:
+    """The keys of one agent."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, int] = {}  # when each key expires
+        self.earliest = 0  # no key expires before
+
+    def prune(self, now: int) -> int:
+        """Drop the expired keys; how many there were."""
+        if now < self.earliest:
+            return 0
+        before = len(self.ends)
+        self.ends = {key: end for key, end in self.ends.items() if end > now}
+        self.earliest = min(self.ends.values(), default=0)
+        return before - len(self.ends)
+
+
 class CounterShares:
     """The keys that each agent counts at present: at most `most`, so that none takes all the store's room.
 
@@ -19,7 +36,7 @@ class CounterShares:
 
     def __init__(self, clock: Clock, most: int, default_window_ms: int) -> None:
         self._clock, self._most, self._default_window_ms = clock, most, default_window_ms
-        self._ends: Final[OrderedDict[str, dict[str, int]]] = OrderedDict()  # when each key expires
+        self._shares: Final[OrderedDict[str, _Share]] = OrderedDict()
         self._total = 0
         self._until_prune = _PRUNE_EVERY
 
@@ -27,37 +44,42 @@ class CounterShares:
         """Count a key of an agent, or refuse a new one where the agent has too many."""
         if not agent:
             return
-        now = self._clock.now()
-        if key not in self._ends.get(agent, ()):
+        now, share = self._clock.now(), self._shares.get(agent)
+        if share is None or key not in share.ends:
             self._make_room(agent, now)
+            share = self._shares.setdefault(agent, _Share())
             self._total += 1
-        window = self._default_window_ms if window_ms is None else window_ms
-        own = self._ends.setdefault(agent, {})
-        own[key] = max(own.get(key, 0), now + window * 1000)
+        end = now + (self._default_window_ms if window_ms is None else window_ms) * 1000
+        share.ends[key] = max(share.ends.get(key, 0), end)
+        share.earliest = min(share.earliest, end)
 
     def release(self, agent: str, key: str) -> None:
         """A key was reset."""
-        if self._ends.get(agent, {}).pop(key, None) is not None:
+        share = self._shares.get(agent)
+        if share is not None and share.ends.pop(key, None) is not None:
             self._total -= 1
 
     def _make_room(self, agent: str, now: int) -> None:
         self._until_prune -= 1
         if self._until_prune <= 0 or self._total >= MAX_COUNTERS:
             self._until_prune = _PRUNE_EVERY
-            self._prune(next(iter(self._ends)), now)
+            self._prune_next(now)
+        share = self._shares.get(agent)
+        if share is None:
+            return
         most = self._most
         if self._total >= MAX_COUNTERS:
-            most = min(most, MAX_COUNTERS // len(self._ends))
-        if len(self._ends.get(agent, ())) >= most:
-            self._prune(agent, now)
-        if len(self._ends.get(agent, ())) >= most:
+            most = min(most, MAX_COUNTERS // len(self._shares))
+        if len(share.ends) >= most:
+            self._total -= share.prune(now)
+        if len(share.ends) >= most:
             detail = f"expected at most {most} keys in use at a time, got another; wait, or reset one"
             raise RequestError(409, "too_many_counters", detail)
 
-    def _prune(self, agent: str, now: int) -> None:
-        """Drop an agent's expired keys, and let it be the last to be pruned again."""
-        own = self._ends.pop(agent)
-        left = {key: end for key, end in own.items() if end > now}
-        self._total -= len(own) - len(left)
-        if left:
-            self._ends[agent] = left
+    def _prune_next(self, now: int) -> None:
+        """Drop the expired keys of one agent, each in turn."""
+        if self._shares:
+            agent, share = self._shares.popitem(last=False)
+            self._total -= share.prune(now)
+            if share.ends:
+                self._shares[agent] = share
