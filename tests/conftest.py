@@ -1,6 +1,7 @@
 """Settings and fixtures for all tests."""
 
 import asyncio
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -12,23 +13,43 @@ from hypothesis import HealthCheck, settings
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
 from tests.support.valkey import PATIENCE, Server
+from tests.support.verbs import Verbs
 from tests.support.wrapped_store import WrappedStore
 
-# Decisions are exact whatever the speed of the machine: no deadline for an example.
+# Decisions don't depend on the speed of the machine, so examples have no deadline.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("headgate"), max_examples=3000)
 settings.load_profile("headgate")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test in its `runner`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    runner: Any = pyfuncitem.funcargs["runner"]
+    runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True
+
+
+@pytest.fixture(autouse=True)
+def runner() -> Iterator[asyncio.Runner]:
+    """Runs the test if it is a coroutine, and what its fixtures have to await; makes no event loop otherwise."""
+    runner = asyncio.Runner()
+    yield runner
+    runner.close()
+
+
 class Unshared(RedisStore):
-    """A store in a server whose gates remember their changes by themselves."""
+    """A Redis store without a change log, so that each gate keeps its changes to itself."""
 
     change_log = None  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)
 def _logging_is_left_alone() -> Iterator[None]:
-    """What a test, or an application in it, sets up for the log doesn't stay for others."""
+    """Fail a test that leaves the log's settings changed."""
     root = logging.getLogger()
     before = (root.level, [*root.handlers])
     yield
@@ -37,7 +58,7 @@ def _logging_is_left_alone() -> Iterator[None]:
 
 @pytest.fixture
 def _switching() -> Iterator[None]:
-    """Threads interrupt each other as often as they can."""
+    """Let threads interrupt each other as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -52,7 +73,7 @@ def redis_server() -> Iterator[Server]:
 
 @pytest.fixture(params=["memory", "wrapped", "redis"])
 def store(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A store on a clock that stands still."""
+    """A store on a clock that only the test advances."""
     clock = ManualClock(start=1000)
     if request.param == "redis":
         server: Server = request.getfixturevalue("redis_server")
@@ -73,8 +94,8 @@ def gate(store: Any) -> Gate:
 
 
 @pytest.fixture(params=["", "a"], ids=["sync", "async"])
-def verb(request: pytest.FixtureRequest) -> Callable[[Any, str], Callable[..., Any]]:
-    """A verb of a limiter, gate or session: itself, or its async twin run in a loop."""
+def verb(request: pytest.FixtureRequest) -> Verbs:
+    """Look up a method of a limiter, gate, session or store: itself, or its async twin run in a loop."""
 
     def find(thing: Any, name: str) -> Callable[..., Any]:
         method: Callable[..., Any] = getattr(thing, request.param + name)

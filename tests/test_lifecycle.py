@@ -1,4 +1,4 @@
-"""What begins anew in a process that was forked."""
+"""Resetting parts in a forked process."""
 
 import subprocess
 import sys
@@ -31,30 +31,30 @@ def fork(then):
 
 
 def printed(steps: str) -> tuple[list[str], str]:
-    """What a program prints that makes some steps, and what it says in its log."""
+    """The output and the log of a program that makes some steps."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + steps], capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout.splitlines(), done.stderr
 
 
-def test_each_is_told_once_in_order_and_only_in_the_child() -> None:
+def test_each_part_is_reset_once_in_order_and_only_in_the_child() -> None:
     steps = "parts = [Part(name) for name in 'abcdefgh']\nfork(lambda: print(*told, flush=True))\nprint(told)"
     assert printed(steps) == (["a b c d e f g h", "[]"], "")
 
 
-def test_a_child_of_a_child_is_told_too() -> None:
+def test_parts_are_reset_in_the_child_of_a_child_too() -> None:
     steps = "part = Part('a')\nfork(lambda: fork(lambda: print(*told, flush=True)))"
     assert printed(steps) == (["a a"], "")
 
 
-def test_nobody_is_kept_for_it() -> None:
+def test_registration_keeps_no_part_alive() -> None:
     steps = "part, other = Part('a'), Part('b')\ndel part\nfork(lambda: print(*told, flush=True))\n"
     steps += "del other\nfork(lambda: print(*told, flush=True))"
     assert printed(steps) == (["b", ""], "")
 
 
-def test_one_that_fails_keeps_nobody_else_from_it() -> None:
+def test_a_part_that_fails_does_not_keep_others_from_being_reset() -> None:
     steps = "parts = Part('a', OSError('no threads')), Part('b')\nfork(lambda: print(*told, flush=True))"
     lines, log = printed(steps)
     assert lines == ["a b"]

@@ -1,4 +1,4 @@
-"""Waiting: first come, first served, and nobody is held up or charged by one who gave up."""
+"""The wait queue: first come, first served; a waiter that gives up delays nobody and spends nothing."""
 
 import asyncio
 import threading
@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 
 from headgate import Decision, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, per_minute, per_second
-from tests.support.valkey import PATIENCE
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread is about to do."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        threading.Event().wait(0.001)
+from tests.support.valkey import PATIENCE, wait_for
 
 
 async def auntil(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "still waiting"
         await asyncio.sleep(0)
 
 
@@ -33,7 +25,7 @@ def limiter_and_clock(burst: int = 1) -> tuple[Limiter, ManualClock]:
 
 
 class Waiter(threading.Thread):
-    """A thread that acquires; started, it is in line."""
+    """A thread that acquires. Once made, it is in the queue."""
 
     def __init__(self, limiter: Limiter, *args: Any, **options: Any) -> None:
         super().__init__(daemon=True)
@@ -41,7 +33,7 @@ class Waiter(threading.Thread):
         self.decision: Decision | None = None
         before = limiter.waiting("a")
         self.start()
-        until(lambda: limiter.waiting("a") > before or not self.is_alive())
+        wait_for(lambda: limiter.waiting("a") > before or not self.is_alive(), "the queue")
 
     def run(self) -> None:
         self.decision = self.limiter.acquire("a", *self.args, **self.options)
@@ -52,13 +44,13 @@ class Waiter(threading.Thread):
         return self.decision
 
 
-def test_acquire_passes_at_once_where_it_can() -> None:
+def test_acquire_passes_at_once_if_it_can() -> None:
     limiter, _ = limiter_and_clock()
     assert limiter.acquire("a").remaining == 0
     assert limiter.waiting("a") == 0
 
 
-def test_acquire_waits_as_long_as_it_has_to() -> None:
+def test_acquire_waits_exactly_as_long_as_needed() -> None:
     limiter, clock = limiter_and_clock()
     limiter.check("a")
     waiter = Waiter(limiter)
@@ -75,7 +67,7 @@ def test_acquire_is_first_come_first_served() -> None:
     waiters = [Waiter(limiter) for _ in range(5)]
     for served in range(1, 6):
         clock.advance(1)
-        until(lambda served=served: limiter.waiting("a") == 5 - served)  # type: ignore[misc]
+        wait_for(lambda served=served: limiter.waiting("a") == 5 - served, "the queue")  # type: ignore[misc]
         assert [waiter.decision is not None or not waiter.is_alive() for waiter in waiters[:served]] == [True] * served
         assert all(waiter.is_alive() for waiter in waiters[served:])
     assert all(waiter.result() for waiter in waiters)
@@ -95,7 +87,7 @@ def test_a_large_cost_is_not_overtaken_by_small_ones_behind_it() -> None:
     assert all(waiter.result() for waiter in small)
 
 
-def test_a_waiter_whose_time_is_up_is_denied_and_spends_nothing() -> None:
+def test_a_waiter_that_times_out_is_denied_and_spends_nothing() -> None:
     limiter, clock = limiter_and_clock(burst=2)
     limiter.check("a", 2)
     first, second, third = Waiter(limiter, 2, timeout=1.5), Waiter(limiter, timeout=1.2), Waiter(limiter)
@@ -106,8 +98,8 @@ def test_a_waiter_whose_time_is_up_is_denied_and_spends_nothing() -> None:
     assert first.is_alive()
     clock.advance(0.3)
     assert first.result().retry_after == 0.5
-    assert third.result(), "who gave up holds nobody up"
-    assert limiter.peek("a").retry_after == 0.5, "and only the third has spent"
+    assert third.result(), "a waiter that gave up delays nobody"
+    assert limiter.peek("a").retry_after == 0.5, "only the third has spent"
 
 
 def test_timeout_zero_is_a_check() -> None:
@@ -130,7 +122,7 @@ def test_a_refund_or_a_reset_wakes_the_first_in_line(wake: Callable[[Limiter], o
     assert waiter.result()
 
 
-def test_lines_of_different_keys_are_apart() -> None:
+def test_different_keys_have_different_queues() -> None:
     limiter, _ = limiter_and_clock()
     limiter.check("a")
     waiter = Waiter(limiter)
@@ -139,7 +131,7 @@ def test_lines_of_different_keys_are_apart() -> None:
     waiter.result()
 
 
-def test_on_the_real_clock() -> None:
+def test_acquire_on_the_real_clock() -> None:
     limiter = Limiter(per_second(200, burst=1))
     begin = time.monotonic()
     assert all(limiter.acquire("a") for _ in range(21))
@@ -147,7 +139,7 @@ def test_on_the_real_clock() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), True, "soon"])
-def test_a_bad_timeout(bad: Any) -> None:
+def test_a_bad_timeout_is_refused(bad: Any) -> None:
     limiter, _ = limiter_and_clock()
     with pytest.raises(InvalidInput) as caught:
         limiter.acquire("a", timeout=bad)
@@ -156,75 +148,62 @@ def test_a_bad_timeout(bad: Any) -> None:
     assert limiter.waiting("a") == 0
 
 
-def test_aacquire_is_first_come_first_served_and_cancellation_holds_nobody_up() -> None:
-    async def main() -> list[str]:
-        limiter, clock = limiter_and_clock()
-        await limiter.aacquire("a")
-        served: list[str] = []
+async def test_aacquire_is_first_come_first_served_and_a_cancelled_task_delays_nobody() -> None:
+    limiter, clock = limiter_and_clock()
+    await limiter.aacquire("a")
+    served: list[str] = []
 
-        async def wait(name: str) -> None:
-            if await limiter.aacquire("a"):
-                served.append(name)
+    async def wait(name: str) -> None:
+        if await limiter.aacquire("a"):
+            served.append(name)
 
-        tasks = []
-        for name in "abcde":
-            tasks.append(asyncio.create_task(wait(name)))
-            await auntil(lambda: limiter.waiting("a") == len(tasks))
-        tasks[0].cancel()
-        tasks[2].cancel()
-        await auntil(lambda: limiter.waiting("a") == 3)
-        for left in (2, 1, 0):
-            clock.advance(1)
-            await auntil(lambda left=left: limiter.waiting("a") == left)  # type: ignore[misc]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert limiter.peek("a").retry_after == 1.0, "the cancelled have spent nothing"
-        return served
-
-    assert asyncio.run(main()) == ["b", "d", "e"]
+    tasks = []
+    for name in "abcde":
+        tasks.append(asyncio.create_task(wait(name)))
+        await auntil(lambda: limiter.waiting("a") == len(tasks))
+    tasks[0].cancel()
+    tasks[2].cancel()
+    await auntil(lambda: limiter.waiting("a") == 3)
+    for left in (2, 1, 0):
+        clock.advance(1)
+        await auntil(lambda left=left: limiter.waiting("a") == left)  # type: ignore[misc]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert limiter.peek("a").retry_after == 1.0, "cancelled tasks spend nothing"
+    assert served == ["b", "d", "e"]
 
 
-def test_aacquire_times_out_without_blocking_the_loop() -> None:
-    async def main() -> Decision:
-        limiter, clock = limiter_and_clock()
-        limiter.check("a")
-        waiting = asyncio.create_task(limiter.aacquire("a", timeout=0.5))
-        await auntil(lambda: limiter.waiting("a") == 1)
-        clock.advance(0.5)
-        return await waiting
-
-    assert asyncio.run(main()).retry_after == 0.5
+async def test_aacquire_times_out_without_blocking_the_loop() -> None:
+    limiter, clock = limiter_and_clock()
+    limiter.check("a")
+    waiting = asyncio.create_task(limiter.aacquire("a", timeout=0.5))
+    await auntil(lambda: limiter.waiting("a") == 1)
+    clock.advance(0.5)
+    assert (await waiting).retry_after == 0.5
 
 
-def test_aacquire_on_the_real_clock() -> None:
-    async def main() -> float:
-        limiter = Limiter(per_second(200, burst=1))
-        begin = time.monotonic()
-        await asyncio.gather(*(limiter.aacquire("a") for _ in range(21)))
-        return time.monotonic() - begin
-
-    assert asyncio.run(main()) >= 0.1
+async def test_aacquire_on_the_real_clock() -> None:
+    limiter = Limiter(per_second(200, burst=1))
+    begin = time.monotonic()
+    await asyncio.gather(*(limiter.aacquire("a") for _ in range(21)))
+    assert time.monotonic() - begin >= 0.1
 
 
-def test_threads_and_tasks_stand_in_one_line() -> None:
+async def test_threads_and_tasks_share_one_queue() -> None:
     limiter, clock = limiter_and_clock()
     limiter.check("a")
     first = Waiter(limiter)
-
-    async def main() -> Decision:
-        second = asyncio.create_task(limiter.aacquire("a"))
-        await auntil(lambda: limiter.waiting("a") == 2)
-        clock.advance(1)
-        await asyncio.to_thread(first.join, PATIENCE)
-        assert limiter.waiting("a") == 1
-        clock.advance(1)
-        return await second
-
-    assert asyncio.run(main())
+    second = asyncio.create_task(limiter.aacquire("a"))
+    await auntil(lambda: limiter.waiting("a") == 2)
+    clock.advance(1)
+    await asyncio.to_thread(first.join, PATIENCE)
+    assert limiter.waiting("a") == 1
+    clock.advance(1)
+    assert await second
     assert first.result()
 
 
-def test_a_loop_that_was_closed_holds_nobody_up() -> None:
-    """A task that died with its loop has left the line."""
+def test_a_closed_loop_delays_nobody() -> None:
+    """A task that ended with its loop has left the queue."""
     limiter, clock = limiter_and_clock()
     limiter.check("a")
 
@@ -238,13 +217,13 @@ def test_a_loop_that_was_closed_holds_nobody_up() -> None:
     assert limiter.acquire("a", timeout=0)
 
 
-def test_waiters_in_many_threads_are_all_served_exactly_once() -> None:
+def test_each_of_many_waiting_threads_is_served_once() -> None:
     clock = ManualClock()
     limiter = Limiter(per_minute(60, burst=4), store=MemoryStore(clock=clock))
     limiter.check("a", 4)
     waiters = [Waiter(limiter) for _ in range(30)]
     for _ in range(30):
         clock.advance(1)
-        until(lambda: not limiter.peek("a"))
+        wait_for(lambda: not limiter.peek("a"), "the first in line")
     assert all(waiter.result() for waiter in waiters)
     assert limiter.peek("a").reset_after == 4.0

@@ -32,7 +32,7 @@ from tests.support.websocket_apps import (
 
 pytestmark = pytest.mark.once
 
-SERVERS = ["websockets-sansio", "websockets", "headgate.hub.protocols:WebSocketProtocol"]
+SERVERS = ["websockets-sansio", "websockets"]
 SERVERS += ["wsproto"] if find_spec("wsproto") else []
 
 

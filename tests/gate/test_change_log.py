@@ -55,7 +55,7 @@ edits = st.one_of(
 
 
 def old_rows(count: int) -> list[tuple[Any, ...]]:
-    """Changes as the first version has written them."""
+    """Changes as the first version wrote them."""
     rows: list[tuple[Any, ...]] = [("exemption", "filed", "", "", None, "ada", 1.0)]
     for number in range(1, count):
         agent, at = f"agent-{number % 3000}", float(number)
@@ -86,7 +86,7 @@ def without_generations(one: Effective) -> Any:
 
 
 @given(st.lists(edits, max_size=40), st.lists(edits, max_size=5), st.integers(0, 40))
-def test_a_snapshot_has_the_effect_of_what_it_stands_for(before: list[Edit], after: list[Edit], first: int) -> None:
+def test_a_snapshot_has_the_effect_of_the_changes_in_it(before: list[Edit], after: list[Edit], first: int) -> None:
     expected = effective(POLICY, [*before, *after])
     once = condense(POLICY, before)
     assert effective(POLICY, [*once, *after]) == expected
@@ -156,7 +156,7 @@ def test_a_log_keeps_the_newest_changes_and_the_effect_of_all(log: ChangeLog) ->
 
 
 @pytest.mark.parametrize("log", ["sqlite", "redis"], indirect=True)
-def test_a_reader_goes_on_where_it_was_or_starts_over(log: ChangeLog) -> None:
+def test_a_reader_continues_at_its_position_or_starts_over(log: ChangeLog) -> None:
     assert (log.read().snapshot, log.read().position) == ((), 0)
     changes = [Change((exemption(f"agent-{number}"), default("light", "1/s")), "ada", number) for number in range(10)]
     positions = [log.write(change) for change in changes]
@@ -175,7 +175,7 @@ def test_a_reader_goes_on_where_it_was_or_starts_over(log: ChangeLog) -> None:
 
 
 @pytest.mark.parametrize("log", ["sqlite", "redis"], indirect=True)
-def test_one_writes_and_compacts_while_another_reads(log: ChangeLog) -> None:
+def test_reading_is_consistent_while_another_writes_and_compacts(log: ChangeLog) -> None:
     done = threading.Event()
 
     def write() -> None:
@@ -210,7 +210,7 @@ def test_one_writes_and_compacts_while_another_reads(log: ChangeLog) -> None:
 
 
 @pytest.mark.parametrize("log", ["redis"], indirect=True)
-def test_of_two_that_compact_at_the_same_time_one_does(log: ChangeLog) -> None:
+def test_only_one_of_two_concurrent_compactions_takes_effect(log: ChangeLog) -> None:
     written = [exemption(f"agent-{number}") for number in range(20)]
     for edit in written:
         log.write(Change((edit,)))
@@ -305,7 +305,7 @@ def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: Serv
         store.close()
 
 
-def test_history_in_memory_is_bounded_too() -> None:
+def test_the_history_in_memory_is_bounded_too() -> None:
     gate = Gate()
     for number in range(KEPT + 1500):
         gate.set_override(f"agent-{number % 10}", "heavy", f"{number + 1}/hour", by=str(number))
@@ -398,7 +398,7 @@ def test_a_reload_announces_the_changes_that_it_finds(opened: Callable[[], Gate]
     ],
     ids=repr,
 )
-def test_other_edits_are_refused_and_nothing_is_changed(edits: Any) -> None:
+def test_invalid_edits_are_refused_and_change_nothing(edits: Any) -> None:
     gate = Gate()
     with pytest.raises(InvalidInput):
         gate.change(edits)

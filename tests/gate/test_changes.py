@@ -53,14 +53,14 @@ def test_changes_survive_a_restart(tmp_path: Path) -> None:
         assert again.capacity("anybody", "http", "light") == 240
 
 
-def test_without_a_file_changes_end_with_the_process() -> None:
+def test_changes_without_a_file_end_with_the_process() -> None:
     gate = Gate()
     make_changes(gate)
     assert len(gate.history()) == 9
     assert Gate().history() == []
 
 
-def test_who_changed_what_and_when_is_kept(tmp_path: Path) -> None:
+def test_the_history_records_who_changed_what_and_when(tmp_path: Path) -> None:
     with Gate(remember=tmp_path / "headgate.db") as gate:
         begin = time.time()
         make_changes(gate)
@@ -80,7 +80,7 @@ def test_who_changed_what_and_when_is_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_a_change_that_cannot_be_remembered_is_not_made(tmp_path: Path) -> None:
+def test_a_change_that_cannot_be_recorded_is_not_made(tmp_path: Path) -> None:
     gate = Gate(remember=tmp_path / "headgate.db")
     gate.set_override("a", "heavy", "20/minute")
     gate.close()
@@ -91,7 +91,7 @@ def test_a_change_that_cannot_be_remembered_is_not_made(tmp_path: Path) -> None:
     assert issubclass(ChangeLogError, HeadgateError)
 
 
-def test_a_file_that_is_no_change_log(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_change_log_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.db"
     bad.write_bytes(b"this is not a database, but it is long enough to be looked at" * 20)
     with pytest.raises(ChangeLogError) as caught:
@@ -114,7 +114,7 @@ def test_two_gates_can_write_one_log(tmp_path: Path) -> None:
         assert [edit.agent for edit in one.read().edits()] == [f"agent-{i}" for i in range(20)]
 
 
-def test_a_change_of_a_channel_that_is_no_more_is_passed_over(tmp_path: Path) -> None:
+def test_a_change_to_a_removed_channel_is_ignored(tmp_path: Path) -> None:
     policy = Policy(channels=["ws", "smtp"])
     gate = Gate(policy, remember=tmp_path / "headgate.db")
     gate.set_override("a", "heavy", "20/minute", "smtp")
@@ -172,7 +172,7 @@ def test_a_change_with_a_bad_edit_changes_nothing() -> None:
     assert gate.history() == []
 
 
-def test_each_reader_sees_all_of_a_change_or_nothing() -> None:
+def test_a_change_is_atomic_for_readers() -> None:
     gate = Gate()
     done = threading.Event()
     torn: list[object] = []
@@ -197,7 +197,7 @@ def test_each_reader_sees_all_of_a_change_or_nothing() -> None:
     assert torn == []
 
 
-def test_a_change_builds_one_lookup_and_shares_what_it_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_builds_one_lookup_and_shares_the_unchanged_part(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(Policy(agents={f"agent-{i}": {"heavy": "5/minute"} for i in range(3000)}))
     built = count_lookups(monkeypatch)
     before = gate._lookup.own
@@ -261,7 +261,7 @@ for number in range(200):
 )
 
 
-def test_killed_at_any_moment_a_prefix_with_every_acknowledged_change_is_left(tmp_path: Path) -> None:
+def test_a_kill_leaves_a_prefix_with_every_acknowledged_change(tmp_path: Path) -> None:
     """Kill -9 after so many acknowledgements, while the next change or a compaction is on its way."""
     course: dict[str, Any] = {}
     exec(COURSE, course)

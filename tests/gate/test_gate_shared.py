@@ -1,4 +1,4 @@
-"""Gates of several nodes on one server: what one is told, all hold to."""
+"""Gates of several nodes on one server: a change on one applies to all."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def test_one_alert_for_the_fleet(server: Server) -> None:
         assert sum(isinstance(event, Alerted) for events in nodes.events for event in events) == 1
 
 
-def test_a11_a_change_holds_on_every_node_and_drops_the_buckets_once(server: Server) -> None:
+def test_a11_a_change_applies_to_every_node_and_drops_the_buckets_once(server: Server) -> None:
     with Nodes(server) as (nodes, one, other):
         for gate in (one, other):
             gate.check("a", "ws", "heavy", cost=5)
@@ -95,8 +95,8 @@ def test_a11_a_change_holds_on_every_node_and_drops_the_buckets_once(server: Ser
         one.add_exemption("vip")
         wait_for(lambda: other.is_exempt("vip"), "the exemption")
         assert other.check("vip", "ws", "heavy").outcome is Outcome.EXEMPT
-        told = [event.what for event in nodes.events[1] if isinstance(event, PolicyChanged)]
-        assert told == [
+        heard = [event.what for event in nodes.events[1] if isinstance(event, PolicyChanged)]
+        assert heard == [
             "override of 'a' for heavy set to 4/minute",
             "override of 'a' removed",
             "exemption of 'vip' set to exempt",
@@ -116,7 +116,7 @@ def test_a11_a_changed_default_drops_the_buckets_of_the_tier_once_for_all_nodes(
             assert one.check("b", "ws", "heavy").remaining == left
 
 
-def test_a_node_that_starts_later_holds_to_what_was_changed(server: Server) -> None:
+def test_a_node_that_starts_later_applies_earlier_changes(server: Server) -> None:
     with Nodes(server) as (nodes, one, _):
         one.set_override("a", "light", "7/minute", channel="http")
         one.add_exemption("vip")
@@ -125,7 +125,7 @@ def test_a_node_that_starts_later_holds_to_what_was_changed(server: Server) -> N
         assert late.is_exempt("vip")
 
 
-def test_changes_from_several_nodes_at_once_end_the_same_everywhere(server: Server) -> None:
+def test_concurrent_changes_of_several_nodes_have_the_same_effect_everywhere(server: Server) -> None:
     async def change(gate: Gate, number: int) -> None:
         for step in range(10):
             await gate.aset_override(f"agent-{step % 3}", "heavy", f"{number * 10 + step + 1}/minute")
@@ -172,8 +172,8 @@ store.close()
 """
 
 
-def test_a_process_that_is_forked_counts_and_hears_for_itself(server: Server) -> None:
-    """As where an application is loaded before its workers are forked."""
+def test_a_forked_process_counts_and_follows_changes_by_itself(server: Server) -> None:
+    """As in a server that loads an application before it forks its workers."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url, str(PATIENCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE, check=True)
     (child, capacity, degraded), (parent,) = (line.split() for line in done.stdout.splitlines())
@@ -211,14 +211,14 @@ print(sorted(gate.effective.exempt), os.waitpid(child, 0)[1])
 """
 
 
-def test_a_process_that_is_forked_in_the_middle_of_a_change_can_be_changed_too() -> None:
-    """The thread that makes the change is the parent's; its lock stays with the parent, too."""
+def test_a_process_forked_in_the_middle_of_a_change_accepts_changes() -> None:
+    """The thread that makes the change is the parent's, and so is its lock."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_CHANGE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE, check=True)
     assert sorted(done.stdout.splitlines()) == ["['a'] 0", "['b']"]
 
 
-def test_c5_what_an_admin_has_set_is_kept_without_expiry_under_a_prefix_of_its_own(server: Server) -> None:
+def test_c5_changes_of_an_admin_have_no_expiry_and_a_prefix_of_their_own(server: Server) -> None:
     with Nodes(server) as (nodes, one, _), server.client() as client:
         one.set_default("heavy", "5/minute", by="root")
         one.check("a", "ws", "heavy")
@@ -249,7 +249,7 @@ def test_several_edits_are_one_change_on_every_node(server: Server) -> None:
         ]  # fmt: skip
 
 
-def test_a_change_is_not_read_again_by_the_node_that_made_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_does_not_read_its_own_change_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with Nodes(server) as (_, one, other):
         one.set_override("a", "heavy", "3/minute")
         wait_for(lambda: other.effective == one.effective, "the change")
@@ -268,7 +268,7 @@ def test_a_change_written_by_a_newer_node_is_understood(server: Server) -> None:
         wait_for(lambda: one.capacity("a", "ws", "heavy") == 2, "the override")
 
 
-def test_a_reload_on_each_node_does_not_fill_up_what_the_other_has_counted(server: Server) -> None:
+def test_a_reload_on_one_node_keeps_the_counts_of_the_other(server: Server) -> None:
     with Nodes(server) as (_, one, other):
         policy = Policy(limits={"heavy": "20/minute"})
         one.reload(policy)
@@ -277,7 +277,7 @@ def test_a_reload_on_each_node_does_not_fill_up_what_the_other_has_counted(serve
         assert other.check("a", "ws", "heavy").remaining == 4
 
 
-def test_a_change_that_a_reload_reads_first_is_still_an_event(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_first_read_by_a_reload_is_still_an_event(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RedisChangeLog, "follow", lambda *_: None)  # as if the notification were late
     with Nodes(server) as (nodes, one, other):
         one.set_default("heavy", "20/minute")
@@ -293,7 +293,7 @@ def test_a_change_that_a_reload_reads_first_is_still_an_event(server: Server, mo
         assert other.effective.generations == one.effective.generations
 
 
-def test_listeners_hear_that_the_store_is_away_and_back() -> None:
+def test_outages_of_the_store_are_events() -> None:
     with Server() as server, Nodes(server, Policy(store={"nodes": 2}), nodes=2) as (nodes, one, _):
         assert not one.check("a", "ws", "heavy").degraded
         server.kill()
@@ -305,11 +305,11 @@ def test_listeners_hear_that_the_store_is_away_and_back() -> None:
             assert session.check().degraded
         server.start()
         wait_for(lambda: not one.check("b", "ws", "light").degraded, "the server")
-        told = [event.degraded for event in nodes.events[0] if isinstance(event, Degraded)]
-        assert told == [True, False]
+        heard = [event.degraded for event in nodes.events[0] if isinstance(event, Degraded)]
+        assert heard == [True, False]
 
 
-def test_a_gate_that_starts_while_the_server_is_away_takes_over_the_changes_later(
+def test_a_gate_that_starts_without_the_server_applies_the_changes_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server, Nodes(server) as (nodes, one, _):

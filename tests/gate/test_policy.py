@@ -1,4 +1,4 @@
-"""Policies: the defaults, the file, and every mistake in it."""
+"""Policies: the defaults, the file, and every error in it."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import InvalidInput, Policy, PolicyError, parse
-from headgate.gate.policy import TIERS, check_agent
+from headgate.gate.policy import check_agent
 from headgate.hub.api.http import UNKNOWN
 from headgate.hub.app import ROUTES
 from headgate.hub.sockets.frames import TYPES
@@ -18,17 +18,9 @@ from headgate.hub.sockets.frames import TYPES
 ROOT = Path(__file__).parents[2]
 
 
-def test_a4_the_default_limits() -> None:
+def test_the_defaults() -> None:
     policy = Policy()
     assert policy.channels == ("ws", "http")
-    for channel in policy.channels:
-        texts = [str(policy.limits[channel, tier]) for tier in TIERS]
-        assert texts == ["120/minute", "60/minute", "10/minute"]
-        assert [policy.limits[channel, tier].capacity for tier in TIERS] == [120, 60, 10]
-
-
-def test_the_other_defaults() -> None:
-    policy = Policy()
     assert (policy.warn_at, policy.exempt, policy.overrides, policy.shadow) == (0.8, frozenset(), {}, False)
     assert {purpose: str(limit) for purpose, limit in policy.address_limits.items()} == {
         "request": "60/minute",
@@ -43,7 +35,7 @@ def test_the_other_defaults() -> None:
 
 
 def test_a8_every_action_of_the_table_is_classified() -> None:
-    """The table in docs/requirements.md is the one that holds. The hub has some routes more, and nothing else has."""
+    """The policy has exactly the actions of docs/requirements.md and of the hub's routes."""
     page = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (light|normal|heavy) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     policy = Policy()
@@ -112,7 +104,7 @@ def full(tmp_path: Path) -> Policy:
     return Policy.load(path)
 
 
-def test_a_file_says_everything(full: Policy) -> None:
+def test_a_file_can_set_everything(full: Policy) -> None:
     assert str(full.limits["grpc", "light"]) == "5/second; 100/minute"
     assert str(full.limits["ws", "heavy"]) == str(full.limits["grpc", "heavy"]) == "5/minute"
     assert str(full.limits["ws", "light"]) == "120/minute"
@@ -138,14 +130,14 @@ def test_a_policy_writes_what_it_reads(full: Policy, tmp_path: Path) -> None:
         assert Policy.load(path) == policy
 
 
-def test_a_policy_shows_what_is_not_ordinary(full: Policy) -> None:
+def test_the_repr_of_a_policy_shows_its_differences_from_the_default(full: Policy) -> None:
     assert repr(Policy()) == "Policy()"
     assert repr(Policy(warn_at=0.5)) == "Policy(warn_at=0.5)"
     assert "grpc" in repr(full)
 
 
 @given(st.text(min_size=1, max_size=20).filter(str.isprintable))
-def test_any_agent_can_be_written_down(name: str) -> None:
+def test_any_agent_name_survives_a_round_trip_through_toml(name: str) -> None:
     policy = Policy(agents={name: {"heavy": "1/minute"}}, exempt=[name])
     assert policy.overrides[name]["ws", "heavy"] == parse("1/minute")
     assert Policy(**tomllib.loads(policy.toml())) == policy
@@ -197,13 +189,13 @@ SECTIONS = "warn_at, channels, exempt, shadow, limits, actions, addresses, agent
         ({"tiers": 5}, f"tiers: expected one of {SECTIONS}"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_its_path_what_was_expected_and_what_came(settings: dict[str, Any], mistake: str) -> None:
+def test_an_error_names_the_path_the_expected_and_the_given_value(settings: dict[str, Any], mistake: str) -> None:
     with pytest.raises(PolicyError) as caught:
         Policy(**settings)
     assert caught.value.mistakes[0] == mistake
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text('warn_at = 2\nfoo = 1\n[limits]\nheavy = "x"\n[store]\ntimeout = 0\n', encoding="utf-8")
     with pytest.raises(PolicyError) as caught:
@@ -213,7 +205,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert all(line.startswith("  ") for line in str(caught.value).splitlines()[1:])
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="expected a readable file, got: No such file or directory"):
         Policy.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[limits\n", encoding="utf-8")
@@ -225,7 +217,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 129, "a\n", "\0", 5, None, "\N{ZERO WIDTH SPACE}"])
-def test_names_that_no_agent_can_have(bad: Any) -> None:
+def test_bad_agent_names_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_agent(bad)
     shown = repr(bad) if len(repr(bad)) <= 100 else repr(bad)[:97] + "..."

@@ -52,7 +52,7 @@ def test_a_broken_file_keeps_the_old_policy_and_drops_nothing(
     assert record.getMessage().startswith(f"policy not reloaded, the old one stays in effect: {path}: 1 mistake\n  ")
 
 
-def test_a_change_of_the_file_is_seen(path: Path) -> None:
+def test_a_change_of_the_file_is_applied(path: Path) -> None:
     gate = Gate(Policy.load(path))
     with PolicyWatcher(gate, path, interval=0.01):
         path.write_text('[limits]\nheavy = "77/minute"\n', encoding="utf-8")

@@ -1,6 +1,5 @@
 """Sessions: requirements E1 to E7."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -33,8 +32,7 @@ def test_e1_the_bucket_is_removed_when_the_session_closes(gate: Gate, verb: Any)
     assert gate.session("planner", "s", limited(1, 2)).check().remaining == 1
 
 
-def test_e1_agents_and_sessions_are_apart(gate: Gate) -> None:
-    """No two pairs share a bucket, whatever they are called."""
+def test_e1_agents_and_sessions_never_share_a_bucket(gate: Gate) -> None:
     pairs = [("a", "b:c"), ("a:b", "c"), ("1:a", "b"), ("1", ":ab"), ("a", "1"), ("a1", ""), ("a", "")]
     for agent, session in pairs:
         assert gate.session(agent, session, limited(1, 1)).check()
@@ -58,7 +56,7 @@ def test_e2_unlimited_unless_a_rate_and_a_burst_are_given(gate: Gate, verb: Any)
     assert session.limit is UNLIMITED
 
 
-def test_e3_a_denied_signal_is_an_error_that_says_everything(gate: Gate, verb: Any) -> None:
+def test_e3_a_denied_signal_raises_an_error_with_all_details(gate: Gate, verb: Any) -> None:
     session = gate.session("planner", 1, limited(100, 5))
     for _ in range(5):
         assert verb(session, "require")()
@@ -99,7 +97,7 @@ def test_e4_a_closed_session_refuses_before_anything_else(gate: Gate, verb: Any)
     assert gate.active_buckets == 0
 
 
-def test_e5_what_is_outside_a_session_is_not_limited_by_it(gate: Gate) -> None:
+def test_e5_a_session_does_not_limit_its_agent_elsewhere(gate: Gate) -> None:
     """The application's own signals ask no session; and a session's denials are no violations of its agent."""
     session = gate.session("planner", 1, limited(1, 1))
     session.check()
@@ -108,7 +106,7 @@ def test_e5_what_is_outside_a_session_is_not_limited_by_it(gate: Gate) -> None:
     assert gate.check("planner", "ws", "normal").remaining == 59
 
 
-def test_e6_active_buckets_counts_the_used_and_not_yet_closed(gate: Gate) -> None:
+def test_e6_active_buckets_counts_used_sessions_that_are_not_closed(gate: Gate) -> None:
     unused, used, unlimited = (
         gate.session("a", 1, limited(1, 1)),
         gate.session("a", 2, limited(1, 1)),
@@ -130,14 +128,11 @@ def test_e7_a_burst_up_to_the_capacity_never_fails(gate: Gate, burst: int) -> No
     assert gate.session("a", 2, limited(0.001, burst)).check(burst)
 
 
-def test_sessions_end_with_their_block(gate: Gate) -> None:
-    async def main() -> None:
-        async with gate.session("a", 1, limited(1, 1)) as session:
-            assert await session.acheck()
-            assert gate.active_buckets == 1
-        assert session.closed
-
-    asyncio.run(main())
+async def test_sessions_end_with_their_block(gate: Gate) -> None:
+    async with gate.session("a", 1, limited(1, 1)) as session:
+        assert await session.acheck()
+        assert gate.active_buckets == 1
+    assert session.closed
     assert gate.active_buckets == 0
 
 
@@ -150,7 +145,7 @@ def test_sessions_end_with_their_block(gate: Gate) -> None:
         (("a", 1, 5), "session limit: expected a limit, its text, or several of either, got 5"),
     ],
 )
-def test_bad_sessions(gate: Gate, args: Any, text: str) -> None:
+def test_bad_arguments_of_a_session_are_refused(gate: Gate, args: Any, text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         gate.session(*args)
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""What a decision is in HTTP."""
+"""Decisions in HTTP: headers and problem details."""
 
 import json
 from email.utils import formatdate
@@ -52,10 +52,10 @@ def remaining_and_reset(headers: RateLimitHeaders) -> tuple[int, int | None]:
     return limit.remaining, limit.reset
 
 
-# Decisions, written -------------------------------------------------------------------------------------------------
+# Headers of decisions -------------------------------------------------------------------------------------------------
 
 
-def test_a_bucket_tells_its_capacity_and_the_time_in_which_it_fills() -> None:
+def test_the_headers_of_a_bucket_state_its_capacity_and_fill_time() -> None:
     limited, _ = limiter("60/minute burst 10")
     headers = headers_of(limited.check("a"), limited.limit)
     assert headers == RateLimitHeaders((QuotaPolicy("default", 10, 10),), (ServiceLimit("default", 9, 1),), None)
@@ -67,19 +67,19 @@ def test_a_bucket_tells_its_capacity_and_the_time_in_which_it_fills() -> None:
     [
         ("60/minute", 60, 60),
         ("100/hour burst 10", 10, 360),
-        ("90/minute burst 2", 2, 2),  # it fills in 1.33 s: headers longer, never shorter
+        ("90/minute burst 2", 2, 2),  # it fills in 1.33 s, which is rounded up
         ("1000/second", 1000, 1),
         ("5/ms", 5, 1),
         ("100/minute sliding", 100, 60),
         ("10/ms sliding", 10, 1),
     ],
 )
-def test_windows_are_whole_seconds_never_too_short(limit: str, quota: int, window: int) -> None:
+def test_windows_are_whole_seconds_rounded_up(limit: str, quota: int, window: int) -> None:
     limited, _ = limiter(limit)
     assert headers_of(limited.check("a"), limited.limit).policies == (QuotaPolicy("default", quota, window),)
 
 
-def test_of_several_limits_each_is_a_policy_and_the_one_that_bound_is_told() -> None:
+def test_each_of_several_limits_is_a_policy_and_the_headers_state_the_one_that_bound() -> None:
     limited, clock = limiter(["5/second", "7/minute"])
     limited.check("a", 4)
     headers = headers_of(limited.check("a"), limited.limit, "search")
@@ -94,7 +94,7 @@ def test_of_several_limits_each_is_a_policy_and_the_one_that_bound_is_told() -> 
     assert describe_denial(denied, "search").policies == ("7/minute",)
 
 
-def test_what_counts_nothing_tells_nothing() -> None:
+def test_unlimited_has_no_headers_and_blocked_has_a_quota_of_zero() -> None:
     for limit in (UNLIMITED, TokenBucket(10**15, 10**15, 1)):
         limited, _ = limiter(limit)
         decision = limited.check("a")
@@ -105,7 +105,7 @@ def test_what_counts_nothing_tells_nothing() -> None:
     assert headers == RateLimitHeaders((QuotaPolicy("default", 0),), (ServiceLimit("default", 0),), 60)
 
 
-def test_reset_is_when_all_is_back_and_at_zero_when_the_next_passes() -> None:
+def test_reset_is_the_time_to_full_or_at_zero_the_time_to_the_next_pass() -> None:
     limited, clock = limiter("60/minute burst 10")
     seen = [remaining_and_reset(headers_of(limited.check("a"), limited.limit)) for _ in range(10)]
     assert seen == [(9, 1), (8, 2), (7, 3), (6, 4), (5, 5), (4, 6), (3, 7), (2, 8), (1, 9), (0, 1)]
@@ -117,7 +117,7 @@ def test_reset_is_when_all_is_back_and_at_zero_when_the_next_passes() -> None:
 
 
 @pytest.mark.parametrize("limit", ["7/minute burst 3", "60/minute", "3/second burst 30", "10 per 7 seconds burst 4"])
-def test_who_waits_for_the_reset_at_zero_passes_and_is_less_than_a_second_late(limit: str) -> None:
+def test_a_retry_after_the_reset_at_zero_passes_and_is_less_than_a_second_late(limit: str) -> None:
     limited, clock = limiter(limit)
     while (decision := limited.check("a")).remaining:
         pass
@@ -136,7 +136,7 @@ def test_retry_after_is_never_shorter_than_the_reset() -> None:
     assert (headers.limits, headers.retry_after) == ((ServiceLimit("heavy", 0, 10),), 30)
 
 
-def test_a_denial_of_a_large_cost_tells_its_own_wait() -> None:
+def test_the_denial_of_a_large_cost_states_its_own_wait() -> None:
     limited, _ = limiter("60/minute burst 10")
     limited.check("a", 7)
     headers = headers_of(limited.check("a", 5), limited.limit)
@@ -149,9 +149,7 @@ def test_a_denial_of_a_large_cost_tells_its_own_wait() -> None:
 @pytest.mark.parametrize(
     "limit", ["60/minute burst 10", "5/second; 7/minute sliding", "2/minute", "blocked", "unlimited"]
 )
-def test_headers_are_written_as_the_draft_has_them_and_say_the_same_in_each_dialect(
-    limit: str, dialect: Dialect
-) -> None:
+def test_headers_follow_the_draft_and_agree_in_all_dialects(limit: str, dialect: Dialect) -> None:
     limited, clock = limiter(limit)
     name = '50% of "all"'
     for number in range(15):
@@ -161,7 +159,7 @@ def test_headers_are_written_as_the_draft_has_them_and_say_the_same_in_each_dial
         clock.advance(0.3)
 
 
-def test_a_writer_forgets_limits_when_there_are_many() -> None:
+def test_a_writer_keeps_a_bounded_number_of_limits() -> None:
     writer = HeaderWriter()
     for number in range(1, 3000):
         limited, _ = limiter(TokenBucket(number, number, 60))
@@ -209,7 +207,7 @@ def test_b3_waits_are_whole_seconds_rounded_up_and_never_zero() -> None:
     assert describe_denial(limited.check("a"), "x").retry_after_ms == 31_000
 
 
-def test_denied_because_the_store_was_away_is_not_the_callers_fault() -> None:
+def test_a_denial_while_the_store_is_away_is_a_503() -> None:
     limited, _ = limiter("1/minute")
     limited.check("a")
     degraded: Decision = limited.check("a").as_degraded(limited.limit)
@@ -237,11 +235,11 @@ def test_denied_because_the_store_was_away_is_not_the_callers_fault() -> None:
         b"[" * 100_000,
     ],
 )
-def test_other_bodies_are_no_denials(body: bytes) -> None:
+def test_other_bodies_are_not_taken_for_denials(body: bytes) -> None:
     assert read_denial(body) is None
 
 
-def test_a_denial_that_says_little_is_understood() -> None:
+def test_a_minimal_denial_is_understood() -> None:
     assert read_denial(b'{"error":"rate_limited","retry_after_ms":2000,"tier":"light"}') == ProblemDetails(
         429, "", "", 2000, "light"
     )
@@ -271,7 +269,7 @@ def test_a_denial_that_says_little_is_understood() -> None:
         ({"ratelimit": '"a";r=1;r=2'}, limits(ServiceLimit("a", 2))),
         ({"ratelimit": '"a";r=1;x;y=?0;z=tok;u=@12;v=1.5;w="s"'}, limits(ServiceLimit("a", 1))),
         ({"ratelimit": '"a\\"\\\\";r=1'}, limits(ServiceLimit('a"\\', 1))),
-        # malformed as a whole: as if it weren't there
+        # malformed as a whole: ignored
         ({"ratelimit": '"a";r=1,'}, NOTHING),
         ({"ratelimit": "a;r=1"}, NOTHING),
         ({"ratelimit": '"a;r=1'}, NOTHING),
@@ -280,13 +278,13 @@ def test_a_denial_that_says_little_is_understood() -> None:
         ({"ratelimit": '"a";r=1;pk=:a:'}, NOTHING),
         ({"ratelimit": '"é";r=1'}, NOTHING),
         ({"ratelimit": "limit=10, remaining=5"}, NOTHING),
-        # items that make no sense
+        # invalid items
         ({"ratelimit": '"a";r=-1, "b";r="1", "c";r=1.0, "d";t=1, "e";r, "f";r=1;t=-1, "g";r=1;pk="x"'}, NOTHING),
         (
             {"ratelimit-policy": '"a";q=-1, "b";w=1, "c";q=1;w=0.5, "d";q=1;qu=5, "e";q=1'},
             RateLimitHeaders((QuotaPolicy("e", 1),)),
         ),
-        # the triple, and how others write it
+        # the triple, and its variants
         (
             {"x-ratelimit-limit": "60", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "7"},
             RateLimitHeaders((QuotaPolicy("", 60),), (ServiceLimit("", 0, 7),)),
@@ -315,21 +313,21 @@ def test_a_denial_that_says_little_is_understood() -> None:
         ({"retry-after": "Mon, 99 Foo 2030 00:00:00 GMT"}, NOTHING),
     ],
 )
-def test_headers_are_read_as_far_as_they_make_sense(given: dict[str, str], headers: RateLimitHeaders) -> None:
+def test_valid_headers_are_read_and_invalid_ones_ignored(given: dict[str, str], headers: RateLimitHeaders) -> None:
     assert read_headers(given, now=NOW) == headers
 
 
-def test_dates_are_compared_to_the_time_of_day() -> None:
+def test_dates_are_relative_to_the_current_time() -> None:
     assert read_headers({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}).retry_after == 0
 
 
-def test_the_draft_comes_before_the_triple() -> None:
+def test_the_draft_takes_precedence_over_the_triple() -> None:
     headers = RateLimitHeaders((QuotaPolicy("a", 9, 60),), (ServiceLimit("a", 3, 5),))
     written = dict(format_headers(headers, "both")) | {"x-ratelimit-remaining": "7"}
     assert read_headers(written) == headers
 
 
-def test_names_that_a_header_cannot_hold() -> None:
+def test_characters_that_a_header_cannot_hold_are_replaced() -> None:
     limited, _ = limiter("5/minute")
     limited.check("a", 5)
     denied = limited.check("a")
@@ -337,7 +335,7 @@ def test_names_that_a_header_cannot_hold() -> None:
     assert describe_denial(denied, "größe\n").policies == ("gr??e?",)
 
 
-def test_a_warning_passes_and_is_told_as_any_other() -> None:
+def test_a_warning_has_no_retry_after() -> None:
     limited, _ = limiter("5/minute")
     decision = limited.check("a", 5)
     assert decision.outcome is Outcome.WARN

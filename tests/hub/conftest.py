@@ -1,7 +1,6 @@
 """Fixtures of the hub's tests. The hub is never compiled, so its tests run once, against the wheel."""
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.once)
-
-
-@pytest.fixture(autouse=True)
-def runner() -> Iterator[asyncio.Runner]:
-    """Runs the test if it is a coroutine, and what its fixtures have to await; makes no event loop otherwise."""
-    runner = asyncio.Runner()
-    yield runner
-    runner.close()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine."""
-    if not inspect.iscoroutinefunction(pyfuncitem.function):
-        return None
-    wanted = inspect.signature(pyfuncitem.function).parameters
-    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
-    runner: Any = pyfuncitem.funcargs["runner"]
-    runner.run(pyfuncitem.function(**arguments))
-    return True
 
 
 @pytest.fixture

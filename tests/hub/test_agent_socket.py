@@ -161,7 +161,7 @@ def test_b1_every_type_of_frame_works_and_its_reply_carries_its_id(frame_id: str
         assert ask("status") == {"type": "status", "status": "idle", "task_id": None, **standing}
         assert ask("status", status="busy")["status"] == "busy"
         assert ask("status", status="idle")["status"] == "idle"
-        assert ask("list_agents") == {"type": "agents", "agents": ["worker"]}
+        assert ask("list_agents") == {"type": "agents", "agents": ["worker"], "more": False}
         assert ask("list_channels")["channels"][0].items() >= general.items()
         assert ask("message", to="friend", body=1) == {"type": "message_sent", "to": "friend", "delivered": False}
         published = ask("channel_publish", channel="general", body={"a": None})

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import pytest
+
 from headgate import Policy
 from headgate.http import PROBLEM_JSON, ProblemDetails, read_denial
 from headgate.hub.api.http import USED_UP
-from headgate.hub.protocols import WebSocketProtocol
+from headgate.hub.protocols import GuardedConnection
 from tests.support.agent_connections import (
     BEHIND_A_PROXY,
     VALID,
@@ -179,19 +181,9 @@ def open_transports(hub: Running) -> int:
     return len(hub.server.server_state.connections)
 
 
-def ping_now(hub: Running, wire: AgentConnection) -> None:
-    """Have the hub ping a connection now, and wait only a moment for the answer."""
-    assert hub.server is not None
-    sockets = [one for one in hub.server.server_state.connections if isinstance(one, WebSocketProtocol)]
-    (it,) = [one for one in sockets if one.client == wire.socket.local_address]
-    assert it.ping_timer is not None, "which it would do by itself, in a while"
-    it.ping_timeout = 0.05
-    it.send_keepalive_ping()
-
-
-def test_a_connection_that_neither_reads_nor_answers_is_dropped() -> None:
-    with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
-        hub.call(ping_now, hub, slow)
+def test_a_connection_that_neither_reads_nor_answers_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub):
+        monkeypatch.setattr(GuardedConnection, "write_within", 0.2)
         wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")
 

@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import InvalidHandshake
 
 from headgate.hub.app import ROUTES
-from headgate.hub.protocols import HttpProtocol
+from headgate.hub.protocols import GuardedConnection
 from tests.support.fuzz_campaign import HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
 from tests.support.hub import VIEWER, AgentConnection, Running, running
@@ -176,10 +176,11 @@ def in_time(hub: Running, agent: str) -> Iterator[AgentConnection]:
 
 
 def test_b11_a_handshake_with_a_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HttpProtocol, "head_within", 0.2)
+    monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
     with running() as hub, in_time(hub, "a") as still_there:
         with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
             raw.sendall(f"GET /ws {HANDSHAKE}Content-Length: 5\r\n\r\n".encode())
+            assert raw.recv(65_536).startswith(b"HTTP/1.1 400 ")
             assert raw.recv(65_536) == b""
         with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as silent:
             assert silent.recv(65_536) == b"", "which has just as long, from now on"

@@ -301,7 +301,7 @@ BAD_BODIES = [
     (b'{"to": "", "body": 1}', "body: Expected `str` of length >= 1 - at `$.to`"),
     (b'{"to": "x", "body": 1, "cc": 2}', "body: Object contains unknown field `cc`"),
     (b'{"to": "x", "body": "\xff"}', "body: 'utf-8' codec can't decode byte 0xff in position 21"),
-    (b'{"to": "x", "body": ' + b"[" * 30_000, "body: nested too deeply"),
+    (b'{"to": "x", "body": ' + b"[" * 30_000, "body: expected JSON nested at most 64 deep"),
 ]
 
 

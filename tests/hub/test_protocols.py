@@ -2,12 +2,14 @@
 
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from headgate.hub.protocols import MAX_HEAD, HttpProtocol, WebSocketProtocol
-from tests.support.asgi_server import serving
+from headgate.hub.protocols import MAX_HEAD, ConnectionGuard, GuardedConnection
+from tests.support.asgi_server import Serving, serving
 from tests.support.flooders import frame
 from tests.support.hub import running
 from tests.support.valkey import PATIENCE
@@ -24,6 +26,14 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+@contextmanager
+def guarded() -> Iterator[Serving]:
+    """A server that answers every request, behind a guard."""
+    guard = ConnectionGuard(answer)
+    with serving(guard, http=guard.protocol) as server:
+        yield server
+
+
 def ended(connection: socket.socket) -> bytes:
     """What comes until the other side closes."""
     connection.settimeout(PATIENCE)
@@ -37,11 +47,11 @@ def ended(connection: socket.socket) -> bytes:
 
 
 def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(answer, http=HttpProtocol) as server:
+    with guarded() as server:
         with socket.create_connection(("127.0.0.1", server.port)) as second:
             second.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert second.recv(1000).startswith(b"HTTP/1.1 204")
-            monkeypatch.setattr(HttpProtocol, "head_within", 0.2)
+            monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
             second.sendall(b"GET / HTTP/1.1\r\nHo")
             assert ended(second) == b""
         with socket.create_connection(("127.0.0.1", server.port)) as silent:
@@ -52,7 +62,7 @@ def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.M
 
 
 def test_a_connection_with_an_endless_head_is_closed() -> None:
-    with serving(answer, http=HttpProtocol) as server:
+    with guarded() as server:
         with socket.create_connection(("127.0.0.1", server.port)) as endless:
             endless.settimeout(PATIENCE)
             with pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
@@ -111,16 +121,20 @@ def test_a_frame_in_many_pieces_is_read_as_one() -> None:
         assert b'"unauthorized"' in heard(connection, b'"id":7')
 
 
-def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept() -> None:
+def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood is read slowly, and the answer to the hub's ping with it. One that sends nothing is given up."""
+    monkeypatch.setattr(ConnectionGuard, "_sweep", lambda *_: None)  # the test says what time it is
     with running() as hub, raw(hub) as connection:
         assert hub.server is not None
-        (it,) = [one for one in hub.server.server_state.connections if isinstance(one, WebSocketProtocol)]
-        it.ping_timeout = PATIENCE
-        hub.call(it.send_keepalive_ping)
+        (it,) = [one.transport for one in hub.server.server_state.connections]
+        assert isinstance(it, GuardedConnection)
+        now = hub.loop.time()
         for number in range(3):
             connection.sendall(frame(f'{{"type":"ping","id":{number}}}'))
             heard(connection, b'"id":%d' % number)
-            hub.call(it.keepalive_timeout)
-        hub.call(it.keepalive_timeout)
+            now += 3 * it.ping_after
+            hub.call(it.check, now)
+        hub.call(it.check, now + it.ping_after)
+        assert connection.recv(100) == b"\x89\x00"
+        hub.call(it.check, now + 2 * it.ping_after)
         assert b"keepalive ping timeout" in ended(connection)

@@ -1,6 +1,7 @@
 """The scheduler: who keeps a task, who loses it, and who recovers it."""
 
 import pytest
+from msgspec import Raw
 
 from headgate.hub.tasks.task import Task
 from tests.support.scheduler import MICROSECOND, SchedulerHarness, open_harness, refused
@@ -232,3 +233,21 @@ async def test_an_agent_may_leave_while_it_is_assigned_a_task(
     await harness.arrive("b", "c")
     assert set((await harness.holders()).values()) == ({"a", "b"} if back else {"b", "c"})
     assert await harness.holders() == {one: "a", two: "b"} if back else {one: "b", two: "c"}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_task_that_no_agent_survives_ends_as_failed(leaves: bool, harness: SchedulerHarness) -> None:
+    poison, next_one = await harness.add(), await harness.add()
+    for attempt in range(1, 6):
+        await harness.arrive(f"agent-{attempt}")
+        assert harness.told[-1] == (f"agent-{attempt}", poison)
+        if leaves:
+            await harness.leave(f"agent-{attempt}")
+        else:
+            await harness.advance(30)
+    task = await harness.task(poison)
+    note = "its agent left" if leaves else "not accepted in time"
+    assert (task.state, task.attempt) == ("failed", 5)
+    assert task.outcome == Raw(f'"{note}, at attempt 5"'.encode())
+    await harness.arrive("another")
+    assert harness.told[-1] == ("another", next_one), "the others go on"

@@ -8,7 +8,7 @@ from headgate import InvalidInput, ManualClock
 from headgate.limits.clock import MonotonicClock
 
 
-def test_a_manual_clock_stands_still_until_it_is_told() -> None:
+def test_a_manual_clock_moves_only_when_advanced() -> None:
     clock = ManualClock(start=10)
     assert clock.now() == clock.now() == 10_000_000
     clock.advance(1.5)
@@ -18,7 +18,7 @@ def test_a_manual_clock_stands_still_until_it_is_told() -> None:
     assert clock.now() == 11_000_001
 
 
-def test_a_manual_clock_wakes_who_waits() -> None:
+def test_a_manual_clock_rings_its_alarms() -> None:
     clock = ManualClock()
     rung: list[str] = []
     assert clock.alarm(1_000_000, lambda: rung.append("one")) is None
@@ -41,7 +41,7 @@ def test_a5_time_is_monotonic() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), True, "1", None])
-def test_bad_times(bad: Any) -> None:
+def test_bad_times_are_refused(bad: Any) -> None:
     clock = ManualClock()
     for where, call in (
         ("ManualClock start", lambda: ManualClock(bad)),

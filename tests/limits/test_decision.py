@@ -11,7 +11,7 @@ def limiter() -> Limiter:
     return Limiter([per_second(5), per_minute(20)], store=MemoryStore(clock=ManualClock()))
 
 
-def test_a_decision_says_what_came_of_a_check() -> None:
+def test_the_fields_of_a_decision() -> None:
     decision = limiter().check("a")
     assert decision
     assert decision.outcome is Outcome.ALLOW
@@ -36,7 +36,7 @@ def test_a_denial_is_false_and_knows_its_wait() -> None:
     assert Limiter(BLOCKED).check("a").retry_after is None
 
 
-def test_the_limit_that_bound() -> None:
+def test_bound_names_the_limit_that_decided() -> None:
     """It denies with the longest wait; or warns; or has the least left."""
     clock = ManualClock()
     limited = Limiter([per_second(5), per_minute(20)], store=MemoryStore(clock=clock))

@@ -39,7 +39,7 @@ EXPECTED = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slid
         ("blocked", BLOCKED),
     ],
 )  # fmt: skip
-def test_what_parse_reads(text: str, limit: Limit) -> None:
+def test_parse_accepts(text: str, limit: Limit) -> None:
     assert parse(text) == limit
 
 
@@ -47,7 +47,7 @@ def test_what_parse_reads(text: str, limit: Limit) -> None:
     "bad", ["", "abc", "10", "10/", "/minute", "10/fortnight", "10/minute burst", "-5/minute", "1e3/minute",
             "10/minute burst 1.5", "10/minute sliding burst 5", "10/minute; ", "9" * 40 + "/minute", "\uff15/minute"],
 )  # fmt: skip
-def test_what_parse_refuses(bad: str) -> None:
+def test_parse_refuses(bad: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(bad)
     part = bad.split(";")[-1].strip()
@@ -67,14 +67,14 @@ def test_what_parse_refuses(bad: str) -> None:
         ("2.5/minute sliding", "SlidingWindow limit: expected a whole number, got '2.5'"),
     ],
 )  # fmt: skip
-def test_a_limit_that_can_be_read_but_not_be(bad: str, text: str) -> None:
+def test_parse_refuses_impossible_limits(bad: str, text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(bad)
     assert str(caught.value) == f"limit {bad!r}: {text}"
 
 
 @pytest.mark.parametrize("bad", [None, 5, b"5/minute"])
-def test_what_is_no_text(bad: Any) -> None:
+def test_parse_refuses_other_types(bad: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(bad)
     assert str(caught.value) == f"limit: expected a string such as '60/minute', got {bad!r}"

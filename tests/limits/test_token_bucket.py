@@ -1,4 +1,4 @@
-"""Limits as values, and what can't be one."""
+"""Limits as values, and bad arguments."""
 
 import math
 import pickle
@@ -37,7 +37,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("limit", ALL, ids=str)
-def test_a_limit_pickles_compares_and_hashes_by_what_it_says(limit: Limit) -> None:
+def test_a_limit_pickles_compares_and_hashes_by_value(limit: Limit) -> None:
     again = pickle.loads(pickle.dumps(limit))
     assert again == limit
     assert hash(again) == hash(limit)
@@ -53,7 +53,7 @@ def test_a_limit_is_frozen(limit: Limit) -> None:
             setattr(limit, name, 5)
 
 
-def test_equal_however_the_number_was_written() -> None:
+def test_limits_are_equal_however_their_numbers_are_written() -> None:
     assert TokenBucket(5, 0.1, 1) == TokenBucket(5, Fraction(1, 10), 1) == TokenBucket(5, Decimal("0.1"), 1.0)
     assert TokenBucket(5, Fraction(1, 3), 7) == TokenBucket(5, 1, 21)
     assert SlidingWindow(5, 0.1) == SlidingWindow(5, Fraction(1, 10))
@@ -84,7 +84,7 @@ def test_a_limit_prints_itself_readably(limit: Limit, text: str, shown: str) -> 
     assert eval(shown) == limit
 
 
-def test_what_a_limit_says_of_itself() -> None:
+def test_the_properties_of_limits() -> None:
     bucket = per_minute(90, burst=2)
     assert (bucket.capacity, bucket.refill, bucket.per, bucket.tick) == (2, 90.0, 60.0, 1e-6)
     assert (SlidingWindow(5, 60).capacity, SlidingWindow(5, 60).window) == (5, 60.0)
@@ -92,7 +92,7 @@ def test_what_a_limit_says_of_itself() -> None:
     assert (UNLIMITED.capacity, BLOCKED.capacity) == (2**53 - 1, 0)
 
 
-def test_parts_of_joined_limits_are_flat_and_stand_once() -> None:
+def test_parts_of_joined_limits_are_flat_and_unique() -> None:
     one, two, three = per_second(1), per_second(2), per_second(3)
     assert AllOf([one, AllOf([two, one]), three]).parts == (one, two, three)
     assert one.parts == (one,)
@@ -112,7 +112,7 @@ BAD_NUMBERS = [0, -5, math.nan, math.inf, -math.inf, True, "ten", None, [1], Dec
 
 
 @pytest.mark.parametrize("bad", BAD_NUMBERS, ids=repr)
-def test_bad_rates_periods_and_windows(bad: Any) -> None:
+def test_bad_rates_periods_and_windows_are_refused(bad: Any) -> None:
     for where, build in (
         ("TokenBucket refill", lambda: TokenBucket(1, bad, 1)),
         ("TokenBucket per", lambda: TokenBucket(1, 1, bad)),
@@ -129,7 +129,7 @@ BAD_COUNTS = [*(bad for bad in BAD_NUMBERS if bad is not None), 1.5, 2.0, 2**53,
 
 
 @pytest.mark.parametrize("bad", BAD_COUNTS, ids=lambda bad: repr(bad)[:20])
-def test_bad_capacities(bad: Any) -> None:
+def test_bad_capacities_are_refused(bad: Any) -> None:
     shown = repr(bad) if len(repr(bad)) <= 100 else repr(bad)[:97] + "..."
     for where, most, build in (
         ("TokenBucket capacity", 2**53 - 1, lambda: TokenBucket(bad, 1, 1)),
@@ -141,12 +141,12 @@ def test_bad_capacities(bad: Any) -> None:
         assert str(caught.value) == f"{where}: expected a whole number from 1 to {most}, got {shown}"
 
 
-def test_a_number_too_long_to_print() -> None:
+def test_a_number_too_long_to_print_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"from 1 to 9007199254740991, got an int of thousands of digits$"):
         TokenBucket(10**5000, 1, 1)
 
 
-def test_a_limit_that_fits_no_tick() -> None:
+def test_a_limit_that_fits_no_tick_is_refused() -> None:
     with pytest.raises(InvalidInput) as caught:
         TokenBucket(10**10, 1, 30 * 86_400)
     assert str(caught.value) == (
@@ -155,7 +155,7 @@ def test_a_limit_that_fits_no_tick() -> None:
     )
 
 
-def test_windows_that_cannot_be_counted() -> None:
+def test_windows_that_cannot_be_counted_exactly_are_refused() -> None:
     for bad in (1e-7, Fraction(1, 3), 2**53):
         with pytest.raises(InvalidInput) as caught:
             SlidingWindow(1, bad)
@@ -166,13 +166,13 @@ def test_windows_that_cannot_be_counted() -> None:
         SlidingWindow(1_000_001, 60)
 
 
-def test_limits_that_cannot_be_joined() -> None:
+def test_bad_parts_of_joined_limits_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^AllOf: expected at least one limit, got \[\]$"):
         AllOf([])
     with pytest.raises(InvalidInput, match=r"^AllOf: expected limits, got '5/second'$"):
         AllOf(["5/second"])  # type: ignore[list-item]
 
 
-def test_every_error_is_ours_and_a_value_error() -> None:
+def test_invalid_input_is_a_headgate_error_and_a_value_error() -> None:
     assert issubclass(InvalidInput, HeadgateError)
     assert issubclass(InvalidInput, ValueError)

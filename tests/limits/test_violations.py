@@ -1,4 +1,4 @@
-"""The table of violations, walked through by hand."""
+"""The rules for violations, step by step."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_b8_ten_violations_within_five_minutes_raise_one_alert() -> None:
 
 
 @pytest.mark.parametrize(("last", "alert"), [(299.999999, True), (300, False)])
-def test_b8_within_any_five_minutes(last: float, alert: bool) -> None:
+def test_b8_the_five_minutes_may_begin_at_any_time(last: float, alert: bool) -> None:
     assert walk(Backoff(), 0, *[100] * 8, last)[-1][2] is alert
 
 
@@ -62,7 +62,7 @@ def test_b8_no_other_alert_for_five_minutes_then_armed_again() -> None:
     assert [i for i, alert in enumerate(at) if alert] == [9, 309, 609, 909]
 
 
-def test_a13_an_offender_is_forgotten_when_it_counts_for_nothing() -> None:
+def test_a13_an_offender_is_idle_when_its_violations_no_longer_count() -> None:
     backoff, offender = Backoff(), ViolationRecord()
     assert backoff.idle(offender, 0)
     backoff.record(offender, 0)
@@ -92,7 +92,7 @@ def test_backoff_is_a_value() -> None:
         ({"alert_after": 0}, "Backoff alert_after: expected a whole number from 1 to 1000, got 0"),
     ],
 )
-def test_bad_backoff(options: Any, text: str) -> None:
+def test_bad_arguments_of_a_backoff_are_refused(options: Any, text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Backoff(**options)
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""The gate under any interleaving of agents, channels, tiers and time."""
+"""The gate equals a reference under any interleaving of agents, channels, tiers and time."""
 
 from fractions import Fraction
 
@@ -27,7 +27,7 @@ requests = st.tuples(
 
 
 class ReferenceAgent:
-    """Violations, by the words of A9 and A10."""
+    """Violations as A9 and A10 define them."""
 
     def __init__(self) -> None:
         self.times: list[int] = []
@@ -73,7 +73,7 @@ def test_a1_to_a10_any_interleaving_equals_the_reference(course: list[tuple[str,
 
 @given(st.lists(st.tuples(names, st.sampled_from(["ws", "http"]), st.sampled_from(list(LIMITS))), unique=True))
 def test_a3_keys_never_collide(lanes: list[tuple[str, str, str]]) -> None:
-    """Each of these has a full bucket, whatever the others are called; and so have addresses and sessions."""
+    """Each lane has a bucket of its own, whatever the names; so has each address and session."""
     gate = Gate(POLICY)
     for agent, channel, tier in lanes:
         assert gate.check(agent, channel, tier, cost=LIMITS[tier])

@@ -1,4 +1,4 @@
-"""The laws of limits, for any limit and any course of time. The reference is `headgate.stores.reference`."""
+"""Laws that hold for any limit and any sequence of times. The reference is `headgate.stores.reference`."""
 
 from fractions import Fraction
 
@@ -50,7 +50,7 @@ limits: st.SearchStrategy[Limit] = st.one_of(single, st.lists(single, min_size=2
 
 
 def spans_for(limit: Limit) -> st.SearchStrategy[int]:
-    """Microseconds that matter to a limit: none, one, a token's worth, about its whole length; up to five years."""
+    """Microseconds that matter to a limit: none, one, a token's time, about its whole length; up to five years."""
     marks = [0, 1, YEAR]
     for part in limit.parts:
         if isinstance(part, TokenBucket):
@@ -86,7 +86,7 @@ def test_a4_no_interval_passes_more_than_capacity_and_refill(data: st.DataObject
 
 
 @given(st.data())
-def test_a1_a_denial_holds_until_its_wait_is_over_and_not_longer(data: st.DataObject) -> None:
+def test_a1_a_retry_is_denied_until_its_wait_is_over_and_then_passes(data: st.DataObject) -> None:
     limit = data.draw(limits)
     limiter, clock = limiter_of(limit)
     costs = st.one_of(st.just(limit.capacity), spread(1, limit.capacity))
@@ -104,7 +104,7 @@ def test_a1_a_denial_holds_until_its_wait_is_over_and_not_longer(data: st.DataOb
 
 
 @given(st.data())
-def test_a6_looking_loses_no_refill(data: st.DataObject) -> None:
+def test_a6_peeking_loses_no_refill(data: st.DataObject) -> None:
     limit = data.draw(limits)
     (looked_at, clock), (left_alone, other_clock) = limiter_of(limit), limiter_of(limit)
     cost = data.draw(spread(1, limit.capacity))
@@ -117,7 +117,7 @@ def test_a6_looking_loses_no_refill(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_a1_a_denied_request_leaves_every_limit_unchanged(data: st.DataObject) -> None:
+def test_a1_a_denied_check_charges_nothing(data: st.DataObject) -> None:
     limit = data.draw(limits)
     limiter, clock = limiter_of(limit)
     for span in data.draw(st.lists(spans_for(limit), max_size=10)):
@@ -156,7 +156,7 @@ def models(draw: st.DrawFn) -> list[Model]:
 
 @settings(max_examples=300)
 @given(models(), st.data())
-def test_any_course_of_events_equals_the_reference(found: list[Model], data: st.DataObject) -> None:
+def test_any_sequence_of_steps_equals_the_reference(found: list[Model], data: st.DataObject) -> None:
     limit = AllOf([model.limit for model in found])
     spans = st.one_of(spans_for(limit), st.integers(-900_000, -1))
     costs = st.one_of(st.integers(1, 30), spread(1, 10**6) if len(limit.parts) == 1 else st.just(1))
@@ -167,7 +167,7 @@ def test_any_course_of_events_equals_the_reference(found: list[Model], data: st.
 
 
 @given(buckets(), st.data())
-def test_a2_a_bucket_is_full_exactly_when_it_said_it_would_be(bucket: TokenBucket, data: st.DataObject) -> None:
+def test_a2_a_bucket_is_full_exactly_at_its_reset(bucket: TokenBucket, data: st.DataObject) -> None:
     limiter, clock = limiter_of(bucket)
     limiter.check("a", data.draw(spread(1, bucket.capacity)))
     reset = limiter.peek("a").reset_after
@@ -213,7 +213,7 @@ def test_the_tick_is_the_finest_that_fits(bucket: TokenBucket, tick: float) -> N
     assert limiter.check("a")
 
 
-def test_no_wait_is_told_that_is_longer_than_any_clock_runs() -> None:
+def test_no_wait_is_longer_than_a_clock_can_run() -> None:
     limiter, clock = limiter_of(TokenBucket(10**9, 1, 30 * DAY))
     limiter.check("a", 10**9)
     decision = limiter.check("a", 10**9)

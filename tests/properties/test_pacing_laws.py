@@ -1,4 +1,4 @@
-"""The laws of pacing, for any server, any network and any number of requests at once, on a simulated clock."""
+"""Laws of pacing for any server, network and number of concurrent requests, on a simulated clock."""
 
 import heapq
 import random
@@ -22,21 +22,21 @@ from tests.support.rate_limit_headers import format_headers, headers_of
 pytestmark = pytest.mark.once
 
 MOST = min(settings().max_examples, 500)
-"""Examples: each is a whole course of requests."""
+"""Examples: each is a whole series of requests."""
 
 Server = Callable[[int], RateLimitHeaders]
-"""Judges a request at a moment, in microseconds: what its headers say, with Retry-After if it was denied."""
+"""Decides on a request at a time in microseconds, and returns the headers, with Retry-After for a denial."""
 
 
 @dataclass
 class Window:
-    """A limit of a server that isn't ours: so many in each window, all of which come back at once."""
+    """The limit of a foreign server: a quota for each window, which returns all at once."""
 
     quota: int
     seconds: int
     begins: int
     draft: bool = True
-    """In headers as in the draft; else as the triple that doesn't say how long the window is."""
+    """Headers of the draft; else the triple, which doesn't state the window."""
 
 
 Kind = TokenBucket | SlidingWindow | Window
@@ -44,17 +44,17 @@ Kind = TokenBucket | SlidingWindow | Window
 
 def serve(kind: Kind) -> Server:
     if isinstance(kind, Window):
-        return partial(judge_by_window, kind, Counter())
+        return partial(decide_by_window, kind, Counter())
     clock = ManualClock()
-    return partial(judge_as_we_do, Limiter(kind, store=MemoryStore(clock=clock)), clock)
+    return partial(decide_by_limiter, Limiter(kind, store=MemoryStore(clock=clock)), clock)
 
 
-def judge_as_we_do(limiter: Limiter, clock: ManualClock, now: int) -> RateLimitHeaders:
+def decide_by_limiter(limiter: Limiter, clock: ManualClock, now: int) -> RateLimitHeaders:
     clock.advance(Fraction(now - clock.now(), SECOND))
     return headers_of(limiter.check("a"), limiter.limit)
 
 
-def judge_by_window(kind: Window, counted: Counter[int], now: int) -> RateLimitHeaders:
+def decide_by_window(kind: Window, counted: Counter[int], now: int) -> RateLimitHeaders:
     number, into = divmod(now - kind.begins, kind.seconds * SECOND)
     wait = -(-(kind.seconds * SECOND - into) // SECOND)
     policy = QuotaPolicy("theirs", kind.quota, kind.seconds) if kind.draft else QuotaPolicy("", kind.quota)
@@ -66,13 +66,13 @@ def judge_by_window(kind: Window, counted: Counter[int], now: int) -> RateLimitH
 
 @dataclass
 class Network:
-    """How long it takes to the server and back, and how long the server takes over its answer, in microseconds."""
+    """Latencies of a network and of the server's answers, in microseconds."""
 
     seed: int
     longest_way: int = 0
     longest_answer: int = 0
     lost: float = 0.0
-    """The share of requests that are judged, and whose answer never comes."""
+    """The share of requests whose answer never arrives."""
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -85,7 +85,7 @@ class Network:
 
 
 class Client:
-    """Sends so many requests, of which so many are wanted at the same time; what came of it is written down."""
+    """Sends a number of requests, some of them concurrently, and records what happens."""
 
     def __init__(self, server: Server, network: Network, requests: int, abreast: int = 1, jitter: float = 0.0) -> None:
         self._server, self._network, self._jitter = server, network, jitter
@@ -101,9 +101,9 @@ class Client:
         self.sent: list[int] = []
         self.passed: list[int] = []
         self.in_vain: list[int] = []
-        """When those were sent that were denied though an answer had been heard before."""
+        """Times of requests that were denied though an answer had arrived before."""
         self.early: list[int] = []
-        """When something was sent before the end of a wait that the server had asked for."""
+        """Times of requests that were sent before the end of a wait that the server had asked for."""
 
     def play(self) -> Self:
         requests, wake = self._wanted, -1
@@ -111,7 +111,7 @@ class Client:
         while len(self.passed) < requests:
             now, _, what = heapq.heappop(self._events)
             what(now)
-            when = self._send_what_may_be_sent(now)
+            when = self._send(now)
             if when is not None and when != wake:
                 wake = when
                 self._at(when, lambda _: None)
@@ -125,8 +125,8 @@ class Client:
     def _at(self, moment: int, what: Callable[[int], None]) -> None:
         heapq.heappush(self._events, (moment, next(self._number), what))
 
-    def _send_what_may_be_sent(self, now: int) -> int | None:
-        """The moment at which to look again."""
+    def _send(self, now: int) -> int | None:
+        """Send what may be sent, and return the time to try again."""
         while self._wanted and self._line + self._under_way < self._abreast:
             self._wanted -= 1
             self._line += 1
@@ -180,7 +180,7 @@ kinds = st.one_of(buckets, sliding, windows, windows.map(lambda kind: replace(ki
 networks = st.builds(
     Network,
     st.integers(0, 2**32),
-    st.sampled_from([0, MILLISECOND, 40 * MILLISECOND, PROMPT // 2 - 1]),  # so that all is judged promptly
+    st.sampled_from([0, MILLISECOND, 40 * MILLISECOND, PROMPT // 2 - 1]),  # so that every answer is prompt
     st.sampled_from([0, 10 * MILLISECOND, 2 * SECOND, 20 * SECOND]),
 )
 requests = st.integers(1, 60)
@@ -200,19 +200,19 @@ jitters = st.sampled_from([0.0, 0.03])
     ],
     ids=["60 a minute", "burst 10", "sliding", "window", "window, triple"],
 )
-def test_500_requests_at_60_a_minute_take_hardly_longer_than_they_must(kind: Kind, ideal: int, abreast: int) -> None:
+def test_500_requests_at_60_a_minute_take_at_most_5_percent_too_long(kind: Kind, ideal: int, abreast: int) -> None:
     network = Network(7, longest_way=5 * MILLISECOND, longest_answer=5 * MILLISECOND)
     client = Client(serve(kind), network, 500, abreast, jitter=0.03).play()
-    assert len(client.sent) == 500, "and nothing was sent that was denied"
+    assert len(client.sent) == 500, "no request was denied"
     assert ideal - 1 <= client.took <= ideal * 1.05
 
 
 @settings(max_examples=MOST)
 @given(kinds, networks, requests, abreasts, jitters)
-def test_nothing_is_sent_that_is_denied_once_the_server_has_spoken(
+def test_no_request_is_denied_after_the_first_answer(
     kind: Kind, network: Network, requests: int, abreast: int, jitter: float
 ) -> None:
-    if isinstance(kind, SlidingWindow):  # how much comes back between late answers can only be guessed
+    if isinstance(kind, SlidingWindow):  # the refill between late answers can only be guessed
         network.longest_answer = min(network.longest_answer, 10 * MILLISECOND)
     client = Client(serve(kind), network, requests, abreast, jitter).play()
     assert (client.in_vain, client.early) == ([], [])
@@ -228,7 +228,7 @@ def test_nothing_is_sent_that_is_denied_once_the_server_has_spoken(
     requests,
     abreasts,
 )
-def test_all_get_done_in_hardly_more_than_the_time_it_takes(
+def test_all_requests_pass_in_at_most_5_percent_more_than_the_ideal_time(
     kind: TokenBucket | Window, network: Network, requests: int, abreast: int
 ) -> None:
     client = Client(serve(kind), network, requests, abreast, jitter=0.03).play()
@@ -236,7 +236,7 @@ def test_all_get_done_in_hardly_more_than_the_time_it_takes(
         waits = (requests - 1) // kind.quota
         first = kind.seconds - -kind.begins % (kind.seconds * SECOND) / SECOND
         ideal = first + (waits - 1) * kind.seconds if waits else 0
-        rounded = waits  # seconds are told in whole numbers
+        rounded = waits  # waits are stated in whole seconds
     else:
         ideal, rounded = max(requests - kind.capacity, 0) * float(kind.per), 1
     assert len(client.passed) == requests
@@ -245,7 +245,7 @@ def test_all_get_done_in_hardly_more_than_the_time_it_takes(
 
 @settings(max_examples=MOST)
 @given(kinds, networks, st.sampled_from([0.0, 0.3]), st.integers(0, 30), requests, abreasts)
-def test_whoever_else_spends_and_whatever_is_lost_no_wait_is_cut_short_and_all_get_done(
+def test_waits_are_respected_and_all_requests_pass_despite_other_clients_and_losses(
     kind: Kind, network: Network, lost: float, others: int, requests: int, abreast: int
 ) -> None:
     server = serve(kind)
@@ -267,9 +267,7 @@ names = st.sampled_from(["a", "b", ""])
 quotas = st.builds(QuotaPolicy, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes"]))
 anything = st.builds(
     RateLimitHeaders,
-    st.lists(
-        st.builds(QuotaPolicy, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes"])), max_size=3
-    ).map(tuple),
+    st.lists(quotas, max_size=3).map(tuple),
     st.lists(st.builds(ServiceLimit, names, figures, st.none() | figures), max_size=3).map(tuple),
     st.none() | figures,
 )
@@ -280,7 +278,7 @@ answers = st.tuples(anything, st.sampled_from([200, 429, 503]), st.integers(0, 1
 
 @settings(max_examples=MOST)
 @given(st.lists(answers, min_size=1, max_size=6), st.data())
-def test_whatever_a_server_says_the_wait_has_an_end(
+def test_every_wait_ends_whatever_the_server_says(
     course: list[tuple[RateLimitHeaders, int, int]], data: st.DataObject
 ) -> None:
     pace, now = Pace(), 0

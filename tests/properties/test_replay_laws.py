@@ -1,4 +1,4 @@
-"""A replay decides each request as the gate does, and a suggested limit is the lowest that suffices."""
+"""A replay decides as the gate does, and a suggested limit is the lowest that suffices."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -48,7 +48,7 @@ requests = st.tuples(
 
 
 def expected(decision: Decision) -> int:
-    """What a replay calls this."""
+    """The replay's code for a decision."""
     if decision.would_be is Outcome.DENY:
         return SHADOWED
     by = {Outcome.ALLOW: ALLOWED, Outcome.WARN: WARNED, Outcome.DENY: DENIED, Outcome.EXEMPT: EXEMPT}
@@ -56,7 +56,7 @@ def expected(decision: Decision) -> int:
 
 
 @given(policies, st.lists(requests, min_size=1, max_size=80))
-def test_every_decision_is_the_gates(given: dict[str, Any], course: list[tuple[str, str, str, int, int]]) -> None:
+def test_every_decision_equals_the_gates(given: dict[str, Any], course: list[tuple[str, str, str, int, int]]) -> None:
     policy = Policy(**given)
     clock = ManualClock(start=1_700_000_000)
     gate = Gate(policy, store=MemoryStore(clock=clock))
@@ -75,8 +75,8 @@ def test_every_decision_is_the_gates(given: dict[str, Any], course: list[tuple[s
             found._max_buckets = 0  # so that it drops them each time
 
 
-def judged(policy: Policy, course: list[tuple[str, str, int, int]]) -> int:
-    """How many of these requests a gate denies."""
+def count_denials(policy: Policy, course: list[tuple[str, str, int, int]]) -> int:
+    """The number of requests that a gate denies."""
     clock = ManualClock(start=1000)
     gate = Gate(policy, store=MemoryStore(clock=clock))
     denied = 0
@@ -107,12 +107,12 @@ who = st.sampled_from(["a", "b", "c"])
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(who, channels, st.just(1), spans), min_size=1, max_size=60), shares, st.sampled_from([1, 3]))
-def test_a_suggested_limit_is_the_lowest_where_costs_are_equal(
+def test_with_equal_costs_a_suggested_limit_is_the_lowest_that_suffices(
     course: list[tuple[str, str, int, int]], share: Fraction, cost: int
 ) -> None:
     course = [(agent, channel, cost, span) for agent, channel, _, span in course]
     most = len(course) * cost + 1
-    denied = [judged(Policy(limits={"normal": f"{n}/minute"}), course) for n in range(1, most + 1)]
+    denied = [count_denials(Policy(limits={"normal": f"{n}/minute"}), course) for n in range(1, most + 1)]
     assert all(more >= less for more, less in pairwise(denied))  # a higher limit never denies more
     lowest = next(n for n, count in enumerate(denied, 1) if count <= share * len(course))
     found = suggested(course, share)
@@ -122,13 +122,15 @@ def test_a_suggested_limit_is_the_lowest_where_costs_are_equal(
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(who, channels, st.sampled_from([1, 1, 2, 7, 30]), spans), min_size=1, max_size=40), shares)
-def test_a_suggested_limit_does_and_one_less_does_not_whatever_the_costs(
+def test_with_any_costs_a_suggested_limit_suffices_and_one_less_does_not(
     course: list[tuple[str, str, int, int]], share: Fraction
 ) -> None:
     found = suggested(course, share)
     assert found.limit is not None
     assert found.lowest == (len({cost for _, _, cost, _ in course}) == 1)
-    assert found.denied == judged(Policy(limits={"normal": f"{found.limit}/minute"}), course) <= share * len(course)
+    assert (
+        found.denied == count_denials(Policy(limits={"normal": f"{found.limit}/minute"}), course) <= share * len(course)
+    )
     if found.limit > 1:
-        less = judged(Policy(limits={"normal": f"{found.limit - 1}/minute"}), course)
+        less = count_denials(Policy(limits={"normal": f"{found.limit - 1}/minute"}), course)
         assert found.denied_one_less == less > share * len(course)

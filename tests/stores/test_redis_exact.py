@@ -1,4 +1,4 @@
-"""Requirement A7 on a real server: exactly the limit passes, whoever asks, from wherever, whatever their clocks say."""
+"""Requirement A7 on a real server: exactly the limit passes, from any number of processes, threads and tasks."""
 
 import asyncio
 import hashlib
@@ -19,24 +19,28 @@ import pytest
 from headgate import Decision, Limit, Limiter, SlidingWindow, parse, per_day, per_minute
 from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.script import SOURCE
+from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once  # the server's script decides; its callers are compiled or not in test_redis.py
 
 FEW = batching._MAX_SENDERS + 1
-"""Connections: of those who send, and of the one who looks at the server first."""
+"""Connections: one for each sender, and one that examines the server first."""
 
-# Nodes: this file run as a program, told by a pipe what to do ---------------------------------------------------------
+# Nodes: this file run as a program that takes orders through a pipe ---------------------------------------------------
+
+PROGRAM = (sys.executable, __file__)
+PATHS = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
 
 
 class Node:
     """A process of its own that hammers a store."""
 
     def __init__(self, url: str, *, ahead: int = 0, newer: bool = False) -> None:
-        paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "node", url, str(ahead), "newer" if newer else ""],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            [*PROGRAM, "node", url, str(ahead), "newer" if newer else ""],
+            env=ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -63,7 +67,7 @@ class Node:
 
 
 def be_a_node(url: str, ahead: int, newer: str) -> None:
-    """What the other process does."""
+    """Run as a node, with clocks that are `ahead` seconds fast."""
     if ahead:
         for name, factor in (("time", 1), ("monotonic", 1), ("time_ns", 10**9), ("monotonic_ns", 10**9)):
             real: Callable[[], int] = getattr(time, name)
@@ -88,7 +92,7 @@ async def _obey(url: str) -> None:
 
 
 async def hammer(limiter: Limiter, key: str, tasks: int, checks: int) -> tuple[int, int]:
-    """How many pass, and how many are degraded, when so many tasks make so many checks each."""
+    """The numbers that pass, and that are degraded, when each task makes that many checks."""
 
     async def one() -> list[Decision]:
         return [await limiter.acheck(key) for _ in range(checks)]
@@ -98,7 +102,7 @@ async def hammer(limiter: Limiter, key: str, tasks: int, checks: int) -> tuple[i
 
 
 def passed_by_nodes(nodes: list[Node], limit: Limit, key: str, tasks: int, checks: int) -> int:
-    """How many pass when all nodes hammer one key at the same time."""
+    """The number that passes when all nodes hammer one key at the same time."""
     for node in nodes:
         node.ask(limit, key, tasks, checks)
     answers = [node.answer() for node in nodes]
@@ -107,7 +111,7 @@ def passed_by_nodes(nodes: list[Node], limit: Limit, key: str, tasks: int, check
 
 
 def fork_and_check(url: str) -> None:
-    """What the process does that forks: it has used the store, and goes on with it on both sides."""
+    """Use a store, fork, and go on using it in both processes."""
     store = RedisStore(url, timeout=PATIENCE)
     limiter = Limiter(per_day(400), store=store)
     passed = checked_by_threads(limiter, "forked", threads=4, checks=5)
@@ -126,7 +130,7 @@ def fork_and_check(url: str) -> None:
 
 
 def fork_while_others_check(url: str) -> None:
-    """The process forks while its other threads are in the middle of a check."""
+    """Fork while other threads are in the middle of a check."""
     store = RedisStore(url, timeout=PATIENCE)
     limiter = Limiter(per_day(10**6), store=store)
     limiter.check("busy")
@@ -159,38 +163,21 @@ def fork_while_others_check(url: str) -> None:
 
 
 def checked_by_threads(limiter: Limiter, key: str, threads: int, checks: int) -> list[int]:
-    """How many pass, and how many are degraded, when threads that start together make so many checks each."""
-    start, decisions = threading.Barrier(threads), []
-
-    def check() -> None:
-        start.wait()
-        decisions.extend([limiter.check(key) for _ in range(checks)])
-
-    running = [threading.Thread(target=check) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    assert len(decisions) == threads * checks
+    """The numbers that pass, and that are degraded, when each thread makes that many checks."""
+    made = run_together(threads, lambda _: [limiter.check(key) for _ in range(checks)])
+    decisions = [decision for by_one in made for decision in by_one]
     return [sum(map(bool, decisions)), sum([decision.degraded for decision in decisions])]
 
 
 def connections(client: Any) -> int:
-    """How many a server has taken since its statistics began."""
+    """The number that the server has accepted since its statistics were reset."""
     return int(client.info("stats")["total_connections_received"])
 
 
 def run_as_program(*arguments: str) -> Any:
-    """What this file prints when it is run as a program."""
-    paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        timeout=5 * PATIENCE,
-        check=False,
-    )
+    """Run this file as a program, and return what it prints."""
+    command = [*PROGRAM, *arguments]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=5 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -208,13 +195,9 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def calls_of(raw: Any) -> int:
-    """How often the script was called since the statistics were reset."""
+    """The number of calls of the script since the statistics were reset."""
     stats = raw.info("commandstats")
     return sum([stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval")])
-
-
-def run(work: Any) -> Any:
-    return asyncio.run(work)
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
@@ -223,27 +206,23 @@ LIMITS = [per_day(500), SlidingWindow(500, 86_400)]
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
-def test_a7_exactly_the_limit_passes_from_two_processes(url: str, limit: Limit) -> None:
+@pytest.mark.parametrize(
+    ("processes", "tasks", "checks", "runs"), [(2, 20, 20, 2), pytest.param(8, 50, 5, 10, marks=pytest.mark.long)]
+)
+def test_a7_exactly_the_limit_passes_from_many_processes(
+    url: str, limit: Limit, processes: int, tasks: int, checks: int, runs: int
+) -> None:
     with ExitStack() as stack:
-        nodes = [stack.enter_context(Node(url)) for _ in range(2)]
-        passed = [passed_by_nodes(nodes, limit, f"small {limit} {run}", tasks=20, checks=20) for run in range(2)]
-    assert passed == [500] * 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("limit", LIMITS, ids=str)
-def test_a7_exactly_the_limit_passes_from_eight_processes_of_fifty_tasks(url: str, limit: Limit) -> None:
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(Node(url)) for _ in range(8)]
-        passed = [passed_by_nodes(nodes, limit, f"large {limit} {run}", tasks=50, checks=5) for run in range(10)]
-    assert passed == [500] * 10
+        nodes = [stack.enter_context(Node(url)) for _ in range(processes)]
+        passed = [passed_by_nodes(nodes, limit, f"{processes} {limit} {run}", tasks, checks) for run in range(runs)]
+    assert passed == [500] * runs
 
 
 def test_a7_nodes_whose_clocks_are_an_hour_apart_decide_the_same(server: Server) -> None:
-    """Time is the server's: a node that is ahead doesn't refill for the others, and one that is behind not twice."""
+    """Only the server's clock counts."""
     with ExitStack() as stack:
         nodes = [stack.enter_context(Node(server.url, ahead=ahead)) for ahead in (0, 3600, -3600)]
-        for limit in (per_day(200), SlidingWindow(200, 1800)):  # in an hour there would be some more
+        for limit in (per_day(200), SlidingWindow(200, 1800)):  # an hour would refill some
             begin = time.monotonic()
             assert passed_by_nodes(nodes, limit, "key", tasks=20, checks=10) == 200
             waits = []
@@ -257,7 +236,7 @@ def test_a7_nodes_whose_clocks_are_an_hour_apart_decide_the_same(server: Server)
 
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_a7_nodes_with_different_scripts_agree(server: Server, raw: Any, limit: Limit) -> None:
-    """While a new version is rolled out, both count on the same keys."""
+    """As during the rollout of a new version."""
     raw.script_flush()
     with Node(server.url) as one, Node(server.url, newer=True) as other:
         passed = [passed_by_nodes([one, other], limit, f"key-{run}", tasks=20, checks=20) for run in range(3)]
@@ -266,13 +245,13 @@ def test_a7_nodes_with_different_scripts_agree(server: Server, raw: Any, limit: 
 
 
 def test_a7_exact_on_both_sides_of_a_fork(server: Server) -> None:
-    """The child must not speak on its parent's connections."""
+    """The child must not use its parent's connections."""
     before, parent, child = run_as_program("fork", server.url)
     assert before == [20, 0]
     assert (parent[0] + child[0], parent[1], child[1]) == (380, 0, 0)
 
 
-def test_a7_a_fork_in_the_middle_of_checks_leaves_the_child_a_store_that_works(server: Server) -> None:
+def test_a7_a_child_forked_in_the_middle_of_checks_has_a_working_store(server: Server) -> None:
     assert run_as_program("fork-busy", server.url) == ["False"] * 3
 
 
@@ -281,7 +260,7 @@ def test_a7_a_fork_in_the_middle_of_checks_leaves_the_child_a_store_that_works(s
 
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(server: Server, raw: Any, limit: Limit) -> None:
-    """On a store that nobody has used yet."""
+    """The store is new."""
     with RedisStore(server.url, timeout=PATIENCE) as store:
         passed, degraded = checked_by_threads(Limiter(limit, store=store), "key", threads=2000, checks=1)
     assert (passed, degraded) == (500, 0)
@@ -289,8 +268,7 @@ def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(server: Se
 
 
 @pytest.mark.usefixtures("_switching")
-def test_a7_threads_that_use_a_store_first_need_no_more_connections(server: Server, raw: Any) -> None:
-    """Whoever comes while the first connection is made shares what comes of it."""
+def test_a7_threads_that_find_a_new_store_share_its_first_connections(server: Server, raw: Any) -> None:
     for trial in range(20):
         before = connections(raw)
         with RedisStore(server.url, timeout=PATIENCE) as store:
@@ -298,127 +276,85 @@ def test_a7_threads_that_use_a_store_first_need_no_more_connections(server: Serv
         assert (passed, connections(raw) - before <= FEW) == ([100, 0], True)
 
 
+@pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
-def test_a7_two_thousand_tasks_at_once_are_exact_on_few_connections(server: Server, raw: Any, limit: Limit) -> None:
-    """On a store that nobody has used yet."""
-
-    async def work() -> tuple[int, int]:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            return await hammer(Limiter(limit, store=store), "key", tasks=2000, checks=1)
-
-    assert run(work()) == (500, 0)
-    assert connections(raw) <= FEW
-
-
-def test_a7_two_thousand_tasks_on_a_store_in_use(server: Server, raw: Any) -> None:
-    async def work() -> tuple[int, int]:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            limiter = Limiter(per_day(500), store=store)
+async def test_a7_two_thousand_tasks_at_once_are_exact_on_few_connections(
+    server: Server, raw: Any, limit: Limit, used: bool
+) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        limiter = Limiter(limit, store=store)
+        if used:
             await limiter.apeek("key")
-            return await hammer(limiter, "key", tasks=2000, checks=2)
-
-    assert run(work()) == (500, 0)
+        assert await hammer(limiter, "key", tasks=2000, checks=1 + used) == (500, 0)
     assert connections(raw) <= FEW
 
 
 def test_a7_threads_and_event_loops_share_one_store(store: RedisStore) -> None:
     limiter = Limiter(per_day(100), store=store)
-    passed: list[int] = []
 
-    async def tasks() -> None:
-        passed.append((await hammer(limiter, "key", tasks=50, checks=2))[0])
+    def work(number: int) -> int:
+        if number < 3:
+            return asyncio.run(hammer(limiter, "key", tasks=50, checks=2))[0]
+        return sum(bool(limiter.check("key")) for _ in range(10))
 
-    workers = [threading.Thread(target=run, args=(tasks(),)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    passed.append(checked_by_threads(limiter, "key", threads=8, checks=10)[0])
-    for worker in workers:
-        worker.join()
-    assert sum(passed) == 100
-
-
-def test_c4_twenty_at_once_at_a_limit_of_ten(server: Server) -> None:
-    """Exactly ten pass, for each of five keys at the same time."""
-
-    async def work() -> list[tuple[int, int]]:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            limiter = Limiter(SlidingWindow(10, 60), store=store)
-            await limiter.apeek("a")
-            return await asyncio.gather(*[hammer(limiter, key, tasks=20, checks=1) for key in "abcde"])
-
-    assert run(work()) == [(10, 0)] * 5
-
-
-def test_c4_twenty_threads_at_a_limit_of_ten(store: RedisStore) -> None:
-    limiter = Limiter(SlidingWindow(10, 60), store=store)
-    assert checked_by_threads(limiter, "one", threads=20, checks=1) == [10, 0]
-    assert limiter.peek("other").remaining == 10
+    assert sum(run_together(11, work)) == 100
 
 
 # Cancelling -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_that_is_cancelled_before_it_is_sent_charges_nothing(server: Server) -> None:
-    async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            limiter = Limiter(per_day(100), store=store)
-            await limiter.apeek("key")
-            tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
-            await asyncio.sleep(0)  # each has asked; nothing is sent before the loop's next turn
-            for task in tasks[::2]:
-                task.cancel()
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [type(answer) for answer in answers] == [asyncio.CancelledError, Decision] * 5
-            assert sorted([answer.remaining for answer in answers if isinstance(answer, Decision)]) == [*range(95, 100)]
-            assert (await limiter.apeek("key")).remaining == 95
-
-    run(work())
+async def test_a_check_cancelled_before_it_is_sent_charges_nothing(server: Server) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        limiter = Limiter(per_day(100), store=store)
+        await limiter.apeek("key")
+        tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
+        await asyncio.sleep(0)  # each has asked; nothing is sent before the loop's next turn
+        for task in tasks[::2]:
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [asyncio.CancelledError, Decision] * 5
+        assert sorted([answer.remaining for answer in answers if isinstance(answer, Decision)]) == [*range(95, 100)]
+        assert (await limiter.apeek("key")).remaining == 95
 
 
-def test_one_that_is_cancelled_before_it_starts_charges_nothing(server: Server, raw: Any) -> None:
-    async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            limiter = Limiter(per_day(100), store=store)
-            await limiter.apeek("key")
-            raw.config_resetstat()
-            tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert (await limiter.apeek("key")).remaining == 100
-
-    run(work())
+async def test_a_check_cancelled_before_it_starts_is_never_sent(server: Server, raw: Any) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        limiter = Limiter(per_day(100), store=store)
+        await limiter.apeek("key")
+        raw.config_resetstat()
+        tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await limiter.apeek("key")).remaining == 100
     assert calls_of(raw) == 1, "that was the peek"
 
 
 @pytest.mark.parametrize("cancelled", [[3], [0], range(10)], ids=["one", "the first", "all"])
-def test_cancelling_one_that_was_sent_harms_nobody_else(server: Server, cancelled: list[int]) -> None:
-    async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            limiter = Limiter(per_day(100), store=store)
-            await limiter.apeek("key")
-            server.signal(signal.SIGSTOP)  # so that there is no answer yet
-            try:
-                tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
-                for _ in range(20):
-                    await asyncio.sleep(0)
-                for number in cancelled:
-                    tasks[number].cancel()
+async def test_cancelling_a_check_that_was_sent_affects_no_other(server: Server, cancelled: list[int]) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        limiter = Limiter(per_day(100), store=store)
+        await limiter.apeek("key")
+        server.signal(signal.SIGSTOP)  # so that there is no answer yet
+        try:
+            tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
+            for _ in range(20):
                 await asyncio.sleep(0)
-                others = [task for number, task in enumerate(tasks) if number not in cancelled]
-                assert not any([task.done() for task in others])
-            finally:
-                server.signal(signal.SIGCONT)
-            answers = await asyncio.gather(*others)
-            left = {99 - number for number in range(10) if number not in cancelled}
-            assert {answer.remaining for answer in answers} == left
-            after = await asyncio.gather(*[limiter.apeek("key") for _ in range(60)])
-            assert {(answer.remaining, answer.degraded) for answer in after} == {(90, False)}, "it had been sent"
+            for number in cancelled:
+                tasks[number].cancel()
+            await asyncio.sleep(0)
+            others = [task for number, task in enumerate(tasks) if number not in cancelled]
+            assert not any([task.done() for task in others])
+        finally:
+            server.signal(signal.SIGCONT)
+        answers = await asyncio.gather(*others)
+        left = {99 - number for number in range(10) if number not in cancelled}
+        assert {answer.remaining for answer in answers} == left
+        after = await asyncio.gather(*[limiter.apeek("key") for _ in range(60)])
+        assert {(answer.remaining, answer.degraded) for answer in after} == {(90, False)}, "it had been sent"
 
-    run(work())
 
-
-# Together in one call -------------------------------------------------------------------------------------------------
+# Batches --------------------------------------------------------------------------------------------------------------
 
 
 def test_c1_one_check_is_one_call_of_the_script(store: RedisStore, raw: Any) -> None:
@@ -432,23 +368,20 @@ def test_c1_one_check_is_one_call_of_the_script(store: RedisStore, raw: Any) -> 
         assert raw.info("commandstats").get("cmdstat_eval") is None, "it is called by its digest"
 
 
-def test_fifty_tasks_in_one_turn_take_a_few_calls(server: Server, raw: Any) -> None:
-    async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            limiter = Limiter(per_day(1000), store=store)
-            await limiter.acheck("key")
-            raw.config_resetstat()
-            await limiter.acheck("key")
-            assert calls_of(raw) == 1
-            raw.config_resetstat()
-            await asyncio.gather(*[limiter.acheck(f"key-{number % 7}") for number in range(50)])
-            assert calls_of(raw) <= 4
-
-    run(work())
+async def test_fifty_tasks_in_one_turn_take_a_few_calls(server: Server, raw: Any) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        limiter = Limiter(per_day(1000), store=store)
+        await limiter.acheck("key")
+        raw.config_resetstat()
+        await limiter.acheck("key")
+        assert calls_of(raw) == 1
+        raw.config_resetstat()
+        await asyncio.gather(*[limiter.acheck(f"key-{number % 7}") for number in range(50)])
+        assert calls_of(raw) <= 4
 
 
 def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: Server, raw: Any) -> None:
-    """Those that come while eight are sending are sent together."""
+    """While eight are sending, the others are collected into one call."""
     limiter = Limiter(per_day(1000), store=store)
     limiter.check("key")
     raw.config_resetstat()
@@ -456,7 +389,7 @@ def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: Server,
 
     def go_on() -> None:
         try:
-            wait_for(lambda: len(store._thread_batcher._waiting) == 192, "all have asked")
+            wait_for(lambda: len(store._thread_batcher._waiting) == 192, "all checks to be queued")
         finally:
             server.signal(signal.SIGCONT)
 

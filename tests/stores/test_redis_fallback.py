@@ -1,4 +1,4 @@
-"""The store while its server is away, one caller at a time: who waits for it, and who decides instead."""
+"""The store while its server is away, one caller at a time: who waits, and what decides instead."""
 
 import asyncio
 import signal
@@ -22,25 +22,21 @@ from tests.support.ports import nobody
 from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime
 from tests.support.valkey import PATIENCE, Server, wait_for
 
-LIMIT = per_day(200)  # a token in seven minutes: none while a test runs
+LIMIT = per_day(200)  # a token every seven minutes: none while a test runs
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("url", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/main"])
-def test_a_server_that_never_was_there(url: str, policy: str, kind: str) -> None:
+async def test_the_failure_policy_decides_if_the_server_was_never_there(url: str, policy: str, kind: str) -> None:
     with (
         nobody() as port,
         RedisStore(url.format(f"127.0.0.1:{port}"), on_failure=policy, timeout=PATIENCE) as store,
     ):
         limiter = Limiter(per_day(2), store=store)
-
-        async def ask() -> list[Decision]:
-            return [await limiter.acheck("a") for _ in range(3)]
-
         with ProcessTime() as took:
-            decisions = asyncio.run(ask()) if kind == "tasks" else [limiter.check("a") for _ in range(3)]
+            decisions = [await limiter.acheck("a") if kind == "tasks" else limiter.check("a") for _ in range(3)]
         assert took.seconds < SLACK
         assert all(decision.degraded for decision in decisions)
         assert sum(map(bool, decisions)) == {"open": 3, "closed": 0, "local": 2}[policy]
@@ -49,7 +45,7 @@ def test_a_server_that_never_was_there(url: str, policy: str, kind: str) -> None
 
 @pytest.fixture
 def resetting() -> Iterator[int]:
-    """The port of a server that takes connections and resets them at once."""
+    """The port of a server that accepts connections and resets them at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def reset() -> None:
@@ -68,7 +64,7 @@ def resetting() -> Iterator[int]:
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable[[], Any]) -> None:
-    """At whatever moment it does that: uvloop has an error of its own for a connection that was closed meanwhile."""
+    """At any moment: uvloop has an error of its own for a connection that was closed in between."""
 
     async def ask() -> list[bool]:
         found = []
@@ -83,7 +79,7 @@ def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable
 
 
 async def answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | None = None) -> Decision:
-    """Ask until the server answers: a machine that stands still may be too slow for a short timeout."""
+    """Ask until the server answers: a machine under load may be too slow for a short timeout."""
     deadline = time.monotonic() + PATIENCE
     while (decision := await ask()).degraded:
         assert time.monotonic() < deadline
@@ -93,21 +89,21 @@ async def answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | 
     return decision
 
 
-def test_few_wait_for_a_server_that_is_held_up(kind: str, breaker_clock: ManualClock) -> None:
-    """The first waits for the whole timeout, then one in 0.4 s; the others are told at once: nothing is sent."""
-    with Server() as server, RedisStore(server.url, on_failure="closed", timeout=TIMEOUT) as store:
-        limiter = Limiter(LIMIT, store=store)
+async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: ManualClock) -> None:
+    """The first waits for the whole timeout, then one every 0.4 s. The others are decided at once; nothing is sent."""
+    with Server() as server, ProcessTime() as took:
+        async with RedisStore(server.url, on_failure="closed", timeout=TIMEOUT) as store:
+            limiter = Limiter(LIMIT, store=store)
 
-        async def check() -> Decision:
-            return limiter.check("a") if kind == "threads" else await limiter.acheck("a")
+            async def check() -> Decision:
+                return limiter.check("a") if kind == "threads" else await limiter.acheck("a")
 
-        async def calls_for(checks: int) -> int:
-            before = store.traffic.round_trips
-            decisions = [await check() for _ in range(checks)]
-            assert all(decision.degraded and not decision for decision in decisions)
-            return store.traffic.round_trips - before
+            async def calls_for(checks: int) -> int:
+                before = store.traffic.round_trips
+                decisions = [await check() for _ in range(checks)]
+                assert all(decision.degraded and not decision for decision in decisions)
+                return store.traffic.round_trips - before
 
-        async def run() -> None:
             await answered(check, breaker_clock)
             server.signal(signal.SIGSTOP)
             began = time.monotonic()
@@ -119,15 +115,12 @@ def test_few_wait_for_a_server_that_is_held_up(kind: str, breaker_clock: ManualC
                 assert await calls_for(20) == 0
                 breaker_clock.advance(0.001)
                 assert await calls_for(20) == 1
-
-        with ProcessTime() as took:
-            asyncio.run(run())
-        assert took.seconds < 3 * TIMEOUT + SLACK
+    assert took.seconds < 3 * TIMEOUT + SLACK
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str) -> None:
-    """It may have been carried out or not; asked again under its id, it is charged once in all."""
+async def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str) -> None:
+    """Executed or not, it is charged once if it is repeated under its id."""
     with Server() as server, RedisStore(server.url, on_failure=policy, timeout=TIMEOUT) as store:
         limiter = Limiter(LIMIT, store=store)
 
@@ -139,27 +132,24 @@ def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str)
         async def peek() -> Decision:
             return limiter.peek("a") if kind == "threads" else await limiter.apeek("a")
 
-        async def run() -> None:
-            assert (await answered(peek)).remaining == 200  # it is connected
-            server.signal(signal.SIGSTOP)
-            began = time.monotonic()
-            assert (await ask("r1")).degraded
-            assert time.monotonic() - began > TIMEOUT * 0.9
-            server.signal(signal.SIGCONT)
-            decision = await answered(lambda: ask("r1"))
-            assert decision
-            assert decision.remaining == 199
-            assert (await answered(lambda: ask("r1"))).remaining == 199
-            assert (await answered(peek)).remaining == 199
-            assert (await answered(lambda: ask("r2"))).remaining == 198
-            await store.aclose()
-
-        asyncio.run(run())
+        assert (await answered(peek)).remaining == 200  # it is connected
+        server.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        assert (await ask("r1")).degraded
+        assert time.monotonic() - began > TIMEOUT * 0.9
+        server.signal(signal.SIGCONT)
+        decision = await answered(lambda: ask("r1"))
+        assert decision
+        assert decision.remaining == 199
+        assert (await answered(lambda: ask("r1"))).remaining == 199
+        assert (await answered(peek)).remaining == 199
+        assert (await answered(lambda: ask("r2"))).remaining == 198
+        await store.aclose()
 
 
 @pytest.mark.usefixtures("breaker_clock")
-def test_after_a_lost_connection_the_next_request_tries_at_once_but_only_the_next() -> None:
-    """It may have been that connection alone. A server that doesn't answer in time is left alone for a while."""
+def test_after_a_lost_connection_only_the_next_request_tries_at_once() -> None:
+    """The fault may have been that connection's alone. After a timeout, no request tries for a while."""
     breaker = CircuitBreaker(lambda _degraded, _reason: None)
     breaker.record_failure("closed", retry_at_once=True)
     breaker.allow()
@@ -176,8 +166,8 @@ def test_after_a_lost_connection_the_next_request_tries_at_once_but_only_the_nex
 
 
 @pytest.mark.long
-def test_thousands_of_tasks_that_wait_are_told_together() -> None:
-    """They don't wait for one call after the other to fail."""
+def test_thousands_of_waiting_tasks_are_decided_together() -> None:
+    """They don't wait for one call after another to fail."""
 
     async def ask(limiter: Limiter) -> list[Decision]:
         return await asyncio.gather(*[limiter.acheck(f"key-{number}") for number in range(12_000)])
@@ -194,11 +184,11 @@ def test_thousands_of_tasks_that_wait_are_told_together() -> None:
     assert sent <= batching._MAX_IN_FLIGHT
 
 
-# The shares of several nodes ------------------------------------------------------------------------------------------
+# Shares of several nodes ----------------------------------------------------------------------------------------------
 
 BURST_40 = TokenBucket(40, 60, 60)
 BURST_41 = TokenBucket(41, 60, 60)
-"""Half of it is the same as half of the other."""
+"""Rounded down, half of it is half of `BURST_40`."""
 
 
 @pytest.fixture
@@ -211,28 +201,28 @@ def alone() -> Iterator[RedisStore]:
         yield store
 
 
-def told(decision: Decision) -> tuple[bool, bool, Limit, int | None]:
+def summary(decision: Decision) -> tuple[bool, bool, Limit, int | None]:
     return bool(decision), decision.degraded, decision.limit, decision.bound
 
 
-def test_parts_whose_shares_are_equal_keep_their_places(alone: RedisStore) -> None:
+def test_parts_with_equal_shares_keep_their_places(alone: RedisStore) -> None:
     window = SlidingWindow(4, 60)
     limiter = Limiter(AllOf([BURST_40, BURST_41, window]), store=alone)
-    assert [told(limiter.check("a")) for _ in range(3)] == [
+    assert [summary(limiter.check("a")) for _ in range(3)] == [
         (True, True, window, 2),
         (True, True, window, 2),
         (False, True, window, 2),
     ]
 
 
-def test_a_part_that_is_another_ones_share_is_not_taken_for_it(alone: RedisStore) -> None:
+def test_a_part_that_equals_the_share_of_another_is_not_mistaken_for_it(alone: RedisStore) -> None:
     whole, half = TokenBucket(2, 20, 60), TokenBucket(1, 20, 120)
     decision = Limiter(AllOf([whole, half]), store=alone).check("a")
-    assert told(decision) == (True, True, whole, 0), "both have nothing left: the first is named"
+    assert summary(decision) == (True, True, whole, 0), "neither has any left, so the first is named"
 
 
-def test_limits_whose_shares_are_equal_are_asked_together(alone: RedisStore) -> None:
-    """Each counts for itself, and the one that decides is named, with its part."""
+def test_limits_with_equal_shares_can_be_checked_together(alone: RedisStore) -> None:
+    """Each is counted separately, and the one that decides is named, with its part."""
     window = SlidingWindow(4, 60)
     asks = [
         Ask("", "a", BURST_40, 7),
@@ -240,23 +230,23 @@ def test_limits_whose_shares_are_equal_are_asked_together(alone: RedisStore) -> 
         Ask("", "a", AllOf([BURST_40, BURST_41, window]), 1),
     ]
     decisions = [alone.apply(Verb.CHECK, asks, 0) for _ in range(3)]
-    assert [told(decision) for decision in decisions] == [
+    assert [summary(decision) for decision in decisions] == [
         (True, True, window, 2),
         (True, True, window, 2),
         (False, True, window, 2),
     ]
     asks = asks[1::-1]
     decisions = [alone.apply(Verb.PEEK, asks, 0), alone.apply(Verb.CHECK, asks, 0)]
-    assert [told(decision) for decision in decisions] == [(False, True, BURST_40, 1)] * 2
+    assert [summary(decision) for decision in decisions] == [(False, True, BURST_40, 1)] * 2
     assert [decision.retry_us for decision in decisions] == [2_000_000] * 2
 
 
-def test_limits_whose_shares_are_equal_dont_meet(alone: RedisStore) -> None:
+def test_limits_with_equal_shares_never_collide(alone: RedisStore) -> None:
     decisions = [Limiter(limit, store=alone).check("a", 5) for limit in (BURST_40, BURST_41)]
     assert [decision.remaining for decision in decisions] == [15, 15]
 
 
-def test_a_limit_is_the_same_alone_and_among_others(alone: RedisStore) -> None:
+def test_a_limit_has_one_count_alone_and_among_others(alone: RedisStore) -> None:
     limit = AllOf([BURST_40, SlidingWindow(100, 60)])
     limiter, ask = Limiter(limit, store=alone), Ask("", "a", limit, 5)
     assert limiter.check("a", 5).remaining == 15
@@ -273,29 +263,29 @@ def test_a_limit_is_the_same_alone_and_among_others(alone: RedisStore) -> None:
     ],
     ids=["fast", "slow", "many nodes"],
 )
-def test_a_share_that_cant_be_counted_exactly_is_no_larger(limit: TokenBucket, nodes: int, wait: int) -> None:
-    """Such as no `TokenBucket` can be: one token comes in whole microseconds instead."""
+def test_a_share_that_cant_be_counted_exactly_is_rounded_down(limit: TokenBucket, nodes: int, wait: int) -> None:
+    """No `TokenBucket` can hold it: each token takes whole microseconds instead."""
     with (
         nobody() as port,
         RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE, nodes=nodes, clock=ManualClock(start=1000)) as store,
     ):
         limiter = Limiter(limit, store=store)
-        assert told(limiter.check("a")) == (True, True, limit, None)
+        assert summary(limiter.check("a")) == (True, True, limit, None)
         denied = limiter.check("a")
-        assert told(denied) == (False, True, limit, None)
+        assert summary(denied) == (False, True, limit, None)
         assert denied.retry_us == wait
 
 
 @pytest.mark.parametrize("drop", ["forget", "clear"])
-def test_what_was_counted_of_a_share_is_dropped_with_the_rest(verb: Callable[[Any, str], Any], drop: str) -> None:
-    """So that, when the server is away again, it begins full."""
+def test_dropping_a_key_drops_its_count_in_the_share_too(verb: Callable[[Any, str], Any], drop: str) -> None:
+    """The next outage begins with a full share."""
     limit = AllOf([per_day(4), SlidingWindow(6, 86_400)])
     with Server() as server, RedisStore(server.url, nodes=2, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         server.kill()
         assert [bool(limiter.check("a")) for _ in range(3)] == [True, True, False]
         server.start()
-        wait_for(lambda: not limiter.peek("a").degraded, "the store is back")
+        wait_for(lambda: not limiter.peek("a").degraded, "the server")
         verb(store, drop)(*{"forget": ("", "a", limit), "clear": ("", limit)}[drop])
         server.kill()
         decision = limiter.check("a")

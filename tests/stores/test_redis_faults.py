@@ -1,8 +1,7 @@
-"""The store while its server fails, under load: what callers get, how long they wait, and what is counted."""
+"""The store while its server fails, under load: the decisions, the waits and the counts."""
 
 import asyncio
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from headgate import AllOf, Limit, Limiter, ManualClock, SlidingWindow, per_day
 from headgate.stores.redis import RedisStore
 from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, trial
 from tests.support.redis_store import BACK, POLICIES
+from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
@@ -20,27 +20,27 @@ pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """One for each test, which may end it."""
+    """A server for each test, which may end it."""
     with Server() as one:
         yield one
 
 
-# Nothing is lost ------------------------------------------------------------------------------------------------------
+# Brief faults ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_flush_is_not_noticed(server: Server, kind: str) -> None:
+def test_a_script_flush_goes_unnoticed(server: Server, kind: str) -> None:
     with trial(server.url, kind) as it, server.client() as client:
         with it.load as load:
             load.ration()
-            load.spends(CAPACITY // 10)
+            load.wait_for_passes(CAPACITY // 10)
             flushes = 0
             while not load.used_up():
                 client.script_flush()
                 flushes += 1
-                load.spends(CAPACITY // 20)
-            load.uses_up()
-        it.nobody_was_harmed()
-        it.denials_were_free()
+                load.wait_for_passes(CAPACITY // 20)
+            load.use_up()
+        it.check_callers()
+        it.check_denials_spent_nothing()
         assert load.degraded() == []
         assert load.passed() == CAPACITY
         assert it.events == []
@@ -51,159 +51,131 @@ def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
     with trial(server.url, kind) as it, server.client() as client:
         with it.load as load:
             for _ in range(3):
-                load.spends(CAPACITY // 5)
+                load.wait_for_passes(CAPACITY // 5)
                 assert client.execute_command("CLIENT", "KILL", "TYPE", "normal")
-                killed = load.moment()
-                load.works_again(killed)
+                killed = load.wait_for_recovery()
                 degraded = [call.ended.own for call in load.degraded() if call.began.real >= killed.real]
                 assert max(degraded, default=killed.own) - killed.own < BACK
-            load.uses_up()
-        it.nobody_was_harmed()
-        it.denials_were_free()
-        it.nothing_was_lost()
+            load.use_up()
+        it.check_callers()
+        it.check_nothing_lost()
         assert not it.store.degraded
-        it.a_fresh_key_is_exact()
+        it.check_fresh_key()
 
 
 # The server is away ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_server_that_is_killed_and_started_again(server: Server, kind: str, policy: str) -> None:
-    """What it counted is gone, but from then on every limit holds again."""
+@pytest.mark.parametrize(
+    ("end", "policy"),
+    [
+        *[pytest.param(signal.SIGKILL, policy, marks=pytest.mark.long) for policy in POLICIES],
+        (signal.SIGTERM, "local"),
+    ],
+)
+def test_limits_hold_again_after_a_restart_that_loses_the_counts(
+    server: Server, kind: str, end: signal.Signals, policy: str
+) -> None:
     with trial(server.url, kind, policy) as it:
         with it.load as load:
-            load.spends(CAPACITY // 4)
-            server.kill()
-            wait_for(lambda: it.store.degraded, "a store that is degraded")
-            load.goes_without(1.0)
-            assert it.store.degraded
-            server.start()
-            back = load.moment()
-            load.works_again(back)
-        it.nobody_was_harmed()
-        it.it_was_degraded_until(back)
-        assert len(it.events) <= 2 * WORKERS, (
-            "it was away once; answers that were on their way may have come after that"
-        )
-        assert load.passed() <= 2 * CAPACITY
-        it.a_fresh_key_is_exact()
-
-
-def test_a_server_that_is_restarted(server: Server, kind: str) -> None:
-    with trial(server.url, kind) as it:
-        with it.load as load:
-            load.spends(CAPACITY // 4)
-            server.signal(signal.SIGTERM)
-            wait_for(lambda: it.store.degraded, "a store that is degraded")
+            load.wait_for_passes(CAPACITY // 4)
+            server.signal(end)
+            wait_for(lambda: it.store.degraded, "a degraded store")
+            if end == signal.SIGKILL:
+                load.stay_degraded(1.0)
+                assert it.store.degraded
             server.restart()
-            back = load.moment()
-            load.works_again(back)
-        it.nobody_was_harmed()
-        it.it_was_degraded_until(back)
-        assert load.passed() <= 2 * CAPACITY
-        it.a_fresh_key_is_exact()
+            back = load.wait_for_recovery()
+        it.check_recovery(back)
+        assert len(it.events) <= 2 * WORKERS, "one outage; answers that were under way may have come after it"
 
 
-def test_a_server_that_keeps_a_journal_forgets_nothing_when_it_is_killed(kind: str) -> None:
+def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> None:
     with (
         Server("--appendonly", "yes", "--appendfsync", "always") as server,
         trial(server.url, kind, "closed") as it,
     ):
         with it.load as load:
-            load.spends(CAPACITY // 4)
+            load.wait_for_passes(CAPACITY // 4)
             server.kill()
-            wait_for(lambda: it.store.degraded, "a store that is degraded")
+            wait_for(lambda: it.store.degraded, "a degraded store")
             server.start()
-            back = load.moment()
-            load.works_again(back)
-            load.uses_up()
-        it.nobody_was_harmed()
-        it.it_was_degraded_until(back)
-        it.denials_were_free()
-        it.nothing_was_lost()
-        it.a_fresh_key_is_exact()
+            back = load.wait_for_recovery()
+            load.use_up()
+        it.check_recovery(back)
+        it.check_nothing_lost()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("policy", ["open", "local"])
-def test_a_server_that_is_held_up(server: Server, kind: str, policy: str) -> None:
-    """It carries out later what nobody waits for any more: that may be charged, but lets nobody pass."""
+def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
+    """Later it executes calls that have timed out: they may be charged, but let nobody pass."""
     with trial(server.url, kind, policy, IMPATIENT) as it:
         with it.load as load:
-            load.spends(CAPACITY // 4)
+            load.wait_for_passes(CAPACITY // 4)
             server.signal(signal.SIGSTOP)
-            load.goes_without(3.0)
+            load.stay_degraded(3.0)
             assert it.store.degraded
             server.signal(signal.SIGCONT)
-            back = load.moment()
-            load.works_again(back)
-            load.uses_up()
-        it.nobody_was_harmed()
-        it.it_was_degraded_until(back)
-        it.denials_were_free()
-        it.nothing_was_lost()
-        it.a_fresh_key_is_exact()
+            back = load.wait_for_recovery()
+            load.use_up()
+        it.check_recovery(back)
+        it.check_nothing_lost()
 
 
-# The server takes no writes -------------------------------------------------------------------------------------------
+# The server refuses writes --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["closed", "local"])
 def test_a_server_whose_memory_is_full(server: Server, kind: str, policy: str) -> None:
     with trial(server.url, kind, policy) as it, server.client() as client:
         with it.load as load:
-            load.spends(CAPACITY // 4)
+            load.wait_for_passes(CAPACITY // 4)
             client.config_set("maxmemory", 1)
-            load.goes_without(0.5)
+            load.stay_degraded(0.5)
             client.config_set("maxmemory", 0)
-            back = load.moment()
-            load.works_again(back)
-            load.uses_up()
-        it.nobody_was_harmed()
-        it.it_was_degraded_until(back)
-        it.denials_were_free()
-        it.nothing_was_lost()
-        it.a_fresh_key_is_exact()
+            back = load.wait_for_recovery()
+            load.use_up()
+        it.check_recovery(back)
+        it.check_nothing_lost()
         print(f"{len(it.events)} events")
 
 
 def test_a_master_that_becomes_a_replica_and_a_master_again(server: Server, kind: str) -> None:
-    """What it counted is replaced by what its master for a time had, which is nothing."""
+    """Its counts are replaced by those of its temporary master, which has none."""
     with Server("--repl-diskless-sync-delay", "0") as other, trial(server.url, kind) as it, server.client() as client:
         with it.load as load:
-            load.spends(CAPACITY // 4)
+            load.wait_for_passes(CAPACITY // 4)
             client.replicaof("127.0.0.1", other.port)
             wait_for(lambda: client.info("replication")["master_link_status"] == "up", "the replica")
-            load.goes_without(0.5)
+            load.stay_degraded(0.5)
             client.replicaof("NO", "ONE")
-            back = load.moment()
-            load.works_again(back)
-        it.nobody_was_harmed()
-        it.it_was_degraded_until(back)
-        assert load.passed() <= 2 * CAPACITY
-        it.a_fresh_key_is_exact()
+            back = load.wait_for_recovery()
+        it.check_recovery(back)
         print(f"{len(it.events)} events")
 
 
+@pytest.mark.parametrize(("policy", "passes"), [("open", True), ("closed", False), ("local", True)])
 @pytest.mark.parametrize(
     "limit", [per_day(200), SlidingWindow(5, 60), AllOf([per_day(200), SlidingWindow(5, 60)])], ids=str
 )
-def test_a_full_memory_is_the_servers_trouble_whatever_is_counted(server: Server, limit: Limit) -> None:
-    """It isn't read as a denial, nor as data of somebody else."""
-    with RedisStore(server.url, timeout=PATIENCE) as store, server.client() as client:
-        limiter = Limiter(limit, store=store)
-        limiter.check("before")
-        client.config_set("maxmemory", 1)
-        decision = limiter.check("after")
-        assert (bool(decision), decision.degraded, store.degraded) == (True, True, True)
-
-
-def test_a_server_that_takes_no_writes_is_not_called_back_for_every_denial(
-    server: Server, breaker_clock: ManualClock
+def test_full_memory_is_a_failure_of_the_server_and_not_a_denial(
+    server: Server, limit: Limit, policy: str, passes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A denial writes nothing, so it is still answered; but what has to be written isn't, so the store is away."""
+    with RedisStore(server.url, on_failure=policy, timeout=PATIENCE) as store, server.client() as client:
+        limiter = Limiter(limit, store=store)
+        before = limiter.check("a")
+        client.config_set("maxmemory", 1)
+        decision = limiter.check("a")
+        assert (bool(decision), decision.degraded, store.degraded) == (passes, True, True)
+        assert "memory" in caplog.text
+        client.config_set("maxmemory", 0)
+        wait_for(lambda: not limiter.peek("a").degraded, "the server")
+        assert limiter.peek("a").remaining == before.remaining
+
+
+def test_denials_dont_end_an_outage_of_writes(server: Server, breaker_clock: ManualClock) -> None:
+    """The server still answers a denial, which writes nothing; that must not count as recovery."""
     events: list[object] = []
     with RedisStore(server.url, on_failure="closed", timeout=PATIENCE) as store, server.client() as client:
         store.subscribe(events.append)
@@ -220,32 +192,25 @@ def test_a_server_that_takes_no_writes_is_not_called_back_for_every_denial(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_switching")
-def test_no_thread_is_harmed_by_another_that_makes_a_new_client(server: Server) -> None:
-    """Each call that meets a read-only server makes one; here one is made all the time."""
-    errors: list[BaseException] = []
+def test_threads_survive_that_another_renews_the_client(server: Server) -> None:
+    """Each call that meets a read-only server renews it; here it is renewed all the time."""
     end = time.monotonic() + 2.0
 
-    def hammer(limiter: Limiter) -> None:
+    def check(limiter: Limiter) -> None:
         while time.monotonic() < end:
-            try:
-                limiter.check(HOT)
-            except BaseException as error:  # noqa: BLE001 - that there are none is what is tested
-                errors.append(error)
+            limiter.check(HOT)
 
-    with RedisStore(server.url) as store:
-        limiter = Limiter(LIMIT, store=store)
-        threads = [threading.Thread(target=hammer, args=(limiter,)) for _ in range(WORKERS)]
-        for thread in threads:
-            thread.start()
+    def renew(store: RedisStore) -> None:
         while time.monotonic() < end:
             store._clients.renew(store._clients.client())
             time.sleep(0.0001)
-        for thread in threads:
-            thread.join()
-    assert errors == []
+
+    with RedisStore(server.url) as store:
+        limiter = Limiter(LIMIT, store=store)
+        run_together(WORKERS + 1, lambda number: check(limiter) if number else renew(store))
 
 
-def test_a_loop_whose_client_was_renewed_keeps_the_new_one(server: Server) -> None:
+async def test_an_event_loop_keeps_its_renewed_client(server: Server) -> None:
     """Calls after the fault share a few connections, as they did before it."""
 
     async def run(store: RedisStore, client: Any, other: Server) -> None:
@@ -263,4 +228,4 @@ def test_a_loop_whose_client_was_renewed_keeps_the_new_one(server: Server) -> No
         await store.aclose()
 
     with Server() as other, RedisStore(server.url, timeout=PATIENCE) as store, server.client() as client:
-        asyncio.run(asyncio.wait_for(run(store, client, other), PATIENCE))
+        await asyncio.wait_for(run(store, client, other), PATIENCE)

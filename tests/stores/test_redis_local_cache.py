@@ -1,9 +1,8 @@
-"""Asking the server less: denials that are remembered, and tokens that are drawn ahead."""
+"""The local cache: remembered denials and tokens drawn ahead save calls of the server."""
 
 import asyncio
 import random
 import threading
-from collections.abc import Iterator
 from itertools import count
 from typing import Any, Self
 
@@ -31,20 +30,14 @@ from tests.support.valkey import PATIENCE, Server, wait_for
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-_NOBODY = threading.Thread(target=lambda: None)
-_NOBODY.start()
+_IDLE = threading.Thread(target=lambda: None)
+_IDLE.start()
 
 
 class Fleet:
     """Stores of several nodes that share one server and one clock.
 
-    Unless one `sends`, nothing is given back or sent that a test doesn't ask for: that would depend on how fast it is.
+    Unless it `sends`, no store returns tokens or sends violations by itself: that would depend on the machine's speed.
     """
 
     def __init__(self, server: Server, nodes: int, *, sends: bool = False, **options: Any) -> None:
@@ -56,7 +49,7 @@ class Fleet:
         self.plain = RedisStore(server.url, **patient)
         if not sends:
             for store in self.stores:
-                store._sender = _NOBODY
+                store._sender = _IDLE
 
     def calls(self) -> int:
         with self._server.client() as client:
@@ -70,7 +63,7 @@ class Fleet:
             store.close()
 
 
-def test_a_denied_key_is_denied_here_until_its_wait_is_over(server: Server) -> None:
+def test_a_denied_key_is_denied_locally_until_its_wait_is_over(server: Server) -> None:
     with Fleet(server, 1, remember_denials=True) as fleet:
         for limit in (per_minute(120, burst=2), SlidingWindow(2, 0.5)):
             limiter = Limiter(limit, store=fleet.stores[0])
@@ -88,7 +81,7 @@ def test_a_denied_key_is_denied_here_until_its_wait_is_over(server: Server) -> N
             assert limiter.check("a")
 
 
-def test_a_remembered_denial_answers_only_for_costs_at_least_as_high(server: Server) -> None:
+def test_a_remembered_denial_applies_only_to_costs_at_least_as_high(server: Server) -> None:
     with Fleet(server, 1, remember_denials=True) as fleet:
         limiter = Limiter(per_minute(60, burst=10), store=fleet.stores[0])
         assert limiter.check("a", cost=6)
@@ -104,7 +97,7 @@ def test_a_remembered_denial_answers_only_for_costs_at_least_as_high(server: Ser
 
 
 @pytest.mark.parametrize("verb", ["reset", "refund"])
-def test_a_denial_ends_within_a_second_of_a_reset_or_refund_elsewhere_and_at_once_here(
+def test_a_reset_or_refund_ends_a_remembered_denial_at_once_or_within_a_second_if_made_elsewhere(
     server: Server, verb: str
 ) -> None:
     with Fleet(server, 1, remember_denials=True) as fleet:
@@ -148,7 +141,7 @@ def test_violations_of_remembered_denials_are_counted_and_sent(server: Server) -
             assert not gate.standing("a")
 
 
-def test_owed_violations_are_sent_by_themselves(server: Server) -> None:
+def test_owed_violations_are_sent_in_the_background(server: Server) -> None:
     with Fleet(server, 1, sends=True, remember_denials=True) as fleet:
         offence = Offence("agents", "a", Backoff())
         with Gate(Policy(), store=fleet.stores[0]) as gate:
@@ -157,7 +150,7 @@ def test_owed_violations_are_sent_by_themselves(server: Server) -> None:
             wait_for(lambda: fleet.plain.standing(offence).violations == 3, "the violations")
 
 
-def test_drawn_tokens_ask_the_server_rarely(server: Server) -> None:
+def test_drawn_tokens_save_calls_of_the_server(server: Server) -> None:
     with Fleet(server, 1, draw_ahead=0.1) as fleet:
         limiter = Limiter(per_minute(600, burst=1000), store=fleet.stores[0])
         before = fleet.calls()
@@ -169,7 +162,7 @@ def test_drawn_tokens_ask_the_server_rarely(server: Server) -> None:
 
 
 def test_drawn_tokens_never_let_more_pass_than_the_limit(server: Server) -> None:
-    """Whatever passes at any node would also have passed at one bucket: so in any interval no more than the limit."""
+    """Whatever passes at any node would also have passed at a single bucket."""
     chance = random.Random(5)
     for _ in range(8):
         limit = chance.choice([TokenBucket(40, 20, 1), TokenBucket(200, 50, 1), TokenBucket(30, 7, 3)])
@@ -190,7 +183,7 @@ def test_drawn_tokens_never_let_more_pass_than_the_limit(server: Server) -> None
             assert admitted > limit.capacity
 
 
-def test_drawn_tokens_count_against_the_capacity_until_they_expire_and_come_back_as_refill(server: Server) -> None:
+def test_drawn_tokens_count_against_the_capacity_until_they_expire_and_return_as_refill(server: Server) -> None:
     limit = TokenBucket(100, 1000, 1)
     with Fleet(server, 1, draw_ahead=0.2) as fleet:
         drawing, plain = (Limiter(limit, store=store) for store in (fleet.stores[0], fleet.plain))
@@ -207,19 +200,16 @@ def test_drawn_tokens_count_against_the_capacity_until_they_expire_and_come_back
         assert plain.peek("a").remaining == 85
 
 
-def test_tasks_that_ask_at_the_same_time_draw_once(server: Server) -> None:
+async def test_concurrent_tasks_draw_once(server: Server) -> None:
     limit = per_minute(60, burst=1000)
-
-    async def burst(limiter: Limiter) -> None:
+    with Fleet(server, 1, draw_ahead=0.1) as fleet:
+        limiter = Limiter(limit, store=fleet.stores[0])
         await limiter.acheck("a")
         assert all(await asyncio.gather(*[limiter.acheck("a") for _ in range(50)]))
-
-    with Fleet(server, 1, draw_ahead=0.1) as fleet:
-        asyncio.run(burst(Limiter(limit, store=fleet.stores[0])))
         assert Limiter(limit, store=fleet.plain).peek("a").remaining == 1000 - 51 - 100
 
 
-def test_what_a_node_does_not_use_comes_back(server: Server) -> None:
+def test_unused_tokens_of_a_node_come_back(server: Server) -> None:
     limit = per_minute(60, burst=100)
     with Fleet(server, 2, draw_ahead=0.2) as fleet:
         one, other = (Limiter(limit, store=store) for store in fleet.stores)
@@ -241,7 +231,7 @@ def test_what_a_node_does_not_use_comes_back(server: Server) -> None:
         assert plain.peek("a").remaining == 86
 
 
-def test_a_reset_leaves_the_tokens_of_other_nodes_out(server: Server) -> None:
+def test_a_reset_does_not_return_tokens_that_other_nodes_have_drawn(server: Server) -> None:
     limit = per_minute(60, burst=100)
     with Fleet(server, 2, draw_ahead=0.2) as fleet:
         one, other = (Limiter(limit, store=store) for store in fleet.stores)
@@ -252,8 +242,8 @@ def test_a_reset_leaves_the_tokens_of_other_nodes_out(server: Server) -> None:
         assert Limiter(limit, store=fleet.plain).peek("a").remaining == 100
 
 
-def test_how_much_less_a_fleet_may_admit(server: Server) -> None:
-    """The stated bound: for each other node, the share of the capacity that it may have drawn."""
+def test_a_fleet_admits_at_least_the_documented_share(server: Server) -> None:
+    """The documented bound: for each other node, the share of the capacity that it may have drawn."""
     limit, share, nodes = per_second(1000), 0.05, 4
     with Fleet(server, nodes, draw_ahead=share) as fleet:
         limiters = [Limiter(limit, store=store) for store in fleet.stores]
@@ -266,7 +256,7 @@ def test_how_much_less_a_fleet_may_admit(server: Server) -> None:
         assert 1000 - (nodes - 1) * (1000 * share + 3) <= passed < 1000
 
 
-def test_slow_keys_small_limits_windows_and_enforced_backoff_draw_nothing_ahead(server: Server) -> None:
+def test_slow_keys_small_limits_windows_and_enforced_backoff_draw_nothing(server: Server) -> None:
     with Fleet(server, 1, draw_ahead=0.1) as fleet:
         plain = fleet.plain
         cases = [(per_minute(60, burst=5), 0.01), (SlidingWindow(100, 60), 0.01), (per_minute(60, burst=100), 0.3)]
@@ -283,8 +273,8 @@ def test_slow_keys_small_limits_windows_and_enforced_backoff_draw_nothing_ahead(
             assert fleet.calls() - before >= 20
 
 
-def test_a_draw_that_is_granted_late_gives_back_nothing_that_is_in_hand(server: Server) -> None:
-    """A call that timed out may be carried out all the same, after the one that was made instead of it."""
+def test_a_draw_that_is_granted_late_returns_no_token_in_use(server: Server) -> None:
+    """A call that timed out may still be executed, after the one that was made instead."""
     limit = per_minute(60, burst=100)
     with Fleet(server, 1, draw_ahead=0.2) as fleet:
         store = fleet.stores[0]

@@ -1,4 +1,4 @@
-"""Numbers in a real server are exact up to 2^53, as they are in memory."""
+"""Counts in a real server are exact up to 2^53, as they are in memory."""
 
 import random
 import struct
@@ -31,7 +31,7 @@ _prefixes = (f"test{number}:" for number in count())
 
 
 def extreme_limits() -> list[Limit]:
-    """Whatever of these can be counted."""
+    """All combinations that a limit can have."""
     limits: list[Limit] = []
     for capacity in (1, 2, 3, 60, 10**6 + 1, 10**9, 2**31, 2**52, 2**52 + 1, 2**53 - 2, 2**53 - 1):
         for refill in (1, 3, 10**6, 2**53 - 1, Fraction(1, 3), Fraction(10**6, 7)):
@@ -45,7 +45,7 @@ def extreme_limits() -> list[Limit]:
 
 
 def extreme_steps(chance: random.Random, limit: Limit, length: int) -> Iterator[tuple[Verb, int, int]]:
-    """(verb, microseconds to go on before it, cost); the clock steps back only right after something was counted."""
+    """(verb, microseconds before it, cost); the clock steps back only right after a charge."""
     verbs = (Verb.CHECK, Verb.CHECK, Verb.PEEK, Verb.CHARGE, Verb.CHARGE, Verb.REFUND)
     top = limit.capacity
     costs = [1, 2, 3, top - 1, top, top + 1, 2 * top - 1, top // 2, 2**52, 2**53 - 2, 2**53 - 1, 2**53]
@@ -60,14 +60,14 @@ def extreme_steps(chance: random.Random, limit: Limit, length: int) -> Iterator[
 
 
 def countable(memory: MemoryStore, limit: Limit, cost: int) -> bool:
-    """Whether a window still counts a charge in whole. (A bucket's debt has an end that both know.)"""
+    """Whether a window can still count a charge in full. (A bucket's debt has a bottom that both stores know.)"""
     state = memory.limit_table("", limit).find("a")
     used = state.used() if isinstance(state, WindowLog) else 0
     return not isinstance(limit, SlidingWindow) or used + cost <= LARGEST
 
 
 def walk(url: str, chance: random.Random, limit: Limit, length: int) -> None:
-    """Go the same way with both stores."""
+    """Apply the same random steps to both stores."""
     clock = ManualClock(start=100_000)
     memory, begin = MemoryStore(clock=clock), clock.now()
     end = LARGEST - (limit.integers()[1] if isinstance(limit, SlidingWindow) else 0)
@@ -87,8 +87,8 @@ def walk(url: str, chance: random.Random, limit: Limit, length: int) -> None:
             assert got == expected, "\n".join(story)
 
 
-def test_a6_a_charge_far_above_the_capacity_is_exact(still: RedisStore) -> None:
-    """Also where units of what is spent pass 2^53, and those of what is left don't."""
+def test_a6_a_charge_far_above_the_capacity_is_counted_exactly(still: RedisStore) -> None:
+    """Even where the units spent exceed 2^53, and those left don't."""
     for limit in extreme_limits():
         cost = min(2 * limit.capacity - 1, 2**53 - 1)
         decisions = [
@@ -99,7 +99,7 @@ def test_a6_a_charge_far_above_the_capacity_is_exact(still: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
-def test_a6_huge_numbers_are_counted_as_exactly_as_in_memory(server: Server, raw: Any, rounds: int) -> None:
+def test_a6_extreme_numbers_are_counted_exactly(server: Server, raw: Any, rounds: int) -> None:
     chance = random.Random(53)
     for _ in range(rounds):
         for limit in extreme_limits():
@@ -107,10 +107,7 @@ def test_a6_huge_numbers_are_counted_as_exactly_as_in_memory(server: Server, raw
         raw.flushall()
 
 
-def test_a6_the_sums_of_a_window_begin_again_before_they_are_too_large(
-    still: RedisStore, raw: Any, clock: ManualClock
-) -> None:
-    """What has left is taken off, so that what is counted stays exact."""
+def test_a6_the_sums_of_a_window_restart_before_they_overflow(still: RedisStore, raw: Any, clock: ManualClock) -> None:
     limiters = both(still, SlidingWindow(1_000_000, 10))
     key = "headgate:{a}w1:1000000 per 10 seconds sliding:"
     for number in range(8):
@@ -126,15 +123,14 @@ def test_a6_the_sums_of_a_window_begin_again_before_they_are_too_large(
     assert [limiter.check("a", 3).remaining for limiter in limiters] == [999_997] * 2
 
 
-def test_a6_the_first_charge_of_a_window_that_cant_be_counted_is_the_most_that_can(still: RedisStore) -> None:
+def test_a6_a_first_charge_beyond_the_largest_number_is_capped(still: RedisStore) -> None:
     limiters = both(still, SlidingWindow(5, 60))
     for limiter in limiters:
         limiter.charge("a", 2**53)
     assert [limiter.refund("a", LARGEST - 3).remaining for limiter in limiters] == [2, 2]
 
 
-def test_a6_a_charge_that_no_longer_fits_into_a_window_leaves_nothing(still: RedisStore, clock: ManualClock) -> None:
-    """When all that could be counted has left, nothing is left to wait for."""
+def test_a6_a_charge_beyond_the_largest_sum_is_not_counted(still: RedisStore, clock: ManualClock) -> None:
     limiters = both(still, SlidingWindow(5, 1))
     for limiter in limiters:
         limiter.charge("a", LARGEST)
@@ -145,8 +141,8 @@ def test_a6_a_charge_that_no_longer_fits_into_a_window_leaves_nothing(still: Red
     assert [(peek.remaining, peek.reset_after) for peek in [one.peek("a") for one in limiters]] == [(5, 0.0)] * 2
 
 
-def test_a6_the_wait_of_a_window_in_deep_debt_is_exact(still: RedisStore, clock: ManualClock) -> None:
-    """All has to leave before the whole limit passes: the one that was spent last, too."""
+def test_a6_the_wait_for_a_window_in_deep_debt_is_exact(still: RedisStore, clock: ManualClock) -> None:
+    """The whole limit passes only when every charge has left, the last one too."""
     limiters = both(still, SlidingWindow(7, 60))
     for limiter in limiters:
         limiter.charge("a", LARGEST - 6)
@@ -157,10 +153,10 @@ def test_a6_the_wait_of_a_window_in_deep_debt_is_exact(still: RedisStore, clock:
 
 
 @pytest.mark.parametrize("capacity", [10, 18])
-def test_a6_a_debt_that_is_paid_off_after_2_to_the_53_units_is_exact(
+def test_a6_a_debt_of_2_to_the_53_units_is_paid_off_exactly(
     still: RedisStore, clock: ManualClock, capacity: int
 ) -> None:
-    """Around the moments at which sums and differences of the units are odd numbers beyond 2^53."""
+    """Around the times at which sums and differences of units are odd numbers beyond 2^53."""
     limiters = both(still, TokenBucket(capacity, 3_000_000, 1))  # three units in a microsecond, one for a token
     for limiter in limiters:
         limiter.charge("a", 2**53)
@@ -174,7 +170,7 @@ def test_a6_a_debt_that_is_paid_off_after_2_to_the_53_units_is_exact(
         assert (checks[0].remaining, checks[0].retry_us) == (checks[1].remaining, checks[1].retry_us)
 
 
-def test_a6_a_window_that_ends_after_2_to_the_53_is_exact_too(still: RedisStore) -> None:
+def test_a6_a_window_that_ends_after_2_to_the_53_is_exact(still: RedisStore) -> None:
     limiters = both(still, SlidingWindow(1, Fraction(LARGEST, 1_000_000)))
     assert all([limiter.check("a") for limiter in limiters])
     assert [limiter.check("a").retry_us for limiter in limiters] == [LARGEST] * 2
@@ -183,8 +179,7 @@ def test_a6_a_window_that_ends_after_2_to_the_53_is_exact_too(still: RedisStore)
 @pytest.mark.parametrize(
     "limit", [TokenBucket(10**9, 1, 9_000_000), TokenBucket(2**53 - 1, 1, 1), per_hour(1), per_day(1)], ids=str
 )
-def test_a_debt_as_deep_as_it_can_be_is_stored(server: Server, raw: Any, limit: Limit) -> None:
-    """However long it takes to pay off."""
+def test_a6_the_deepest_debt_is_stored(server: Server, raw: Any, limit: Limit) -> None:
     with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         for _ in range(3):

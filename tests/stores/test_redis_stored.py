@@ -1,4 +1,4 @@
-"""What is stored in a real server: pinned to the byte, and never without an end."""
+"""The stored format in a real server, pinned to the byte, and the expiry of every key."""
 
 import asyncio
 import hashlib
@@ -31,8 +31,8 @@ from tests.support.valkey import PATIENCE, Server, wait_for
 # The format -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_bucket_as_it_is_stored(still: RedisStore, raw: Any, clock: ManualClock) -> None:
-    """Level in units and stamp in microseconds, as little-endian doubles; a full bucket is not stored."""
+def test_bucket_format(still: RedisStore, raw: Any, clock: ManualClock) -> None:
+    """Level in units and stamp in microseconds, as little-endian doubles. A full bucket is not stored."""
     limiter = Limiter(per_minute(60), store=still, name="name")
     limiter.check("agent-7")
     assert keys_of(raw) == [b"headgate:{agent-7}b1:60/minute:name"]
@@ -45,7 +45,7 @@ def test_a_bucket_as_it_is_stored(still: RedisStore, raw: Any, clock: ManualCloc
     assert keys_of(raw) == []
 
 
-def test_a_bucket_whose_ticks_are_coarse_as_it_is_stored(still: RedisStore, raw: Any, clock: ManualClock) -> None:
+def test_format_of_a_bucket_with_coarse_ticks(still: RedisStore, raw: Any, clock: ManualClock) -> None:
     """The stamp stays at whole ticks."""
     limit = TokenBucket(10**9, 1, 9_000_000)
     assert limit.integers() == (10**9, 9_000_000, 1, 1_000_000, 9 * 10**15)
@@ -58,8 +58,8 @@ def test_a_bucket_whose_ticks_are_coarse_as_it_is_stored(still: RedisStore, raw:
     assert raw.get(key) == doubles(9 * 10**15 - 6 * 9_000_000 + 2, 1_002_000_000)
 
 
-def test_a_window_as_it_is_stored(still: RedisStore, raw: Any, clock: ManualClock) -> None:
-    """The window, the sum of what has left it, and for each moment its time and the sum of all costs up to it."""
+def test_window_format(still: RedisStore, raw: Any, clock: ManualClock) -> None:
+    """The window, the sum of the costs that have left it, and for each moment its time and the sum up to it."""
     limiter = Limiter(SlidingWindow(60, 60), store=still, name="name")
     key = "headgate:{agent-7}w1:60/minute sliding:name"
     limiter.check("agent-7")
@@ -78,7 +78,7 @@ def test_a_window_as_it_is_stored(still: RedisStore, raw: Any, clock: ManualCloc
     assert keys_of(raw) == []
 
 
-def test_several_limits_as_they_are_stored(still: RedisStore, raw: Any) -> None:
+def test_format_of_several_limits(still: RedisStore, raw: Any) -> None:
     Limiter("5/second; 100/minute sliding", store=still, name="name").check("agent-7", 2)
     assert keys_of(raw) == [
         b"headgate:{agent-7}b1:5/second; 100/minute sliding#1:name",
@@ -88,8 +88,8 @@ def test_several_limits_as_they_are_stored(still: RedisStore, raw: Any) -> None:
     assert raw.lrange(keys_of(raw)[1], 0, -1) == [b"60000000", b"0", b"1000000000", b"2"]
 
 
-def test_a_request_id_as_it_is_stored(still: RedisStore, raw: Any) -> None:
-    """What was asked, and as doubles when that was, and what the script said: the status, and of each limit."""
+def test_request_id_format(still: RedisStore, raw: Any) -> None:
+    """The request, and as doubles its time and the script's answer: the status and the state of each limit."""
     limiter = Limiter(per_minute(60), store=still, name="name")
     first = limiter.check("agent-7", request_id="req-1")
     key = "headgate:{agent-7}i1:check:60/minute:4:name:req-1"
@@ -107,8 +107,8 @@ def test_a_request_id_as_it_is_stored(still: RedisStore, raw: Any) -> None:
     assert raw.get("headgate:{agent-7}i1:check:5/minute sliding:6:window:req-1") == said
 
 
-def test_violations_as_they_are_stored(still: RedisStore, raw: Any, clock: ManualClock) -> None:
-    """How many in a row, when an alert was raised (0: never), and the newest, oldest first."""
+def test_violation_format(still: RedisStore, raw: Any, clock: ManualClock) -> None:
+    """The number in a row, the time of the last alert (0: never), and the newest violations, oldest first."""
     offence = Offence("agents", "agent-7", Backoff(alert_after=2))
     key = "headgate:{agent-7}v1:agents"
     still.record_violation(offence)
@@ -128,12 +128,12 @@ def test_violations_as_they_are_stored(still: RedisStore, raw: Any, clock: Manua
     ("key", "name"),
     [("", b"%"), ("%", b"%25"), ("}", b"%7D"), ("{x}", b"{{x%7D"[1:]), ("a}b%", b"a%7Db%25"), ("ä", b"\xc3\xa4")],
 )
-def test_odd_keys_as_they_are_stored(still: RedisStore, raw: Any, key: str, name: bytes) -> None:
+def test_odd_keys_are_escaped(still: RedisStore, raw: Any, key: str, name: bytes) -> None:
     Limiter(per_minute(60), store=still).check(key)
     assert keys_of(raw) == [b"headgate:{" + name + b"}b1:60/minute:"]
 
 
-def test_very_long_keys_are_stored_under_a_short_name(still: RedisStore, raw: Any) -> None:
+def test_long_keys_are_stored_under_their_digest(still: RedisStore, raw: Any) -> None:
     limiter = Limiter(per_minute(60), store=still)
     limiter.check("x" * 512)
     assert keys_of(raw) == [b"headgate:{" + b"x" * 512 + b"}b1:60/minute:"]
@@ -146,7 +146,7 @@ def test_very_long_keys_are_stored_under_a_short_name(still: RedisStore, raw: An
     assert [limiter.check(key).remaining for key in (*long, f"%{digests[0]}", digests[0])] == [58, 58, 58, 59, 59]
 
 
-def test_lone_surrogates_are_keys_like_others(still: RedisStore, raw: Any) -> None:
+def test_lone_surrogates_are_valid_in_keys(still: RedisStore, raw: Any) -> None:
     keys = ["\ud800", "\udfff", "a\ud800", "\ud83d\ude00", "\U0001f600", "\udc80" * 1000]
     limiter = Limiter(per_minute(60), store=still, name="\ud800")
     offences = [Offence("\udc00", key, Backoff()) for key in keys]
@@ -159,10 +159,26 @@ def test_lone_surrogates_are_keys_like_others(still: RedisStore, raw: Any) -> No
     assert all(map(limiter.reset, keys))
 
 
-# As an older node left it ---------------------------------------------------------------------------------------------
+ODD = ["agent-7", "", "}", "{", "{x}", "a}b", "{}", "}{", "%", "%7D", "%25", "ä", "\ud800", "x" * 512, "y" * 9999]
 
 
-def test_a_planted_bucket_is_read_right(still: RedisStore, raw: Any) -> None:
+def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[Server]) -> None:
+    """A server refuses a decision whose keys are in different slots."""
+    limit = parse("100/minute; 2/hour; 50/hour sliding")
+    with RedisStore(f"redis+cluster://127.0.0.1:{masters[1].port}", timeout=PATIENCE) as store:
+        for agent in ODD:
+            asks, offence = [Ask("odd", agent, limit, 1)], Offence("agents", agent, Backoff())
+            decisions = [store.apply(Verb.CHECK, asks, 200, offence, f"id}}{{{number}") for number in range(3)]
+            assert [(bool(one), one.degraded) for one in decisions] == [(True, False), (True, False), (False, False)]
+            assert store.standing(offence).violations == 1
+            again = store.apply(Verb.CHECK, asks, 200, offence, "id}{0")
+            assert (bool(again), again.degraded) == (True, False)
+
+
+# Written by an older node ---------------------------------------------------------------------------------------------
+
+
+def test_a_stored_bucket_is_read_correctly(still: RedisStore, raw: Any) -> None:
     raw.set("headgate:{a}b1:60/minute:name", doubles(2_500_000, 998_000_000), px=60_000)
     limiter = Limiter(per_minute(60), store=still, name="name")
     decision = limiter.peek("a", 5)
@@ -173,8 +189,8 @@ def test_a_planted_bucket_is_read_right(still: RedisStore, raw: Any) -> None:
     assert raw.get("headgate:{a}b1:60/minute:name") == doubles(500_000, 1_000_000_000)
 
 
-def test_a_planted_window_is_read_right(still: RedisStore, raw: Any) -> None:
-    """7 had left it; 2 are leaving now, 3 leave in a second and 1 in five."""
+def test_a_stored_window_is_read_correctly(still: RedisStore, raw: Any) -> None:
+    """7 have left it; 2 leave now, 3 in a second and 1 in five."""
     key = "headgate:{a}w1:6 per 10 seconds sliding:name"
     raw.rpush(key, 10_000_000, 7, 990_000_000, 9, 991_000_000, 12, 995_000_000, 13)
     raw.pexpire(key, 60_000)
@@ -186,7 +202,7 @@ def test_a_planted_window_is_read_right(still: RedisStore, raw: Any) -> None:
     assert raw.lrange(key, 0, -1) == [b"10000000", b"9", b"991000000", b"12", b"995000000", b"13", b"1000000000", b"15"]
 
 
-def test_planted_violations_are_read_right(still: RedisStore, raw: Any) -> None:
+def test_stored_violations_are_read_correctly(still: RedisStore, raw: Any) -> None:
     raw.set("headgate:{a}v1:agents", doubles(4, 0, 970_000_000, 980_000_000), px=60_000)
     offence = Offence("agents", "a", Backoff(alert_after=3))
     standing = still.standing(offence)
@@ -197,7 +213,7 @@ def test_planted_violations_are_read_right(still: RedisStore, raw: Any) -> None:
     assert not still.standing(offence._replace(key="b"))
 
 
-def test_a_planted_request_id_is_read_right(still: RedisStore, raw: Any) -> None:
+def test_a_stored_request_id_is_read_correctly(still: RedisStore, raw: Any) -> None:
     asked = b"cb" + doubles(60, 1_000_000, 1, 1, 60_000_000) + b"i" + doubles(60_000_000)
     said = asked + doubles(990_000_000) + doubles(1, 42_000_000, 990_000_000)
     raw.set("headgate:{a}i1:check:60/minute:4:name:req-1", said, px=60_000)
@@ -206,7 +222,7 @@ def test_a_planted_request_id_is_read_right(still: RedisStore, raw: Any) -> None
     assert limiter.peek("a").remaining == 60
 
 
-# Everything ends ------------------------------------------------------------------------------------------------------
+# Expiry ---------------------------------------------------------------------------------------------------------------
 
 ALL_KINDS = [
     per_second(10),
@@ -221,7 +237,7 @@ ALL_KINDS = [
 
 
 def use(store: RedisStore) -> None:
-    """Do everything that can be done, with every kind of limit."""
+    """Call everything that writes, with every kind of limit."""
     offences = [Offence("agents", key, Backoff()) for key in "ab"]
     for limit in ALL_KINDS:
         limiter = Limiter(limit, store=store, name=str(limit))
@@ -240,21 +256,16 @@ def use(store: RedisStore) -> None:
         store.standing(offence)
 
 
-def test_c5_every_key_has_an_expiry(store: RedisStore, raw: Any) -> None:
-    use(store)
+@pytest.mark.parametrize("on", ["store", "still"], ids=["server's clock", "manual clock"])
+def test_c5_every_key_has_an_expiry(raw: Any, on: str, request: pytest.FixtureRequest) -> None:
+    use(request.getfixturevalue(on))
     keys = keys_of(raw)
     assert len(keys) > 40
     assert {key.split(b"}")[1][:1] for key in keys} == {b"b", b"w", b"i", b"v"}
     assert [key for key in keys if raw.pttl(key) == -1] == []
 
 
-def test_c5_every_key_has_an_expiry_on_a_clock_for_tests_too(still: RedisStore, raw: Any) -> None:
-    use(still)
-    assert [key for key in keys_of(raw) if raw.pttl(key) == -1] == []
-
-
 def test_c5_a_key_lives_until_it_is_full_and_not_much_longer(store: RedisStore, raw: Any) -> None:
-    """Before that it would give something away."""
     chance = random.Random(3)
     for number in range(300):
         limit = chance.choice(ALL_KINDS[:6])
@@ -273,12 +284,11 @@ def test_c5_a_key_lives_until_it_is_full_and_not_much_longer(store: RedisStore, 
 
 
 def test_c5_an_expired_bucket_is_full(store: RedisStore, raw: Any) -> None:
-    """What the server drops by itself changes no decision."""
     limiter = Limiter(per_second(20), store=store)
     begin = time_of(raw)
     decision = limiter.check("a", 5)
     assert decision.reset_after == 0.25
-    wait_for(lambda: raw.dbsize() == 0, "the bucket is gone")
+    wait_for(lambda: raw.dbsize() == 0, "the bucket to expire")
     assert time_of(raw) >= begin + 250_000
     assert limiter.peek("a").remaining == 20
 
@@ -293,19 +303,20 @@ async def use_once(store: RedisStore, keys: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [4000, pytest.param(100_000, marks=pytest.mark.long)])
-def test_c5_one_shot_keys_leave_nothing_behind(server: Server, raw: Any, keys: int) -> None:
-    async def work() -> None:
-        async with RedisStore(server.url, timeout=PATIENCE) as store:
-            await Limiter(per_day(1), store=store).apeek("warm")
-            await use_once(store, keys)
-
-    asyncio.run(work())
-    wait_for(lambda: raw.dbsize() == 0, "nothing is left")
+async def test_c5_one_shot_keys_leave_nothing_behind_and_never_unblock_a_key(
+    server: Server, raw: Any, keys: int
+) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        blocked = [Limiter(limit, store=store) for limit in (per_day(1), SlidingWindow(1, 86_400))]
+        assert all([await limiter.acheck("blocked") for limiter in blocked])
+        await use_once(store, keys)
+        assert not any([await limiter.acheck("blocked") for limiter in blocked])
+    wait_for(lambda: raw.dbsize() == 2, "all other keys to expire")
     assert raw.info("stats")["expired_keys"] == keys
 
 
 def hit(raw: Any, limit: Limit, hits: int) -> None:
-    """Hit a window at so many different moments, as that many separate checks do."""
+    """Hit a window at that many different moments, as separate checks do."""
     keys = Keys("headgate:")
     request = ApplyRequest(keys, Verb.CHECK, [Ask("", "a", limit, 1)], 200, None, "")
     raw.script_load(SOURCE)
@@ -318,13 +329,13 @@ def hit(raw: Any, limit: Limit, hits: int) -> None:
 
 @pytest.mark.parametrize(("hits", "window"), [(5000, 2), pytest.param(50_000, 15, marks=pytest.mark.long)])
 def test_a_window_takes_at_most_32_bytes_a_hit(raw: Any, hits: int, window: int) -> None:
-    hour = 3600  # so that none leaves meanwhile
+    hour = 3600  # so that no hit leaves during the test
     hit(raw, SlidingWindow(hits, hour), hits)
     (key,) = keys_of(raw)
-    assert raw.llen(key) > hits, "they were made at different moments"
+    assert raw.llen(key) > hits, "the hits were made at different moments"
     size = raw.memory_usage(key, samples=0)
     assert 8 * hits < size <= 32 * hits
     assert raw.pttl(key) <= hour * 1000 + 2
     raw.flushall()
     hit(raw, SlidingWindow(hits, window), hits)
-    wait_for(lambda: raw.dbsize() == 0, "the window is gone", window + PATIENCE)
+    wait_for(lambda: raw.dbsize() == 0, "the window to expire", window + PATIENCE)

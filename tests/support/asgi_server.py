@@ -86,7 +86,7 @@ class Serving(Threaded):
         settings: dict[str, Any] = {
             "host": "127.0.0.1",
             "port": 0,
-            "ws": "headgate.hub.protocols:WebSocketProtocol",
+            "ws": "websockets-sansio",
             "interface": "asgi3",
             "lifespan": "off",
             "log_config": None,

@@ -81,7 +81,9 @@ async def _repeat(attack: Callable[[], Awaitable[None]], harm: Harm, connections
     return harm
 
 
-async def _flood(port: int, path: str, first: bytes, frame: bytes, connections: int, seconds: float, *, read: bool) -> Harm:
+async def _flood(
+    port: int, path: str, first: bytes, frame: bytes, connections: int, seconds: float, *, read: bool
+) -> Harm:
     harm, frames = Harm(), max(_WRITE // len(frame), 1)
 
     async def attack() -> None:
@@ -143,7 +145,7 @@ async def pipelined_requests(
 ) -> Harm:
     """Send many requests in one write, read the responses, and do it again. Counts requests."""
     harm = Harm()
-    batch = f"GET {path} HTTP/1.1\r\nHost: hub\r\n\r\n".encode() * requests
+    batch = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * requests
 
     async def attack() -> None:
         async with _connected(port, harm) as (reader, writer):
@@ -177,7 +179,7 @@ async def unread_responses(
 ) -> Harm:
     """Send requests, and read no response. Counts requests."""
     harm = Harm()
-    batch = f"GET {path} HTTP/1.1\r\nHost: hub\r\n\r\n".encode() * requests
+    batch = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * requests
 
     async def attack() -> None:
         reader = asyncio.StreamReader(limit=1)

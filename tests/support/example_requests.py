@@ -22,13 +22,14 @@ class Scene:
     token: str
     other: str
     newcomer: str
+    own_channel: str
     channel: str
     task: str
     mail: int
 
     def parts(self) -> dict[str, str]:
         """What stands in the named places of paths."""
-        return {"agent": self.other, "name": "plans", "id": self.task, "session": "42", "key": "a key"}
+        return {"agent": self.other, "name": self.own_channel, "id": self.task, "session": "42", "key": "a key"}
 
     def bodies(self) -> dict[tuple[str, str], Any]:
         """The bodies of the routes that have one."""
@@ -65,16 +66,15 @@ async def scene(hub: Hub) -> Scene:
     agent, other = f"asker {number}", f"other {number}"
     token = await hub.registry.register(agent, by_admin=True)
     await hub.registry.register(other, by_admin=True)
-    if "plans" not in [channel.name for channel in hub.messages.chat_channels()]:
-        await hub.messages.create_chat_channel("plans", agent, "")
-    await hub.messages.publish("plans", agent, Raw(b'"first"'))
+    plans = (await hub.messages.create_chat_channel(f"plans-{number}", agent, "")).name
+    await hub.messages.publish(plans, agent, Raw(b'"first"'))
     await hub.messages.send(other, agent, Raw(b'"hello"'))
     (mail,) = await hub.messages.mail(agent, 1)
     await hub.sessions.open(agent, "42", None, None)
     await hub.sessions.signal(agent, "42", Raw(b'{"type":"seen","entity":"door","weight":1,"timestamp":0}'))
     task = await hub.scheduler.add(agent, b'{"do":"it"}')
     await hub.gate.arecord_violation(other)
-    return Scene(agent, token, other, f"newcomer {number}", f"channel-{number}", task.task_id, mail.number)
+    return Scene(agent, token, other, f"newcomer {number}", plans, f"channel-{number}", task.task_id, mail.number)
 
 
 async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""A store under load while something is done to its server: what callers were told, how long they waited.
+"""A store under load while its server fails: the decisions that callers got, and how long they waited.
 
-Threads, or tasks of an event loop, check two keys over and over. One key is being used up; the other has been before,
+Threads, or tasks of an event loop, check two keys over and over. One key is being used up; the other was used up before
 and is only denied.
 """
 
@@ -20,12 +20,12 @@ from tests.support.valkey import PATIENCE, wait_for
 
 CAPACITY = 200
 DAY = 86_400
-LIMIT = TokenBucket(CAPACITY, 1, DAY)  # none comes back while a test runs
+LIMIT = TokenBucket(CAPACITY, 1, DAY)  # no refill while a test runs
 
 IMPATIENT = 1.0
-"""The timeout of a store whose server is held up: some calls wait for it in vain, and a slow machine may do the rest.
+"""The timeout of a store whose server hangs: some calls time out, a few of them only because the machine is slow.
 
-Where a fault is an error, the store is patient: then whatever is degraded is so because of the fault.
+Where the fault is an error, the store is patient, so that only the fault can degrade a decision.
 """
 
 WORKERS = 12  # more than the store has senders
@@ -48,13 +48,13 @@ class Call(NamedTuple):
 
 
 class Load:
-    """Workers that check both keys over and over until the block is left, and what they were told."""
+    """Workers that check both keys over and over until the block ends, and their calls."""
 
     def __init__(self, limiter: Limiter, kind: str) -> None:
         self.calls: list[Call] = []
         self.errors: list[BaseException] = []
         self.clean = Moment(math.inf, math.inf)
-        """When full service was seen again."""
+        """When full service was observed again."""
         self._limiter = limiter
         self._watch = ProcessTime()
         self._passed: dict[str, list[Call]] = {HOT: [], SPENT: []}
@@ -89,7 +89,7 @@ class Load:
                     self._note(key, began, self._limiter.check(key))
                 if self._stopped.wait(PACE):
                     return
-        except BaseException as error:  # noqa: BLE001 - that there are none is what is tested
+        except BaseException as error:  # noqa: BLE001 - the test expects none
             self.errors.append(error)
 
     def _loop(self) -> None:
@@ -117,13 +117,13 @@ class Load:
         if decision and not decision.degraded:
             self._passed[key].append(call)
 
-    # What was seen ---------------------------------------------------------------------------------------------------
+    # Observed --------------------------------------------------------------------------------------------------------
 
     def of(self, key: str, *, degraded: bool) -> list[Call]:
         return [call for call in list(self.calls) if call.key == key and call.decision.degraded is degraded]
 
     def passed(self, key: str = HOT) -> int:
-        """How many the server let pass."""
+        """The number of checks that the server let pass."""
         return len(self._passed[key])
 
     def degraded(self) -> list[Call]:
@@ -135,21 +135,21 @@ class Load:
     def longest(self) -> float:
         return max(call.ended.own - call.began.own for call in self.calls)
 
-    # What is waited for ----------------------------------------------------------------------------------------------
+    # Waiting ---------------------------------------------------------------------------------------------------------
 
     def ration(self) -> None:
-        """From now on the workers spend no more than is asked for by `spends`, and what they are just about to."""
+        """From now on let the workers spend only what `wait_for_passes` asks for, and what is under way."""
         self._ration = self.passed()
 
-    def spends(self, tokens: int) -> None:
-        """Wait until the server has let some more pass, or all that there were: some may be lost with an answer."""
+    def wait_for_passes(self, tokens: int) -> None:
+        """Wait until that many more have passed, or none is left: some may be lost with an answer."""
         goal = self.passed() + tokens
         if self._ration < math.inf:
             self._ration = goal
-        self._wait(lambda: self.passed() >= goal or self.used_up(), f"{goal} that pass")
+        self._wait(lambda: self.passed() >= goal or self.used_up(), f"{goal} passes")
 
-    def goes_without(self, seconds: float) -> None:
-        """Wait until both keys have been decided without the server over some time."""
+    def stay_degraded(self, seconds: float) -> None:
+        """Wait that long, and until both keys have been decided without the server."""
         began = time.monotonic()
         self._wait(lambda: self._without(began, began + seconds), f"degraded decisions for {seconds} s")
 
@@ -157,20 +157,21 @@ class Load:
         keys = {call.key for call in self.degraded() if call.began.real >= since}
         return keys == {HOT, SPENT} and time.monotonic() >= until
 
-    def works_again(self, since: Moment) -> None:
-        """Wait until nobody has been degraded for as many calls as all workers make in two rounds."""
-        calls = 4 * WORKERS
+    def wait_for_recovery(self) -> Moment:
+        """Wait until as many calls as all workers make in two rounds were not degraded, and return the start."""
+        since, calls = self.moment(), 4 * WORKERS
         self._wait(lambda: self._clean(since, calls), "full service")
         self.clean = self.moment()
+        return since
 
     def _clean(self, since: Moment, count: int) -> bool:
         last = self.calls[-count:]
         return all(call.began.real >= since.real and not call.decision.degraded for call in last)
 
-    def uses_up(self) -> None:
+    def use_up(self) -> None:
         """Wait until the server denies the key that is being used up."""
         self._ration = math.inf
-        self._wait(self.used_up, "the end of the tokens")
+        self._wait(self.used_up, "a denial")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         wait_for(lambda: self.errors or condition(), what)
@@ -178,7 +179,7 @@ class Load:
 
 
 class Trial:
-    """A store under load, and whether it did what it should."""
+    """A store under load, and the assertions on what it did."""
 
     def __init__(self, url: str, policy: str, kind: str, timeout: float) -> None:
         self.store = RedisStore(url, on_failure=policy, timeout=timeout)
@@ -187,7 +188,7 @@ class Trial:
         self.events: list[Degraded] = []
         self._policy = policy
         self._timeout = timeout
-        self._sure = RedisStore(url, timeout=PATIENCE)  # to look with
+        self._sure = RedisStore(url, timeout=PATIENCE)  # for the test's own questions
         self._full_at = 0.0
         self.store.subscribe(self._hear)
 
@@ -206,7 +207,7 @@ class Trial:
         self._full_at = self._full()
 
     def _full(self) -> float:
-        """The moment at which all tokens will be back."""
+        """When the key will be full again."""
         decision = Limiter(LIMIT, store=self._sure).peek(SPENT)
         assert (decision.degraded, decision.remaining) == (False, 0)
         return time.monotonic() + decision.reset_after
@@ -215,20 +216,27 @@ class Trial:
         self.store.close()
         self._sure.close()
 
-    # What holds after every fault ------------------------------------------------------------------------------------
+    # Assertions ------------------------------------------------------------------------------------------------------
 
-    def nobody_was_harmed(self) -> None:
-        """No exception, no long wait, and without the server the policy that was chosen."""
+    def check_recovery(self, back: Moment) -> None:
+        """The fault harmed no caller, and ended at `back`; at most twice the capacity passed."""
+        self.check_callers()
+        self._check_degraded_until(back)
+        assert self.load.passed() <= 2 * CAPACITY
+        self.check_fresh_key()
+
+    def check_callers(self) -> None:
+        """No exception, no long wait; without the server, decisions follow the failure policy."""
         assert self.load.errors == []
-        waits = 0.0 if self._patient else 2 * self._timeout  # for the call before one's own, and for that
+        waits = 0.0 if self._patient else 2 * self._timeout  # for the call before, and for its own
         assert self.load.longest() < waits + SLACK
         for key in (HOT, SPENT):
             alone = self.load.of(key, degraded=True)
             expected = {"open": len(alone), "closed": 0, "local": min(len(alone), CAPACITY)}[self._policy]
             assert sum(bool(call.decision) for call in alone) == expected
 
-    def it_was_degraded_until(self, back: Moment) -> None:
-        """The server was seen to be away, was not missed for long after it was back, and listeners heard of both."""
+    def _check_degraded_until(self, back: Moment) -> None:
+        """The store was degraded, not for long after the server was back, and listeners heard of both."""
         alone = self.load.degraded()
         assert alone
         if not self._patient:  # a call later on may have been too slow
@@ -242,19 +250,21 @@ class Trial:
         assert self.events
         assert self.events[0].reason
 
-    def denials_were_free(self) -> None:
-        """Each that had been charged would have put the refill off by a day."""
+    def check_denials_spent_nothing(self) -> None:
+        """A charged denial would have delayed the refill by a day."""
         denied = [call for call in self.load.of(SPENT, degraded=False) if not call.decision]
         assert len(denied) > 2 * WORKERS
         assert self.load.passed(SPENT) == 0
         assert abs(self._full() - self._full_at) < DAY / 2
 
-    def nothing_was_lost(self) -> None:
-        """The capacity passed in all; less only what may have been charged in a call that brought no answer."""
+    def check_nothing_lost(self) -> None:
+        """Denials spent nothing, and exactly the capacity passed, less what calls without an answer may have spent."""
+        self.check_denials_spent_nothing()
         passed, alone = self.load.passed(), len(self.load.of(HOT, degraded=True))
         assert CAPACITY - alone <= passed <= CAPACITY
 
-    def a_fresh_key_is_exact(self) -> None:
+    def check_fresh_key(self) -> None:
+        """A key that is new allows exactly the capacity."""
         decisions = [self.limiter.check("fresh") for _ in range(CAPACITY + 50)]
         alone = sum(decision.degraded for decision in decisions)
         assert not (alone and self._patient)
@@ -264,7 +274,7 @@ class Trial:
 
 @contextmanager
 def trial(url: str, kind: str, policy: str = "local", timeout: float = PATIENCE) -> Iterator[Trial]:
-    """A store with one key that has been used up; what it did can be asked until the block is left."""
+    """A store with one key that has been used up."""
     one = Trial(url, policy, kind, timeout)
     try:
         one.exhaust()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from headgate.hub.protocols import HttpProtocol
+from headgate.hub.protocols import GuardedConnection
 from headgate.proto import envelope_pb2 as wire
 from tests.support.fuzzer import ALMOST, GOOD, NOISE, Fuzzer, Request, websocket_frame
 from tests.support.response_checker import ResponseChecker, read
@@ -43,7 +43,7 @@ class RawConnection:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
         except (asyncio.IncompleteReadError, ConnectionError):
-            if asyncio.get_running_loop().time() - begin < HttpProtocol.head_within:
+            if asyncio.get_running_loop().time() - begin < GuardedConnection.head_within:
                 raise
             return await cls.open(port, path)  # it came too late
         if head.startswith(b"HTTP/1.1 429"):
@@ -223,7 +223,7 @@ class FuzzCampaign:
             head = b""
             with suppress(ConnectionError):
                 head = await asyncio.wait_for(reader.readline(), PATIENCE)
-            if not head and self._now() - begin >= HttpProtocol.head_within:
+            if not head and self._now() - begin >= GuardedConnection.head_within:
                 return  # it came too late
             self._checker.sent["handshake", ALMOST] += 1
             self._checker.seen[f"handshake {head[9:12].decode()}"] += 1

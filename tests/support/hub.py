@@ -70,13 +70,8 @@ class Running(Threaded):
     async def serve(self) -> None:
         async with Hub(self._settings, self._policy, store=self.store, gate=self._gate) as hub:
             self.hub = hub
-            config = server_config(hub, self._settings)
-            config.app, config.host, config.port, config.timeout_keep_alive = (
-                self.mount(hub),
-                "127.0.0.1",
-                0,
-                round(PATIENCE),
-            )
+            config = server_config(self.mount(hub), self._settings)
+            config.host, config.port, config.timeout_keep_alive = "127.0.0.1", 0, round(PATIENCE)
             self.server = _Server(hub, config)
             await self.server.serve()
 

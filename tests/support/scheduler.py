@@ -100,17 +100,6 @@ async def open_harness(
         await harness.scheduler.close()
 
 
-def run(test: Callable[[SchedulerHarness], Awaitable[None]], **options: Any) -> None:
-    """Run a test on a harness of its own, once with a gate that answers at once and once with one that doesn't."""
-
-    async def main(elsewhere: bool) -> None:
-        async with open_harness(elsewhere=elsewhere, **options) as harness:
-            await test(harness)
-
-    for elsewhere in (False, True):
-        asyncio.run(main(elsewhere))
-
-
 async def some(harness: SchedulerHarness, turns: int) -> None:
     """Let so many turns of the loop pass."""
     for turn in range(turns):

@@ -1,7 +1,7 @@
 """Webhooks by themselves, for tests: their sending, on a clock that notes who waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -52,7 +52,3 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 def alert(agent: str = "planner", **fields: Any) -> Alert:
     return Alert("0123abcd", agent, 10, 300.0, 1_700_000_000.5, **fields)
-
-
-def run(walk: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(walk())  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ import structlog
 from headgate.errors import HeadgateError
 from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
 from headgate.gate import Gate
+from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
@@ -24,6 +25,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
+from headgate.hub.api.decision_routes import CounterShares
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.api.sites import Sites
@@ -111,6 +113,7 @@ class Hub:
         self.router: Final = Router(ROUTES)
         self.flood_counter: Final = FloodCounter()
         self._background: Final = BackgroundTasks()
+        self._garbage_logged = False  # whether garbage from a proxy was logged
         self._exit_stack: Final = AsyncExitStack()
 
     # Start and end ---------------------------------------------------------------------------------------------------
@@ -125,6 +128,7 @@ class Hub:
                 await part.start()
             self._exit_stack.push_async_callback(self.registry.close)
             self._exit_stack.push_async_callback(self.scheduler.close)
+            self._exit_stack.push_async_callback(self.messages.close)
             self.registry.on_revocation(self.agent_sockets.drop)
             self.registry.on_revocation(self.relay.drop)
             if self.settings.otel_endpoint:
@@ -184,7 +188,7 @@ class Hub:
         registry = self.registry = Registry(agents, mode=settings.registration, reserved=reserved)
         authentication = Authentication(gate)
         sites = self._sites = Sites(settings.allowed_hosts)
-        messages = self.messages = MessageBroker(database, presence, registry, settings)
+        messages = self.messages = MessageBroker(database, presence, registry, clock, settings)
         sessions = self.sessions = SessionLog(database, gate, settings)
         scheduler = self.scheduler = Scheduler(
             database,
@@ -226,7 +230,8 @@ class Hub:
         )
         windows, file = RateLimiter(store), PolicyFile(self._config)
         parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
-        routes = bind(ROUTES, [*parts, windows, file, self.router])
+        shares = CounterShares(clock, settings.max_counters, windows.settings.window_ms)
+        routes = bind(ROUTES, [*parts, windows, shares, file, self.router])
         self._api = Api(Router(routes), gate, stats, tokens, registry, authentication, sites, settings)
 
     def _telemetry(self) -> "Telemetry":
@@ -253,12 +258,24 @@ class Hub:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         address = _address(scope)
+        if self.settings.trusted_proxies:
+            self._check_forwarded(address)
         if scope["type"] == "http":
             await (await self._api.respond(scope, receive, address)).send(send)
         elif scope["type"] == "websocket":
             await self._serve_socket(scope, receive, send, address)
         else:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
+
+    def _check_forwarded(self, address: str) -> None:
+        """Log once that a proxy forwards something that is no address; each such request is refused."""
+        if self._garbage_logged:
+            return
+        try:
+            parse_address(address)
+        except HeadgateError:
+            self._garbage_logged = True
+            _log.warning("a trusted proxy sends no address in X-Forwarded-For; said once", got=address[:100])
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"

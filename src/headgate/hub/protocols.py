@@ -1,208 +1,736 @@
-"""uvicorn's protocols, with bounds on time and memory that its settings don't offer.
+"""What stands between a socket and uvicorn's protocols: fair shares, bounds and timeouts for every connection.
 
-uvicorn has no documented interface for these bounds, so its protocol classes are subclassed, and methods and attributes
-are used that may change with any release: pyproject.toml bounds the version. Before raising that bound, compare this
-list with the new release, and run tests/hub/test_protocols.py, test_flood.py and test_fuzz.py.
+uvicorn reads and parses what comes at once, and has no bounds on the time that a peer takes, on control frames, or on
+connections by address. Its protocols are used as they are. A `GuardedConnection` is the protocol of the socket's
+transport, and the transport of uvicorn's protocol: it passes bytes on in slices, one in each turn of the event loop,
+and only while uvicorn reads and the peer does. `ConnectionGuard` has the connections of one server. It makes their
+protocols (`uvicorn.Config(http=...)`), and is the ASGI application around the hub, which tells a connection of its
+requests.
 
-`HttpProtocol` overrides, of `httptools_impl.HttpToolsProtocol`:
-
-- `connection_made`, `data_received`, `on_headers_complete`, `handle_websocket_upgrade`, `on_message_complete`: to close
-  a connection that does not finish the head of a request in time, or sends too large a head. uvicorn only bounds the
-  time between requests.
-- `connection_lost`: to tell every pipelined request of the disconnect. uvicorn tells the last only, and logs a
-  traceback when the others are answered.
-
-It reads `cycle`, `loop`, `parser`, `transport` and `_should_upgrade`, and of a cycle `response_complete`,
-`disconnected` and `message_event`.
-
-`WebSocketProtocol` overrides, of `websockets_sansio_impl.WebSocketsSansIOProtocol`:
-
-- `connection_made`, `data_received`, `receive`: to parse a slice at a time, the next when the frames of the last are
-  handled, with a small receive buffer in the kernel, so that a flood waits at its sender. uvicorn reads up to 256 KiB
-  and parses all of it at once: thousands of small frames, so that hundreds of flooding connections would keep the loop
-  busy for seconds and fill the memory.
-- `send`, `handle_close`, `keepalive_timeout`: to close a connection whose peer does not read. uvicorn closes the
-  transport, which waits for ever for the peer to read the queued data.
-- `send_keepalive_ping`, `keepalive_timeout`: to count any data as a sign of life. The pong of a peer that is read
-  slowly may be far behind.
-- `handle_events`: to answer a malformed handshake. uvicorn neither answers nor closes it.
-- `send_receive_event_to_app`: to close after invalid UTF-8 without a traceback in the log.
-
-It uses `close_sent`, `close_timeout`, `close_timer`, `conn`, `curr_msg_data_type`, `frames`, `handle_parser_exception`,
-`handshake_complete`, `handshake_initiated`, `loop`, `ping_timeout`, `pong_timer`, `queue`, `read_paused`, `transport`
-and `writable`.
+Of uvicorn this uses, beyond what it documents: the arguments of a protocol class, `HttpToolsProtocol` by its module,
+`app_state`, whose content is found in `scope["state"]`, `set_protocol` of the transport at an upgrade, and the texts of
+three log messages. Before raising the bound on its version in pyproject.toml, run tests/hub/test_protocols.py,
+test_slices.py, test_connection_bounds.py, test_flood.py and test_fuzz.py.
 """
 
 import asyncio
+import json
+import logging
 import socket
-from typing import Any, Final
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping, Sequence
+from ipaddress import ip_network
+from math import inf
+from types import coroutine
+from typing import Any, Final, TypeAlias, TypeVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+import structlog
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-SLICE: Final = 256
-"""Bytes of a WebSocket that are parsed at once."""
+from headgate.errors import InvalidInput
+from headgate.gate.lookup import counted_as, parse_address
+from headgate.hub.frame_meter import FrameMeter
+
+T = TypeVar("T")
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Any]]
+Send: TypeAlias = Callable[[Any], Awaitable[None]]
+Asgi: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+
+SLICE: Final = 4096
+"""Bytes of HTTP that are parsed at once: at most one request."""
+PER_TURN: Final = 32
+"""Slices of HTTP, and of WebSockets, that are parsed in a turn of the event loop."""
 RECEIVE_BUFFER: Final = 32 * 1024
-"""Bytes that the kernel may buffer for a WebSocket."""
+"""Bytes that the kernel may buffer for a connection."""
 MAX_HEAD: Final = 64 * 1024
 """Bytes of the head of a request."""
 MAX_IGNORED: Final = 64 * 1024
-"""Bytes that a peer may send before it answers a close."""
+"""Bytes that a peer may send after the hub has closed."""
+RESERVE: Final = 100
+"""Connections beyond the bounds, on which only probes are answered."""
+HTTP_PER_ADDRESS: Final = 100
+"""Connections from one address beside its WebSockets."""
+CONTROL_BURST: Final = 100
+"""Control frames and empty fragments at once; more close the WebSocket."""
+CONTROL_RATE: Final = 20.0
+"""Control frames and empty fragments a second."""
+FRAGMENT_BURST: Final = 1000
+"""Fragments at once; more are read later."""
+FRAGMENT_RATE: Final = 500.0
+"""Fragments a second."""
+
+_SWEEPS: Final = 10  # parts into which the connections are divided: each is looked at once a second
+_HEAD_END: Final = b"\r\n\r\n"
+_POLICY_VIOLATION: Final = 1008
+_UNANSWERED_PING: Final = 1011
+_LONGEST_LINE, _MOST_LINES = 8192, 128  # of a WebSocket's handshake, for the library that parses it
+_PEERS_MISTAKES: Final = (  # which uvicorn logs, with a traceback or as warnings
+    "Invalid UTF-8 sequence received from client.",
+    "Invalid HTTP request received.",
+    "Unsupported upgrade request.",
+)
+
+_log = structlog.get_logger("headgate.hub")
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with bounds on the time and size of a request's head."""
+class GuardedConnection(asyncio.Protocol, asyncio.Transport):
+    """One connection: a protocol for the socket's transport, a transport for uvicorn's protocol."""
 
     head_within = 10.0
-    """Seconds for the head of a request."""
+    """Seconds for a TLS handshake, and for the head of a request."""
+    spare_within = 2.0
+    """Seconds for a whole request on a connection beyond the bounds."""
+    close_within = 2.0
+    """Seconds for the peer to read the last bytes, and to close too."""
+    write_within = 20.0
+    """Seconds in which the peer must read something of what waits for it."""
+    ping_after = 20.0
+    """Seconds of silence until a WebSocket is pinged, and then until it is closed."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._deadline: asyncio.TimerHandle | None = None
-        self._head = 0  # bytes received of it
-        self._in_body = False  # it may go on after the answer
-        self._cycles: list[RequestResponseCycle] = []  # unanswered requests: several, if they are pipelined
+    def __init__(self, guard: "ConnectionGuard", protocol: Callable[["GuardedConnection"], asyncio.Protocol]) -> None:
+        super().__init__()
+        self._guard: Final = guard
+        self._loop: Final = asyncio.get_running_loop()
+        self._inner = protocol(self)
+        self._transport: asyncio.Transport
+        self._handshake: asyncio.Task[None] | None = None
+        self._lost: Final = asyncio.Event()
+        self._open = False  # whether uvicorn's protocol knows of it
+        self.address: _Address | None = None
+        """The connections of its address; None where that isn't counted."""
+        self.sweep = 0
+        self.refusal: tuple[int, str] | None = None
+        """The status and the reason with which a connection beyond the bounds is refused."""
+        self.requests = 0
+        """The requests that are being answered; 1 for a WebSocket."""
+        self.refused = False
+        """Whether the handshake of a WebSocket was answered by a response."""
+        self._deadline = guard.now + self.head_within
+        # What was received and not passed on:
+        self._data, self._at = b"", 0
+        self._scheduled = self._stopped = False
+        self._paused = self._blocked = self._slowed = False  # by uvicorn, by the peer, by a bound
+        self._meter: FrameMeter | None = None  # of a WebSocket
+        self._lane = guard.http_lane
+        self._controls, self._fragments, self._charged = float(CONTROL_BURST), float(FRAGMENT_BURST), guard.now
+        self._head = b""
+        self._received = 0  # bytes since the last request began or ended
+        self._headers: Sequence[tuple[bytes, bytes]] = ()
+        # The end, and the signs of life:
+        self._closing = self._last_words = False
+        self._ignored = 0
+        self._written = self._sent = 0
+        self._sent_at = self._heard_at = guard.now
+        self._heard = self._pinged = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is between two requests, or before the first."""
+        return not self.requests and self._meter is None
+
+    # The socket's transport ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect_head()
-
-    def data_received(self, data: bytes) -> None:
-        cycle: RequestResponseCycle | None = self.cycle
-        if self._deadline is None and (cycle is None or cycle.response_complete):
-            self._expect_head()
-        if self._deadline is not None and not self._in_body:
-            self._head += len(data)
-            if self._head > MAX_HEAD + len(data):
-                self.transport.close()
-                return
-        super().data_received(data)
-
-    def on_headers_complete(self) -> None:
-        upgrading = self.parser.should_upgrade() and self._should_upgrade()
-        if not upgrading:
-            self._have_head()
-        elif self._deadline is None:
-            self._expect_head()  # a body may have to come first
-        self._in_body = True
-        super().on_headers_complete()
-        if not upgrading:
-            self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
-
-    def handle_websocket_upgrade(self) -> None:
-        self._have_head()
-        super().handle_websocket_upgrade()
-
-    def on_message_complete(self) -> None:
-        self._in_body = False
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._have_head()
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-        super().connection_lost(exc)
-
-    def _expect_head(self) -> None:
-        self._head = 0
-        self._deadline = self.loop.call_later(self.head_within, self.transport.close)
-
-    def _have_head(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
-class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, which parses a slice at a time and closes peers that don't read."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.close_timeout = 2.0  # seconds for the other side to answer a close
-        self._unparsed = b""
-        self._ignored = 0  # bytes received after the close
-        self._alive = False  # whether any data was received since the ping
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        self._transport = transport
         opened = transport.get_extra_info("socket")
         if opened is not None:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        self._guard.admit(self, transport.get_extra_info("peername"))
+        now = self._sent_at = self._heard_at = self._charged = self._guard.now
+        self._deadline = now + (self.head_within if self.refusal is None else self.spare_within)
+        if self._guard.tls is None:
+            self._begin()
+        else:
+            secure = self._loop.start_tls(
+                transport, self, self._guard.tls, server_side=True, ssl_handshake_timeout=self.head_within
+            )
+            # Its first step at once: what is read before that would be lost.
+            self._handshake = self._loop.create_task(self._secure(_begun(secure)))
+
+    async def _secure(self, handshake: Awaitable[asyncio.Transport | None]) -> None:
+        try:
+            secured = await handshake
+        except OSError:  # also of TLS
+            secured = None
+        if secured is None:
+            self._transport.abort()
+            self._guard.release(self)
+        else:
+            self._transport = secured
+            self._begin()
+
+    def _begin(self) -> None:
+        self._open = True
+        self._inner.connection_made(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._guard.release(self)
+        self._closing = True
+        self._data = b""
+        self._lost.set()
+        if self._open:
+            self._open = False
+            self._inner.connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        """Let the transport close, once it has written the last bytes."""
+        if self._open:
+            self._inner.eof_received()
+        self._closing = self._last_words = True
+        self._deadline = self._guard.now + self.close_within
+        return False
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+        if not self._closing:  # otherwise the end of the connection ends the wait
+            self._inner.resume_writing()
+            self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        self._alive = True
-        if self.close_sent:
+        self._heard = True
+        if self._last_words:
             self._ignored += len(data)
             if self._ignored > MAX_IGNORED:
-                self.transport.close()
+                self.abort()
+            if self._closing:
                 return
-        self._unparsed += data
-        self._parse()
+        if self._data:  # reading is stopped
+            self._data, self._at = self._data[self._at :] + data, 0
+        elif self._paused or self._blocked or self._slowed:
+            self._data = data
+            self._stop()
+        elif not self._guard.take_turn(self._lane):
+            self._data = data
+            self._stop()
+            self._go_on()
+        else:
+            end = self._next_slice(data, 0)
+            if end == len(data):
+                self._pass_on(data)
+                return
+            self._data, self._at = data, end
+            self._stop()
+            self._pass_on(data[:end])
+            self._go_on()
 
-    async def receive(self) -> Any:
-        message = await self.queue.get()
-        if self.queue.empty():
-            self._parse()
-            if self.read_paused and self.queue.empty():
-                self.read_paused = False
-                self.transport.resume_reading()
-        return message
+    # Slices ----------------------------------------------------------------------------------------------------------
 
-    async def send(self, message: Any) -> None:
-        closing = message["type"] == "websocket.close"
-        if closing:
-            self.writable.set()  # nothing follows, and a peer that doesn't read is closed too
-        await self.writable.wait()
-        if self.close_sent:  # by the protocol itself, as after an invalid frame: uvicorn would blame the application
-            raise ClientDisconnected
-        await super().send(message)
-        if closing and self.close_timer is not None:
-            self.close_timer.cancel()
-            self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
-        if message["type"] == "websocket.http.response.body":
-            self.handshake_complete = True  # otherwise uvicorn logs an error
+    def _next_slice(self, data: bytes, start: int) -> int:
+        if self._meter is not None:
+            return self._meter.next_slice(data, start)
+        end, size = data.find(_HEAD_END, start) + len(_HEAD_END), len(data)
+        if start <= end - len(_HEAD_END) <= start + SLICE and end < size:  # there is a body, or another request
+            return end if size - start > SLICE or data.find(_HEAD_END, end) >= 0 else size
+        return min(start + SLICE, size)
 
-    def handle_close(self, event: Any) -> None:
-        super().handle_close(event)
-        if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self.loop.call_later(self.close_timeout, self.transport.abort)  # the peer may never read it
+    def _pass_on(self, data: bytes) -> None:
+        """Pass a slice on, unless it breaks a bound."""
+        meter = self._meter
+        if meter is not None:
+            if (meter.controls or meter.fragments) and not self._within_bounds(meter):
+                return
+        else:
+            self._received += len(data)
+            if self._received > MAX_HEAD and self._received > self._most_received():
+                self.close()
+                return
+            if not self.requests:
+                self._head = data if self._received == len(data) else self._head + data
+                if self._deadline == inf:
+                    self._deadline = self._guard.now + self.head_within
+        self._inner.data_received(data)
 
-    def send_keepalive_ping(self) -> None:
-        self._alive = False
-        super().send_keepalive_ping()
+    def _most_received(self) -> int:
+        """The bytes since the last request began or ended: its body, which may go on after its answer, and a head.
 
-    def keepalive_timeout(self) -> None:
-        if self._alive and self.ping_timeout is not None:  # the pong may be behind other data
-            self._alive = False
-            self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
+        While it is answered, uvicorn may read the body of the next one too.
+        """
+        headers = dict(self._headers)
+        more = 4 * self._guard.max_body if self.requests or b"transfer-encoding" in headers else 0
+        return MAX_HEAD + int(headers.get(b"content-length", 0)) + more
+
+    def _within_bounds(self, meter: FrameMeter) -> bool:
+        passed = max(self._guard.now - self._charged, 0.0)
+        self._charged = self._guard.now
+        self._controls = min(self._controls + passed * CONTROL_RATE, CONTROL_BURST) - meter.controls
+        self._fragments = min(self._fragments + passed * FRAGMENT_RATE, FRAGMENT_BURST) - meter.fragments
+        meter.controls = meter.fragments = 0
+        if self._controls < 0:
+            self._fail(_POLICY_VIOLATION, f"more than {CONTROL_RATE:g} control frames a second")
+        elif meter.too_fragmented:
+            self._fail(_POLICY_VIOLATION, "too many fragments in a message")
+        elif self._fragments < 0 and not self._slowed:
+            self._slowed = True
+            self._loop.call_later(-self._fragments / FRAGMENT_RATE, self._end_slowdown)
+        return not self._closing
+
+    def _end_slowdown(self) -> None:
+        self._slowed = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Pass on in a later turn what was read, unless there is a reason to wait; if there is nothing, read on.
+
+        While uvicorn does not read, one read goes ahead: otherwise the end of the connection would go unnoticed.
+        """
+        if self._closing or self._scheduled or self._blocked or self._slowed:
             return
-        super().keepalive_timeout()
-        self.transport.abort()  # as in `handle_close`
+        if not self._data:
+            if self._stopped:
+                self._stopped = False
+                self._transport.resume_reading()
+        elif not self._paused:
+            self._scheduled = True
+            self._guard.wait_turn(self, self._lane)
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            self.handshake_complete = self.close_sent = True
-            self.transport.write(b"".join(self.conn.data_to_send()))
-            self.transport.close()
+    def take_slice(self) -> None:
+        """Pass on a slice of what was received."""
+        self._scheduled = False
+        if not self._data or self._paused or self._blocked or self._slowed or self._closing:
+            return
+        data, start = self._data, self._at
+        end = self._next_slice(data, start)
+        if end == len(data):
+            self._data, self._at = b"", 0
+        else:
+            self._at = end
+        self._pass_on(data[start:end])
+        self._go_on()
 
-    def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text" and not self.close_sent:
-            try:
-                b"".join(self.frames).decode()
-            except UnicodeDecodeError:
-                self.conn.send_close(1007)
-                self.handle_parser_exception()
-                return
-        super().send_receive_event_to_app()
+    def _stop(self) -> None:
+        if not self._stopped and not self._transport.is_closing():
+            self._stopped = True
+            self._transport.pause_reading()
 
-    def _parse(self) -> None:
-        """Parse until there is a frame to handle, or nothing left."""
-        size = SLICE
-        while self._unparsed and (self.queue.empty() or self.close_sent):
-            part, self._unparsed = self._unparsed[:size], self._unparsed[size:]
-            super().data_received(part)
-            size *= 2  # no frame yet: it is a large one
+    # The transport of uvicorn's protocol -----------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._closing:
+            self._written += len(data)
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        if self._data or self._stopped:
+            self._go_on()
+
+    def is_reading(self) -> bool:
+        return not self._paused and not self._closing
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Become a WebSocket, whose handshake the new protocol has been given."""
+        assert isinstance(protocol, asyncio.Protocol)
+        self._inner, self._meter, self._paused = protocol, FrameMeter(), False
+        self._lane = self._guard.websocket_lane
+        self._loop.call_soon(self._check_handshake)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._inner
+
+    def _check_handshake(self) -> None:
+        """Refuse a handshake that uvicorn neither passes to the application nor answers: it can't parse it."""
+        if self.requests or self._closing:
+            return
+        lines = self._head.split(b"\r\n")
+        if len(lines[0]) > _LONGEST_LINE:
+            status = b"414 URI Too Long"
+        elif len(lines) > _MOST_LINES or max(map(len, lines)) > _LONGEST_LINE:
+            status = b"431 Request Header Fields Too Large"
+        else:
+            status = b"400 Bad Request"
+        self.write(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        self.close()
+
+    def close(self) -> None:
+        """Close after the last bytes, at the latest in a short time."""
+        self._close(wait=self._stopped)
+
+    def _close(self, *, wait: bool) -> None:
+        if self._closing:
+            return
+        self._closing = self._last_words = True
+        self._deadline = self._guard.now + self.close_within
+        self._data = b""
+        if not wait or self._guard.stopping or self._guard.tls is not None:
+            self._transport.close()
+            return
+        # A peer that still sends would lose what it has not read yet: ignore that until it closes too.
+        self._transport.write_eof()
+        if self._stopped:
+            self._stopped = False
+            self._transport.resume_reading()
+
+    def _fail(self, code: int, reason: str) -> None:
+        """Close a WebSocket by a frame between those of uvicorn."""
+        payload = code.to_bytes(2, "big") + reason.encode()
+        self.write(bytes((0x88, len(payload))) + payload)
+        self._close(wait=True)
+
+    def abort(self) -> None:
+        self._closing = self._last_words = True
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._transport.get_write_buffer_limits()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    # The application -------------------------------------------------------------------------------------------------
+
+    def begin_request(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """The head of a request is complete, or the handshake of a WebSocket."""
+        self.requests += 1
+        self._received, self._head, self._headers = 0, b"", headers
+        if self.refusal is None:
+            self._deadline = inf
+
+    def end_request(self) -> None:
+        """The response is complete, or the WebSocket at its end."""
+        self.requests -= 1
+        self._received, self._head = 0, b""
+
+    async def wait_lost(self) -> None:
+        """Wait for the end of the connection."""
+        await self._lost.wait()
+
+    def expect_close(self) -> None:
+        """The application closes a WebSocket: the peer has a short time to read that and to answer."""
+        if not self._last_words:
+            self._last_words = True
+            self._deadline = self._guard.now + self.close_within
+
+    # The time --------------------------------------------------------------------------------------------------------
+
+    def check(self, now: float) -> None:
+        """Close or abort it if a time is over. Called about once a second."""
+        if now >= self._deadline:
+            if self._last_words or (self._handshake is not None and not self._open):
+                self.abort()
+            else:
+                self.close()
+            return
+        sent = self._written - self._transport.get_write_buffer_size()
+        if sent != self._sent or sent == self._written:
+            self._sent, self._sent_at = sent, now
+        elif now - self._sent_at >= self.write_within:
+            self.abort()
+            return
+        if self._meter is not None and not self._last_words:
+            self._keep_alive(now)
+
+    def _keep_alive(self, now: float) -> None:
+        """Ping a WebSocket that is silent. Any data is a sign of life: a pong may wait behind it."""
+        if self._heard or self._stopped:
+            self._heard = self._pinged = False
+            self._heard_at = now
+        elif now - self._heard_at >= 2 * self.ping_after:
+            self._fail(_UNANSWERED_PING, "keepalive ping timeout")
+        elif not self._pinged and now - self._heard_at >= self.ping_after:
+            self._pinged = True
+            self.write(b"\x89\x00")
+
+
+class ConnectionGuard:
+    """The connections of one server, with bounds on them: `most` in all, `most_per_address` from one address.
+
+    Addresses of `trusted` networks are proxies, and not counted. A new connection beyond the bounds replaces the oldest
+    idle one, of its address or at all. If none is idle it is one of `RESERVE` on which probes are answered as ever,
+    and everything else is refused. `tls` is the context of a server with TLS.
+    """
+
+    def __init__(
+        self,
+        app: Asgi,
+        *,
+        most: int = 11_000,
+        most_per_address: int = 1_100,
+        max_body: int = 65_536,
+        trusted: Sequence[str] = (),
+        probes: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._app, self._most, self._most_per_address = app, most, most_per_address
+        self._trusted: Final = [ip_network(one) for one in trusted]
+        self._probes: Final = frozenset(probes)
+        self.max_body: Final = max_body
+        self.tls: Final = tls
+        self.stopping = False
+        """Whether the server stops: connections are closed at once."""
+        self.now = 0.0
+        """The time of the loop, as of the last sweep."""
+        self.http_lane: Final = _Lane()
+        self.websocket_lane: Final = _Lane()
+        self._turning = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sweeps: Final[list[set[GuardedConnection]]] = [set() for _ in range(_SWEEPS)]
+        self._next_sweep = 0
+        self._made = 0
+        self._count = 0
+        self._sweeping = False
+        self._addresses: Final[dict[str, _Address]] = {}
+        self._idle: Final[dict[GuardedConnection, None]] = {}  # oldest first
+        self._spare: Final[dict[GuardedConnection, None]] = {}  # oldest first
+        logging.getLogger("uvicorn.error").addFilter(_is_not_the_peers_mistake)
+
+    def __len__(self) -> int:
+        return self._count
+
+    # Connections -----------------------------------------------------------------------------------------------------
+
+    def protocol(
+        self,
+        config: Any,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> GuardedConnection:
+        """A protocol for a new connection."""
+
+        def inner(connection: GuardedConnection) -> HttpToolsProtocol:
+            return HttpToolsProtocol(config, server_state, {**app_state, "connection": connection}, _loop)
+
+        return GuardedConnection(self, inner)
+
+    def admit(self, connection: GuardedConnection, peer: object) -> None:
+        """Count a new connection. One beyond the bounds gets the place of an idle one, or a `refusal`."""
+        loop = self._loop = asyncio.get_running_loop()
+        self.now = loop.time()
+        if not self._sweeping:
+            self._sweeping = True
+            loop.call_later(1 / _SWEEPS, self._sweep, loop)
+        connection.sweep = self._made = (self._made + 1) % _SWEEPS
+        key = self._key(peer)
+        address = None if key is None else self._addresses.get(key)
+        if address is not None and address.count >= self._most_per_address and not self._drop_oldest(address.idle):
+            many = f"{key} has {self._most_per_address} connections, and may have no more"
+            self._admit_spare(connection, (429, many))
+        elif self._count >= self._most and not self._drop_oldest(self._idle):
+            self._admit_spare(connection, (503, f"the hub has {self._most} connections, and takes no more"))
+        self._count += 1
+        self._sweeps[connection.sweep].add(connection)
+        if key is not None:
+            connection.address = self._addresses.setdefault(key, _Address(key))
+            connection.address.count += 1
+        if connection.refusal is None:
+            self._mark_idle(connection)
+
+    def _key(self, peer: object) -> str | None:
+        """The key that an address is counted under; None for a proxy or a Unix socket."""
+        if not isinstance(peer, (tuple, list)) or not peer:
+            return None
+        try:
+            found = parse_address(peer[0])
+        except InvalidInput:
+            return None
+        if any(found in network for network in self._trusted):
+            return None
+        return counted_as(str(found))
+
+    def _admit_spare(self, connection: GuardedConnection, refusal: tuple[int, str]) -> None:
+        if len(self._spare) >= RESERVE:
+            self._drop_oldest(self._spare)
+        connection.refusal = refusal
+        self._spare[connection] = None
+
+    def _drop_oldest(self, of: dict[GuardedConnection, None]) -> bool:
+        """Abort the oldest of some connections; whether there is one."""
+        oldest = next(iter(of), None)
+        if oldest is None:
+            return False
+        self.release(oldest)
+        oldest.abort()
+        return True
+
+    def release(self, connection: GuardedConnection) -> None:
+        """A connection is at its end."""
+        if connection not in self._sweeps[connection.sweep]:
+            return
+        self._sweeps[connection.sweep].discard(connection)
+        self._count -= 1
+        self._unmark_idle(connection)
+        self._spare.pop(connection, None)
+        address = connection.address
+        if address is not None:
+            address.count -= 1
+            if not address.count:
+                del self._addresses[address.key]
+
+    def abort_all(self) -> None:
+        """Abort all connections."""
+        for connections in self._sweeps:
+            for connection in list(connections):
+                connection.abort()
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    def take_turn(self, lane: "_Lane") -> bool:
+        """Whether a connection may pass on a slice at once: nobody waits, and there is room in this turn."""
+        if lane.waiting or lane.passed >= PER_TURN:
+            return False
+        lane.passed += 1
+        self._expect_turn()
+        return True
+
+    def wait_turn(self, connection: GuardedConnection, lane: "_Lane") -> None:
+        """Let a connection pass on a slice in a later turn, after those that wait already."""
+        lane.waiting.append(connection)
+        self._expect_turn()
+
+    def _expect_turn(self) -> None:
+        if not self._turning:
+            self._turning = True
+            assert self._loop is not None
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Begin a turn of the loop with those that wait."""
+        self._turning = False
+        for lane in (self.websocket_lane, self.http_lane):
+            lane.passed = min(len(lane.waiting), PER_TURN)
+            for _ in range(lane.passed):
+                lane.waiting.popleft().take_slice()
+            if lane.passed:
+                self._expect_turn()
+
+    # Idle connections, and the time ----------------------------------------------------------------------------------
+
+    def _mark_idle(self, connection: GuardedConnection) -> None:
+        self._idle[connection] = None
+        if connection.address is not None:
+            connection.address.idle[connection] = None
+
+    def _unmark_idle(self, connection: GuardedConnection) -> None:
+        self._idle.pop(connection, None)
+        if connection.address is not None:
+            connection.address.idle.pop(connection, None)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at a part of the connections, in turns."""
+        self.now = loop.time()
+        self._next_sweep = (self._next_sweep + 1) % _SWEEPS
+        for connection in list(self._sweeps[self._next_sweep]):
+            connection.check(self.now)
+        self._sweeping = self._count > 0
+        if self._sweeping:
+            loop.call_later(1 / _SWEEPS, self._sweep, loop)
+
+    # ASGI ------------------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: GuardedConnection = scope["state"]["connection"]
+        connection.begin_request(scope["headers"])
+        self._unmark_idle(connection)
+        try:
+            if connection.refusal is not None:
+                await self._answer_spare(connection.refusal, scope, receive, send)
+            elif scope["type"] == "websocket":
+                await self._app(scope, receive, _watched(connection, send))
+            else:
+                await self._app(scope, receive, send)
+            if connection.refused:
+                await connection.wait_lost()  # otherwise uvicorn misses the end of the handshake, and logs an error
+        finally:
+            connection.end_request()
+            if connection.idle and not connection.is_closing() and connection.refusal is None:
+                self._mark_idle(connection)
+
+    async def _answer_spare(self, refusal: tuple[int, str], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a probe as ever, and refuse everything else. No more requests follow."""
+
+        async def send_last(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        if scope["type"] == "http" and scope["path"] in self._probes:
+            await self._app(scope, receive, send_last)
+            return
+        status, detail = refusal
+        prefix = "http" if scope["type"] == "http" else "websocket.http"
+        if scope["type"] == "websocket":
+            await receive()
+            send = _watched(scope["state"]["connection"], send)
+        body = json.dumps({"error": "too_many_connections", "detail": detail}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            (b"retry-after", b"5"),
+        ]
+        await send({"type": f"{prefix}.response.start", "status": status, "headers": headers})
+        await send({"type": f"{prefix}.response.body", "body": body})
+
+
+class _Lane:
+    """The connections of one kind that have something to pass on: neither kind waits for the other."""
+
+    __slots__ = ("passed", "waiting")
+
+    def __init__(self) -> None:
+        self.passed = 0  # slices in this turn
+        self.waiting: deque[GuardedConnection] = deque()  # each once
+
+
+class _Address:
+    """The connections of one address."""
+
+    __slots__ = ("count", "idle", "key")
+
+    def __init__(self, key: str) -> None:
+        self.key: Final = key
+        self.count = 0
+        self.idle: dict[GuardedConnection, None] = {}  # oldest first
+
+
+def _begun(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    """Do the first step of a coroutine now, and the rest when it is awaited: as an eager task of Python 3.12 does."""
+    waits_for = work.send(None)
+
+    @coroutine
+    def rest() -> Generator[Any, Any, T]:
+        yield waits_for
+        return (yield from work.__await__())
+
+    return rest()
+
+
+def _watched(connection: GuardedConnection, send: Send) -> Send:
+    """`send` of a WebSocket, which fails once it is closed, and says when the application closes or refuses it."""
+
+    def send_open(message: Mapping[str, Any]) -> Awaitable[None]:
+        if connection.is_closing():  # by uvicorn, as after an invalid frame: it would blame the application
+            raise ConnectionError("the connection is closed")
+        if message["type"] == "websocket.close":
+            connection.expect_close()
+        elif message["type"] == "websocket.http.response.body":
+            connection.refused = True
+        return send(message)
+
+    return send_open
+
+
+def _is_not_the_peers_mistake(record: logging.LogRecord) -> bool:
+    """Whether a record of uvicorn is worth a line in the log: mistakes of peers are answered, and not the hub's."""
+    return record.msg not in _PEERS_MISTAKES

@@ -1,11 +1,13 @@
 """The hub as a program: listening, signals and shutdown."""
 
 import asyncio
+import resource
 import signal
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -17,12 +19,13 @@ from headgate._version import VERSION
 from headgate.errors import HeadgateError
 from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
-from headgate.hub.app import Hub
-from headgate.hub.protocols import HttpProtocol, WebSocketProtocol
+from headgate.hub.api.routing import Who
+from headgate.hub.app import ROUTES, Hub
+from headgate.hub.protocols import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
 from headgate.hub.settings import HubSettings
 
 _BACKLOG: Final = 2048
-_HTTP_CONNECTIONS: Final = 1000  # beside the WebSockets
+_OTHER_FILES: Final = 200  # open files beside the connections: databases, the store's, webhooks
 _OVERSIZE: Final = 4  # times the largest frame is still answered; a larger one closes the connection
 
 _log = structlog.get_logger("headgate.hub")
@@ -34,6 +37,8 @@ class Server(uvicorn.Server):
     def __init__(self, hub: Hub, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._hub = hub
+        assert isinstance(config.app, ConnectionGuard)
+        self._guard = config.app
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,15 +57,16 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()  # no new connections
         await self._hub.drain()
+        self._guard.stopping = True
         await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()  # a connection that does not read would stay open for ever
+        self._guard.abort_all()
 
 
 def serve(settings: HubSettings, config: Path | None, out: TextIO) -> None:
     """Run a hub until SIGINT or SIGTERM."""
     policy = Policy() if config is None else Policy.load(config)
-    _check_certificate(settings)
+    _tls_context(settings)  # an unusable certificate is refused before anything is started
+    settings = _within_file_limit(settings)
     with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, policy, config, listener, out))
 
@@ -76,40 +82,74 @@ async def _serve(
     _log.info("stopped")
 
 
-def server_config(hub: Hub, settings: HubSettings) -> uvicorn.Config:
-    """The configuration of uvicorn for a hub."""
+def server_config(app: Asgi, settings: HubSettings) -> uvicorn.Config:
+    """The configuration of uvicorn for a hub. Its application is the guard of the connections, around the hub."""
+    guard = ConnectionGuard(
+        app,
+        most=settings.max_connections + settings.max_http_connections,
+        most_per_address=settings.max_connections_per_address + HTTP_PER_ADDRESS,
+        max_body=settings.max_frame,
+        trusted=settings.trusted_proxies,
+        probes=[route.path for route in ROUTES if route.who is Who.PROBE and route.action == "get_health"],
+        tls=_tls_context(settings),
+    )
     return uvicorn.Config(
-        hub,
-        ws=WebSocketProtocol,
+        guard,
+        ws="websockets-sansio",
         ws_max_size=settings.max_frame * _OVERSIZE,
         ws_per_message_deflate=False,  # it costs memory per connection, and small frames could inflate
-        http=HttpProtocol,
+        ws_ping_interval=None,  # the guard pings
+        http=guard.protocol,  # type: ignore[arg-type]  # a function is as good as a class
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
-        limit_concurrency=settings.max_connections + _HTTP_CONNECTIONS,
         timeout_graceful_shutdown=max(round(settings.shutdown_within), 1),
         backlog=_BACKLOG,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
     )
 
 
-def _check_certificate(settings: HubSettings) -> None:
-    """Refuse an unusable certificate before anything is started."""
+def _tls_context(settings: HubSettings) -> ssl.SSLContext | None:
+    """The context of a server with TLS."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None:
         if key is not None:
             raise HeadgateError("--tls-key: expected --tls-certificate too")
-        return
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key)
     except OSError as error:
         files = str(certificate) if key is None else f"{certificate} and {key}"
         raise HeadgateError(f"{files}: expected a certificate and its key in PEM, got: {error.strerror}") from error
+    return context
+
+
+def _within_file_limit(settings: HubSettings) -> HubSettings:
+    """Raise the limit on open files to what the connections need; settings with fewer connections if it can't be."""
+    asked = settings.max_connections + settings.max_http_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = asked + RESERVE + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return settings
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == needed:
+        return settings
+    most = max(allowed - RESERVE - _OTHER_FILES, 2)
+    http = max(most * settings.max_http_connections // asked, 1)
+    reduced = replace(settings, max_connections=most - http, max_http_connections=http)
+    _log.warning(
+        "fewer connections than set: the limit on open files is too low; raise it to the number needed (ulimit -n, "
+        "or LimitNOFILE= of systemd)",
+        open_files=allowed,
+        needed=needed,
+        max_connections=reduced.max_connections,
+        max_http_connections=reduced.max_http_connections,
+    )
+    return reduced
 
 
 def _listen(settings: HubSettings) -> socket.socket:

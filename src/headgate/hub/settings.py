@@ -145,11 +145,22 @@ class HubSettings:
     max_connections_per_address: int = _setting(
         1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
     )
+    max_http_connections: int = _setting(
+        1_000, "maximum HTTP connections in total, beside the WebSockets", _whole(1, 1_000_000)
+    )
     max_dashboards: int = _setting(200, "maximum open dashboards", _whole(1, 10_000))
     max_waiting: int = _setting(256, "maximum frames queued for a slow reader", _whole(1, 100_000))
     max_sessions: int = _setting(1_000, "maximum open sessions per agent", _whole(1, 1_000_000))
     max_signals: int = _setting(10_000, "newest signals kept per agent", _whole(1, 10_000_000))
+    max_stored_signals: int = _setting(
+        1_000_000, "maximum signals kept in total; then the oldest of the agent that has most", _whole(1, 1_000_000_000)
+    )
     max_mail: int = _setting(1_000, "maximum messages per mailbox", _whole(1, 1_000_000))
+    max_mail_per_sender: int = _setting(100, "maximum messages of one sender per mailbox", _whole(1, 1_000_000))
+    max_channels_per_agent: int = _setting(20, "maximum chat channels created by one agent", _whole(1, 1_000_000))
+    max_counters: int = _setting(
+        10_000, "maximum keys of the decision service that one agent counts at a time", _whole(1, 1_000_000)
+    )
     max_channels: int = _setting(1_000, "maximum chat channels", _whole(1, 1_000_000))
     max_history: int = _setting(1_000, "newest messages kept per chat channel", _whole(1, 1_000_000))
     max_tasks: int = _setting(10_000, "maximum queued tasks, and finished tasks kept", _whole(1, 10_000_000))

@@ -1,6 +1,7 @@
 """The connected agents, and the limits on connections."""
 
 from collections import Counter
+from heapq import nsmallest
 from typing import Final
 
 from headgate.gate.lookup import counted_as
@@ -51,9 +52,9 @@ class Presence:
             del self._agents[agent]
         return not sockets
 
-    def push(self, agent: str, frame: str) -> bool:
+    def push(self, agent: str, frame: str, content: object = None) -> bool:
         """Push a frame to an agent, over its newest socket with room for it; whether there is one."""
-        return any(socket.push(frame) for socket in reversed(self._agents.get(agent, ())))
+        return any(socket.push(frame, content) for socket in reversed(self._agents.get(agent, ())))
 
     def sockets_of(self, agent: str) -> list[Socket]:
         """An agent's sockets, oldest first."""
@@ -65,3 +66,8 @@ class Presence:
     def agents(self) -> list[str]:
         """The connected agents, by name."""
         return sorted(self._agents)
+
+    def page(self, limit: int, after: str = "") -> tuple[list[str], bool]:
+        """The next connected agents by name, and whether there are more."""
+        found = nsmallest(limit + 1, (agent for agent in self._agents if agent > after))
+        return found[:limit], len(found) > limit

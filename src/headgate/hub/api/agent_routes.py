@@ -10,7 +10,19 @@ from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import Mail, MessageBroker
 from headgate.hub.messages.sessions import LoggedSignal, SessionLog
-from headgate.hub.sockets.frames import AgentId, ChannelInfo, ChannelName, Count, Note, Number, Post, Token
+from headgate.hub.sockets.frames import (
+    MAX_NAMES,
+    AgentId,
+    ChannelInfo,
+    ChannelName,
+    Count,
+    LastName,
+    ManyNames,
+    Note,
+    Number,
+    Post,
+    Token,
+)
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task, TaskSummary
 
@@ -33,12 +45,34 @@ class Revoked(Struct):
     revoked: bool
 
 
+class AgentPage(Body):
+    """A page of agents by name: at most `limit`, the first or those after a name."""
+
+    limit: ManyNames = MAX_NAMES
+    after: LastName = ""
+
+
 class ConnectedAgents(Struct):
     agents: list[str]
+    more: bool
+    """Whether there are more, after the last."""
 
 
-class AllChannels(Struct):
+class ChannelPage(Body):
+    """A page of chat channels by name: at most `limit`, the first or those after a name."""
+
+    limit: Count = 100
+    after: LastName = ""
+
+
+class ChannelList(Struct):
     channels: list[ChannelInfo]
+    more: bool
+    """Whether there are more, after the last."""
+
+
+class DeletedChannel(Struct):
+    name: str
 
 
 class NewChannel(Body):
@@ -119,12 +153,17 @@ class Signals(Struct):
 # Handlers -------------------------------------------------------------------------------------------------------------
 
 
-async def _agents(_call: Call, presence: Presence) -> ConnectedAgents:
-    return ConnectedAgents(presence.agents())
+async def _agents(call: Call, presence: Presence) -> ConnectedAgents:
+    return ConnectedAgents(*presence.page(call.query.limit, call.query.after))
 
 
-async def _chat_channels(_call: Call, messages: MessageBroker) -> AllChannels:
-    return AllChannels(messages.chat_channels())
+async def _chat_channels(call: Call, messages: MessageBroker) -> ChannelList:
+    return ChannelList(*messages.chat_channels(call.query.limit, call.query.after))
+
+
+async def _delete_chat_channel(call: Call, messages: MessageBroker) -> DeletedChannel:
+    await messages.delete_chat_channel(call.parts["name"], call.agent, by_admin=call.admin)
+    return DeletedChannel(call.parts["name"])
 
 
 async def _register(call: Call, registry: Registry) -> Registered:
@@ -192,8 +231,14 @@ async def _signals(call: Call, sessions: SessionLog) -> Signals:
 
 
 ROUTES: Final = (
-    Route("GET", "/api/agents", "get_agents", Who.ANYONE, _agents, ConnectedAgents, "the connected agents"),
-    Route("GET", "/api/channels", "get_channels", Who.ANYONE, _chat_channels, AllChannels, "all chat channels"),
+    Route(
+        "GET", "/api/agents", "get_agents", Who.ANYONE, _agents, ConnectedAgents, "the connected agents, by name",
+        query=AgentPage,
+    ),
+    Route(
+        "GET", "/api/channels", "get_channels", Who.ANYONE, _chat_channels, ChannelList, "the chat channels, by name",
+        query=ChannelPage,
+    ),
     Route(
         "POST",
         "/api/onboard/register",
@@ -229,6 +274,10 @@ ROUTES: Final = (
         body=NewChannel, status=201,
     ),
     Route("GET", "/api/channels/{name}", "get_channel_info", Who.AGENT, _chat_channel, ChannelInfo, "one chat channel"),
+    Route(
+        "DELETE", "/api/channels/{name}", "delete_channel", Who.PROGRAM, _delete_chat_channel, DeletedChannel,
+        "delete a chat channel with its messages: its creator or the admin",
+    ),
     Route(
         "GET", "/api/channels/{name}/messages", "get_messages", Who.AGENT, _history, Messages,
         "the newest messages of a chat channel, oldest first", query=Page,

@@ -17,6 +17,7 @@ from headgate.hub.api.routing import Call, Route, Router, Who
 from headgate.hub.api.sites import Sites
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.monitoring.stats import Stats
+from headgate.hub.nesting import check_nesting
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, explain
 from headgate.hub.sockets.socket import Receive, Send
@@ -271,9 +272,12 @@ def _token(headers: Headers) -> str | None:
 
 def _decoded(body: bytes, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(body.decode(), type=kind)  # as text: a body that is passed on must be UTF-8
+        text = body.decode()  # a body that is passed on must be UTF-8
+        found = msgspec.json.decode(text, type=kind)
     except MALFORMED as error:
         raise RequestError(400, "invalid", f"body: {explain(error)}") from error
+    check_nesting(text)
+    return found
 
 
 def _converted(given: Any, kind: Any) -> Any:

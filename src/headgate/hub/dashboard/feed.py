@@ -5,7 +5,7 @@ those of agents that made requests, whose buckets refill, that have violations, 
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any, Final
 
 import msgspec
@@ -13,12 +13,14 @@ import structlog
 from msgspec import UNSET, Struct, UnsetType
 
 from headgate.gate import Gate
+from headgate.gate.lookup import counted_as
 from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import AgentCard, Cards, Summary, spark, timeline
+from headgate.hub.errors import RequestError
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
 from headgate.hub.settings import HubSettings
@@ -29,6 +31,8 @@ from headgate.limits.clock import Clock
 MAX_CARDS: Final = 500
 MAX_QUEUED: Final = 8
 """Frames queued for a dashboard that reads slowly; then it is closed, and connects again."""
+MAX_STRANGERS: Final = 10
+"""Dashboards that one address may be opening at a time: those that have not shown a token yet."""
 _INTERVAL: Final = 1.0  # seconds between two updates
 _MIN_INTERVAL: Final = 0.05  # seconds, however much changes
 _ROTATED: Final = 50  # cards made again in each update without a known reason: another hub may have counted something
@@ -99,6 +103,7 @@ class DashboardFeed:
         self._cards, self._gate, self._stats, self._presence, self._alerts = cards, gate, stats, presence, alerts
         self._tokens, self._authentication, self._clock, self._settings = tokens, authentication, clock, settings
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
+        self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
         self._viewers: Final[set[Socket]] = set()
         self._updating: Final = asyncio.Lock()
         self._wake: Final = asyncio.Event()
@@ -131,18 +136,26 @@ class DashboardFeed:
     # One dashboard ---------------------------------------------------------------------------------------------------
 
     async def serve(self, socket: Socket) -> None:
-        """Serve a dashboard until it is closed."""
-        if not await socket.accept():
-            return
-        most = self._settings.max_dashboards
+        """Serve a dashboard until it is closed.
+
+        Raises `RequestError` before it is accepted, if its address is opening too many.
+        """
+        address, most = counted_as(socket.address), self._settings.max_dashboards
+        if self._strangers[address] >= MAX_STRANGERS:
+            detail = f"{address} is opening {MAX_STRANGERS} dashboards, and may open no more at once"
+            raise RequestError(429, "too_many_connections", detail)
+        self._strangers[address] += 1
         self._unidentified[socket] = None
         if len(self._unidentified) > most:
             oldest, _ = self._unidentified.popitem(last=False)
             oldest.close_soon(TRY_LATER, "too many dashboards are being opened")
         try:
-            admin = await self._admit(socket)
+            admin = await self._admit(socket) if await socket.accept() else None
         finally:
             self._unidentified.pop(socket, None)
+            self._strangers[address] -= 1
+            if not self._strangers[address]:
+                del self._strangers[address]
         if admin is None:
             return
         if len(self._viewers) >= most:
@@ -166,6 +179,9 @@ class DashboardFeed:
         finally:
             deadline.cancel()
         if text is None:
+            await self._gate.acheck_address(
+                socket.address, "authentication"
+            )  # as for a wrong token: it was no use to the hub
             return None
         try:
             if len(text) > _MAX_FRAME:

@@ -1,23 +1,34 @@
 """Messages: from agent to agent, into mailboxes, and to chat channels."""
 
+import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable
+from heapq import nsmallest
 from sqlite3 import Connection
 from typing import Final
 
 import msgspec
+import structlog
 from msgspec import Raw, Struct
 
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
+from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, Lagged, Message, Post, encode
 from headgate.hub.sockets.socket import MAX_BYTES, Socket
-from headgate.hub.storage.database import Database, Retention
+from headgate.hub.storage.database import Database, DatabaseError, Retention
+from headgate.hub.timer import Timer
+from headgate.limits.clock import Clock
 
 FIRST_CHAT_CHANNEL: Final = "general"
-_messages: Final = msgspec.json.Decoder(Message)
+MAX_UNKEPT: Final = 16 * 1024 * 1024
+"""Bytes of undelivered messages in memory while the disk can't be written; then no more are accepted."""
+_RETRY: Final = 1_000_000  # microseconds until the disk is tried again
+
+_log = structlog.get_logger("headgate.hub")
 
 
 class Mail(Struct):
@@ -59,11 +70,20 @@ class _ChatChannel:
 class MessageBroker:
     """Delivers messages. An accepted message is not lost: it is queued for a socket, or in the database."""
 
-    def __init__(self, database: Database, presence: Presence, registry: Registry, settings: HubSettings) -> None:
-        self._database, self._presence, self._registry = database, presence, registry
-        self._most_mail, self._most_chat_channels = settings.max_mail, settings.max_channels
+    def __init__(
+        self, database: Database, presence: Presence, registry: Registry, clock: Clock, settings: HubSettings
+    ) -> None:
+        self._database, self._presence, self._registry, self._clock = database, presence, registry, clock
+        self._most_mail, self._most_mail_from_one = settings.max_mail, settings.max_mail_per_sender
+        self._most_chat_channels, self._most_own_chat_channels = settings.max_channels, settings.max_channels_per_agent
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
+        self._unkept: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient, while the disk can't be written
+        self._unkept_bytes = 0
+        self._keeping: Final = asyncio.Lock()
+        self._timer: Timer | None = None
+        self._background: Final = BackgroundTasks()
+        self._closed = False
         self.accepted = 0
         """The number of accepted messages, to agents and to chat channels."""
 
@@ -81,8 +101,10 @@ class MessageBroker:
 
     async def send(self, sender: str, to: str, body: Raw) -> bool:
         """Deliver a message, or put it into the mailbox; whether it was delivered."""
+        if self._unkept_bytes > MAX_UNKEPT:
+            raise RequestError(503, "unavailable", "undelivered messages wait for the hub's disk; try again later")
         message = Message(sender=sender, body=body, at=time.time())
-        if not self._presence.push(to, encode(message)):
+        if not self._presence.push(to, encode(message), message):
             if not await self._registry.knows(to):
                 raise RequestError(404, "unknown_agent", f"there is no agent {to!r}")
             await self._keep(to, [message], self._most_mail)
@@ -92,15 +114,42 @@ class MessageBroker:
         return True
 
     async def keep_unsent(self, agent: str, socket: Socket) -> None:
-        """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is."""
-        kept = []
-        for frame in socket.take_unsent():
-            try:
-                kept.append(_messages.decode(frame))
-            except msgspec.ValidationError:
-                continue  # of another type
-        if kept:
-            await self._keep(agent, kept, None)
+        """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is.
+
+        While the disk can't be written, they are kept in memory.
+        """
+        unsent = [content for content in socket.take_unsent() if isinstance(content, Message)]
+        if unsent:
+            self._unkept.append((agent, unsent))
+            self._unkept_bytes += _size(unsent)
+            await self._background.finish(self._keep_all())
+
+    async def _keep_all(self) -> None:
+        """Put into mailboxes what waits in memory, oldest first; later again if the disk can't be written."""
+        async with self._keeping:
+            while self._unkept:
+                agent, unsent = self._unkept[0]
+                try:
+                    await self._keep(agent, unsent, None)
+                except DatabaseError as error:
+                    _log.error("undelivered messages wait for the disk", bytes=self._unkept_bytes, reason=str(error))
+                    if not self._closed and self._timer is None:
+                        self._timer = Timer(self._clock, self._clock.now() + _RETRY, self._retry)
+                    return
+                self._unkept.popleft()
+                self._unkept_bytes -= _size(unsent)
+
+    def _retry(self) -> None:
+        self._timer = None
+        self._background.spawn(self._keep_all())
+
+    async def close(self) -> None:
+        """Write what waits in memory."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._background.finish(self._keep_all())
+        await self._background.wait()
 
     async def _keep(self, to: str, messages: list[Message], most: int | None) -> None:
         rows = [(to, message.sender, bytes(message.body), message.at) for message in messages]
@@ -109,6 +158,10 @@ class MessageBroker:
             (waiting,) = db.execute("SELECT COUNT(*) FROM mail WHERE recipient = ?", (to,)).fetchone()
             if most is not None and waiting >= most:
                 raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages wait for it already")
+            own = "SELECT COUNT(*) FROM mail WHERE recipient = ? AND sender = ?"
+            (waiting,) = db.execute(own, (to, messages[0].sender)).fetchone()
+            if most is not None and waiting >= self._most_mail_from_one:
+                raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages of yours wait for it")
             db.executemany("INSERT INTO mail (recipient, sender, body, at) VALUES (?, ?, ?, ?)", rows)
 
         await self._database.run(keep)
@@ -136,9 +189,10 @@ class MessageBroker:
 
     # Chat channels ----------------------------------------------------------------------------------------------------
 
-    def chat_channels(self) -> list[ChannelInfo]:
-        """All chat channels, by name."""
-        return [self._chat_channels[name].info() for name in sorted(self._chat_channels)]
+    def chat_channels(self, limit: int, after: str = "") -> tuple[list[ChannelInfo], bool]:
+        """The next chat channels by name, and whether there are more."""
+        found = nsmallest(limit + 1, (name for name in self._chat_channels if name > after))
+        return [self._chat_channels[name].info() for name in found[:limit]], len(found) > limit
 
     def chat_channel(self, name: str) -> ChannelInfo:
         return self._find(name).info()
@@ -148,6 +202,10 @@ class MessageBroker:
         at = time.time()
 
         def write(db: Connection) -> None:
+            own = "SELECT COUNT(*) FROM channels WHERE creator = ?"
+            (count,) = db.execute(own, (creator,)).fetchone()
+            if count >= self._most_own_chat_channels:
+                raise RequestError(409, "too_many_channels", f"{count} chat channels are yours: delete one first")
             (count,) = db.execute("SELECT COUNT(*) FROM channels").fetchone()
             if count >= self._most_chat_channels:
                 raise RequestError(
@@ -161,6 +219,22 @@ class MessageBroker:
         await self._database.run(write)
         self._chat_channels[name] = _ChatChannel(name, creator, about, at)
         return self._chat_channels[name].info()
+
+    async def delete_chat_channel(self, name: str, agent: str, *, by_admin: bool) -> None:
+        """Delete a chat channel with its messages: by its creator, or by the admin."""
+        channel = self._find(name)
+        if not by_admin and channel.creator != agent:
+            raise RequestError(403, "forbidden", f"only {channel.creator!r} and the admin can delete {name!r}")
+        if name == FIRST_CHAT_CHANNEL:
+            raise RequestError(409, "not_possible", f"{name!r} always exists")
+
+        def delete(db: Connection) -> None:
+            db.execute("DELETE FROM channels WHERE name = ?", (name,))
+            db.execute("DELETE FROM posts WHERE channel = ?", (name,))
+
+        await self._database.run(delete)
+        if self._chat_channels.get(name) is channel:
+            del self._chat_channels[name]
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Add a message to a chat channel's history, send it to all subscribers, and return its number."""
@@ -204,6 +278,10 @@ class MessageBroker:
         if channel is None:
             raise RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
         return channel
+
+
+def _size(messages: list[Message]) -> int:
+    return sum(len(bytes(message.body)) for message in messages)
 
 
 def _page(rows: Iterable[tuple[int, str, bytes, float]]) -> list[tuple[int, str, bytes, float]]:

@@ -15,7 +15,7 @@ from headgate.gate.sessions import Session
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import Signal, decode_signal
-from headgate.hub.storage.database import Database, Retention
+from headgate.hub.storage.database import Database, Retention, TotalRetention
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import parse
 from headgate.limits.token_bucket import limited
@@ -40,6 +40,7 @@ class SessionLog:
         self._database, self._gate = database, gate
         self._most_sessions = settings.max_sessions
         self._retention: Final = Retention("signals", "agent", settings.max_signals)
+        self._total_retention: Final = TotalRetention("signals", "agent", settings.max_stored_signals)
         self._open: Final[dict[str, dict[str, Session]]] = {}
         self._locks: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
@@ -79,6 +80,7 @@ class SessionLog:
             row = (agent, session, msgspec.json.encode(signal), time.time())
             number = db.execute("INSERT INTO signals (agent, session, signal, at) VALUES (?, ?, ?, ?)", row).lastrowid
             self._retention.added(db, agent)
+            self._total_retention.added(db)
             return number or 0
 
         return await self._database.run(insert)

@@ -222,11 +222,13 @@ class AgentSockets:
             quiet_left_ms=ceil(standing.quiet_left * 1000),
         )
 
-    async def _list_agents(self, _connection: _AgentConnection, _frame: frames.ListAgents) -> frames.ServerFrame:
-        return frames.Agents(agents=self._presence.agents())
+    async def _list_agents(self, _connection: _AgentConnection, frame: frames.ListAgents) -> frames.ServerFrame:
+        agents, more = self._presence.page(frame.limit, frame.after)
+        return frames.Agents(agents=agents, more=more)
 
-    async def _list_channels(self, _connection: _AgentConnection, _frame: frames.ListChannels) -> frames.ServerFrame:
-        return frames.Channels(channels=self._messages.chat_channels())
+    async def _list_channels(self, _connection: _AgentConnection, frame: frames.ListChannels) -> frames.ServerFrame:
+        channels, more = self._messages.chat_channels(frame.limit, frame.after)
+        return frames.Channels(channels=channels, more=more)
 
     async def _channel_history(self, _connection: _AgentConnection, frame: frames.ChannelHistory) -> frames.ServerFrame:
         before = None if frame.before is UNSET else frame.before

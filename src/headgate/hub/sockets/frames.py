@@ -10,6 +10,10 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headgate.gate.policy import MAX_AGENT
 from headgate.hub.errors import RequestError
+from headgate.hub.nesting import TOO_DEEP, check_nesting
+
+MAX_NAMES: Final = 1000
+"""Names of agents on one page."""
 
 FrameId: TypeAlias = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=-(2**53), le=2**53)]
 MaybeId: TypeAlias = FrameId | UnsetType
@@ -29,6 +33,8 @@ TaskId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)] | Annotated[int, Meta(ge=0, le=2**53)]
 Note: TypeAlias = Annotated[str, Meta(max_length=1000)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
+ManyNames: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NAMES)]
+LastName: TypeAlias = Annotated[str, Meta(max_length=MAX_AGENT)]
 Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
 
 
@@ -59,11 +65,17 @@ class Status(ClientFrame, tag="status"):
 
 
 class ListAgents(ClientFrame, tag="list_agents"):
-    """Asks for the connected agents."""
+    """Asks for the connected agents: a page of them by name, the first or the next after a name."""
+
+    limit: ManyNames = MAX_NAMES
+    after: LastName = ""
 
 
 class ListChannels(ClientFrame, tag="list_channels"):
-    """Asks for all chat channels."""
+    """Asks for the chat channels: a page of them by name, the first or the next after a name."""
+
+    limit: Count = 100
+    after: LastName = ""
 
 
 class ChannelHistory(ClientFrame, tag="channel_history"):
@@ -218,6 +230,8 @@ class AgentStatus(ServerFrame, tag="status"):
 
 class Agents(ServerFrame, tag="agents"):
     agents: list[str]
+    more: bool
+    """Whether there are more, after the last."""
 
 
 class ChannelInfo(Struct):
@@ -230,6 +244,8 @@ class ChannelInfo(Struct):
 
 class Channels(ServerFrame, tag="channels"):
     channels: list[ChannelInfo]
+    more: bool
+    """Whether there are more, after the last."""
 
 
 class Post(Struct):
@@ -406,6 +422,7 @@ def decode(text: str) -> AnyClientFrame:
         if detail.endswith("at `$.type`"):
             detail += f"; the types are {', '.join(TYPES)}"
         raise RequestError(400, "invalid", detail) from error
+    check_nesting(text)
     return frame
 
 
@@ -432,7 +449,7 @@ def encode(frame: Struct) -> str:
 
 def explain(error: Exception) -> str:
     """The reason why something could not be decoded, for its sender."""
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return TOO_DEEP if isinstance(error, RecursionError) else str(error)
 
 
 def schemas() -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Socket:
         self._reads = 0
         self._receive, self._send = receive, send
         self._max_queued = max_queued
-        self._queue: deque[bytes | str] = deque()
+        self._queue: deque[tuple[bytes | str, object]] = deque()
         self._queued_bytes = 0
         self._deferred: dict[str, Callable[[], str | None]] = {}
         self._writer: asyncio.Task[None] | None = None
@@ -77,11 +77,11 @@ class Socket:
         """Send an answer, text or binary, as soon as the other side takes it."""
         await self._put({"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame})
 
-    def push(self, frame: bytes | str) -> bool:
-        """Queue a frame; False if the queue is full."""
+    def push(self, frame: bytes | str, content: object = None) -> bool:
+        """Queue a frame; False if the queue is full. `content` is what `take_unsent` returns if it can't be sent."""
         if self.closed or len(self._queue) >= self._max_queued or self._queued_bytes + len(frame) > MAX_BYTES:
             return False
-        self._queue.append(frame)
+        self._queue.append((frame, content))
         self._queued_bytes += len(frame)
         self._start_writer()
         return True
@@ -100,12 +100,12 @@ class Socket:
         """The number of frames pushed and not sent yet."""
         return len(self._queue)
 
-    def take_unsent(self) -> list[bytes | str]:
-        """The frames that were pushed and will not be sent any more, since the socket is closed."""
-        frames = list(self._queue)
+    def take_unsent(self) -> list[object]:
+        """The contents of frames that were pushed and will not be sent any more, since the socket is closed."""
+        contents = [content for _, content in self._queue if content is not None]
         self._queue.clear()
         self._queued_bytes = 0
-        return frames
+        return contents
 
     async def close(self, code: int, reason: str = "") -> None:
         """Close it. `reason` is at most 123 bytes of UTF-8."""
@@ -143,7 +143,7 @@ class Socket:
             self._writer = None
 
     async def _write_first(self) -> None:
-        frame = self._queue[0]
+        frame, _ = self._queue[0]
         await self.send(frame)
         if self._queue and not self.closed:  # otherwise it stays unsent
             self._queue.popleft()

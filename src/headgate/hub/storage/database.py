@@ -80,6 +80,38 @@ class Retention:
             db.execute(self._delete, (value, self._most))
 
 
+class TotalRetention:
+    """Keeps at most `most` rows of a table in total, and at times a hundredth more.
+
+    Surplus rows are deleted from the value of the column that has most, so that it takes no room from others.
+    """
+
+    def __init__(self, table: str, column: str, most: int) -> None:
+        self._most: Final = most
+        self._added = 0  # since the last deletion
+        self._count: Final = f"SELECT COUNT(*) FROM {table}"  # noqa: S608 - the names are constants
+        self._largest: Final = f"SELECT {column}, COUNT(*) FROM {table} GROUP BY {column} ORDER BY 2 DESC LIMIT 2"  # noqa: S608
+        self._delete: Final = (
+            f"DELETE FROM {table} WHERE number IN "  # noqa: S608
+            f"(SELECT number FROM {table} WHERE {column} = ? ORDER BY number LIMIT ?)"
+        )
+
+    def added(self, db: sqlite3.Connection) -> None:
+        """Delete surplus rows after a row was added. To be called within a job."""
+        self._added += 1
+        if self._added < max(self._most // 100, 1):
+            return
+        self._added = 0
+        (surplus,) = db.execute(self._count).fetchone()
+        surplus -= self._most
+        while surplus > 0:
+            (value, count), *others = db.execute(self._largest).fetchall()
+            fair = count - others[0][1] if others else count  # as long as it has most
+            deleted = min(surplus, max(fair, 1))
+            db.execute(self._delete, (value, deleted))
+            surplus -= deleted
+
+
 class DatabaseError(HeadgateError):
     """The hub's database can't be read or written."""
 

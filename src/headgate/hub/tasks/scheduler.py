@@ -8,13 +8,14 @@ A task is held by one agent at a time, and an agent holds one task at a time:
 | queued             | the turn of an agent that may have it              | assigned to that agent      | + 1     |
 | queued             | `recover`, by its last holder, if that is idle     | accepted by that agent      | + 1     |
 | assigned           | the assignment can't be sent                       | queued, where it was        | - 1     |
-| assigned           | no answer within `accept_within`                   | queued, first               |         |
+| assigned           | no answer within `accept_within`, attempt < 5      | queued, first               |         |
 | assigned           | `accept`, `report_progress`, `recover`             | accepted                    |         |
 | accepted           | `report_progress`, `recover`                       | accepted                    |         |
 | assigned, accepted | `complete`                                         | completed                   |         |
 | assigned, accepted | `fail`, to be retried, attempt < 5                 | queued, last                |         |
-| assigned, accepted | `fail` otherwise                                   | failed                      |         |
-| assigned, accepted | its agent disconnects, or the hub stops            | queued, first               |         |
+| assigned, accepted | its agent disconnects, attempt < 5                 | queued, first               |         |
+| assigned, accepted | `fail`, no answer or a disconnect otherwise        | failed                      |         |
+| assigned, accepted | the hub stops                                      | queued, first               |         |
 
 Anything else is refused. An agent is *idle* while it is connected, has not said that it is busy, has left no assignment
 unanswered, and holds no task. Idle agents get tasks in the order in which they became idle, unless they are rate
@@ -380,6 +381,9 @@ class Scheduler:
                 return
             worker.unresponsive = unanswered is not None
             try:
+                if task.attempt >= MAX_ATTEMPTS:  # otherwise a task that no agent survives would stop them all
+                    await self._finish(task, "failed", msgspec.json.encode(f"{note}, at attempt {task.attempt}"))
+                    return
                 await self._write(task, "queued", task.holder, task.attempt, progress=0.0, note=note)
             except _DATABASE_ERRORS as error:
                 _log.error("queueing task %s again: %s", task.task_id, error)

@@ -1,0 +1,213 @@
+"""How many connections there may be, from where, and for how long."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import trustme
+
+from headgate.hub.dashboard.feed import MAX_STRANGERS
+from headgate.hub.protocols import RESERVE, ConnectionGuard, GuardedConnection
+from tests.support.agent_connections import BEHIND_A_PROXY, refusal
+from tests.support.asgi_server import Serving, serving
+from tests.support.hub import VIEWER, running
+from tests.support.valkey import PATIENCE, wait_for
+
+UPGRADE = (
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+class Slow:
+    """An application that answers probes at once, and other requests when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.waiting = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/live":
+            self.waiting += 1
+            await self.go_on.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@contextmanager
+def guarded(app: Any, **bounds: Any) -> Iterator[tuple[Serving, ConnectionGuard]]:
+    guard = ConnectionGuard(app, probes=["/live"], **bounds)
+    with serving(guard, http=guard.protocol) as server:
+        yield server, guard
+
+
+def opened(server: Any) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other side closes, after whatever it sends."""
+    try:
+        while connection.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def asked(connection: socket.socket, path: str, more: str = "") -> bytes:
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode())
+    return connection.recv(65_536)
+
+
+@contextmanager
+def full(**bounds: int) -> Iterator[Serving]:
+    """A server all of whose connections are busy."""
+    app = Slow()
+    with guarded(app, **bounds) as (server, _), ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(opened(server)).sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        wait_for(lambda: app.waiting == 2, "both to be busy")
+        yield server
+        server.call(app.go_on.set)
+
+
+def test_an_idle_connection_gives_way_to_a_new_one() -> None:
+    with guarded(Slow(), most=3) as (server, guard), ExitStack() as stack:
+        connections = [stack.enter_context(opened(server)) for _ in range(3)]
+        for one in reversed(connections):
+            assert asked(one, "/live").startswith(b"HTTP/1.1 204")
+        for _ in range(3):
+            new = stack.enter_context(opened(server))
+            assert asked(new, "/live").startswith(b"HTTP/1.1 204")
+            assert ended(connections.pop()), "the one that has been idle for the longest"
+        assert len(guard) == 3
+
+
+@pytest.mark.parametrize(
+    ("bounds", "status", "detail"),
+    [
+        ({"most": 2}, 503, b"the hub has 2 connections, and takes no more"),
+        ({"most_per_address": 2}, 429, b"127.0.0.1 has 2 connections, and may have no more"),
+    ],
+)
+def test_a_full_hub_answers_probes_and_refuses_the_rest(bounds: dict[str, int], status: int, detail: bytes) -> None:
+    with full(**bounds) as server:
+        for path, more in (("/slow", ""), ("/ws", UPGRADE)):
+            with opened(server) as refused:
+                answer = asked(refused, path, more)
+                assert answer.startswith(b"HTTP/1.1 %d " % status)
+                assert detail in answer
+                assert refused.recv(1) == b"", "and nothing follows"
+        with ExitStack() as stack:
+            for _ in range(2 * RESERVE):
+                stack.enter_context(opened(server))
+            with opened(server) as probe:
+                answer = asked(probe, "/live")
+                assert answer.startswith(b"HTTP/1.1 204")
+                assert b"connection: close" in answer.lower()
+
+
+def test_a_proxy_is_no_address_of_a_client() -> None:
+    with full(most_per_address=2, trusted=["127.0.0.0/8"]) as server, opened(server) as third:  # type: ignore[arg-type]
+        assert b"connection: close" not in asked(third, "/live").lower()
+
+
+def test_many_idle_connections_do_not_fail_a_health_check() -> None:
+    with running(max_connections=5, max_http_connections=10) as hub, ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(opened(hub))
+        for path in ("/live", "/ready", "/health", "/api/health"):
+            with opened(hub) as probe:
+                assert asked(probe, path).startswith(b"HTTP/1.1 200")
+
+
+def test_a_peer_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedConnection, "write_within", 0.2)
+    with running() as hub, opened(hub) as connection:
+        assert hub.server is not None
+        connections = hub.server.server_state.connections
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\n\r\n" * 1000)
+        wait_for(lambda: connections, "the connection")
+        wait_for(lambda: not connections, "the end of the connection")
+
+
+def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, trust, authority = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(), trustme.CA()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(trust)
+    with guarded(Slow(), tls=context) as (server, guard), ExitStack() as stack:
+        good = stack.enter_context(trust.wrap_socket(opened(server), server_hostname="127.0.0.1"))
+        assert asked(good, "/live").startswith(b"HTTP/1.1 204")
+        monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
+        with opened(server) as silent, opened(server) as wrong:
+            wait_for(lambda: len(guard) == 3, "both to be counted")
+            wrong.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert ended(silent)
+            assert ended(wrong)
+        wait_for(lambda: len(guard) == 1, "both to be gone")
+
+
+FILE_LIMIT = """
+import resource, sys
+from headgate.hub import logs
+from headgate.hub.server import _within_file_limit
+from headgate.hub.settings import HubSettings
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
+settings = HubSettings(max_connections=900, max_http_connections=100)
+logs.configure(settings)
+settings = _within_file_limit(settings)
+print(settings.max_connections, settings.max_http_connections, *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hard", "result", "words"),
+    [
+        (5000, "900 100 1300 5000", []),
+        (
+            700,
+            "360 40 700 700",
+            ["limit on open files", "needed=1300", "max_connections=360", "max_http_connections=40"],
+        ),
+    ],
+)
+def test_connections_are_held_against_the_limit_on_open_files(hard: int, result: str, words: list[str]) -> None:
+    command = [sys.executable, "-c", FILE_LIMIT, str(hard)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert told.stdout.strip().splitlines()[-1] == result
+    assert bool(words) == bool(told.stderr)
+    assert all(word in told.stderr for word in words), told.stderr
+
+
+def test_strangers_at_the_dashboard_are_counted_by_address() -> None:
+    with running(max_dashboards=100) as hub, ExitStack() as stack:
+        viewer = stack.enter_context(hub.socket("/ws/dashboard"))
+        assert viewer.ask("watch", token=VIEWER)["type"] == "snapshot"
+        strangers = [stack.enter_context(hub.socket("/ws/dashboard")) for _ in range(MAX_STRANGERS)]
+        answer = refusal(hub, "/ws/dashboard")
+        assert (answer.status_code, answer.json()["error"]) == (429, "too_many_connections")
+        strangers[0].socket.close()
+        wait_for(lambda: len(hub.hub.dashboard.sockets) == MAX_STRANGERS, "one to be gone")
+        with hub.socket("/ws/dashboard") as another:
+            assert another.ask("watch", token=VIEWER)["type"] == "snapshot"
+
+
+def test_garbage_from_a_proxy_is_logged_once(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.WARNING), running(**BEHIND_A_PROXY) as hub, hub.http() as http:
+        for _ in range(3):
+            for path in ("/ws", "/relay", "/ws/dashboard"):
+                assert refusal(hub, path, address="unknown").status_code == 400
+            assert http.get("/api/agents", headers={"X-Forwarded-For": "unknown"}).status_code == 400
+            assert http.get("/live", headers={"X-Forwarded-For": "unknown"}).status_code == 200
+    assert [record for record in caplog.records if record.exc_info or "ASGI" in record.getMessage()] == []
+    assert capsys.readouterr().out.count("X-Forwarded-For") == 1

@@ -1,0 +1,156 @@
+"""Shares per owner: no agent takes all the room that others need."""
+
+from pathlib import Path
+from sqlite3 import Connection, connect
+
+import pytest
+
+from headgate import Policy
+from headgate.hub.storage.database import TotalRetention
+from tests.support.hub import ADMIN, AgentConnection, Running, running
+
+ROOMY = Policy(limits=dict.fromkeys(("light", "normal", "heavy"), "1000000/minute"))
+
+
+def create(hub: Running, token: str, names: list[str]) -> list[int]:
+    with hub.http(token) as http:
+        return [http.post("/api/channels", json={"name": name}).status_code for name in names]
+
+
+# Chat channels --------------------------------------------------------------------------------------------------------
+
+
+def test_one_agent_does_not_take_all_chat_channels() -> None:
+    with running(ROOMY, max_channels_per_agent=3) as hub:
+        greedy, other = hub.register("greedy"), hub.register("other")
+        assert create(hub, greedy, list("abcde")) == [201] * 3 + [409] * 2
+        assert create(hub, other, ["x"]) == [201]
+        with hub.http(greedy) as http:
+            assert http.delete("/api/channels/a").json() == {"name": "a"}
+        assert create(hub, greedy, ["d", "e"]) == [201, 409]
+
+
+def test_a_chat_channel_is_deleted_by_its_creator_or_the_admin_with_its_messages() -> None:
+    with running(ROOMY) as hub:
+        owner, other = hub.register("owner"), hub.register("other")
+        create(hub, owner, ["a", "b"])
+        with hub.http(owner) as http, hub.http(other) as stranger, hub.http(ADMIN) as admin:
+            assert http.post("/api/channels/a/publish", json={"body": 1}).status_code == 201
+            refused = stranger.delete("/api/channels/a")
+            assert (refused.status_code, refused.json()["error"]) == (403, "forbidden")
+            assert http.delete("/api/channels/a").status_code == admin.delete("/api/channels/b").status_code == 200
+            assert http.delete("/api/channels/a").json()["error"] == "unknown_channel"
+            kept = admin.delete("/api/channels/general")
+            assert (kept.status_code, kept.json()["error"]) == (409, "not_possible")
+            assert http.get("/api/channels/a/messages").status_code == 404
+            assert create(hub, other, ["a"]) == [201]
+            assert http.get("/api/channels/a/messages").json() == {"messages": []}, "nothing of the old one is left"
+
+
+def test_subscribers_of_a_deleted_chat_channel_get_nothing_of_its_successor() -> None:
+    with running(ROOMY) as hub:
+        owner = hub.register("owner")
+        create(hub, owner, ["a"])
+        with hub.agent("reader") as reader, hub.http(owner) as http:
+            reader.ask("channel_subscribe", channel="a")
+            http.delete("/api/channels/a")
+            create(hub, owner, ["a"])
+            http.post("/api/channels/a/publish", json={"body": 1})
+            assert reader.ask("ping") == {"type": "pong"}
+
+
+def test_lists_of_chat_channels_and_agents_come_in_pages() -> None:
+    names = [f"channel-{number:03}" for number in range(150)]
+    with running(ROOMY, max_channels_per_agent=1000) as hub, hub.http() as http:
+        create(hub, hub.register("owner"), names)
+
+        def page(**query: str) -> tuple[list[str], bool]:
+            found = http.get("/api/channels", params=query).json()
+            return [channel["name"] for channel in found["channels"]], found["more"]
+
+        assert page() == (names[:100], True)
+        assert page(after=names[99]) == ([*names[100:], "general"], False)
+        assert page(after=names[10], limit="2") == (names[11:13], True)
+        assert http.get("/api/channels", params={"limit": "101"}).status_code == 400
+        with hub.agent("a") as agent, hub.agent("b"), hub.agent("c"):
+            found = agent.ask("list_channels", limit=1, after="channel-148")
+            assert ([channel["name"] for channel in found["channels"]], found["more"]) == (["channel-149"], True)
+            assert agent.ask("list_agents", limit=2) == {"type": "agents", "agents": ["a", "b"], "more": True}
+            assert agent.ask("list_agents", after="b") == {"type": "agents", "agents": ["c"], "more": False}
+            assert http.get("/api/agents", params={"limit": "2"}).json() == {"agents": ["a", "b"], "more": True}
+
+
+# Mailboxes ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_sender_does_not_fill_a_mailbox() -> None:
+    with running(ROOMY, max_mail_per_sender=3, max_mail=5) as hub, hub.agent("greedy") as greedy, hub.agent("b") as b:
+        hub.register("away")
+
+        def send(wire: AgentConnection) -> str:
+            answer = wire.ask("message", to="away", body=1)
+            return str(answer.get("error", answer["type"]))
+
+        assert [send(greedy) for _ in range(4)] == ["message_sent"] * 3 + ["mailbox_full"]
+        assert [send(b) for _ in range(3)] == ["message_sent"] * 2 + ["mailbox_full"]
+
+
+# Signals --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signals(tmp_path: Path) -> Connection:
+    db = connect(tmp_path / "test.db")
+    db.execute("CREATE TABLE signals (number INTEGER PRIMARY KEY, agent TEXT)")
+    return db
+
+
+def test_signals_are_bounded_in_total_at_the_cost_of_the_agent_that_has_most(signals: Connection) -> None:
+    retention = TotalRetention("signals", "agent", 100)
+    for agent in ["quiet"] * 10 + ["modest"] * 30 + ["greedy", "greedier"] * 500:
+        signals.execute("INSERT INTO signals (agent) VALUES (?)", (agent,))
+        retention.added(signals)
+    found = dict(signals.execute("SELECT agent, COUNT(*) FROM signals GROUP BY agent"))
+    assert (found["quiet"], found["modest"]) == (10, 30)
+    assert found["greedy"] + found["greedier"] == 60
+    assert abs(found["greedy"] - found["greedier"]) <= 1
+    (oldest,) = signals.execute("SELECT MIN(number) FROM signals WHERE agent = 'greedy'").fetchone()
+    assert oldest > 900, "the newest are kept"
+
+
+def test_a_hub_keeps_so_many_signals() -> None:
+    with running(ROOMY, max_stored_signals=50, max_signals=1000) as hub:
+        with hub.agent("modest") as modest, hub.agent("greedy") as greedy:
+            for wire, count in ((modest, 10), (greedy, 200)):
+                wire.ask("session_open", session=1)
+                signal = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 0}
+                for _ in range(count):
+                    assert wire.ask("session_signal", session=1, signal=signal)["type"] == "signal_logged"
+        counts = "SELECT agent, COUNT(*) FROM signals GROUP BY agent"
+        assert dict(hub.run(hub.hub.database.run(lambda db: db.execute(counts).fetchall()))) == {
+            "modest": 10,
+            "greedy": 40,
+        }
+
+
+# The decision service -------------------------------------------------------------------------------------------------
+
+
+def test_one_agent_does_not_take_all_counters() -> None:
+    with running(ROOMY, max_counters=3) as hub, hub.http(hub.register("greedy")) as greedy:
+
+        def check(key: str, **more: int) -> tuple[int, str]:
+            answer = greedy.post("/v1/check", json={"key": key, **more})
+            return answer.status_code, answer.json().get("error", "")
+
+        assert [check(key, window_ms=1000) for key in "abc"] == [(200, "")] * 3
+        assert check("d") == (409, "too_many_counters")
+        assert check("a") == (200, ""), "a key in use is counted on"
+        with hub.http(hub.register("other")) as other, hub.http(ADMIN) as admin:
+            assert other.post("/v1/check", json={"key": "d"}).status_code == 200
+            assert [admin.post("/v1/check", json={"key": str(n)}).status_code for n in range(9)] == [200] * 9
+        assert greedy.delete("/v1/counters/b").json()["reset"]
+        assert [check("d")[0], check("e")[0]] == [200, 409], "a reset makes room"
+        hub.clock.advance(1)
+        assert check("e") == (200, ""), "and so does time"
+        assert check("f") == (409, "too_many_counters")

@@ -1,0 +1,196 @@
+"""Control frames, fragments and pipelined requests: passed on a little at a time, and not without end."""
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.hub.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
+from headgate.hub.protocols import CONTROL_BURST, ConnectionGuard, GuardedConnection
+from tests.support.asgi_server import serving
+from tests.support.attacks import EMPTY_CONTINUATION, FIRST_FRAGMENT, HANDSHAKE, LARGE_PING, MASK, PING
+from tests.support.flooders import frame
+from tests.support.hub import Running, running
+from tests.support.valkey import PATIENCE, wait_for
+
+AGENT_PING = frame('{"type":"ping","id":1}')
+
+
+def upgraded(hub: Running, path: str = "/ws") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE)
+    connection.sendall(f"GET {path} {HANDSHAKE}".encode())
+    assert connection.recv(4096).startswith(b"HTTP/1.1 101")
+    return connection
+
+
+def received(connection: socket.socket, word: bytes) -> bytes:
+    """What comes until a word has come."""
+    found = b""
+    while word not in found:
+        data = connection.recv(65_536)
+        assert data, found
+        found += data
+    return found
+
+
+# Frames --------------------------------------------------------------------------------------------------------------
+
+ANY_FRAME = st.tuples(
+    st.sampled_from([0x00, 0x01, 0x02, 0x80, 0x81, 0x82, 0x88, 0x89, 0x8A]),
+    st.sampled_from([0, 1, 125, 126, 127, 65_535, 65_536, 70_000]),
+    st.booleans(),
+)
+
+
+def written(first: int, length: int, masked: bool) -> bytes:
+    bit = 0x80 * masked
+    if length < 126:
+        size = bytes([bit | length])
+    elif length < 65_536:
+        size = bytes([bit | 126]) + length.to_bytes(2, "big")
+    else:
+        size = bytes([bit | 127]) + length.to_bytes(8, "big")
+    return bytes([first]) + size + MASK * masked + bytes(length)
+
+
+@given(st.lists(ANY_FRAME, min_size=1, max_size=12), st.lists(st.integers(1, 100_000), max_size=12))
+def test_every_frame_is_counted_once_however_the_bytes_come(
+    frames: list[tuple[int, int, bool]], cuts: list[int]
+) -> None:
+    data = b"".join(written(*one) for one in frames)
+    meter, begin, slices = FrameMeter(), 0, 0
+    for end in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
+        part, at = data[begin:end], 0
+        while at < len(part):
+            after = meter.next_slice(part, at)
+            assert at < after <= len(part)
+            at, slices = after, slices + 1
+        begin = end
+    fragments = [(first, length) for first, length, _ in frames if first < 0x88 and (first < 0x80 or first & 0x0F == 0)]
+    controls = sum(first >= 0x88 for first, *_ in frames)
+    assert meter.fragments == len(fragments)
+    assert meter.controls == controls + sum(length == 0 for _, length in fragments)
+    assert slices >= len(frames) / FRAMES
+
+
+def test_pings_within_the_bound_are_answered() -> None:
+    with running() as hub, upgraded(hub) as connection:
+        connection.sendall(PING * (CONTROL_BURST - 1) + AGENT_PING)
+        assert received(connection, b'"id":1').count(b"\x8a\x04ping") == CONTROL_BURST - 1
+
+
+@pytest.mark.parametrize("path", ["/ws", "/relay", "/ws/dashboard"])
+@pytest.mark.parametrize(
+    ("flood", "reason"),
+    [
+        (PING * 2 * CONTROL_BURST, b"more than 20 control frames a second"),
+        (FIRST_FRAGMENT + EMPTY_CONTINUATION * 2 * CONTROL_BURST, b"more than 20 control frames a second"),
+        (FIRST_FRAGMENT + (b"\x00\x81" + MASK + b"x") * 2 * MAX_FRAGMENTS, b"too many fragments in a message"),
+    ],
+)
+def test_frames_that_carry_no_message_close_the_connection(path: str, flood: bytes, reason: bytes) -> None:
+    with running() as hub, upgraded(hub, path) as connection:
+        connection.sendall(flood)
+        last = received(connection, reason).partition(reason)[0]
+        assert last.endswith(b"\x88" + bytes([2 + len(reason)]) + (1008).to_bytes(2, "big"))
+        with hub.agent("good") as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+
+
+def test_fragments_beyond_the_rate_are_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.hub.protocols.FRAGMENT_BURST", 2)
+    text = b'{"type":"ping","id":1}'
+    fragments = [b"\x00\x81" + MASK + text[at : at + 1] for at in range(1, len(text) - 1)]
+    message = b"".join([b"\x01\x81" + MASK + text[:1], *fragments, b"\x80\x81" + MASK + text[-1:]])
+    with running() as hub, upgraded(hub) as connection:
+        connection.sendall(message)
+        assert b"not_identified" in received(connection, b'"id":1')
+
+
+def test_nothing_is_read_from_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pongs would fill the memory."""
+    monkeypatch.setattr("headgate.hub.protocols.CONTROL_BURST", 10**9)
+    with running() as hub, upgraded(hub) as connection:
+        assert hub.server is not None
+        (it,) = [one.transport for one in hub.server.server_state.connections]
+        assert isinstance(it, GuardedConnection)
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # the kernel takes no more
+            connection.sendall(LARGE_PING * 1_000_000)
+        assert hub.call(it.get_write_buffer_size) < 2 * it.get_write_buffer_limits()[1]
+        with hub.agent("good") as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+
+
+# Requests ------------------------------------------------------------------------------------------------------------
+
+
+def test_thousands_of_pipelined_requests_hold_up_nobody() -> None:
+    requests = 8000
+    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE) as connection:
+        assert hub.server is not None
+        state = hub.server.server_state
+
+        async def longest_pause() -> float:
+            longest = 0.0
+            while state.total_requests < requests:
+                begin = time.monotonic()
+                await asyncio.sleep(0)
+                longest = max(longest, time.monotonic() - begin)
+            return longest
+
+        pause = asyncio.run_coroutine_threadsafe(longest_pause(), hub.loop)
+        connection.sendall(b"GET /live HTTP/1.1\r\n\r\n" * requests)
+        answers = 0
+        while answers < requests:
+            answers += connection.recv(1_000_000).count(b"HTTP/1.1 200")
+        assert pause.result(PATIENCE) < 1
+
+
+def test_at_most_one_pipelined_request_waits() -> None:
+    depths = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        depths.append(len(scope["state"]["connection"].get_protocol().pipeline))
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = ConnectionGuard(answer)
+    with (
+        serving(guard, http=guard.protocol) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
+    ):
+        connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" * 200)
+        wait_for(lambda: len(depths) == 200, "all of them")
+    assert max(depths) <= 1
+
+
+def test_a_large_body_may_follow_a_request_whose_body_is_being_read() -> None:
+    """uvicorn reads on for the first, and gets the body of the second with it."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(100):  # turns, in which the rest comes
+            await asyncio.sleep(0)
+        await receive()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = ConnectionGuard(answer)
+    with (
+        serving(guard, http=guard.protocol) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
+    ):
+        head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(head % 2 + b"{}" + head % 100_000 + bytes(100_000))
+        found = b""
+        while found.count(b"HTTP/1.1 204") < 2:
+            data = connection.recv(65_536)
+            assert data, found
+            found += data
