@@ -1,26 +1,29 @@
 """A sliding-window service: so many requests per key in any span of a window.
 
-    limiter = RateLimiter("redis://localhost")        # or RateLimiter(), with settings from the environment
+    limiter = RateLimiter("redis://localhost")        # or a client of redis.asyncio; without any, the environment's URL
     result = await limiter.check("user-7")            # 100 in a minute, unless settings or the call say otherwise
     result.allowed, result.current_count, result.remaining, result.retry_after_seconds
 
-Counts belong to the key alone; limit and window come with each call. The server's clock counts, and
-each decision is one call of one script. With "memory://" this process's memory counts instead, with the same results.
+Counts belong to the key alone; limit and window come with each call. A limit of 0 blocks. The server's clock counts,
+and each decision is one call of one script. With "memory://" this process's memory counts instead, with the same
+results.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Final, SupportsIndex
+from typing import TYPE_CHECKING, Final, Self, SupportsIndex
 
 from headgate._limiter_hot import key_of
 from headgate.errors import InvalidInput, refuse
 from headgate.lifecycle import Closable
 from headgate.limits.numbers import LARGEST, whole
-from headgate.limits.sliding_window import MAX_WINDOW_LIMIT, SlidingWindow
+from headgate.limits.sliding_window import MAX_WINDOW_LIMIT
 from headgate.stores.base import Store, WindowStore
-from headgate.stores.urls import aclose_store, close_store, make_store
+from headgate.stores.urls import aclose_store, client_store, close_store, make_store
+
+if TYPE_CHECKING:
+    from headgate.stores.redis.clients import AsyncClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,24 @@ class RateLimitResult:
     remaining: int
     """How many more would be allowed now; 0 when denied."""
     retry_after_seconds: int
-    """0 when allowed; when denied, the seconds until the oldest request that counts leaves the window, rounded up."""
+    """0 when allowed; when denied, the seconds until the oldest request that counts leaves the window, rounded up.
+
+    Where none counts, since the limit is 0, it is the length of the window: an earlier retry makes no sense.
+    """
+    degraded: bool = False
+    """Whether the server was away, so that it was decided without it."""
+
+    @classmethod
+    def from_lua_result(cls, numbers: Sequence[int]) -> Self:
+        """The result of the four numbers of a script: allowed (1 or 0), current count, remaining, retry after.
+
+        >>> RateLimitResult.from_lua_result([0, 100, 0, 12]).retry_after_seconds
+        12
+        """
+        if isinstance(numbers, (str, bytes)) or len(numbers) != 4:
+            refuse("from_lua_result", "four whole numbers: allowed, count, remaining, retry after", numbers)
+        allowed, count, remaining, retry_after = [whole("from_lua_result", number, least=0) for number in numbers]
+        return cls(allowed == 1, count, remaining, retry_after)
 
 
 @dataclass(frozen=True)
@@ -41,9 +61,10 @@ class RateLimitSettings:
     """The defaults of calls, and the store."""
 
     url: str = "redis://localhost:6379/0"
-    limit: int = 100
-    window_ms: int = 60_000
-    prefix: str = "ratelimit:"
+    default_limit: int = 100
+    default_window_ms: int = 60_000
+    prefix: str | None = "ratelimit:"
+    """What stored keys begin with; None for the store's own prefix followed by `windows:`."""
     on_failure: str = "local"
     timeout: float = 0.25
 
@@ -55,8 +76,8 @@ class RateLimitSettings:
         default = cls()
         return cls(
             url=given.get("HEADGATE_REDIS_URL", default.url),
-            limit=_number(given, "HEADGATE_WINDOW_LIMIT", default.limit),
-            window_ms=_number(given, "HEADGATE_WINDOW_MS", default.window_ms),
+            default_limit=_number(given, "HEADGATE_WINDOW_LIMIT", default.default_limit),
+            default_window_ms=_number(given, "HEADGATE_WINDOW_MS", default.default_window_ms),
             prefix=given.get("HEADGATE_WINDOW_PREFIX", default.prefix),
             on_failure=given.get("HEADGATE_ON_FAILURE", default.on_failure),
             timeout=_seconds(given, "HEADGATE_STORE_TIMEOUT", default.timeout),
@@ -66,52 +87,56 @@ class RateLimitSettings:
 class RateLimiter(Closable):
     """Counts requests by key in a sliding window.
 
-    `where` is a URL or a store; without one the settings name the URL, and without settings the environment does. A
-    `MemoryStore` lends its clock and its `max_keys`: in memory each limiter counts for itself. A request for which
-    there is no room is denied with a wait of a second; counts are never dropped to make room.
+    `where` is a URL, a client of `redis.asyncio` (which the caller closes), or a store; without one the settings name
+    the URL, and without settings the environment does. The key "user:123" is stored as `ratelimit:user:123`. A store
+    keeps its own `timeout` and `on_failure`. A `MemoryStore` lends its clock and its `max_keys`: in memory each limiter
+    counts for itself. A request for which there is no room is denied with a wait of a second; counts are never dropped
+    to make room.
     """
 
-    def __init__(self, where: str | Store | None = None, settings: RateLimitSettings | None = None) -> None:
+    def __init__(
+        self, where: "str | AsyncClient | Store | None" = None, settings: RateLimitSettings | None = None
+    ) -> None:
         self.settings: Final = RateLimitSettings.from_environment() if settings is None else settings
-        self._windows: Final[dict[tuple[int, int], SlidingWindow]] = {}
         self._window(None, None)
-        self._owns_store: Final = where is None or isinstance(where, str)
+        self._owns_store: Final = not isinstance(where, Store)
         self._store: Final = self._open(self.settings.url if where is None else where)
-        self._counters: Final = self._store.windows()
+        self._counters: Final = self._store.windows(self.settings.prefix)
 
-    def _open(self, where: str | Store) -> WindowStore:
-        own, store = self.settings, where
-        if isinstance(store, str):
-            store = make_store("RateLimiter", store, prefix=own.prefix, on_failure=own.on_failure, timeout=own.timeout)
+    def _open(self, where: object) -> WindowStore:
+        failure = {"on_failure": self.settings.on_failure, "timeout": self.settings.timeout}
+        store: object = where
+        if isinstance(where, str):
+            store = make_store("RateLimiter", where, **failure)
+        elif self._owns_store:
+            store = client_store("RateLimiter", where, **failure)
         if not isinstance(store, WindowStore):
-            refuse("RateLimiter", "a URL, or a store that counts windows, such as MemoryStore()", where)
+            expected = "a URL, a client of redis.asyncio, or a store that counts windows, such as MemoryStore()"
+            refuse("RateLimiter", expected, where)
         return store
 
     async def check(
         self, key: str, limit: SupportsIndex | None = None, window_ms: SupportsIndex | None = None
     ) -> RateLimitResult:
         """Let a request pass and count it, or deny it and count nothing."""
-        window = self._window(limit, window_ms)
-        allowed, used, wait = await self._counters.hit(key_of(key), window)
-        return RateLimitResult(allowed, used, window.capacity - used if allowed else 0, -(-wait // 1_000_000))
+        most, span = self._window(limit, window_ms)
+        allowed, used, wait, degraded = await self._counters.hit(key_of(key), most, span)
+        return RateLimitResult(allowed, used, most - used if allowed else 0, -(-wait // 1_000_000), degraded)
 
     async def get_counter(self, key: str, window_ms: SupportsIndex | None = None) -> int:
         """How many requests are in the window. Nothing is counted."""
-        return await self._counters.count(key_of(key), self._window(None, window_ms))
+        return await self._counters.count(key_of(key), *self._window(None, window_ms))
 
     async def reset_counter(self, key: str) -> bool:
         """Forget a key, and say whether there was anything to forget. Raises `StoreAway` while the server is."""
         return await self._counters.forget(key_of(key))
 
-    def _window(self, limit: object, window_ms: object) -> SlidingWindow:
-        most = whole("limit", self.settings.limit if limit is None else limit, MAX_WINDOW_LIMIT)
-        span = whole("window_ms", self.settings.window_ms if window_ms is None else window_ms, LARGEST // 1000)
-        found = self._windows.get((most, span))
-        if found is None:
-            if len(self._windows) > 1000:
-                self._windows.clear()
-            found = self._windows[most, span] = SlidingWindow(most, Fraction(span, 1000))
-        return found
+    def _window(self, limit: object, window_ms: object) -> tuple[int, int]:
+        """The limit and the microseconds of a call."""
+        own = self.settings
+        most = whole("limit", own.default_limit if limit is None else limit, MAX_WINDOW_LIMIT, least=0)
+        span = whole("window_ms", own.default_window_ms if window_ms is None else window_ms, LARGEST // 1000)
+        return most, span * 1000
 
     def close(self) -> None:
         """Close the connections of threads, unless the store is the caller's own; in an event loop use `aclose`."""

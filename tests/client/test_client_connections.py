@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 import trustme
+from websockets.asyncio.server import ServerConnection, serve
 
 from headgate import HeadgateError, InvalidInput, ManualClock
-from headgate.client import Refused, RelayClient, RelayMessage
+from headgate.client import HubClient, Refused, RelayClient, RelayMessage
 from headgate.hub.sockets.socket import Socket
+from headgate.proto import envelope_pb2 as wire
 from tests.support.event_loop import run, until
 from tests.support.hub import Running, running
 from tests.support.hub_clients import (
+    Denials,
     Kind,
+    RelayKind,
     at_hub,
     at_limited_hub,
     both_clients,
+    in_time,
     reconnects_when_told,
     relay_client,
     stays,
@@ -365,3 +370,76 @@ def test_connections_are_tried_less_and_less_often(kind: Kind) -> None:
     assert min(told) >= 2 * SECOND
     assert max(told) <= 2.2 * SECOND
     assert len(set(told)) > 900
+
+
+# Frames that can't be read --------------------------------------------------------------------------------------------
+
+WELCOMES: dict[str, str | bytes] = {
+    "hub": '{"type": "identified"}',
+    "relay": wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome()).SerializeToString(),
+}
+LAST: dict[str, str | bytes] = {
+    "hub": '{"type": "message", "body": "last"}',
+    "relay": wire.Envelope(type=wire.MESSAGE_TYPE_DATA, data=wire.Data(body=b"last")).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame", "described"),
+    [
+        ("hub", "{secret", "7 characters: JSONDecodeError"),
+        ("hub", b"\xff{secret", "8 bytes: UnicodeDecodeError"),
+        ("hub", '["secret"]', "10 characters: expected an object with a type, got list"),
+        ("hub", '{"body": "secret"}', "18 characters: expected an object with a type, got dict"),
+        ("hub", "[" * 100_000, "100000 characters: RecursionError"),
+        ("relay", "secret", "6 characters: expected an Envelope of headgate.v1"),
+        ("relay", b"\xffsecret", "7 bytes: expected an Envelope of headgate.v1"),
+    ],
+)
+def test_d5_frames_that_cannot_be_read_are_logged_by_size_and_reason_never_content_and_not_each_of_a_flood(
+    kind: str, frame: str | bytes, described: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def greet(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(WELCOMES[kind])
+        for _ in range(100):
+            await socket.send(frame)
+        await socket.send(LAST[kind])
+        await socket.wait_closed()
+
+    async def main() -> None:
+        async with serve(greet, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            made: Any = HubClient if kind == "hub" else RelayClient
+            async with made(f"http://127.0.0.1:{port}", "alice", "token") as client:
+                last = await anext(client)
+                assert (last["body"] if kind == "hub" else last.body.decode()) == "last"
+
+    run(main())
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert all(f"dropped a frame that can't be read, of {described}" in text for text in texts), texts
+    assert [re.findall(r"\((\d+) so far\)", text) for text in texts] == [[str(1 << n)] for n in range(7)]
+    assert "secret" not in caplog.text
+
+
+@both_clients
+@pytest.mark.parametrize("handled", [False, True])
+def test_d5_a_denial_is_logged_as_a_warning_unless_it_is_handled(
+    kind: Kind, handled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"on_rate_limited": denials} if handled else {}
+        async with kind.connect(hub, "alice", in_flight=2, **options) as alice, kind.connect(hub, "bob"):
+            sends = [kind.send(alice, "bob", body) for body in ("passes", "is denied")]
+            await in_time(hub.clock, alice, asyncio.gather(*sends))
+
+    with kind.limited() as hub:
+        denials = Denials(hub.clock)
+        run(main())
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if handled:
+        assert (found, len(denials)) == ([], 1)
+    else:
+        reason = "an address may send 1/second" if kind is RelayKind else "the limit of message, which is normal"
+        assert len(found) == 1
+        assert f": rate limited, waiting {kind.interval:.3f} s: '{reason}" in found[0]

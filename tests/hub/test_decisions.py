@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx
 import pytest
 
-from headgate import Policy
+from headgate import ManualClock, Policy, RedisStore
+from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from tests.support.hub import ADMIN, Running, running
+from tests.support.valkey import PATIENCE, Server
 
 ROOMY = Policy(limits={"light": "100000/minute"})
 
@@ -30,7 +33,8 @@ def check(client: httpx.Client, key: str, **more: Any) -> tuple[bool, int, int, 
     answer = client.post("/v1/check", json={"key": key, **more})
     assert answer.status_code == 200, answer.text
     found = answer.json()
-    assert list(found) == ["allowed", "current_count", "remaining", "retry_after_seconds"]
+    assert list(found) == ["allowed", "current_count", "remaining", "retry_after_seconds", "degraded"]
+    assert found["degraded"] is False
     return found["allowed"], found["current_count"], found["remaining"], found["retry_after_seconds"]
 
 
@@ -78,6 +82,24 @@ def test_c3_limit_and_window_apply_per_call(hub: Running, program: httpx.Client)
     assert [counter(program, "k", window_ms=window) for window in (60_000, 5_000, 1)] == [3, 2, 2]
 
 
+def test_c3_a_limit_of_0_blocks(program: httpx.Client) -> None:
+    assert check(program, "k", limit=0, window_ms=1500) == (False, 0, 0, 2)
+    assert (counter(program, "k"), check(program, "k", limit=1)) == (0, (True, 1, 0, 0))
+
+
+async def test_c5_counters_of_callers_and_of_a_stand_alone_limiter_are_apart(redis_server: Server) -> None:
+    prefix = f"test-{uuid4().hex}:"
+    store = RedisStore(redis_server.url, prefix=prefix, timeout=PATIENCE, clock=ManualClock(start=1000))
+    with running(ROOMY, store=store) as hub, hub.http(hub.register("a")) as client, redis_server.client() as raw:
+        assert check(client, "k", limit=1) == (True, 1, 0, 0)
+        assert raw.keys(f"{prefix}windows:*") == [f"{prefix}windows:1:ak".encode()]
+        assert raw.keys("ratelimit:*1:ak") == []
+        async with RateLimiter(redis_server.url, RateLimitSettings(timeout=PATIENCE)) as limiter:
+            assert await limiter.check("1:ak", limit=1) == RateLimitResult(True, 1, 0, 0)
+            assert await limiter.reset_counter("1:ak")
+        assert counter(client, "k") == 1
+
+
 def test_c4_keys_are_independent(program: httpx.Client) -> None:
     assert check(program, "a", limit=1) == (True, 1, 0, 0)
     assert check(program, "a", limit=1)[0] is False
@@ -113,7 +135,7 @@ def test_keys_of_two_agents_do_not_collide(hub: Running) -> None:
         ({"key": ""}, "Expected `str` of length >= 1 - at `$.key`"),
         ({"key": "k" * 513}, "Expected `str` of length <= 512 - at `$.key`"),
         ({"key": 5}, "Expected `str`, got `int` - at `$.key`"),
-        ({"key": "k", "limit": 0}, "Expected `int` >= 1 - at `$.limit`"),
+        ({"key": "k", "limit": -1}, "Expected `int` >= 0 - at `$.limit`"),
         ({"key": "k", "limit": 1_000_001}, "Expected `int` <= 1000000 - at `$.limit`"),
         ({"key": "k", "limit": "5"}, "Expected `int | null`, got `str` - at `$.limit`"),
         ({"key": "k", "limit": True}, "Expected `int | null`, got `bool` - at `$.limit`"),

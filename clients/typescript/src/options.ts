@@ -45,7 +45,7 @@ export interface RelayOptions {
   readonly answerWithinMs?: number;
   /** Called with each message, instead of iteration. */
   readonly onMessage?: (message: Message) => void;
-  /** Called with each denial. */
+  /** Called with each denial. Without it, `console.warn` gets the wait and the reason. */
   readonly onRateLimited?: (denial: RateLimited) => void;
   /** Called with each connection that was lost or failed, before the next attempt. */
   readonly onDisconnected?: (loss: Disconnected) => void;
@@ -68,7 +68,7 @@ export interface Settings extends Runtime {
   readonly jitter: number;
   readonly answerWithinMs: number;
   readonly onMessage: ((message: Message) => void) | undefined;
-  readonly onRateLimited: ((denial: RateLimited) => void) | undefined;
+  readonly onRateLimited: (denial: RateLimited) => void;
   readonly onDisconnected: ((loss: Disconnected) => void) | undefined;
   readonly onDropped: ((message: Message) => void) | undefined;
 }
@@ -88,13 +88,17 @@ export function checked(url: string, options: RelayOptions): Settings {
     jitter: number("jitter", options.jitter ?? 0.1, { whole: false, from: 0 }),
     answerWithinMs: number("answerWithinMs", options.answerWithinMs ?? 30_000, { whole: false, from: 1 }),
     onMessage: options.onMessage,
-    onRateLimited: options.onRateLimited,
+    onRateLimited: options.onRateLimited ?? warn,
     onDisconnected: options.onDisconnected,
     onDropped: options.onDropped,
     now: () => runtime.now(),
     after: (milliseconds, call) => runtime.after(milliseconds, call),
     random: () => runtime.random(),
   };
+}
+
+function warn({ waitMs, reason }: RateLimited): void {
+  console.warn(`@headgate/relay: rate limited, waiting ${waitMs} ms: ${reason}`);
 }
 
 function address(url: string): string {

@@ -90,6 +90,25 @@ test("d5: a denial is reported, and all is held back until its wait is over, the
   assert.deepEqual(await read(self, 12), [...numbers(11), "later"]);
 });
 
+test("d5: without a handler, console.warn gets the wait and the reason of each denial", withHub, async (t) => {
+  const hub = await ManualHub.open();
+  const time = new ManualTime();
+  const warn = t.mock.method(console, "warn", () => undefined);
+  for (const handled of [true, false]) {
+    let denials = 0;
+    const name = `self ${handled}`;
+    const options = handled ? { onRateLimited: () => (denials += 1) } : {};
+    const self = client(hub.url, name, await hub.register(name), { runtime: time, ...options });
+    const sends = numbers(11).map((body) => self.send(name, body));
+    await until(() => denials + warn.mock.callCount() === 1);
+    await play(hub, time, self, () => self.queued === 0);
+    await Promise.all(sends);
+    assert.deepEqual([denials, warn.mock.callCount()], handled ? [1, 0] : [0, 1]);
+  }
+  const reason = "an address may send 1/second burst 10; send it again in 1000 ms";
+  assert.deepEqual(warn.mock.calls[0]?.arguments, [`@headgate/relay: rate limited, waiting 1000 ms: ${reason}`]);
+});
+
 test("d5: chance only adds to a wait", withHub, async () => {
   const hub = await ManualHub.open({ relay_rate_burst: "1" });
   const waits = [[0, 0.1, 1000], [0.999, 0.1, 1100], [0.5, 0.1, 1050], [0.999, 0, 1000]] as const;

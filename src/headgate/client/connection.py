@@ -111,6 +111,7 @@ class ReconnectingClient(Generic[T]):
         self._worked = False  # whether the connection was of any use
         self._failure: Exception | None = None
         self._return_after: int | None = None  # as the hub asked
+        self._unreadable = 0  # frames of the hub
 
     # What differs ----------------------------------------------------------------------------------------------------
 
@@ -240,7 +241,18 @@ class ReconnectingClient(Generic[T]):
         wait = wait_us(retry_after_ms)
         self._outbox.denied(item, self._clock.now(), wait, self._extra(wait))
         self._wakeup.set()
-        self._report(Denial(item.id, wait / _SECOND, reason, tier), self._on_rate_limited)
+        if self._on_rate_limited is None:
+            _log.warning("%s: rate limited, waiting %.3f s: %.200r", self.url, wait / _SECOND, reason)
+        else:
+            self._report(Denial(item.id, wait / _SECOND, reason, tier), self._on_rate_limited)
+
+    def _drop(self, frame: bytes | str, reason: str) -> None:
+        """Log a frame of the hub that can't be read, without its content: the 1st, 2nd, 4th, 8th and so on."""
+        self._unreadable += 1
+        if self._unreadable & (self._unreadable - 1) == 0:
+            size = f"{len(frame)} {'characters' if isinstance(frame, str) else 'bytes'}"
+            text = "%s: dropped a frame that can't be read, of %s: %s (%d so far)"
+            _log.error(text, self.url, size, reason, self._unreadable)
 
     def _report(self, what: object, to: Callable[[Any], object] | None) -> None:
         _log.info("%s: %s", self.url, what)

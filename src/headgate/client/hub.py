@@ -123,7 +123,7 @@ class HubClient(ReconnectingClient[Frame]):
 
     async def _identify(self, socket: Socket) -> None:
         await socket.send(json.dumps({"type": "identify", "agent_id": self.agent, "token": self._token}))
-        while (answer := _read(await socket.recv())).get("type") in _PUSHED:
+        while (answer := self._decode(await socket.recv())).get("type") in _PUSHED:
             self._inbox.put(answer)  # a message may come before the answer
         kind = answer.get("type")
         if kind == "error" and answer.get("error") not in ("unavailable", "internal"):
@@ -155,13 +155,13 @@ class HubClient(ReconnectingClient[Frame]):
     # Frames of the hub -----------------------------------------------------------------------------------------------
 
     def _handle(self, text: bytes | str) -> Frame | None:
-        frame = _read(text)
+        frame = self._decode(text)
         kind = frame.get("type")
         if kind == "going_away":
             self._return_after = wait_us(_whole(frame.get("retry_after_ms")))
             return None
         if "id" not in frame and kind not in ("error", "rate_limited"):
-            return frame if isinstance(kind, str) else None
+            return frame or None
         item = self._outbox.find(str(frame.pop("id", "")))
         if item is None:
             return None
@@ -179,6 +179,18 @@ class HubClient(ReconnectingClient[Frame]):
             self._note(item)
             self._answered(item, frame)
         return None
+
+    def _decode(self, frame: bytes | str) -> Frame:
+        """A frame with a type; an empty one if it can't be read, which is logged."""
+        try:
+            found = json.loads(frame)
+        except (ValueError, RecursionError) as error:
+            self._drop(frame, type(error).__name__)
+            return {}
+        if isinstance(found, dict) and isinstance(found.get("type"), str):
+            return found
+        self._drop(frame, f"expected an object with a type, got {type(found).__name__}")
+        return {}
 
     def _warned(self, item: PendingFrame, frame: Frame) -> None:
         tier = self._learn(item, frame)
@@ -208,15 +220,6 @@ class HubClient(ReconnectingClient[Frame]):
 
     def _tier(self, name: str) -> TierLimit:
         return self._tiers.setdefault(name, TierLimit(self._in_flight))
-
-
-def _read(frame: bytes | str) -> Frame:
-    """A frame; an empty one if it can't be read."""
-    try:
-        found = json.loads(frame)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _whole(given: object) -> int:

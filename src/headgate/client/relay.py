@@ -1,6 +1,7 @@
 """A client of the relay: sends envelopes to other agents, and receives theirs."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Unpack
@@ -85,7 +86,7 @@ class RelayClient(ReconnectingClient[RelayMessage]):
     async def _identify(self, socket: Socket) -> None:
         hello = wire.Envelope(id="hello", type=wire.MESSAGE_TYPE_HELLO, hello=self._hello)
         await socket.send(hello.SerializeToString())
-        while (answer := _read(await socket.recv())) is not None and answer.WhichOneof("payload") == "data":
+        while (answer := self._decode(await socket.recv())) is not None and answer.WhichOneof("payload") == "data":
             self._inbox.put(_message(answer))  # a message may come before the answer
         kind = None if answer is None else answer.WhichOneof("payload")
         if answer is None or kind not in ("welcome", "error", "rate_limited"):
@@ -98,7 +99,7 @@ class RelayClient(ReconnectingClient[RelayMessage]):
             raise Refused(answer.error.code, f"{self.address!r} at {self.url}: {answer.error.detail}")
 
     def _handle(self, frame: bytes | str) -> RelayMessage | None:
-        envelope = _read(frame)
+        envelope = self._decode(frame)
         if envelope is None:
             return None
         kind = envelope.WhichOneof("payload")
@@ -115,21 +116,19 @@ class RelayClient(ReconnectingClient[RelayMessage]):
             self._denied(item, envelope.rate_limited.retry_after_ms, envelope.rate_limited.reason)
         return None
 
+    def _decode(self, frame: bytes | str) -> wire.Envelope | None:
+        """An envelope; None if it can't be read, which is logged."""
+        if isinstance(frame, bytes):
+            with suppress(DecodeError):
+                return wire.Envelope.FromString(frame)
+        self._drop(frame, "expected an Envelope of headgate.v1")
+        return None
+
     def _limit_of(self, item: PendingFrame) -> SendLimit:
         return self._limit  # one bucket counts all envelopes of an address
 
     def _disconnected(self) -> None:
         self._limit.forget()
-
-
-def _read(frame: bytes | str) -> wire.Envelope | None:
-    """An envelope; None if it can't be read."""
-    if isinstance(frame, str):
-        return None
-    try:
-        return wire.Envelope.FromString(frame)
-    except DecodeError:
-        return None
 
 
 def _message(envelope: wire.Envelope) -> RelayMessage:

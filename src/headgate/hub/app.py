@@ -25,7 +25,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
-from headgate.hub.api.decision_routes import CounterShares
+from headgate.hub.api.decision_routes import CounterShares, counters
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.api.sites import Sites
@@ -51,7 +51,6 @@ from headgate.hub.storage.database import Database
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
-from headgate.sliding import RateLimiter
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
 from headgate.stores.urls import aclose_store, open_store
 
@@ -228,9 +227,9 @@ class Hub:
         sources = self.metric_sources = MetricSources(
             gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
         )
-        windows, file = RateLimiter(store), PolicyFile(self._config)
+        windows, file = counters(store), PolicyFile(self._config)
         parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
-        shares = CounterShares(clock, settings.max_counters, windows.settings.window_ms)
+        shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         routes = bind(ROUTES, [*parts, windows, shares, file, self.router])
         self._api = Api(Router(routes), gate, stats, tokens, registry, authentication, sites, settings)
 

@@ -15,11 +15,11 @@ LARGEST: Final = 2**53 - 1
 _PERIODS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
-def whole(where: str, value: object, most: int = LARGEST) -> int:
-    """An int from 1 to `most`."""
+def whole(where: str, value: object, most: int = LARGEST, least: int = 1) -> int:
+    """An int from `least` to `most`."""
     number = _int(value)
-    if number is None or not 1 <= number <= most:
-        refuse(where, f"a whole number from 1 to {most}", value)
+    if number is None or not least <= number <= most:
+        refuse(where, f"a whole number from {least} to {most}", value)
     return number
 
 

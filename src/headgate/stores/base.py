@@ -13,7 +13,6 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_chec
 from headgate.events import Degraded
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Limit, Rule, Violation
-from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.violations import Backoff, Standing
 from headgate.stores.traffic import Traffic
 
@@ -178,16 +177,21 @@ class WindowCount(NamedTuple):
     """Requests in the window, with this one if it was allowed."""
     wait: int
     """0 if the request was allowed; else microseconds, as a rule until the oldest request leaves the window."""
+    degraded: bool = False
+    """Whether the server was away, so that it was decided without it."""
 
 
 class WindowCounters(Protocol):
-    """Counts requests by key alone: each call brings its own window."""
+    """Counts requests by key alone. Each call brings its own limit, and the length of its window in microseconds."""
 
-    async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
-        """Count a request if the window has room for it."""
+    async def hit(self, key: str, most: int, span: int) -> WindowCount:
+        """Count a request if fewer than `most` are in the window.
 
-    async def count(self, key: str, window: SlidingWindow) -> int:
-        """How many requests are in the window."""
+        A denial in an empty window, which a limit of 0 makes, waits for the whole window.
+        """
+
+    async def count(self, key: str, most: int, span: int) -> int:
+        """How many requests are in the window; while nothing is known and nothing passes, `most`."""
 
     async def forget(self, key: str) -> bool:
         """Drop a key, and say whether anything was counted for it."""
@@ -197,7 +201,8 @@ class WindowCounters(Protocol):
 class WindowStore(Store, Protocol):
     """A store that counts sliding windows whose limit comes with each call."""
 
-    def windows(self) -> WindowCounters: ...
+    def windows(self, prefix: str | None = None) -> WindowCounters:
+        """Counters whose keys in a server begin with `prefix`, by default with the store's own and `windows:`."""
 
 
 @runtime_checkable

@@ -431,7 +431,7 @@ class MemoryStore:
     async def aclear(self, name: str, rule: Rule) -> None:
         self.clear(name, rule)
 
-    def windows(self) -> MemoryWindows:
+    def windows(self, prefix: str | None = None) -> MemoryWindows:
         """Sliding windows whose limit comes with each call. Each object that is made here counts for itself."""
         return MemoryWindows(self.now, self.max_keys)
 

@@ -1,6 +1,7 @@
 """Stores by URL: nothing or memory:// for this process's memory, or the URL of a server."""
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -18,14 +19,14 @@ def _memory(where: str, url: str, *, clock: Any = None, max_keys: Any = None, **
     return MemoryStore(clock=clock, max_keys=max_keys)
 
 
-def _redis(where: str, url: str, **settings: Any) -> Store:
+def _redis(where: str, at: Any, **settings: Any) -> Store:
     try:
         from headgate.stores.redis import RedisStore
     except ImportError as error:
         raise HeadgateError(
             f"{where}: expected redis-py for a store at a URL, got: {error}; install the extra headgate[redis]"
         ) from error
-    return RedisStore(url, **settings)
+    return RedisStore(at, **settings)
 
 
 _FACTORIES: Final[Mapping[str, Callable[..., Store]]] = {"memory": _memory, "redis": _redis}
@@ -35,6 +36,14 @@ _FACTORIES: Final[Mapping[str, Callable[..., Store]]] = {"memory": _memory, "red
 def make_store(where: str, url: str, **settings: Any) -> Store:
     """The store at a URL, not connected yet. In memory, settings that are for servers alone are ignored."""
     return _FACTORIES[SCHEMES[scheme_of(url)]](where, url, **settings)
+
+
+def client_store(where: str, client: object, **settings: Any) -> Store | None:
+    """The store in the server of a client of `redis.asyncio`, which the caller closes; None if it is no such client."""
+    redis = sys.modules.get("redis.asyncio")  # whoever has a client has imported it
+    if redis is None or not isinstance(client, (redis.Redis, redis.RedisCluster)):
+        return None
+    return _redis(where, client, **settings)
 
 
 def open_store(where: str, given: object, **settings: Any) -> Store:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Final
 
-from headgate.limits.sliding_window import SlidingWindow, WindowLog
+from headgate.limits.sliding_window import WindowLog
 from headgate.stores.base import WindowCount
 
 _MOST_KEYS: Final = 1_000_000
@@ -26,16 +26,16 @@ class MemoryWindows:
         self._logs: Final[OrderedDict[str | bytes, _KeyLog]] = OrderedDict()
         self._entries = 0  # of all logs
 
-    async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
-        most, span = window.integers()
+    async def hit(self, key: str, most: int, span: int) -> WindowCount:
         stored = _stored(key)
         with self._lock:
             now = self._now()
             self._sweep(now)
             found = self._find(stored, now)
             used = 0 if found is None else found.log.used_after(now - span)
-            if found is not None and used >= most:
-                return WindowCount(False, used, found.log.times[found.log.first_after(now - span)] + span - now)
+            if used >= most:
+                oldest = now if found is None or not used else found.log.times[found.log.first_after(now - span)]
+                return WindowCount(False, used, oldest + span - now)
             if self._entries >= _MOST_ENTRIES or (found is None and len(self._logs) >= self._max_keys):
                 return WindowCount(False, used, _NO_ROOM)
             if found is None:
@@ -43,11 +43,11 @@ class MemoryWindows:
             self._entries += found.add(now, span)
             return WindowCount(True, used + 1, 0)
 
-    async def count(self, key: str, window: SlidingWindow) -> int:
+    async def count(self, key: str, most: int, span: int) -> int:
         with self._lock:
             now = self._now()
             found = self._find(_stored(key), now)
-            return 0 if found is None else found.log.used_after(now - window.integers()[1])
+            return 0 if found is None else found.log.used_after(now - span)
 
     async def forget(self, key: str) -> bool:
         stored = _stored(key)

@@ -1,5 +1,6 @@
 """Routes of the decision service: the sliding windows of `headgate.sliding`, for programs in any language."""
 
+from dataclasses import replace
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -7,11 +8,12 @@ from msgspec import Meta, Struct
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.limits.clock import Clock
-from headgate.sliding import RateLimiter, RateLimitResult
+from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
+from headgate.stores.base import Store
 
 _SWEEP: Final = 100_000  # new keys until expired ones are dropped
 Key = Annotated[str, Meta(min_length=1, max_length=512)]
-Limit = Annotated[int, Meta(ge=1, le=1_000_000)]
+Limit = Annotated[int, Meta(ge=0, le=1_000_000)]
 Window = Annotated[int, Meta(ge=1, le=31_536_000_000, description="milliseconds, up to a year")]
 
 
@@ -81,6 +83,11 @@ class CounterShares:
 
 def _unexpired(ends: dict[str, int], now: int) -> dict[str, int]:
     return {key: end for key, end in ends.items() if end > now}
+
+
+def counters(store: Store) -> RateLimiter:
+    """The counters of all callers, under the store's prefix: apart from those of a `RateLimiter` on the same server."""
+    return RateLimiter(store, replace(RateLimitSettings.from_environment(), prefix=None))
 
 
 def _own(call: Call, key: str) -> str:

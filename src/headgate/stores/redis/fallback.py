@@ -12,8 +12,9 @@ from headgate.limits.decision import ALLOW, DENY, Decision, Details, Limit, Rule
 from headgate.limits.numbers import LARGEST, whole
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import TokenBucket
-from headgate.stores.base import ON_FAILURE, Ask, Offence, Verb
+from headgate.stores.base import ON_FAILURE, Ask, Offence, Verb, WindowCount
 from headgate.stores.memory import MemoryStore
+from headgate.stores.windows import MemoryWindows
 
 _PAUSE: Final = 0.4  # seconds from a failure until one request tries again
 _CLOSED: Final = 1_000_000  # microseconds: the wait of a denial while nothing passes
@@ -89,6 +90,10 @@ class Fallback:
         self._shares_of: Final[dict[tuple[str, Limit], list[tuple[str, Limit]]]] = {}
         self.memory: Final = memory
 
+    def windows(self) -> "FallbackWindows":
+        """Sliding windows whose limit comes with each call. Each object that is made here counts for itself."""
+        return FallbackWindows(self._on_failure, self._nodes, self.memory.windows())
+
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
         limit = asks[0].limit.parts[0]
         if self._on_failure == "open":
@@ -129,6 +134,35 @@ class Fallback:
             found = [(f"{limit}#{number}:{name}", _share(part, self._nodes)) for number, part in parts]
             self._shares_of[name, limit] = found
         return found
+
+
+class FallbackWindows:
+    """The sliding windows of a `Fallback`: see `WindowCounters`."""
+
+    def __init__(self, on_failure: object, nodes: int, memory: MemoryWindows) -> None:
+        self._on_failure: Final = on_failure
+        self._nodes: Final = nodes
+        self._memory: Final = memory
+
+    async def hit(self, key: str, most: int, span: int) -> WindowCount:
+        if self._on_failure == "open":
+            return WindowCount(True, 0, 0, True)
+        if self._on_failure == "closed":
+            return WindowCount(False, most, _CLOSED, True)
+        share = self._share(most)
+        allowed, used, wait, _ = await self._memory.hit(key, share, span)
+        return WindowCount(allowed, used + most - share, wait, True)
+
+    async def count(self, key: str, most: int, span: int) -> int:
+        if self._on_failure != "local":
+            return 0 if self._on_failure == "open" else most
+        return await self._memory.count(key, most, span)
+
+    async def forget(self, key: str) -> bool:
+        return await self._memory.forget(key)
+
+    def _share(self, most: int) -> int:
+        return min(most, max(most // self._nodes, 1))
 
 
 def _on_asks(decision: Decision, asks: Sequence[Ask]) -> Decision:

@@ -50,7 +50,7 @@ from headgate.stores.redis.protocol import (
     StandingRequest,
     ViolationRequest,
 )
-from headgate.stores.redis.windows import RedisWindows
+from headgate.stores.redis.windows import RedisWindows, checked_prefix
 
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 _RESET_TIMEOUT: Final = 10.0  # seconds
@@ -64,7 +64,8 @@ class RedisStore(Closable):
     """Counts in a Redis or Valkey server, so that many machines decide as one, on its clock.
 
     `where` is a URL (see `headgate.stores.redis.clients`), or a client of redis-py, or two of them, one for threads
-    and one for asyncio. Every key that is stored begins with `prefix`.
+    and one for asyncio. Every key that is stored begins with `prefix`, except those of a `RateLimiter`, which has its
+    own.
 
     A server that doesn't answer within `timeout` seconds, or can't be reached, is away, and decisions are `degraded`
     until it is back: with `on_failure` "open" everything passes, with "closed" nothing does, and with "local" this
@@ -382,9 +383,10 @@ class RedisStore(Closable):
         """The open alerts, shared by several hubs."""
         return RedisAlerts(self._clients, self._prefix)
 
-    def windows(self) -> RedisWindows:
-        """Sliding windows whose limit comes with each call. All that are made here count together."""
-        return RedisWindows(self.keys, self.aexecute, self._fallback_on)
+    def windows(self, prefix: str | None = None) -> RedisWindows:
+        """See `WindowStore.windows`. Those with the same prefix count together."""
+        start = f"{self._prefix}windows:" if prefix is None else checked_prefix(prefix, self._prefix)
+        return RedisWindows(start, self.aexecute, self._fallback_on, self._fallback.windows())
 
     # The server ------------------------------------------------------------------------------------------------------
 

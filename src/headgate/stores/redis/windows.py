@@ -1,17 +1,22 @@
-"""Sliding windows in Redis whose limit and length come with each call."""
+"""Sliding windows in Redis whose limit and length come with each call.
 
+A key is stored under a prefix and its own name, so that an operator finds it: "user:123" as `ratelimit:user:123`. It is
+the only key of its counter, so it can't meet an auxiliary one, and a cluster has nothing to keep together.
+"""
+
+import hashlib
+import re
 from collections.abc import Awaitable, Callable
 from struct import pack
 from typing import Any, Final
 
-from headgate.errors import StoreAway
+from headgate.errors import StoreAway, refuse
 from headgate.limits.numbers import LARGEST
-from headgate.limits.sliding_window import SlidingWindow
-from headgate.stores.base import Ask, Verb, WindowCount
-from headgate.stores.redis.fallback import Fallback
-from headgate.stores.redis.protocol import FORMAT, ForeignData, Keys, Request
+from headgate.stores.base import WindowCount
+from headgate.stores.redis.fallback import FallbackWindows
+from headgate.stores.redis.protocol import ForeignData, Request, encode
 
-_ENDING: Final = f"}}w{FORMAT}:".encode()
+_LONGEST_KEY: Final = 512  # bytes; of longer ones the beginning and the digest are stored
 
 
 class RedisWindows:
@@ -19,42 +24,62 @@ class RedisWindows:
 
     def __init__(
         self,
-        keys: Keys,
+        prefix: str,
         execute: Callable[[Request[Any]], Awaitable[Any]],
-        fallback_on: Callable[[StoreAway | ForeignData], Fallback],
+        on_error: Callable[[StoreAway | ForeignData], object],
+        fallback: FallbackWindows,
     ) -> None:
-        self._keys: Final = keys
+        self._start: Final = encode(prefix)
         self._execute: Final = execute
-        self._fallback_on: Final = fallback_on
+        self._on_error: Final = on_error
+        self._fallback: Final = fallback
 
-    async def hit(self, key: str, window: SlidingWindow) -> WindowCount:
+    async def hit(self, key: str, most: int, span: int) -> WindowCount:
         try:
-            hit: WindowCount = await self._execute(_Hit(self._keys, key, window))
+            hit: WindowCount = await self._execute(_Hit(self._stored(key), most, span))
         except (StoreAway, ForeignData) as error:
-            return self._without(error, Verb.CHECK, key, window)
+            self._on_error(error)
+            return await self._fallback.hit(key, most, span)
         return hit
 
-    async def count(self, key: str, window: SlidingWindow) -> int:
+    async def count(self, key: str, most: int, span: int) -> int:
         try:
-            count: int = await self._execute(_Count(self._keys, key, window))
+            count: int = await self._execute(_Count(self._stored(key), most, span))
         except (StoreAway, ForeignData) as error:
-            return self._without(error, Verb.PEEK, key, window).used
+            self._on_error(error)
+            return await self._fallback.count(key, most, span)
         return count
 
     async def forget(self, key: str) -> bool:
-        dropped: bool = await self._execute(_Forget(self._keys, key))
+        await self._fallback.forget(key)
+        dropped: bool = await self._execute(_Forget(self._stored(key)))
         return dropped
 
-    def _without(self, error: StoreAway | ForeignData, verb: Verb, key: str, window: SlidingWindow) -> WindowCount:
-        decision = self._fallback_on(error).apply(verb, [Ask("", key, window, 1)], 0, None, "")
-        return WindowCount(bool(decision), window.capacity - decision.remaining, decision.retry_us or 0)
+    def _stored(self, key: str) -> bytes:
+        """The stored form of a key. That of a long one is longer than all short ones, so it can't be the key of one."""
+        stored = encode(key)
+        if len(stored) > _LONGEST_KEY:
+            beginning = encode(stored[:_LONGEST_KEY].decode("utf-8", "ignore"))  # no half of a character
+            stored = beginning.ljust(_LONGEST_KEY, b"#") + hashlib.sha256(stored).hexdigest().encode()
+        return self._start + stored
+
+
+def checked_prefix(prefix: str, own: str) -> str:
+    """A prefix whose keys can't be keys that a store keeps under its own prefix."""
+    given: object = prefix
+    if not isinstance(given, str) or not re.fullmatch(r"[^{}]+", given):
+        refuse("windows prefix", "some text without braces", prefix)
+    for taken in (own, f"{own.rstrip(':')}-admin:"):
+        if taken.startswith(prefix) or prefix.startswith(taken):
+            refuse("windows prefix", f"another one than for other keys of the store, {taken!r}", prefix)
+    return prefix
 
 
 class _Hit(Request[WindowCount]):
     """One request to be counted."""
 
-    def __init__(self, keys: Keys, key: str, window: SlidingWindow) -> None:
-        super().__init__(keys.spec(b"c", _spec(*window.integers())), [keys.root(key) + _ENDING], b"1")
+    def __init__(self, key: bytes, most: int, span: int) -> None:
+        super().__init__(b"c" + _spec(most, span), [key], b"1")
 
     def read(self, row: list[int], at: int, now: int) -> int:
         allowed = row[at] == 1
@@ -65,8 +90,8 @@ class _Hit(Request[WindowCount]):
 class _Count(Request[int]):
     """A look at a key's count."""
 
-    def __init__(self, keys: Keys, key: str, window: SlidingWindow) -> None:
-        super().__init__(keys.spec(b"p", _spec(*window.integers())), [keys.root(key) + _ENDING], b"1")
+    def __init__(self, key: bytes, most: int, span: int) -> None:
+        super().__init__(b"p" + _spec(most, span), [key], b"1")
 
     def read(self, row: list[int], at: int, now: int) -> int:
         self.answer = row[at + 1]
@@ -76,8 +101,8 @@ class _Count(Request[int]):
 class _Forget(Request[bool]):
     """A key to be dropped, with all that is in the longest window."""
 
-    def __init__(self, keys: Keys, key: str) -> None:
-        super().__init__(keys.spec(b"f", _spec(1, LARGEST)), [keys.root(key) + _ENDING], b"")
+    def __init__(self, key: bytes) -> None:
+        super().__init__(b"f" + _spec(1, LARGEST), [key], b"")
 
     def read(self, row: list[int], at: int, now: int) -> int:
         self.answer = row[at] == 1

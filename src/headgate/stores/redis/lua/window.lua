@@ -161,16 +161,16 @@ local function save(log)
   end
 end
 
--- The used cost, the wait until enough has left for `cost` (or until the first has left, if that is asked for), and the
--- newest time; 0 where there is none.
+-- The used cost, the wait until enough has left for `cost` (or until the first has left, if that is asked for, and where
+-- there is none until one of this moment would have), and the newest time; 0 where there is none.
 local function report(log, limit, cost)
   local frees, excess = 0, log.used - (limit.capacity - cost) -- so, since their sum may pass 2^53
-  if excess > 0 and cost <= limit.capacity then
-    local target, entry = log.before + excess, log.gone + 1
-    if not limit.first then
-      entry = first_entry(entry, log.count, function(one) return sum_of(log, one) >= target end)
-    end
-    frees = time_of(log, entry) - now + limit.span -- not the moment, which may pass 2^53
+  if excess > 0 and limit.first then
+    frees = (log.used > 0 and time_of(log, log.gone + 1) - now or 0) + limit.span -- not the moment, which may pass 2^53
+  elseif excess > 0 and cost <= limit.capacity then
+    local target = log.before + excess
+    local entry = first_entry(log.gone + 1, log.count, function(one) return sum_of(log, one) >= target end)
+    frees = time_of(log, entry) - now + limit.span
   end
   push(log.used)
   push(frees)
