@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,6 +161,13 @@ def others_have_mail(hub: Program, _: Answers) -> None:
     with hub.http(token, ELSEWHERE) as http:
         sent = http.post("/api/messages", json={"to": "victim", "body": "from a friend"})
         assert sent.status_code == 200, sent.text
+    with hub.http(address=ELSEWHERE) as http:
+        token = http.post("/api/admin/agents/victim/token").json()["token"]
+    found: list[Any] = []
+    with hub.http(token, ELSEWHERE) as http:
+        while page := http.get("/api/mailbox", params={"after": found[-1]["number"] if found else 0}).json()["messages"]:
+            found += page
+    assert found[-1]["body"] == "from a friend"
 
 
 def others_have_counters(hub: Program, answers: Answers) -> None:

@@ -199,12 +199,12 @@ async def nested_tasks(target: Target) -> None:
 
 
 async def nested_messages(target: Target) -> None:
-    """Send messages that are nested too deeply for their reader, amid good ones."""
+    """Send messages that are nested too deeply for their reader; one attacker sends good ones among them."""
 
     nested = websocket_frame(1, f'{{"type":"message","to":"victim","body":{NESTED}}}'.encode())
 
-    def make(_: int, number: int) -> bytes:
-        return nested if number % 2 else text("message", to="victim", body=number)
+    def make(connection: int, number: int) -> bytes:
+        return nested if number % 2 or connection else text("message", to="victim", body=number)
 
     await _frames(target, "/ws", _identify(target), make)
 
