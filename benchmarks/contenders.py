@@ -22,7 +22,7 @@ import token_bucket
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 
-from headgate import AllOf, Gate, Limiter, MemoryStore, Policy, TokenBucket
+from headgate import Gate, Limiter, MemoryStore, Policy, TokenBucket
 
 HEADGATE: Final = "headgate"
 GATE: Final = "headgate, Gate.check"
@@ -86,8 +86,8 @@ def headgate(quotas: list[Quota]) -> Contender:
 
 def headgate_gate(quotas: list[Quota]) -> Contender:
     """With a policy that classifies the action, and without listeners."""
-    limit = AllOf([TokenBucket(quota.size, quota.refill, quota.seconds) for quota in quotas])
-    check = Gate(Policy(limits={"normal": limit if len(quotas) > 1 else limit.parts[0]})).check
+    limits = [TokenBucket(quota.size, quota.refill, quota.seconds) for quota in quotas]
+    check = Gate(Policy(limits={"normal": limits})).check
 
     def run(keys: Iterable[str]) -> None:
         for key in keys:

@@ -19,13 +19,17 @@ class InvalidInput(HeadgateError, ValueError):
 class RateLimited(HeadgateError):
     """A request was denied. Only verbs that say so raise it; everywhere else a denial is a `Decision`."""
 
-    def __init__(self, agent: str, limit: object, pace: str, retry_ms: int | None) -> None:
-        self.agent = agent
+    def __init__(self, agent_id: str, limit: float, pace: str, retry_ms: int | None) -> None:
+        self.agent_id = agent_id
+        """The agent, or another key, that was denied."""
         self.limit = limit
+        """The limit, as so many per second on average."""
+        self.pace = pace
+        """The limit, in words."""
         self.retry_after_ms = retry_ms
         """Milliseconds until a retry can pass, rounded up, never 0; None if no wait would help."""
         wait = "no wait would help" if self.retry_after_ms is None else f"retry after {self.retry_after_ms}ms"
-        super().__init__(f"rate limited: agent {agent!r} at {pace}, {wait}")
+        super().__init__(f"rate limited: agent {agent_id!r} at {pace}, {wait}")
 
 
 class StoreError(HeadgateError):
@@ -36,6 +40,13 @@ class StoreAway(StoreError):
     """The server behind a store couldn't be reached, or didn't answer in time.
 
     A check never raises it: it is then decided without the server.
+    """
+
+
+class StoreLost(StoreAway):
+    """The server behind a store answers, but has lost the agents and changes of its hubs, or has those of others.
+
+    Nothing is read from it or written to it until it has its data again, or an admin accepts it as it is.
     """
 
 

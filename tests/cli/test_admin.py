@@ -135,7 +135,7 @@ def test_overrides_are_set_listed_and_removed(
         )
         own = {"heavy": "100/minute", "light": "5/second burst 20"}
         overrides = {"planner": {"ws": own, "http": own}, "writer": {"ws": {"normal": "unlimited"}}}
-        assert printed_json("override", "list") == {"overrides": overrides}
+        assert printed_json("override", "list") == {"overrides": overrides, "session_overrides": {}}
         _, out, _ = headgate("override", "list")
         assert out.splitlines()[-1] == "writer   ws       normal  unlimited"
         assert headgate("override", "remove", "planner") == (

@@ -146,8 +146,10 @@ def test_any_agent_name_survives_a_round_trip_through_toml(name: str) -> None:
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
 A_LIMIT = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 LETTERS = "letters, digits and underscores"
-TAKEN = "light, normal, heavy, shadow"
-SECTIONS = "warn_at, channels, exempt, shadow, limits, actions, addresses, agents, backoff, alerts, store, hub"
+TAKEN = "light, normal, heavy, session, shadow"
+SECTIONS = (
+    "warn_at, channels, exempt, shadow, limits, actions, addresses, sessions, agents, backoff, alerts, store, hub"
+)
 
 
 @pytest.mark.parametrize(

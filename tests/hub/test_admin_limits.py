@@ -22,11 +22,11 @@ ODD = [
     "a/b",
     "/",
     "a b",
-    " ",
+    "~",
     "100%",
     "%2F",
     "%",
-    "🙂 agent",
+    "\U00020000 agent",
     'it\'s "quoted"',
     "a?b=c&d#e",
     "a+b;c",
@@ -47,7 +47,8 @@ ODD = [
 def test_b6_the_limits_are_listed_with_every_override() -> None:
     policy = Policy(limits={"light": "2/minute"}, agents={"planner": {"ws": {"heavy": "5/second burst 9"}}})
     with running(policy) as hub, hub.http(ADMIN) as admin:
-        listed = {"defaults": {"ws": EVERYWHERE, "http": EVERYWHERE}}
+        sessions = {"session": "unlimited", "session_overrides": {}}
+        listed = {"defaults": {"ws": EVERYWHERE, "http": EVERYWHERE}, **sessions}
         overrides: dict[str, Any] = {"planner": {"ws": {"heavy": "5/second burst 9"}}}
         assert admin.get(LIMITS).json() == {**listed, "overrides": overrides}
         admin.put(f"{LIMITS}/writer", json={"normal": ["1/second", "5/minute"]})
@@ -79,13 +80,14 @@ def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> N
         answer = admin.put(f"{LIMITS}/planner", json={"light": "4/minute"})
         own = {channel: {"light": "4/minute"} for channel in ("ws", "http")}
         limits = {channel: {**EVERYWHERE, "light": "4/minute"} for channel in ("ws", "http")}
-        expected = {"agent_id": "planner", "limits": limits, "override": own, "exempt": False}
+        sessions = {"session": "unlimited", "session_override": None}
+        expected = {"agent_id": "planner", "limits": limits, "override": own, "exempt": False, **sessions}
         assert (answer.status_code, answer.json()) == (200, expected)
         assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]
         assert ping(other) == ["rate_limited"]
         answer = admin.delete(f"{LIMITS}/planner")
         ordinary = dict.fromkeys(("ws", "http"), EVERYWHERE)
-        assert answer.json() == {"agent_id": "planner", "limits": ordinary, "override": {}, "exempt": False}
+        assert answer.json() == {**expected, "limits": ordinary, "override": {}}
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
         assert admin.delete(f"{LIMITS}/planner").json() == answer.json()
         assert changes(admin) == [
@@ -225,7 +227,7 @@ SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slidin
     [
         ({}, "body: expected limits for some of light, normal, heavy, got none"),
         ({"ws": {}}, "body: expected limits for some of light, normal, heavy, got none"),
-        ({"hevy": "1/s"}, "body: expected one of light, normal, heavy, ws, http, got 'hevy'"),
+        ({"hevy": "1/s"}, "body: expected one of light, normal, heavy, ws, http, session, got 'hevy'"),
         ({"ws": {"hevy": "1/s"}}, "ws: expected one of light, normal, heavy, got 'hevy'"),
         ({"ws": "1/s"}, f"ws: expected {BY_TIER}, got '1/s'"),
         ({"ws": 240}, f"ws: expected {BY_TIER}, got 240"),

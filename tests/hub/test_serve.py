@@ -21,9 +21,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import headgate
-from headgate import InvalidInput
 from headgate._version import VERSION
 from headgate.hub.app import Hub
+from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
 from tests.support.agent_connections import ended
@@ -85,7 +85,8 @@ def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: 
         token = shown[1]
         with hub.http(token) as admin, hub.http("") as anyone:
             assert admin.post("/api/admin/agents", json={"agent_id": "planner"}).status_code == 201
-            health = {"status": "ok", "store": "ok", "version": VERSION, "connections": 0}
+            health: dict[str, Any] = {"status": "ok", "store": "ok", "disk": "ok", "problems": []}
+            health |= {"version": VERSION, "connections": 0}
             assert anyone.get("/api/health").json() == anyone.get("/health").json() == health
         assert hub.stop() == 0
         assert token not in "".join(hub.err)
@@ -109,17 +110,17 @@ async def test_a_failed_first_start_creates_no_admin_token(tmp_path: Path) -> No
         async with Hub(hub_settings(admin_token="", data=tmp_path)) as hub:
             return hub.tokens.created
 
-    def spoil(text: str) -> None:
+    def change(sql: str) -> None:
         with sqlite3.connect(tmp_path / "hub.db") as db:
-            db.execute("INSERT OR REPLACE INTO sessions VALUES ('a', 'b', ?, 0)", (text,))
+            db.executescript(sql)
         db.close()
 
     async with Hub(hub_settings(data=tmp_path)):
         pass
-    spoil("no limit at all")
-    with pytest.raises(InvalidInput):
+    change("DROP TABLE sessions; CREATE TABLE sessions (other)")
+    with pytest.raises(DatabaseError):
         await start()
-    spoil("unlimited")
+    change("DROP TABLE sessions")
     assert (await start()).startswith("hga_")
     assert await start() == ""
 
@@ -392,7 +393,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server of their own: it is killed."""
-    with Server() as server:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
 
 

@@ -167,8 +167,10 @@ def test_windows_that_cannot_be_counted_exactly_are_refused() -> None:
 
 
 def test_bad_parts_of_joined_limits_are_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"^AllOf: expected at least one limit, got \[\]$"):
-        AllOf([])
+    expected = r"^AllOf: expected at least two different limits \(a single one needs no AllOf\), got "
+    for few in ([], [per_second(5)], [per_second(5), per_second(5)]):
+        with pytest.raises(InvalidInput, match=expected):
+            AllOf(few)
     with pytest.raises(InvalidInput, match=r"^AllOf: expected limits, got '5/second'$"):
         AllOf(["5/second"])  # type: ignore[list-item]
 

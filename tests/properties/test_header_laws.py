@@ -59,7 +59,7 @@ limits = st.builds(TokenBucket, st.integers(1, 50), st.integers(1, 50), st.sampl
 
 
 @given(
-    limits | st.lists(limits, min_size=2, max_size=3).map(AllOf),
+    limits | st.lists(limits, min_size=2, max_size=3, unique=True).map(AllOf),
     st.lists(st.tuples(st.integers(1, 60), st.floats(0, 5)), min_size=1, max_size=20),
 )
 def test_the_headers_of_every_decision_are_true(limit: Limit, asked: list[tuple[int, float]]) -> None:

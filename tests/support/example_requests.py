@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from headgate.hub.api.routing import Route
 from headgate.hub.app import Hub
+from headgate.hub.sockets.frames import Signal
 
 SIGNAL = {"type": "seen", "entity": "door", "weight": 1.5, "timestamp": 1000.0}
 _numbers = count(1)
@@ -49,6 +50,7 @@ class Scene:
             ("POST", "/api/admin/agents"): {"agent_id": self.newcomer},
             ("POST", "/api/admin/check"): {"agent_id": self.other, "channel": "ws", "tier": "light"},
             ("POST", "/api/admin/signals"): {"agent_id": self.other, "session": 42, "signal": SIGNAL},
+            ("POST", "/api/admin/store/accept"): {"agent_data": "keep"},
             ("POST", "/v1/check"): {"key": "a key"},
         }
 
@@ -71,7 +73,7 @@ async def scene(hub: Hub) -> Scene:
     await hub.messages.send(other, agent, Raw(b'"hello"'))
     (mail,) = await hub.messages.mail(agent, 1)
     await hub.sessions.open(agent, "42", None, None)
-    await hub.sessions.signal(agent, "42", Raw(b'{"type":"seen","entity":"door","weight":1,"timestamp":0}'))
+    await hub.sessions.write(agent, "42", Signal(type="seen", entity="door", weight=1, timestamp=0))
     task = await hub.scheduler.add(agent, b'{"do":"it"}')
     await hub.gate.arecord_violation(other)
     return Scene(agent, token, other, f"newcomer {number}", plans, f"channel-{number}", task.task_id, mail.number)

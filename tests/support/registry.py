@@ -13,13 +13,14 @@ from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
 from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.clients import Clients
+from headgate.stores.redis.generation import RedisGeneration
 from tests.support.valkey import PATIENCE
 
 
 @asynccontextmanager
 async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
     clients = Clients(url, timeout)
-    registry = Registry(RedisAgents(clients, prefix), **options)
+    registry = Registry(RedisAgents(clients, prefix, RedisGeneration(clients, prefix)), **options)
     await registry.start()
     try:
         yield registry

@@ -17,6 +17,7 @@ from headgate.cli import (
     policy,
     replay,
     serve,
+    store,
     top,
     violations,
 )
@@ -60,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None, code=0, json=False)
     parser.add_argument("--version", action="store_true", help="print the version, and whether it is compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in (serve, top, agents, override, exempt, violations, check, policy, replay, bench, demo):
+    for module in (serve, top, agents, override, exempt, violations, store, check, policy, replay, bench, demo):
         module.add(commands)
     completion.add(commands, parser)
     return parser

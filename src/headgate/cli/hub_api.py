@@ -34,6 +34,7 @@ _AGENTS: Final = "/api/admin/agents"
 _LIMITS: Final = "/api/admin/rate-limits"
 _EXEMPT: Final = f"{_LIMITS}/whitelist"
 _VIOLATIONS: Final = "/api/admin/violations"
+_STORE: Final = "/api/admin/store"
 
 T = TypeVar("T")
 
@@ -190,9 +191,10 @@ class HubApi:
     def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("POST", "/api/admin/check", body)
 
-    def overrides(self) -> dict[str, Any]:
+    def overrides(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The overrides of tiers, and those of sessions."""
         answer = self.request("GET", _LIMITS)
-        return self.parse(lambda: dict(answer["overrides"]))
+        return self.parse(lambda: (dict(answer["overrides"]), dict(answer.get("session_overrides", {}))))
 
     def set_override(self, agent: str, limits: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("PUT", _path(_LIMITS, agent), limits)
@@ -208,6 +210,12 @@ class HubApi:
 
     def remove_exemption(self, agent: str) -> dict[str, Any]:
         return self.request("DELETE", _path(_EXEMPT, agent))
+
+    def store(self) -> dict[str, Any]:
+        return self.request("GET", _STORE)
+
+    def accept_store(self, agent_data: str) -> dict[str, Any]:
+        return self.request("POST", f"{_STORE}/accept", {"agent_data": agent_data})
 
     def violations(self) -> dict[str, Any]:
         return self.request("GET", _VIOLATIONS)

@@ -1,7 +1,7 @@
 """`headgate override`: limits for single agents."""
 
 import argparse
-from typing import Any
+from typing import Any, Final
 
 from headgate.cli.hub_api import HubApi, add_agent_command, add_hub_options, hub_from, note_unregistered
 from headgate.cli.parser import Commands, add_command, add_group
@@ -9,6 +9,8 @@ from headgate.cli.terminal import Column, print_json, print_table
 from headgate.errors import HeadgateError, printable
 from headgate.gate.policy import TIERS
 from headgate.limits.notation import parse
+
+_SESSION: Final = "session"
 
 
 def add(commands: Commands) -> None:
@@ -22,6 +24,7 @@ def add(commands: Commands) -> None:
         "stay as they are. Limits are written as in the policy: 60/minute, '60/minute burst 10', unlimited.",
         "headgate override set planner heavy=100/minute",
         "headgate override set planner light=600/minute 'normal=5/second burst 20' --channel ws",
+        "headgate override set planner session='100/second burst 200'",
         json=True,
     )
     add_hub_options(verb, agent=True)
@@ -31,7 +34,7 @@ def add(commands: Commands) -> None:
         action=_TierLimits,
         nargs="+",
         metavar="TIER=LIMIT",
-        help=f"tier ({', '.join(TIERS)}) and its limit",
+        help=f"tier ({', '.join(TIERS)}) and its limit; session: the limit of each of its sessions",
     )
     verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http")
     add_agent_command(
@@ -52,9 +55,9 @@ def add(commands: Commands) -> None:
 
 def _tier_limit(text: str) -> tuple[str, str]:
     tier, equals, limit = text.partition("=")
-    if not equals or tier not in TIERS:
+    if not equals or tier not in (*TIERS, _SESSION):
         raise argparse.ArgumentTypeError(
-            f"expected a tier ({', '.join(TIERS)}) and a limit, such as heavy=100/minute, got {text!r}"
+            f"expected a tier ({', '.join(TIERS)}, or {_SESSION}) and a limit, such as heavy=100/minute, got {text!r}"
         )
     try:
         parse(limit)
@@ -81,7 +84,9 @@ def _set(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
         return 0
-    rows = hub.parse(lambda: _rows({agent: answer["override"]}))
+    rows = hub.parse(
+        lambda: _rows(_with_sessions({agent: answer["override"]}, {agent: answer.get("session_override")}))
+    )
     print(f"overrides of {printable(agent)}:")
     _print(rows)
     note_unregistered(hub, agent)
@@ -90,14 +95,20 @@ def _set(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     hub = hub_from(options)
-    overrides = hub.overrides()
+    overrides, sessions = hub.overrides()
     if options.json:
-        print_json({"overrides": overrides})
-    elif not overrides:
+        print_json({"overrides": overrides, "session_overrides": sessions})
+    elif not overrides and not sessions:
         print("no agent has overrides")
     else:
-        _print(hub.parse(lambda: _rows(overrides)))
+        _print(hub.parse(lambda: _rows(_with_sessions(overrides, sessions))))
     return 0
+
+
+def _with_sessions(overrides: dict[str, Any], sessions: dict[str, str | None]) -> dict[str, Any]:
+    """The overrides of tiers and of sessions in one table."""
+    own = {agent: {_SESSION: {"": limit}} for agent, limit in sessions.items() if limit is not None}
+    return {agent: {**overrides.get(agent, {}), **own.get(agent, {})} for agent in sorted({*overrides, *own})}
 
 
 def _rows(overrides: dict[str, Any]) -> list[list[str]]:

@@ -276,7 +276,7 @@ class TopApp(App[int]):
         head.append("paused" if self._paused else "live", "bold yellow" if self._paused else "bold green")
         head.append(f"  {len(self._shown):,} of {len(status.agents):,} agents")
         head.append(f"\n{status.rate:,.1f} checks/s, {status.denied:.1%} denied; {status.exempt:,} exempt; store: ")
-        head.append(printable(status.store), "bold red" if status.store == "away" else "")
+        head.append(printable(status.store), "bold red" if status.store in ("away", "lost") else "")
         head.append(f"\n{status.violations:,} violations in the last hour")
         worst = [f"{truncate(printable(name), 20)} {count:,}" for name, count in status.worst]
         return head.append(f": {', '.join(worst)}" if worst else "")

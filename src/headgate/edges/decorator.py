@@ -10,7 +10,7 @@ from headgate.errors import RateLimited, refuse
 from headgate.http.problem import Headers, quota_exceeded, round_wait
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
-from headgate.limits.notation import LimitLike, limit_of
+from headgate.limits.notation import LimitLike, limit_of, rate_of
 from headgate.limits.numbers import Number, cost_of, microseconds
 
 P = ParamSpec("P")
@@ -97,14 +97,14 @@ def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
 
     An error handler of Flask returns these: `app.register_error_handler(RateLimited, too_many_requests)`.
     """
-    name, wait = str(error.limit), error.retry_after_ms
+    name, wait = error.pace, error.retry_after_ms
     problem = quota_exceeded(round_wait(None if wait is None else wait * 1000), name, name)
     return problem.encode(), problem.status, problem.headers
 
 
 def _require(key: str, decision: Decision) -> None:
     if not decision:
-        raise RateLimited(key, decision.limit, str(decision.limit), decision.retry_ms)
+        raise RateLimited(key, rate_of(decision.limit), str(decision.limit), decision.retry_ms)
 
 
 def _is_async(function: object) -> bool:

@@ -13,9 +13,12 @@ from headgate.errors import refuse
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
+from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of, parse
-from headgate.stores.base import Change, Edit, LogPage
+from headgate.stores.base import UNREADABLE, Change, Edit, LogPage
 
+KINDS: Final = ("override", "exemption", "default", "session")
+"""The kinds of edits."""
 KEPT: Final = 10_000
 """The newest changes, which stay readable when a log is compacted."""
 
@@ -43,6 +46,12 @@ def default(tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
     return _edit("default", "", channel, tier, str(limit_of("default", limit)))
 
 
+def session_limit(limit: LimitLike | None, agent: str | None = None) -> Edit:
+    """Limit the sessions of an agent, or those of all agents without a limit of their own. None removes the limit."""
+    value = None if limit is None else str(limit_of("session limit", limit))
+    return Edit("session", "" if agent is None else check_agent(agent), value=value)
+
+
 def _edit(kind: str, agent: str, channel: object, tier: object, value: str | None) -> Edit:
     if (tier is not None or value is not None) and (not isinstance(tier, str) or tier not in TIERS):
         refuse("tier", f"one of {', '.join(TIERS)}", tier)
@@ -53,13 +62,15 @@ def _edit(kind: str, agent: str, channel: object, tier: object, value: str | Non
 
 def validated(edit: object, channels: Sequence[str]) -> Edit:
     """An edit as the functions above make it; anything else is refused."""
-    if not isinstance(edit, Edit) or edit.kind not in ("override", "exemption", "default") or edit.generation:
-        refuse("edit", "an edit made by override, no_override, exemption or default", edit)
+    if not isinstance(edit, Edit) or edit.kind not in KINDS or edit.generation:
+        refuse("edit", "an edit made by override, no_override, exemption, default or session_limit", edit)
     if edit.channel not in ("", *channels):
         refuse("channel", f"one of {', '.join(channels)}", edit.channel)
     made: Edit
     if edit.kind == "exemption":
         made = exemption(edit.agent, edit.value is not None)
+    elif edit.kind == "session":
+        made = session_limit(edit.value, edit.agent or None)
     elif edit.kind == "default":
         made = default(edit.tier, edit.value or "", edit.channel or None)
     elif edit.value is None:
@@ -76,10 +87,11 @@ def validated(edit: object, channels: Sequence[str]) -> Edit:
 
 @dataclass(frozen=True, slots=True)
 class AgentRules:
-    """The overrides and the exemption of one agent."""
+    """The overrides, the exemption and the limit of sessions of one agent."""
 
     overrides: Mapping[ChannelTier, Limit]
     exempt: bool
+    session: Limit | None = None
 
 
 _NO_RULES: Final = AgentRules({}, False)
@@ -92,6 +104,8 @@ class Effective:
     limits: Mapping[ChannelTier, Limit]
     agents: ImmutableMap[AgentRules]
     """The agents that have rules of their own."""
+    session_limit: Limit
+    """The limit of the sessions of agents without a limit of their own."""
     generations: Mapping[ChannelTier, int]
     """How often a default was changed. Each generation is counted in buckets of its own, so that all begin full."""
 
@@ -99,6 +113,18 @@ class Effective:
     def overrides(self) -> Mapping[str, Mapping[ChannelTier, Limit]]:
         """The limits of agents that have their own."""
         return {agent: rules.overrides for agent, rules in self.agents.items() if rules.overrides}
+
+    @cached_property
+    def session_overrides(self) -> Mapping[str, Limit]:
+        """The limits of the sessions of agents that have their own."""
+        return {agent: rules.session for agent, rules in self.agents.items() if rules.session is not None}
+
+    def session_limit_of(self, agent: str) -> Limit:
+        """The limit of an agent's sessions: `UNLIMITED` if it is exempt."""
+        rules = self.agents.get(agent)
+        if rules is None:
+            return self.session_limit
+        return UNLIMITED if rules.exempt else rules.session or self.session_limit
 
     @cached_property
     def exempt(self) -> frozenset[str]:
@@ -113,9 +139,10 @@ class Effective:
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
     """The rules in effect after these edits to a policy."""
     agents: ImmutableMap[AgentRules] = ImmutableMap()
-    for agent in {*policy.overrides, *policy.exempt}:
-        agents = agents.set(agent, AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt))
-    return apply_edits(Effective(policy.limits, agents, {}), policy, edits)
+    for agent in {*policy.overrides, *policy.exempt, *policy.session_overrides}:
+        session = policy.session_overrides.get(agent)
+        agents = agents.set(agent, AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt, session))
+    return apply_edits(Effective(policy.limits, agents, policy.session_limit, {}), policy, edits)
 
 
 def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Effective:
@@ -124,7 +151,9 @@ def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Eff
     for edit in edits:
         if edit.kind == "default":
             after = _with_default(after, policy, edit)
-        elif edit.kind in ("override", "exemption"):  # a kind of a later version is ignored
+        elif edit.kind == "session" and not edit.agent:
+            after = replace(after, session_limit=policy.session_limit if edit.value is None else parse(edit.value))
+        elif edit.kind in KINDS:  # a kind of a later version is ignored
             rules = _with_rules(after.agents.get(edit.agent) or _NO_RULES, policy, edit)
             agents = after.agents.delete(edit.agent) if rules == _NO_RULES else after.agents.set(edit.agent, rules)
             after = replace(after, agents=agents)
@@ -133,12 +162,14 @@ def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Eff
 
 def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
     if edit.kind == "exemption":
-        return AgentRules(before.overrides, edit.value is not None)
+        return replace(before, exempt=edit.value is not None)
+    if edit.kind == "session":
+        return replace(before, session=None if edit.value is None else parse(edit.value))
     places = _places(policy, edit)
     own = {place: limit for place, limit in before.overrides.items() if place not in places}
     if edit.value is not None:
         own |= dict.fromkeys(places, parse(edit.value))
-    return AgentRules(own, before.exempt)
+    return replace(before, overrides=own)
 
 
 def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
@@ -166,6 +197,7 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     An edit has none once a later one covers it. A removal may have none under this policy and some under another: the
     newest `KEPT` of those stay. Defaults carry their generation, which can't be counted any more.
     """
+    edits = [edit for edit in edits if edit.kind != UNREADABLE]
     defaults = [edit for edit in edits if edit.kind == "default"]
     generations = effective(policy, defaults).generations
     numbered = [
@@ -182,7 +214,12 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     for edit in [*edits, *numbered]:
         earlier = kept.pop((edit.kind, edit.agent), [])  # the newest goes last
         kept[edit.kind, edit.agent] = [*[other for other in earlier if not _covers(edit, other)], edit]
-    in_policy = {"override": policy.overrides, "exemption": policy.exempt, "default": {""}}
+    in_policy = {
+        "override": policy.overrides,
+        "exemption": policy.exempt,
+        "default": {""},
+        "session": {"", *policy.session_overrides},
+    }
     removals = [
         (kind, agent)
         for (kind, agent), of_agent in kept.items()

@@ -22,6 +22,7 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
 from headgate.limits.violations import Standing
 from headgate.stores.base import (
+    UNREADABLE,
     Change,
     ChangeLog,
     Edit,
@@ -77,9 +78,10 @@ class Gate(GateChecks, Closable):
         self._shared: Final = isinstance(self._log, SharedChangeLog)
         self._position = 0  # in the log: the changes up to there are in effect
         self._logged = 0  # changes in the log
+        self._reported_unreadable = False
         self._change_lock = threading.RLock()
         after_fork(self)
-        self._sessions: Final = Sessions(opened)
+        self._sessions: Final = Sessions(opened, lambda: self._lookup, self._session_violated)
         super().__init__(opened, Lookup(rules, effective(rules, self._first_edits()), opened))
         self._unsubscribe_store: Final = (
             opened.subscribe(self._on_store_event) if isinstance(opened, ObservableStore) else None
@@ -99,7 +101,20 @@ class Gate(GateChecks, Closable):
             _log.error("starting without the changes made while running, until they can be read: %s", away)
             return []
         self._position, self._logged = page.position, len(page.changes)
+        self._report_unreadable(page)
         return page.edits()
+
+    def _report_unreadable(self, page: LogPage) -> None:
+        """Log, once, that there are changes without effect: an operator may believe that they hold."""
+        lost = [edit for edit in page.edits() if edit.kind == UNREADABLE]
+        if lost and not self._reported_unreadable:
+            self._reported_unreadable = True
+            _log.error(
+                "%d changes to the limits can't be read and have no effect (the last: %s); without them the limits of "
+                "the policy apply, so make these changes again",
+                len(lost),
+                lost[-1],
+            )
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -177,8 +192,15 @@ class Gate(GateChecks, Closable):
         return self._report(verb, active, key, EXEMPT if active.exempt else await self._store.aapply(*request))
 
     def session(self, agent: str, session_id: str | int, limit: LimitLike = UNLIMITED) -> Session:
-        """Open a session with a budget of its own: unlimited, unless a limit such as `limited(5, 20)` is given."""
+        """Open a session with a budget of its own.
+
+        Its limit is that of the policy (unlimited, unless the operator gives one), or one such as `limited(5, 20)`
+        where that is stricter.
+        """
         return self._sessions.open(agent, session_id, limit_of("session limit", limit))
+
+    def _session_violated(self, agent: str, violation: Violation) -> None:
+        self._emit_violation(agent, "session", "", violation)
 
     @property
     def active_buckets(self) -> int:
@@ -270,8 +292,8 @@ class Gate(GateChecks, Closable):
     def change(self, edits: Iterable[Edit], *, by: str = "") -> None:
         """Make several edits as one change: all of them take effect at the same moment, or none does.
 
-        `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`. They apply from the next
-        check on, and are one record in the history.
+        `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`, `session_limit`. They
+        apply from the next check on, in open sessions too, and are one record in the history.
         """
         if not isinstance(edits, Iterable):
             refuse("change", "edits, such as [override('planner', 'heavy', '20/minute')]", edits)
@@ -282,7 +304,7 @@ class Gate(GateChecks, Closable):
         with self._change_lock:
             before = self._lookup
             after = Lookup(before.policy, before.effective, self._store, before, change.edits)
-            for agent in after.changed:
+            for agent in after.changed & {edit.agent for edit in change.edits if edit.kind != "session"}:
                 # First, so that listeners find them empty: they may be left from a time when that limit was in effect.
                 # No check uses them until the switch, except where a limit stays the same.
                 self._drop_buckets(after, agent)
@@ -304,8 +326,11 @@ class Gate(GateChecks, Closable):
         self.change([changes.override(agent, tier, limit, channel)], by=by)
 
     def remove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
-        """Put an agent back to the defaults, for a tier or for all."""
-        self.change([changes.no_override(agent, tier)], by=by)
+        """Put an agent back to the defaults, for a tier or for all and for its sessions."""
+        edits = [changes.no_override(agent, tier)]
+        if tier is None and agent in self.effective.session_overrides:
+            edits.append(changes.session_limit(None, agent))
+        self.change(edits, by=by)
 
     def add_exemption(self, agent: str, *, by: str = "") -> None:
         """Let an agent always pass."""
@@ -364,6 +389,7 @@ class Gate(GateChecks, Closable):
     def _catch_up(self, after: int) -> list[PolicyChanged]:
         """Apply the changes after a position in the log, and return the events that tell of them."""
         page, before = self._log.read(after), self._lookup
+        self._report_unreadable(page)
         events = _events_since(self._position, page)
         if page.snapshot is None:
             if not page.changes:
@@ -457,6 +483,8 @@ class Gate(GateChecks, Closable):
 def _author(by: object) -> str:
     if not isinstance(by, str):
         refuse("by", "a string", by)
+    if not by.isprintable():  # a lone surrogate can't even be written down
+        refuse("by", "printable text", by)
     return by
 
 

@@ -43,6 +43,7 @@ PURPOSES: Final = {
 requests without a token, registrations, connects of WebSockets, and wrong tokens.
 """
 
+_OF_AGENTS: Final = ("session", "shadow")  # keys in the table of an agent, beside tiers and channels
 _LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
 _ACTIONS: Final = {
     "ws": {
@@ -95,6 +96,10 @@ class Policy:
     shadow_agents: frozenset[str]
     address_limits: Mapping[str, Limit]
     """The limits by address: of each purpose in `PURPOSES`."""
+    session_limit: Limit
+    """The limit of every session of an agent."""
+    session_overrides: Mapping[str, Limit]
+    """The limits of the sessions of some agents."""
     exempt_addresses: tuple[Network, ...]
     backoff: Backoff
     on_failure: str
@@ -133,6 +138,8 @@ class Policy:
         for agent, limits in self.overrides.items():
             for (channel, tier), limit in limits.items():
                 agents.setdefault(agent, {}).setdefault(channel, {})[tier] = _text(limit)
+        for agent, limit in self.session_overrides.items():
+            agents.setdefault(agent, {})["session"] = _text(limit)
         for agent in sorted(self.shadow_agents):
             agents.setdefault(agent, {})["shadow"] = True
         return {
@@ -151,6 +158,7 @@ class Policy:
                 **{PURPOSES[purpose][0]: _text(limit) for purpose, limit in self.address_limits.items()},
                 "exempt": [str(network) for network in self.exempt_addresses],
             },
+            "sessions": {"limit": _text(self.session_limit)},
             "agents": agents,
             "backoff": {
                 "steps": list(self.backoff.steps),
@@ -201,7 +209,7 @@ class _Reader:
         self.mistakes: list[str] = []
 
     def policy(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        known = "warn_at channels exempt shadow limits actions addresses agents backoff alerts store hub"
+        known = "warn_at channels exempt shadow limits actions addresses sessions agents backoff alerts store hub"
         self._check_keys("", settings, known.split())
         channels = self._channels(settings.get("channels", list(_ACTIONS)))
         limits = self._limits("limits", self._table("limits", settings), channels)
@@ -210,6 +218,8 @@ class _Reader:
         agents = self._table("agents", settings)
         addresses = self._table("addresses", settings)
         self._check_keys("addresses", addresses, [*(key for key, _ in PURPOSES.values()), "exempt"])
+        sessions = self._table("sessions", settings)
+        self._check_keys("sessions", sessions, ["limit"])
         store = self._table("store", settings)
         self._check_keys("store", store, ["on_failure", "timeout", "nodes"])
         return {
@@ -230,6 +240,8 @@ class _Reader:
                 purpose: self._value(f"addresses.{key}", addresses, parse(default), _limit)
                 for purpose, (key, default) in PURPOSES.items()
             },
+            "session_limit": self._value("sessions.limit", sessions, parse("unlimited"), _limit),
+            "session_overrides": dict(self._session_overrides(agents)),
             "exempt_addresses": tuple(self._list("addresses.exempt", addresses.get("exempt", []), _network)),
             "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
             "on_failure": self._value("store.on_failure", store, "local", _on_failure),
@@ -244,9 +256,7 @@ class _Reader:
 
     def _limits(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
-        self._check_keys(
-            path, given, [*TIERS, *channels, "shadow"] if path.startswith("agents.") else [*TIERS, *channels]
-        )
+        self._check_keys(path, given, [*TIERS, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())])
         limits: dict[ChannelTier, Limit] = {}
         for tier in TIERS:
             if (limit := self._value(f"{path}.{tier}", given, None, _limit)) is not None:
@@ -267,6 +277,12 @@ class _Reader:
             self._parsed(path, agent, check_agent)
             if limits := self._limits(path, self._table(agent, agents, path), channels):
                 yield agent, limits
+
+    def _session_overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, Limit]]:
+        for agent, table in agents.items():
+            path = f"agents.{_key(agent)}.session"
+            if isinstance(table, dict) and (limit := self._value(path, table, None, _limit)) is not None:
+                yield agent, limit
 
     def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, str]:
         self._check_keys("actions", given, channels)
@@ -383,7 +399,7 @@ _on_failure: Final = partial(_one_of, ON_FAILURE)
 
 
 def _channel(value: object) -> str:
-    taken = (*TIERS, "shadow")
+    taken = (*TIERS, *_OF_AGENTS)
     if not isinstance(value, str) or not value.isidentifier() or not value.isascii() or value in taken:
         refuse("", f"a name of letters, digits and underscores other than {', '.join(taken)}", value)
     return value

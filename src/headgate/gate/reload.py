@@ -11,6 +11,7 @@ from os import PathLike
 from types import FrameType, TracebackType
 from typing import Self
 
+from headgate.errors import StoreError
 from headgate.gate.gate import Gate
 from headgate.gate.policy import Policy, PolicyError
 
@@ -21,10 +22,10 @@ def reload_file(gate: Gate, path: str | PathLike[str], by: str = "") -> bool:
     """Apply a policy file to a gate, and say whether that was possible."""
     try:
         policy = Policy.load(path)
-    except PolicyError as error:
+        gate.reload(policy, by=by)
+    except (PolicyError, StoreError) as error:
         _log.error("policy not reloaded, the old one stays in effect: %s", error)
         return False
-    gate.reload(policy, by=by)
     _log.info("policy reloaded from %s", os.fspath(path))
     return True
 

@@ -1,26 +1,35 @@
-"""Sessions: a budget of its own for each session of an agent."""
+"""Sessions: a budget of its own for each session of an agent.
 
+The operator's limit of sessions applies to each. Whoever opens a session may ask for a stricter one, and gets at most
+what the operator allows. A changed limit applies to open sessions from the next signal on, with a full budget.
+"""
+
+from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 from typing import SupportsIndex
 
 from headgate.errors import RateLimited, SessionClosed, StoreAway, refuse
+from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import check_agent
 from headgate.lifecycle import Closable
-from headgate.limits.decision import Decision, Limit
-from headgate.limits.fixed import UNLIMITED
+from headgate.limits.all_of import AllOf
+from headgate.limits.decision import Decision, Limit, Violation
+from headgate.limits.fixed import BLOCKED, UNLIMITED
+from headgate.limits.notation import rate_of
 from headgate.limits.numbers import cost_of
 from headgate.limits.token_bucket import TokenBucket
-from headgate.stores.base import Ask, Store, Verb
+from headgate.stores.base import Ask, Offence, Store, Verb
 
 _NAME = "session"
 _LOW = 200  # thousandths of the capacity below which a decision warns
 
 
 class Sessions:
-    """The open sessions of one gate."""
+    """The open sessions of one gate. `violated` is called with each denial that was recorded."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, lookup: Callable[[], Lookup], violated: Callable[[str, Violation], None]) -> None:
+        self.store, self.lookup, self.violated = store, lookup, violated
         self._open: dict[str, Session] = {}
 
     @property
@@ -35,8 +44,8 @@ class Sessions:
         text = str(session_id)
         key = f"{len(name)}:{name}{text}"  # the length first, so that no two pairs share a key
         session = self._open.setdefault(key, Session(self, name, text, key, limit))
-        if session.limit != limit:
-            refuse(f"session {text}", f"the limit that it was opened with, {session.limit}", limit)
+        if session.asked != limit:
+            refuse(f"session {text}", f"the limit that it was opened with, {session.asked}", limit)
         return session
 
     def close(self, key: str) -> None:
@@ -49,18 +58,32 @@ class Session(Closable):
     def __init__(self, sessions: Sessions, agent: str, session_id: str, key: str, limit: Limit) -> None:
         self.agent = agent
         self.id = session_id
-        self.limit = limit
+        self.asked = limit
+        """The limit that it was opened with."""
         self.closed = False
         self.used = False
         self._sessions = sessions
         self._key = key
+        self._combined: tuple[Limit, Limit] = (UNLIMITED, limit)  # the operator's limit as last seen, and both together
+
+    @property
+    def limit(self) -> Limit:
+        """The limit in effect: the stricter of the operator's and the one that it was opened with."""
+        allowed = self._sessions.lookup().effective.session_limit_of(self.agent)
+        before, combined = self._combined
+        if allowed is not before:
+            combined = _stricter(self.asked, allowed)
+            self._combined = (allowed, combined)
+        return combined
 
     def check(self, cost: SupportsIndex = 1) -> Decision:
-        """Let a signal of this cost pass and count it, or deny it and count nothing."""
-        return self._sessions.store.apply(Verb.CHECK, [self._ask(cost)], _LOW)
+        """Let a signal of this cost pass and count it, or deny it, count nothing, and record a violation."""
+        ask = self._ask(cost)
+        return self._report(self._sessions.store.apply(Verb.CHECK, [ask], _LOW, self._offence()))
 
     async def acheck(self, cost: SupportsIndex = 1) -> Decision:
-        return await self._sessions.store.aapply(Verb.CHECK, [self._ask(cost)], _LOW)
+        ask = self._ask(cost)
+        return self._report(await self._sessions.store.aapply(Verb.CHECK, [ask], _LOW, self._offence()))
 
     def require(self, cost: SupportsIndex = 1) -> Decision:
         """`check`, but a denial raises `RateLimited`."""
@@ -68,6 +91,15 @@ class Session(Closable):
 
     async def arequire(self, cost: SupportsIndex = 1) -> Decision:
         return self._raise_if_denied(await self.acheck(cost))
+
+    def error(self, decision: Decision) -> RateLimited:
+        """The error that tells of a denial. Its wait is the session's own, unless the advised one is enforced."""
+        limit, wait = decision.limit, decision.bucket_retry_after
+        if self._sessions.lookup().backoff.enforce:
+            wait = decision.retry_after
+        retry_ms = None if wait is None else max(ceil(round(wait * 1_000_000) / 1000), 1)
+        pace = f"{rate_of(limit):g} signals/sec" if isinstance(limit, TokenBucket) else str(limit)
+        return RateLimited(self.agent, rate_of(limit), pace, retry_ms)
 
     def close(self) -> None:
         """End the session and forget its counts."""
@@ -87,9 +119,24 @@ class Session(Closable):
         self.used = True
         return Ask(_NAME, self._key, self.limit, number)
 
+    def _offence(self) -> Offence | None:
+        """Whom a denial is recorded against: nobody, if the agent is exempt or in shadow mode."""
+        lookup = self._sessions.lookup()
+        if self._in_shadow(lookup) or lookup.effective.is_exempt(self.agent):
+            return None
+        return Offence(AGENTS, self.agent, lookup.backoff)
+
+    def _in_shadow(self, lookup: Lookup) -> bool:
+        return lookup.policy.shadow or self.agent in lookup.policy.shadow_agents
+
+    def _report(self, decision: Decision) -> Decision:
+        if decision.violation is not None:
+            self._sessions.violated(self.agent, decision.violation)
+        return decision.as_shadow() if self._in_shadow(self._sessions.lookup()) else decision
+
     def _raise_if_denied(self, decision: Decision) -> Decision:
         if not decision:
-            raise RateLimited(self.agent, self.limit, _pace(self.limit), decision.retry_ms)
+            raise self.error(decision)
         return decision
 
     def _end(self) -> bool:
@@ -99,5 +146,17 @@ class Session(Closable):
         return first and self.limit is not UNLIMITED
 
 
-def _pace(limit: Limit) -> str:
-    return f"{limit.refill / limit.per:g} signals/sec" if isinstance(limit, TokenBucket) else str(limit)
+def _stricter(asked: Limit, allowed: Limit) -> Limit:
+    """What is left of a limit that was asked for, where no more than another is allowed."""
+    if allowed in (UNLIMITED, asked):
+        return asked
+    if asked is UNLIMITED:
+        return allowed
+    if BLOCKED in (asked, allowed):
+        return BLOCKED
+    if not isinstance(asked, TokenBucket) or not isinstance(allowed, TokenBucket):
+        return AllOf([asked, allowed])
+    (asked_burst, asked_refill, asked_per), (most, refill, per) = asked.fields(), allowed.fields()
+    if asked_refill / asked_per < refill / per:
+        refill, per = asked_refill, asked_per
+    return TokenBucket(min(asked_burst, most), refill, per)

@@ -22,6 +22,7 @@ from headgate.gate.policy import Policy
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
+from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
@@ -47,11 +48,13 @@ from headgate.hub.sockets.flood import FloodCounter
 from headgate.hub.sockets.frames import GoingAway, TaskAssigned, encode
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Receive, Send, Socket
-from headgate.hub.storage.database import Database
+from headgate.hub.storage.database import Database, DataFile
+from headgate.hub.storage.files import make_private, private_file
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
+from headgate.stores.sqlite import SqliteChangeLog
 from headgate.stores.urls import aclose_store, open_store
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ ROUTES: Final = (
     *decision_routes.ROUTES,
     *dashboard_routes.ROUTES,
 )
-_PROBE_INTERVAL: Final = 1.0  # seconds between two probes of the store
+_PROBE_INTERVAL: Final = 1.0  # seconds between two probes of the store and the disk
 _GOODBYE_TIMEOUT: Final = 2.0  # seconds to finish the present frame, and to send the last one to a slow reader
 
 _log = structlog.get_logger("headgate.hub")
@@ -79,6 +82,7 @@ class Hub:
     """
 
     database: Database
+    store_guard: StoreGuard
     store: Store
     gate: Gate
     clock: Clock
@@ -111,6 +115,7 @@ class Hub:
         self._store, self._config, self._gate_type = store, config, gate
         self.router: Final = Router(ROUTES)
         self.flood_counter: Final = FloodCounter()
+        self._change_log: SqliteChangeLog | None = None
         self._background: Final = BackgroundTasks()
         self._garbage_logged = False  # whether garbage from a proxy was logged
         self._exit_stack: Final = AsyncExitStack()
@@ -120,7 +125,7 @@ class Hub:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         try:
-            self._open()
+            await self._open()
             # The tokens last: the admin's is made once, and would be lost if a later step failed before it is shown.
             parts = (self.registry, self.messages, self.sessions, self.scheduler, self.webhooks, self.alerts)
             for part in (*parts, self.tokens):
@@ -132,8 +137,7 @@ class Hub:
             self.registry.on_revocation(self.relay.drop)
             if self.settings.otel_endpoint:
                 self._exit_stack.push_async_callback(self._telemetry().close)
-            if isinstance(self.store, ServerStore):
-                self._background.spawn(self._probe_store())
+            self._background.spawn(self._probe())
         except BaseException:
             await self._exit_stack.aclose()
             raise
@@ -145,13 +149,18 @@ class Hub:
         await self.dashboard.close()
         await self._exit_stack.aclose()
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
         """Put the parts together. They are closed in the opposite order."""
         settings, stack = self.settings, self._exit_stack
         if settings.data is not None:
             stack.callback(_lock_directory(settings.data).close)
-        self.database = Database(None if settings.data is None else settings.data / "hub.db")
+        file = None if settings.data is None else private_file(settings.data / "hub.db")
+        self.database = Database(file)
         stack.callback(self.database.close)
+        if file is not None:
+            make_private(file)
+        self._open_store()
+        await self.store_guard.start()  # before the gate reads the changes
         self._open_gate()
         self.stats = Stats(self.gate, self.clock)
         stack.callback(self.stats.stop)
@@ -164,18 +173,27 @@ class Hub:
         stack.push_async_callback(self.alerts.close)
         self._open_parts()
 
-    def _open_gate(self) -> None:
+    def _open_store(self) -> None:
         settings, policy, store = self.settings, self._policy, self._store
         if store is None:
             timeout, on_failure, nodes = policy.store_timeout, policy.on_failure, policy.nodes
             opened = open_store("store", settings.store or None, timeout=timeout, on_failure=on_failure, nodes=nodes)
             self._exit_stack.push_async_callback(aclose_store, opened)
             store = opened
-        shared = isinstance(store, SharedStore)
-        remember = None if shared or settings.data is None else settings.data / "changes.db"
-        self.gate = self._gate_type(policy, store=store, remember=remember)
+        self.store, self.clock, self.store_guard = store, store.clock, StoreGuard(self.database, store)
+
+    def _open_gate(self) -> None:
+        settings, store = self.settings, self.store
+        if not isinstance(store, SharedStore) and settings.data is not None:
+            file = private_file(settings.data / "changes.db")
+            self._change_log = SqliteChangeLog(file)
+            make_private(file)
+        self.gate = self._gate_type(self._policy, store=store, remember=self._change_log)
         self._exit_stack.push_async_callback(self.gate.aclose)
-        self.store, self.clock, self.health = store, store.clock, Health(store)
+        files: list[DataFile] = [self.database]
+        if self._change_log is not None:
+            files.append(self._change_log)
+        self.health = Health(store, self.store_guard, files)
 
     def _open_parts(self) -> None:
         settings, store, gate, clock, database = self.settings, self.store, self.gate, self.clock, self.database
@@ -228,10 +246,10 @@ class Hub:
             gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
         )
         windows, file = counters(store), PolicyFile(self._config)
-        parts = [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
-        routes = bind(ROUTES, [*parts, windows, shares, file, self.router])
-        self._api = Api(Router(routes), gate, stats, tokens, registry, authentication, sites, settings)
+        parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
+        parts += [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
+        self._api = Api(Router(bind(ROUTES, parts)), gate, stats, tokens, registry, authentication, sites, settings)
 
     def _telemetry(self) -> "Telemetry":
         try:
@@ -311,10 +329,19 @@ class Hub:
 
     # Events ----------------------------------------------------------------------------------------------------------
 
-    async def _probe_store(self) -> None:
-        """Ask the store once a second, so that its health is known even without requests."""
+    async def _probe(self) -> None:
+        """Try the store and a failing disk once a second, so that their health is known even without requests."""
         while True:
-            await self.gate.astanding(".")  # no agent has this name
+            if isinstance(self.store, ServerStore):
+                await self.gate.astanding(".")  # no agent has this name
+            try:
+                await self.store_guard.probe()
+                if self.database.failure:
+                    await self.database.probe()
+                if self._change_log is not None and self._change_log.failure:
+                    await asyncio.to_thread(self._change_log.probe)
+            except HeadgateError as error:
+                _log.error("probe failed", reason=str(error))
             await asyncio.sleep(_PROBE_INTERVAL)
 
     def _send_assignment(self, agent: str, task: Task) -> bool:
@@ -366,7 +393,7 @@ def _lock_directory(data: Path) -> IO[str]:
     """Create the data directory if needed, and lock it: it belongs to one hub at a time."""
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (data / "lock").open("w")
+        lock = private_file(data / "lock").open("w")
     except OSError as error:
         raise HeadgateError(f"{data}: expected a directory that can be written, got: {error.strerror}") from error
     try:
@@ -374,4 +401,5 @@ def _lock_directory(data: Path) -> IO[str]:
     except BlockingIOError:
         lock.close()
         raise HeadgateError(f"{data}: another hub uses this directory; give this one another by --data") from None
+    make_private(data / "lock")
     return lock

@@ -37,8 +37,8 @@ class AllOf(Limit):
             for part in limit.parts:
                 if part not in parts:
                     parts.append(part)
-        if not parts:
-            refuse("AllOf", "at least one limit", parts)
+        if len(parts) < 2:
+            refuse("AllOf", "at least two different limits (a single one needs no AllOf)", parts)
         self._parts: Final = tuple(parts)
 
     @property

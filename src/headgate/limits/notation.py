@@ -3,14 +3,16 @@
 import re
 from collections.abc import Iterable
 from fractions import Fraction
+from math import inf
 from typing import Final, TypeAlias
 
 from headgate.errors import InvalidInput, refuse
 from headgate.limits.all_of import AllOf
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import BLOCKED, UNLIMITED
+from headgate.limits.numbers import DIGITS
 from headgate.limits.sliding_window import SlidingWindow
-from headgate.limits.token_bucket import per_period
+from headgate.limits.token_bucket import TokenBucket, per_period
 
 LimitLike: TypeAlias = Limit | str | Iterable[Limit | str]
 """A limit as an argument: itself, its text, or several of either."""
@@ -30,7 +32,7 @@ _SECONDS: Final = {
     for name in names.split()
 }
 
-_NUMBER: Final = r"(?:\d{1,18}(?:\.\d{1,18})?)"
+_NUMBER: Final = rf"(?:\d{{1,{DIGITS}}}(?:\.\d{{1,{DIGITS}}})?)"
 _LIMIT: Final = re.compile(
     rf"(?P<count>{_NUMBER})\s*(?:/|per)\s*(?P<times>{_NUMBER})?\s*(?P<unit>[a-z]+)"
     r"(?:\s+burst\s+(?P<burst>\d{1,18})|\s+(?P<sliding>sliding))?",
@@ -57,8 +59,7 @@ def parse(text: str) -> Limit:
     """
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)
-    limits = [_parse_one(part.strip(), text) for part in re.split(r"[;,|]", text)]
-    return limits[0] if len(limits) == 1 else AllOf(limits)
+    return _join([_parse_one(part.strip(), text) for part in re.split(r"[;,|]", text)])
 
 
 def _parse_one(part: str, text: str) -> Limit:
@@ -96,5 +97,21 @@ def limit_of(where: str, given: object) -> Limit:
         return given
     if not isinstance(given, Iterable):
         refuse(where, "a limit, its text, or several of either", given)
-    limits = [limit_of(where, one) for one in given]
-    return limits[0] if len(limits) == 1 else AllOf(limits)
+    return _join([limit_of(where, one) for one in given])
+
+
+def _join(limits: list[Limit]) -> Limit:
+    """Several limits as one; equal ones count once."""
+    different = list(dict.fromkeys(limits))
+    return different[0] if len(different) == 1 else AllOf(different)
+
+
+def rate_of(limit: Limit) -> float:
+    """A limit as so many per second on average."""
+    if isinstance(limit, TokenBucket):
+        return limit.refill / limit.per
+    if isinstance(limit, SlidingWindow):
+        return limit.capacity / limit.window
+    if isinstance(limit, AllOf):
+        return min(map(rate_of, limit.parts))
+    return inf if limit is UNLIMITED else 0.0

@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from fractions import Fraction
+from math import inf, nextafter
 from operator import index
 from typing import Final, TypeAlias
 
@@ -12,6 +13,10 @@ Number: TypeAlias = int | float | Fraction | Decimal
 LARGEST: Final = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis' scripts have doubles)."""
 
+DIGITS: Final = 22
+"""Digits on each side of the point in a limit's text: enough for every rate that can be counted."""
+
+_SHORT: Final = 12  # significant digits: few enough that a quotient such as 1 / 3 hardly ever has so few by chance
 _PERIODS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
@@ -32,7 +37,11 @@ def cost_of(value: object) -> int:
 
 
 def positive(where: str, value: object) -> Fraction:
-    """A number above zero, exactly: a float is read by its decimal text, so that 0.1 is 1/10."""
+    """A number above zero, exactly.
+
+    A float is read by its decimal text if that is short, so that 0.1 is 1/10; otherwise as the simplest fraction that
+    rounds to it, so that 1 / 3 is a third.
+    """
     number = _fraction(value)
     if number is None or number <= 0:
         refuse(where, "a number above 0", value)
@@ -68,13 +77,40 @@ def _int(value: object) -> int | None:
 def _fraction(value: object) -> Fraction | None:
     if isinstance(value, float):
         text = float.__repr__(value)
-        return None if text.endswith(("n", "f")) else Fraction(text)  # nan, inf
+        return None if text.endswith(("n", "f")) else _of_float(text)  # nan, inf
     if isinstance(value, Decimal):
         return Fraction(value) if value.is_finite() else None
     if isinstance(value, Fraction):
         return value
     number = _int(value)
     return None if number is None else Fraction(number)
+
+
+def _of_float(text: str) -> Fraction:
+    """The number that is meant by a float, which is given by its shortest text."""
+    value = float(text)
+    if sum(map(str.isdigit, text.partition("e")[0].strip("-0."))) <= _SHORT:
+        return Fraction(text)
+    exact = Fraction(value)
+    if exact.denominator == 1:
+        return exact
+    below, above = Fraction(nextafter(value, -inf)), Fraction(nextafter(value, inf))
+    return _simplest((below + exact) / 2, (exact + above) / 2)
+
+
+def _simplest(low: Fraction, high: Fraction) -> Fraction:
+    """The fraction between two others that has the smallest denominator."""
+    floor = low.__floor__()
+    if floor + 1 < high:
+        return Fraction(floor + 1)
+    if low == floor:
+        return floor + Fraction(1, (1 / (high - floor)).__floor__() + 1)
+    return floor + 1 / _simplest(1 / (high - floor), 1 / (low - floor))
+
+
+def writable(number: Fraction) -> bool:
+    """Whether a number can be written as a decimal in a limit's text."""
+    return number < 10**DIGITS and (number * 10**DIGITS).denominator == 1
 
 
 def rate_text(count: Fraction, seconds: Fraction) -> str:

@@ -15,7 +15,7 @@ from typing import Final, SupportsIndex
 from headgate._native import i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import NEVER, Decision, Limit, State, decide_one
-from headgate.limits.numbers import LARGEST, Number, decimal_text, not_decimal, positive, rate_text, whole
+from headgate.limits.numbers import LARGEST, Number, decimal_text, not_decimal, positive, rate_text, whole, writable
 
 _TICKS: Final = tuple(10**exponent for exponent in range(7))
 _DEBT: Final[i64] = 2**53 - 1  # units
@@ -60,11 +60,16 @@ class TokenBucket(Limit):
     def __init__(self, capacity: SupportsIndex, refill: Number, per: Number) -> None:
         self._capacity: Final[i64] = whole("TokenBucket capacity", capacity)
         given_refill, given_per = positive("TokenBucket refill", refill), positive("TokenBucket per", per)
-        scale = lcm(not_decimal(given_refill), not_decimal(given_per))  # so that both can be written as decimals
-        self._refill: Final = given_refill * scale
-        self._per: Final = given_per * scale
-        tick, unit, gain = _fit(self._capacity, self._refill / self._per / 1_000_000)
+        scale = lcm(not_decimal(given_refill), not_decimal(given_per))  # which makes both decimals
+        written_refill, written_per = given_refill * scale, given_per * scale
+        rate = given_refill / given_per
+        if not (writable(written_refill) and writable(written_per)):
+            written_refill, written_per = Fraction(rate.numerator), Fraction(rate.denominator)
+        self._refill: Final = written_refill
+        self._per: Final = written_per
+        tick, unit, gain = _fit(self._capacity, rate / 1_000_000)
         if not tick:
+            _refuse_extreme(rate, refill, per)
             refuse(
                 "TokenBucket",
                 "a capacity and a refill that can be counted exactly (a smaller capacity or a rounder refill is)",
@@ -191,7 +196,7 @@ class TokenBucket(Limit):
 
     def __str__(self) -> str:
         rate = rate_text(self._refill, self._per)
-        return rate if self._capacity == ceil(self._refill) else f"{rate} burst {self._capacity}"
+        return rate if self.capacity == ceil(self._refill) else f"{rate} burst {self._capacity}"
 
 
 def limited(rate: Number, burst: SupportsIndex) -> TokenBucket:
@@ -240,3 +245,12 @@ def _fit(capacity: int, rate: Fraction) -> tuple[int, int, int]:
         if capacity * unit <= LARGEST and gain * tick <= LARGEST:
             return tick, unit, gain
     return 0, 0, 0
+
+
+def _refuse_extreme(rate: Fraction, refill: object, per: object) -> None:
+    """Refuse a rate that can't be counted with any capacity."""
+    where = "TokenBucket refill and per"
+    if rate * LARGEST < 1:
+        refuse(where, f"at least 1 in {LARGEST} seconds, or 'blocked', which lets nothing pass", (refill, per))
+    if rate > LARGEST * 1_000_000:
+        refuse(where, f"at most {LARGEST}000000 a second, or 'unlimited', which lets everything pass", (refill, per))

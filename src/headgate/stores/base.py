@@ -218,11 +218,15 @@ class ResettableStore(Store, Protocol):
 # What nodes share besides counts -------------------------------------------------------------------------------------
 
 
+UNREADABLE: Final = "unreadable"
+"""The kind of an edit whose row can't be read. It has no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A part of a change: an override, an exemption or a default is set, or (with no value) removed.
+    """A part of a change: an override, an exemption, a default or a session limit is set, or (with no value) removed.
 
-    `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
+    `agent`, `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
     """
 
     kind: str
@@ -362,9 +366,44 @@ class SharedAlerts(Protocol):
         """End an alert, and keep its last text for later callers: "done", or "other" as with `put`."""
 
 
+class StoreGeneration(Protocol):
+    """A random id of the data in a store, by which a hub sees that the data is lost or another's.
+
+    Once an id is `expected`, agents and changes are read and written only while the store has that id: otherwise
+    `StoreLost` is raised, and nothing was changed.
+    """
+
+    @property
+    def expected(self) -> str:
+        """The id that the store should have; "" where any will do."""
+
+    @expected.setter
+    def expected(self, generation: str) -> None: ...
+
+    @property
+    def reason(self) -> str:
+        """Why the data counts as lost, in words; "" while it does not."""
+
+    async def check(self) -> None:
+        """Compare the ids now; `StoreLost` if they differ."""
+
+    async def claim(self) -> str:
+        """Expect the id that the store has; one without an id is given a new one first."""
+
+    async def accept(self) -> str:
+        """Expect the store's data as it is from now on.
+
+        The id is the store's, if it has another than was expected: another hub has accepted the data before. Otherwise
+        it is a new one.
+        """
+
+
 @runtime_checkable
 class HubStore(SharedStore, Protocol):
     """A store that also keeps what several hubs share."""
+
+    @property
+    def generation(self) -> StoreGeneration: ...
 
     def agents(self) -> AgentDirectory: ...
 

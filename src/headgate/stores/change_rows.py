@@ -4,7 +4,7 @@ A row is one edit:
 
 | field                | meaning                                                             |
 |----------------------|---------------------------------------------------------------------|
-| kind                 | "override", "exemption" or "default"                                |
+| kind                 | "override", "exemption", "default" or "session"                     |
 | agent, channel, tier | its subject; channel and tier are "" where all of them are meant    |
 | value                | a limit's text, or "exempt"; null: removed                          |
 | by, at               | who made the change, and when, in seconds since 1970                |
@@ -15,15 +15,21 @@ The rows of one change are written in one step. Applying all rows in their order
 keeps it so: it replaces the oldest rows by a snapshot, rows of the same form and with the same effect. So a version
 that doesn't know the optional fields reads single changes, and enforces the same limits. (In a fleet, once a log is
 compacted, it counts defaults that were changed apart from newer versions: it doesn't know their generation.) Unknown
-fields and kinds are ignored.
+fields and kinds are ignored. A row that can't be read, or whose limit can't, has no effect either: it becomes an edit
+of the kind `UNREADABLE`, so that positions stay what they are.
 """
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any, Final
 
-from headgate.stores.base import Change, Edit
+from headgate.errors import InvalidInput
+from headgate.limits.notation import parse
+from headgate.stores.base import UNREADABLE, Change, Edit
 
-_EDIT: Final = ("kind", "agent", "channel", "tier", "value")
+_SUBJECT: Final = ("agent", "channel", "tier")
+_EDIT: Final = ("kind", *_SUBJECT, "value")
+_LIMITS: Final = ("override", "default", "session")  # kinds whose values are limits
 
 
 def to_rows(change: Change) -> list[dict[str, Any]]:
@@ -41,8 +47,21 @@ def to_rows(change: Change) -> list[dict[str, Any]]:
 
 def to_edit(row: Mapping[str, Any]) -> Edit:
     """The edit of a row."""
-    edit = {name: row[name] for name in _EDIT if name in row}
-    return Edit(**edit, generation=row.get("generation", 0))
+    kind, value, generation = row.get("kind"), row.get("value"), row.get("generation", 0)
+    agent, channel, tier = [row.get(name, "") for name in _SUBJECT]
+    texts = all(isinstance(text, str) for text in (agent, channel, tier))
+    if not isinstance(kind, str) or not texts or not isinstance(value, str | None) or not isinstance(generation, int):
+        return Edit(UNREADABLE, value="?")
+    if kind in _LIMITS and not _is_limit(value):
+        return Edit(UNREADABLE, agent, channel, tier, "?")
+    return Edit(kind, agent, channel, tier, value, generation)
+
+
+def _is_limit(value: str | None) -> bool:
+    try:
+        return value is None or bool(parse(value))
+    except InvalidInput:
+        return False
 
 
 def to_changes(rows: Iterable[Mapping[str, Any]]) -> list[Change]:
@@ -52,6 +71,8 @@ def to_changes(rows: Iterable[Mapping[str, Any]]) -> list[Change]:
     for row in rows:
         edits.append(to_edit(row))
         if not row.get("more"):
-            changes.append(Change(tuple(edits), row.get("by", ""), row.get("at", 0.0)))
+            by, at = row.get("by", ""), row.get("at", 0.0)
+            timed = isinstance(at, (int, float)) and isfinite(at)
+            changes.append(Change(tuple(edits), by if isinstance(by, str) else "", at if timed else 0.0))
             edits = []
     return changes

@@ -141,9 +141,12 @@ class Table:
 class LimitTable(Table):
     """The entries of one limiter's name and limit."""
 
-    def __init__(self, store: "MemoryStore", limit: Limit) -> None:
+    def __init__(self, store: "MemoryStore", name: str, limit: Limit) -> None:
         super().__init__(store, limit)
+        self.name: Final = name
         self.limit: Final = limit
+        self.pinned = False  # somebody keeps it, and checks without asking the store for it
+        self.dropped = False  # from the store; nothing may be added any more
         self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
 
     def check(self, key: str, cost: i64, low: i64, violations: "ViolationTable | None") -> Decision:
@@ -306,8 +309,17 @@ class MemoryStore:
         return self.clock.now() if self._manual else self._read() // 1000
 
     def limit_table(self, name: str, limit: Limit) -> LimitTable:
-        """The entries of a limiter's name and limit. The table is made once; frequent callers keep it."""
-        found = self._tables.get((name, limit)) or self._add_table(name, LimitTable(self, limit))
+        """The entries of a limiter's name and limit. The table is made once, and stays: frequent callers keep it."""
+        while True:
+            found = self._limit_table(name, limit)
+            with _tables_lock:
+                found.pinned = True
+                if not found.dropped:
+                    return found
+
+    def _limit_table(self, name: str, limit: Limit) -> LimitTable:
+        """The same for one call. It is dropped some time after its last entry, so that rare limits don't pile up."""
+        found = self._tables.get((name, limit)) or self._add_table(name, LimitTable(self, name, limit))
         assert isinstance(found, LimitTable)
         return found
 
@@ -350,7 +362,7 @@ class MemoryStore:
             return decision
 
     def _apply_all(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
-        tables = [self.limit_table(ask.name, ask.limit) for ask in asks]
+        tables = [self._limit_table(ask.name, ask.limit) for ask in asks]
         violations = None if offence is None else self.violation_table(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
@@ -359,12 +371,17 @@ class MemoryStore:
             if self.size >= self.max_keys:
                 self.make_room(now)
             entries = [Entry(tables[i], asks[i].key, asks[i].cost, now) for i in range(len(tables))]
-            return self._apply(verb, entries, now, low, violations, "" if offence is None else offence.key)
+            decision = self._apply(verb, entries, now, low, violations, "" if offence is None else offence.key)
+        return self._apply_all(verb, asks, low, offence) if decision is None else decision
 
     def _apply(
         self, verb: Verb, entries: list[Entry], now: i64, low: i64, violations: ViolationTable | None, agent: str
-    ) -> Decision:
+    ) -> Decision | None:
+        """None if a table was dropped meanwhile, and nothing has been done."""
         # From here to the last write nothing is allocated that the garbage collector tracks.
+        for entry in entries:
+            if entry.table.dropped:
+                return None
         passes = violations is None or not violations.blocks(agent, now)
         new: i64 = 0
         for entry in entries:
@@ -469,12 +486,27 @@ class MemoryStore:
         if self.position >= len(self._order):
             self.position = 0
             self.next_round = now + _ROUND_EVERY
-        result = self._order[self.position].sweep_one(now)
-        if result < 0:
+            if not self._order:  # every table was dropped
+                return False
+        table = self._order[self.position]
+        result = table.sweep_one(now)
+        if result < 0 and not self._drop_table(table):
             self.position += 1
         else:
             self.swept += 1
         return result > 0
+
+    def _drop_table(self, table: Table) -> bool:
+        """Drop a table that is empty and that nobody keeps, and say whether it was."""
+        if table.size > 0 or not isinstance(table, LimitTable):
+            return False
+        with _tables_lock:
+            if table.pinned or table.dropped or table.size > 0:
+                return False
+            table.dropped = True
+            self._order.remove(table)
+            del self._tables[table.name, table.limit]
+        return True
 
     def deny_for_room(self, limit: Limit) -> Decision:
         """The denial of a new key for which there is no room."""

@@ -7,7 +7,7 @@ numbers up to 0.
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any, Final
 
@@ -38,8 +38,23 @@ _INSERT: Final = f"INSERT INTO changes ({', '.join(_COLUMNS)}) VALUES (:{', :'.j
 _START: Final = -(2**62)
 
 
+_DISK: Final = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+)
+
+
 class ChangeLogError(HeadgateError):
     """The change log can't be read or written."""
+
+
+def is_disk_error(error: Exception) -> bool:
+    """Whether the disk is at fault: it is full, broken, or can't be written."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK
 
 
 def open_file(
@@ -52,6 +67,7 @@ def open_file(
     try:
         file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
+            file.text_factory = _text
             file.execute("PRAGMA busy_timeout=5000")
             (found,) = file.execute("PRAGMA user_version").fetchone()
             (parts,) = file.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -71,12 +87,22 @@ def open_file(
     return file
 
 
+def _text(data: bytes) -> str | bytes:
+    """A text in a file; one that isn't UTF-8 is left as it is, since an error would make all other rows unreadable."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
 class SqliteChangeLog:
     """Records changes in a file. A change that `write` has recorded survives a kill and a loss of power."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self.failure = ""
+        """Why the last write failed, in words; "" if it didn't."""
         self._file = open_file(path, "a change log", _FORMAT, _SCHEMA, ChangeLogError)
         with self._transaction("the change log can't be used"):
             present = {name for _, name, *_ in self._file.execute("PRAGMA table_info(changes)")}
@@ -97,7 +123,16 @@ class SqliteChangeLog:
     def write(self, change: Change) -> int:
         with self._transaction("the change was not made, since it can't be recorded"):
             (last,) = self._file.execute("SELECT MAX(number) FROM changes WHERE number > 0").fetchone()
-            return self._insert(last or 0, change)
+            position = self._insert(last or 0, change)
+        self.failure = ""
+        return position
+
+    def probe(self) -> None:
+        """After a failure: write something, to see whether that is possible again."""
+        with suppress(ChangeLogError), self._transaction("the change log can't be written"):
+            self._file.execute(f"PRAGMA user_version={_FORMAT + 1}")
+            self._file.execute(f"PRAGMA user_version={_FORMAT}")
+            self.failure = ""
 
     def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
         with self._transaction("the change log can't be compacted"):
@@ -134,7 +169,10 @@ class SqliteChangeLog:
                     yield
                     self._file.execute("COMMIT")
                 except BaseException:
-                    self._file.execute("ROLLBACK")
+                    if self._file.in_transaction:  # a full disk has ended it
+                        self._file.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
+                if is_disk_error(error):
+                    self.failure = str(error)
                 raise ChangeLogError(f"{self._path}: {failure}: {error}") from error

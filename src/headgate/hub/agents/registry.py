@@ -11,14 +11,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final
+from itertools import islice
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from headgate.errors import InvalidInput
 from headgate.gate.policy import check_agent
-from headgate.hub.agents.tokens import digest_of
+from headgate.hub.agents.names import check_new_name
+from headgate.hub.agents.tokens import DIGEST_SIZE, digest_of
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
+from headgate.hub.storage.rows import Time, row_of
 from headgate.stores.base import AddOutcome, AgentDirectory, ReplaceOutcome
 
 LONGEST_TOKEN: Final = 1024
@@ -127,7 +133,7 @@ class Registry:
 
     def _new_name(self, agent: str) -> str:
         try:
-            name = check_agent(agent)
+            name = check_new_name(agent)
         except InvalidInput as error:
             raise RequestError(400, "bad_agent", str(error)) from None
         if name in self._reserved:
@@ -161,16 +167,25 @@ class DatabaseAgents:
         self._on_revocation: Callable[[str], None] = lambda _agent: None
         self._digests: Final[dict[str, bytes]] = {}  # without revoked ones
         self._owners: Final[dict[bytes, str]] = {}
+        self._lost_names = 0  # rows whose names can't be read
 
     async def start(self, on_revocation: Callable[[str], None]) -> None:
         self._on_revocation = on_revocation
-        query = "SELECT agent, digest FROM agents WHERE digest IS NOT NULL"
-        for agent, digest in await self._database.run(lambda db: db.execute(query).fetchall()):
+        rows = await self._database.run(lambda db: db.execute("SELECT agent, digest FROM agents").fetchall())
+        effect = "the agent's name stays taken; give it a new token, see docs/hub-operations.md"
+        for agent, digest in self._database.rows.read("agents", rows, _agent_row, effect):
             self._set(agent, digest)
+        self._lost_names = sum([not isinstance(agent, str) or not _is_name(agent) for agent, _ in rows])
 
     async def close(self) -> None: ...
 
     async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
+        if self._lost_names:  # any free id may be one of them, and must not go to a stranger
+            detail = (
+                "nobody can register: the database has an agent whose id can't be read; the hub's operator can help"
+            )
+            raise RequestError(503, "unavailable", detail)
+
         def work(db: sqlite3.Connection) -> AddOutcome:
             if invitation is not None and not _one(db, "SELECT 1 FROM invitations WHERE digest = ?", invitation):
                 return "uninvited"
@@ -220,12 +235,36 @@ class DatabaseAgents:
         return agent in self._digests
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
-        query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent > ? ORDER BY agent LIMIT ?"
-        rows = await self._database.run(lambda db: db.execute(query, (after, limit)).fetchall())
-        return [(agent, at, bool(revoked)) for agent, at, revoked in rows]
+        query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent > ? ORDER BY agent"
+
+        def work(db: sqlite3.Connection) -> list[_ListedAgent]:
+            rows = db.execute(query, (after,))
+            return list(islice(self._database.rows.read("agents", rows, _listed_agent, "not listed"), limit))
+
+        return [(agent, at, bool(revoked)) for agent, at, revoked in await self._database.run(work)]
 
     async def invite(self, digest: bytes, at: float) -> None:
         await self._database.run(lambda db: db.execute("INSERT INTO invitations VALUES (?, ?)", (digest, at)))
+
+
+class _AgentRow(NamedTuple):
+    agent: str
+    digest: Annotated[bytes, Meta(min_length=DIGEST_SIZE, max_length=DIGEST_SIZE)] | None
+
+
+def _agent_row(row: tuple[Any, ...]) -> _AgentRow:
+    found = msgspec.convert(row, _AgentRow, builtin_types=(bytes,))
+    check_agent(found.agent)
+    return found
+
+
+class _ListedAgent(NamedTuple):
+    agent: str
+    at: Time
+    revoked: int
+
+
+_listed_agent: Final = row_of(_ListedAgent)
 
 
 def _one(db: sqlite3.Connection, query: str, value: object) -> tuple[Any, ...] | None:

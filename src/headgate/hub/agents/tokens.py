@@ -10,6 +10,9 @@ from headgate.errors import HeadgateError
 from headgate.hub.settings import A_TOKEN, HubSettings, usable_token
 from headgate.hub.storage.database import Database
 
+DIGEST_SIZE: Final = 32
+"""Bytes of a token's digest."""
+
 
 class Tokens:
     """Recognizes admins and viewers by their tokens, of which it stores digests."""
@@ -35,13 +38,16 @@ class Tokens:
             return
         created = f"hga_{secrets.token_urlsafe(32)}"
 
-        def store(db: Connection) -> str:
+        def store(db: Connection) -> bytes:
             row = ("admin_token", digest_of(created).hex())
             db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", row)
-            (stored,) = db.execute("SELECT value FROM settings WHERE name = 'admin_token'").fetchone()
-            return str(stored)
+            rows = db.execute("SELECT name, value FROM settings WHERE name = 'admin_token'")
+            for digest in list(self._database.rows.read("settings", rows, _digest, "the admin gets a new token")):
+                return digest
+            db.execute("REPLACE INTO settings VALUES (?, ?)", row)
+            return digest_of(created)
 
-        self._admin = bytes.fromhex(await self._database.run(store))
+        self._admin = await self._database.run(store)
         if self._admin == digest_of(created):
             self.created = created
 
@@ -60,6 +66,13 @@ class Tokens:
 def digest_of(token: str) -> bytes:
     """The digest of a token. Tokens are long and random, so no slow hash is needed."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _digest(row: tuple[str, str]) -> bytes:
+    digest = bytes.fromhex(row[1])
+    if len(digest) != DIGEST_SIZE:
+        raise ValueError(f"expected {DIGEST_SIZE} bytes, got {len(digest)}")
+    return digest
 
 
 def _given(settings: HubSettings) -> str:

@@ -1,6 +1,7 @@
 """The routes of the admin."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +11,22 @@ from msgspec import Meta, Struct, json
 
 from headgate.errors import InvalidInput, refuse
 from headgate.gate import Gate
-from headgate.gate.changes import default, exemption, override
+from headgate.gate.changes import default, exemption, override, session_limit
 from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.http import describe_decision
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
+from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.api.agent_routes import NewTask, Registered, Revoked, TaskList, TaskPage
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.dashboard.cards import AgentCard, Cards
 from headgate.hub.errors import RequestError
-from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.messages.sessions import OUTSIDE, SessionLog
+from headgate.hub.monitoring.health import Health
 from headgate.hub.monitoring.stats import Stats
+from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count, SessionId, Signal
+from headgate.hub.sockets.relay import Relay
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.decision import Limit
@@ -29,6 +34,8 @@ from headgate.limits.notation import limit_of
 
 _LONGEST_LIMIT: Final = 200
 _MOST_LIMITS: Final = 10
+_SESSION: Final = "session"  # beside the tiers
+_GONE_WITHIN: Final = 2.0  # seconds until all agents should have left whose connections were closed
 
 Limits = dict[str, dict[str, str]]
 """Limits as text, by channel and tier."""
@@ -39,7 +46,8 @@ LimitTexts = LimitText | Annotated[list[LimitText], Meta(min_length=1, max_lengt
 NewLimits = Annotated[
     dict[str, Any],  # `_given` reads it: the texts of msgspec don't name the tier
     Meta(
-        description="limits by tier, for every channel, or below the name of a channel, for that one",
+        description="limits by tier, for every channel, or below the name of a channel, for that one; below "
+        "`session`, the limit of each session",
         extra_json_schema={"additionalProperties": json.schema(LimitTexts | dict[str, LimitTexts])},
     ),
 ]
@@ -55,6 +63,9 @@ class PolicyFile:
 class RateLimits(Struct):
     defaults: Limits
     overrides: dict[str, Limits]
+    session: str
+    """The limit of every session of an agent without one of its own."""
+    session_overrides: dict[str, str]
 
 
 class AgentLimits(Struct):
@@ -63,6 +74,10 @@ class AgentLimits(Struct):
     """The limits in effect for the agent."""
     override: Limits
     """Those of them that are its own."""
+    session: str
+    """The limit in effect for each of its sessions."""
+    session_override: str | None
+    """The same, if it is its own."""
     exempt: bool
 
 
@@ -155,10 +170,29 @@ class Reloaded(Struct):
     reloaded: bool
 
 
+class StoreStatus(Struct):
+    store: Literal["memory", "ok", "away", "lost"]
+    problems: list[str]
+    """What is wrong with the store or the disk, in sentences."""
+
+
+class AcceptedStore(Struct):
+    accepted: bool
+    """False: the store has its data, so there was nothing to accept."""
+    store: Literal["memory", "ok", "away", "lost"]
+    problems: list[str]
+
+
+class AcceptStore(Body):
+    agent_data: Literal["keep", "drop"]
+    """What becomes of mail, signals and tasks on this hub: whoever registers a name next gets them, or nobody does."""
+
+
 class NewSignal(Body):
     agent_id: AgentId
-    session: SessionId
     signal: Signal
+    session: SessionId | None = None
+    """None: outside any session."""
 
 
 class SignalNumber(Struct):
@@ -171,25 +205,32 @@ class SignalNumber(Struct):
 async def _rate_limits(_call: Call, gate: Gate) -> RateLimits:
     effective = gate.effective
     overrides = {agent: _by_channel(limits) for agent, limits in sorted(effective.overrides.items())}
-    return RateLimits(_by_channel(effective.limits), overrides)
+    sessions = {agent: str(limit) for agent, limit in sorted(effective.session_overrides.items())}
+    return RateLimits(_by_channel(effective.limits), overrides, str(effective.session_limit), sessions)
 
 
 async def _set_defaults(call: Call, gate: Gate) -> RateLimits:
-    edits = [default(tier, limit, channel) for channel, tier, limit in _given(call, gate)]
+    edits = [
+        session_limit(limit) if tier == _SESSION else default(tier, limit, channel)
+        for channel, tier, limit in _given(call, gate)
+    ]
     await gate.achange(edits, by=call.by)
     return await _rate_limits(call, gate)
 
 
 async def _set_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
-    edits = [override(agent, tier, limit, channel) for channel, tier, limit in _given(call, gate)]
+    edits = [
+        session_limit(limit, agent) if tier == _SESSION else override(agent, tier, limit, channel)
+        for channel, tier, limit in _given(call, gate)
+    ]
     await gate.achange(edits, by=call.by)
     return _limits_of(gate, agent)
 
 
 async def _remove_override(call: Call, gate: Gate) -> AgentLimits:
     agent = call.parts["agent"]
-    if agent in gate.effective.overrides:
+    if agent in gate.effective.overrides or agent in gate.effective.session_overrides:
         await gate.aremove_override(agent, by=call.by)
     return _limits_of(gate, agent)
 
@@ -199,10 +240,10 @@ def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
     channels = gate.policy.channels
     found: list[tuple[str | None, str, Limit]] = []
     for name, value in call.body.items():
-        if name in TIERS:
+        if name in (*TIERS, _SESSION):
             found.append((None, name, _limit(name, value)))
         elif name not in channels:
-            refuse("body", f"one of {', '.join([*TIERS, *channels])}", name)
+            refuse("body", f"one of {', '.join([*TIERS, *channels, _SESSION])}", name)
         elif not isinstance(value, dict):
             refuse(name, "an object with limits by tier, such as {'light': '60/minute'}", value)
         else:
@@ -240,7 +281,16 @@ def _limits_of(gate: Gate, agent: str) -> AgentLimits:
         channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in TIERS}
         for channel in gate.policy.channels
     }
-    return AgentLimits(agent, limits, _by_channel(gate.effective.overrides.get(agent, {})), gate.is_exempt(agent))
+    effective = gate.effective
+    own = effective.session_overrides.get(agent)
+    return AgentLimits(
+        agent_id=agent,
+        limits=limits,
+        override=_by_channel(effective.overrides.get(agent, {})),
+        session=str(effective.session_limit_of(agent)),
+        session_override=None if own is None else str(own),
+        exempt=gate.is_exempt(agent),
+    )
 
 
 # Exempt agents: "whitelist" in the paths ------------------------------------------------------------------------------
@@ -352,9 +402,32 @@ async def _reload(call: Call, file: PolicyFile, gate: Gate) -> Reloaded:
     return Reloaded(True)
 
 
+async def _store(_call: Call, health: Health) -> StoreStatus:
+    return StoreStatus(health.store, health.problems)
+
+
+async def _accept_store(
+    call: Call, guard: StoreGuard, presence: Presence, sockets: AgentSockets, relay: Relay, gate: Gate, health: Health
+) -> AcceptedStore:
+    drop = call.body.agent_data == "drop"
+    if not await guard.accept(drop=drop):
+        return AcceptedStore(False, health.store, health.problems)
+    accepted_at = time.time()
+    sockets.drop_all()  # their agents are no longer registered
+    relay.drop_all()
+    await gate.areload(gate.policy, by=call.by)  # the changes in the store, which are the only ones now
+    if drop:
+        end = time.monotonic() + _GONE_WITHIN
+        while presence.agents() and time.monotonic() < end:  # noqa: ASYNC110 - presence has no event for it
+            await asyncio.sleep(0.01)
+        await guard.drop(accepted_at)  # unsent messages went back into the mailboxes
+    return AcceptedStore(True, health.store, health.problems)
+
+
 async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:
     body: NewSignal = call.body
-    return SignalNumber(await sessions.write(check_agent(body.agent_id), str(body.session), body.signal))
+    session = OUTSIDE if body.session is None else str(body.session)
+    return SignalNumber(await sessions.write(check_agent(body.agent_id), session, body.signal))
 
 
 _LIMITS: Final = "/api/admin/rate-limits"
@@ -426,6 +499,13 @@ ROUTES: Final = (
     Route(
         "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
         "who changed what and when, newest first", query=ChangesPage,
+    ),
+    Route(
+        "GET", "/api/admin/store", "admin", Who.ADMIN, _store, StoreStatus, "whether the store has its data",
+    ),
+    Route(
+        "POST", "/api/admin/store/accept", "admin", Who.ADMIN, _accept_store, AcceptedStore,
+        "accept a lost store as it is: all agents have to register again", body=AcceptStore,
     ),
     Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),
     Route(

@@ -9,7 +9,7 @@ from headgate.hub.agents.registry import Registry
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import Mail, MessageBroker
-from headgate.hub.messages.sessions import LoggedSignal, SessionLog
+from headgate.hub.messages.sessions import OUTSIDE, LoggedSignal, SessionLog
 from headgate.hub.sockets.frames import (
     MAX_NAMES,
     AgentId,
@@ -230,6 +230,11 @@ async def _signals(call: Call, sessions: SessionLog) -> Signals:
     return Signals(await sessions.signals(call.agent, call.parts["session"], query.limit, query.before))
 
 
+async def _signals_outside(call: Call, sessions: SessionLog) -> Signals:
+    query: Page = call.query
+    return Signals(await sessions.signals(call.agent, OUTSIDE, query.limit, query.before))
+
+
 ROUTES: Final = (
     Route(
         "GET", "/api/agents", "get_agents", Who.ANYONE, _agents, ConnectedAgents, "the connected agents, by name",
@@ -295,6 +300,10 @@ ROUTES: Final = (
         "the tasks that the agent created or holds, newest first", query=TaskPage,
     ),
     Route("GET", "/api/tasks/{id}", "get_task_detail", Who.AGENT, _task, Task, "one task"),
+    Route(
+        "GET", "/api/signals", "get_signals", Who.AGENT, _signals_outside, Signals,
+        "the signals about the agent that belong to no session, oldest first", query=Page,
+    ),
     Route(
         "GET", "/api/sessions/{session}/signals", "get_signals", Who.AGENT, _signals, Signals,
         "the log of a session, oldest first", query=Page,

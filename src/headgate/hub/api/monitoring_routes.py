@@ -16,8 +16,12 @@ from headgate.hub.monitoring.metrics import MetricSources
 
 class HealthStatus(Struct):
     status: Literal["ok", "degraded", "stopping"]
-    store: Literal["ok", "away"]
-    """Whether the store can be reached; while it is away, the policy says how requests are decided."""
+    store: Literal["ok", "away", "lost"]
+    """While the store is away, the policy says how requests are decided; a lost one no longer has its data."""
+    disk: Literal["ok", "failing"]
+    """Whether the hub's files can be written."""
+    problems: list[str]
+    """What is wrong, in sentences; nothing where all is well."""
     version: str
     connections: int
 
@@ -40,10 +44,12 @@ class Metrics(Struct):
 
 
 async def _health(_call: Call, health: Health, presence: Presence) -> HealthStatus:
-    status: Literal["ok", "degraded", "stopping"] = "degraded" if health.degraded else "ok"
+    problems = health.problems
+    status: Literal["ok", "degraded", "stopping"] = "degraded" if problems else "ok"
     if health.stopping:
         status = "stopping"
-    return HealthStatus(status, "away" if health.degraded else "ok", VERSION, len(presence.sockets))
+    store = "ok" if health.store == "memory" else health.store
+    return HealthStatus(status, store, health.disk, problems, VERSION, len(presence.sockets))
 
 
 async def _live(_call: Call) -> dict[str, str]:

@@ -57,8 +57,10 @@ class Summary(Struct):
     """Over the last five to ten seconds."""
     denied_share: float
     """Of the checks of the last minute."""
-    store: Literal["memory", "ok", "away"]
+    store: Literal["memory", "ok", "away", "lost"]
     degraded: bool
+    problems: list[str]
+    """What is wrong with the store or the disk, in sentences."""
 
 
 class DashboardState(Struct):
@@ -139,6 +141,7 @@ class Cards:
             denied_share=round(share, 4),
             store=health.store,
             degraded=health.degraded,
+            problems=health.problems,
         )
 
     async def state(self, limit: int) -> DashboardState:

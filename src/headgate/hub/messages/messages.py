@@ -3,10 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
 from heapq import nsmallest
 from sqlite3 import Connection
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -17,9 +16,10 @@ from headgate.hub.agents.registry import Registry
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
-from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, Lagged, Message, Post, encode
+from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, ChannelName, Lagged, Message, Post, encode
 from headgate.hub.sockets.socket import MAX_BYTES, Socket
 from headgate.hub.storage.database import Database, DatabaseError, Retention
+from headgate.hub.storage.rows import Time, json_of, row_of
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 
@@ -90,12 +90,14 @@ class MessageBroker:
     async def start(self) -> None:
         """Read the chat channels; at the first start there is one."""
 
-        def read(db: Connection) -> list[tuple[str, str, str, float]]:
+        def read(db: Connection) -> list[_ChannelRow]:
             first = (FIRST_CHAT_CHANNEL, time.time())
             db.execute("INSERT OR IGNORE INTO channels VALUES (?, '', 'where everybody begins', ?)", first)
-            return db.execute("SELECT name, creator, about, at FROM channels ORDER BY name").fetchall()
+            rows = db.execute("SELECT name, creator, about, at FROM channels ORDER BY name")
+            effect = "the chat channel is missing; its name stays taken"
+            return list(self._database.rows.read("channels", rows, _channel_row, effect))
 
-        self._chat_channels = {row[0]: _ChatChannel(*row) for row in await self._database.run(read)}
+        self._chat_channels = {row.name: _ChatChannel(*row) for row in await self._database.run(read)}
 
     # From agent to agent ---------------------------------------------------------------------------------------------
 
@@ -168,9 +170,8 @@ class MessageBroker:
 
     async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
         """The messages in an agent's mailbox after a number, oldest first. They stay until they are acknowledged."""
-        wanted = "SELECT number, sender, body, at FROM mail WHERE recipient = ? AND number > ? ORDER BY number LIMIT ?"
-        rows = await self._database.run(lambda db: _page(db.execute(wanted, (agent, after, limit))))
-        return [Mail(number, sender, Raw(body), at) for number, sender, body, at in rows]
+        wanted = "SELECT number, sender, body, at FROM mail WHERE recipient = ? AND number > ? ORDER BY number"
+        return [Mail(*row) for row in await self._page("mail", limit, wanted, agent, after)]
 
     async def waiting(self, agent: str) -> int:
         """The number of messages in an agent's mailbox."""
@@ -266,12 +267,24 @@ class MessageBroker:
     async def history(self, name: str, limit: int, before: int | None = None) -> list[Post]:
         """The newest messages of a chat channel, or the newest before a number, oldest first."""
         self._find(name)
-        wanted = (
-            "SELECT number, sender, body, at FROM posts WHERE channel = ? AND number < ? ORDER BY number DESC LIMIT ?"
-        )
-        where = (name, 2**62 if before is None else before, limit)
-        rows = await self._database.run(lambda db: _page(db.execute(wanted, where)))
-        return [Post(number, sender, Raw(body), at) for number, sender, body, at in reversed(rows)]
+        wanted = "SELECT number, sender, body, at FROM posts WHERE channel = ? AND number < ? ORDER BY number DESC"
+        rows = await self._page("posts", limit, wanted, name, 2**62 if before is None else before)
+        return [Post(*row) for row in reversed(rows)]
+
+    async def _page(self, table: str, limit: int, wanted: str, *where: object) -> "list[_MessageRow]":
+        """As many messages as fit into one answer, at least one."""
+
+        def read(db: Connection) -> list[_MessageRow]:
+            page: list[_MessageRow] = []
+            size = 0
+            for row in self._database.rows.read(table, db.execute(wanted, where), _message_row, "the message is lost"):
+                size += len(bytes(row.body))
+                if len(page) == limit or (page and size > MAX_BYTES):
+                    break
+                page.append(row)
+            return page
+
+        return await self._database.run(read)
 
     def _find(self, name: str) -> _ChatChannel:
         channel = self._chat_channels.get(name)
@@ -284,13 +297,23 @@ def _size(messages: list[Message]) -> int:
     return sum(len(bytes(message.body)) for message in messages)
 
 
-def _page(rows: Iterable[tuple[int, str, bytes, float]]) -> list[tuple[int, str, bytes, float]]:
-    """As many messages as fit into one answer, at least one."""
-    page: list[tuple[int, str, bytes, float]] = []
-    size = 0
-    for row in rows:
-        size += len(row[2])
-        if page and size > MAX_BYTES:
-            break
-        page.append(row)
-    return page
+class _ChannelRow(NamedTuple):
+    name: ChannelName
+    creator: str
+    about: str
+    at: Time
+
+
+_channel_row: Final = row_of(_ChannelRow)
+
+
+class _MessageRow(NamedTuple):
+    number: int
+    sender: str
+    body: Raw
+    at: float
+
+
+def _message_row(row: tuple[Any, ...]) -> _MessageRow:
+    number, sender, body, at = msgspec.convert(row, tuple[int, str, bytes, Time], builtin_types=(bytes,))
+    return _MessageRow(number, sender, json_of(body), at)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from itertools import islice
 from sqlite3 import Connection
-from typing import Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -11,14 +12,20 @@ from msgspec import Raw, Struct
 
 from headgate.errors import SessionClosed
 from headgate.gate import Gate
+from headgate.gate.policy import check_agent
 from headgate.gate.sessions import Session
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
-from headgate.hub.sockets.frames import Signal, decode_signal
+from headgate.hub.sockets.frames import Signal
 from headgate.hub.storage.database import Database, Retention, TotalRetention
+from headgate.hub.storage.rows import Time, json_of
+from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import parse
 from headgate.limits.token_bucket import limited
+
+OUTSIDE: Final = ""
+"""The session of signals that belong to none. No session can have this name."""
 
 
 class LoggedSignal(Struct):
@@ -46,12 +53,14 @@ class SessionLog:
 
     async def start(self) -> None:
         """Open the sessions again that were open when the hub stopped."""
-        wanted = "SELECT agent, session, limited FROM sessions"
-        for agent, session, text in await self._database.run(lambda db: db.execute(wanted).fetchall()):
-            self._open.setdefault(agent, {})[session] = self._gate.session(agent, session, parse(text))
+        rows = await self._database.run(
+            lambda db: db.execute("SELECT agent, session, limited FROM sessions").fetchall()
+        )
+        for agent, session, limit in self._database.rows.read("sessions", rows, _session_row, "the session is closed"):
+            self._open.setdefault(agent, {})[session] = self._gate.session(agent, session, limit)
 
     async def open(self, agent: str, session: str, rate: float | None, burst: int | None) -> Session:
-        """Open a session, unlimited unless a rate in signals per second and a burst are given."""
+        """Open a session. A rate in signals per second and a burst ask for less than the operator's limit."""
         if (rate is None) != (burst is None):
             raise RequestError(400, "invalid", "expected a rate and a burst, or neither for a session without a limit")
         limit = UNLIMITED if rate is None or burst is None else limited(rate, burst)
@@ -65,16 +74,12 @@ class SessionLog:
             self._open.setdefault(agent, {})[session] = opened
         return opened
 
-    async def signal(self, agent: str, session: str, signal: Raw) -> int:
-        """Log a signal if the session is open, its limit allows it, and it is valid; its number."""
-        found = self._open.get(agent, {}).get(session)
-        if found is None:
-            raise SessionClosed(session)
-        await found.arequire()
-        return await self.write(agent, session, decode_signal(signal))
+    def find(self, agent: str, session: str) -> Session | None:
+        """An open session."""
+        return self._open.get(agent, {}).get(session)
 
     async def write(self, agent: str, session: str, signal: Signal) -> int:
-        """Log a signal of the application's own, which no limit applies to; its number."""
+        """Log a signal, whatever the session's limit says; its number. `OUTSIDE` stands for no session."""
 
         def insert(db: Connection) -> int:
             row = (agent, session, msgspec.json.encode(signal), time.time())
@@ -89,7 +94,7 @@ class SessionLog:
         """Close a session; its log stays."""
         which = (agent, session)
         async with self._lock(agent):
-            found = self._open.get(agent, {}).get(session)
+            found = self.find(agent, session)
             if found is None:
                 raise SessionClosed(session)
             await self._database.run(
@@ -108,13 +113,32 @@ class SessionLog:
         """The newest signals of a session, or the newest before a number, oldest first."""
         wanted = (
             "SELECT number, session, signal, at FROM signals WHERE agent = ? AND session = ? AND number < ? "
-            "ORDER BY number DESC LIMIT ?"
+            "ORDER BY number DESC"
         )
-        where = (agent, session, 2**62 if before is None else before, limit)
-        rows = await self._database.run(lambda db: db.execute(wanted, where).fetchall())
-        return [LoggedSignal(number, name, Raw(signal), at) for number, name, signal, at in reversed(rows)]
+        where = (agent, session, 2**62 if before is None else before)
+        read = self._database.rows.read
+        rows = await self._database.run(
+            lambda db: list(islice(read("signals", db.execute(wanted, where), _logged_signal, "not shown"), limit))
+        )
+        return rows[::-1]
 
     @property
     def open_sessions(self) -> int:
         """The number of open sessions."""
         return sum(len(own) for own in self._open.values())
+
+
+class _SessionRow(NamedTuple):
+    agent: str
+    session: str
+    limit: Limit
+
+
+def _session_row(row: tuple[Any, ...]) -> _SessionRow:
+    agent, session, text = msgspec.convert(row, tuple[str, str, str])
+    return _SessionRow(check_agent(agent), session, parse(text))
+
+
+def _logged_signal(row: tuple[Any, ...]) -> LoggedSignal:
+    number, session, signal, at = msgspec.convert(row, tuple[int, str, bytes, Time], builtin_types=(bytes,))
+    return LoggedSignal(number, session, json_of(signal), at)

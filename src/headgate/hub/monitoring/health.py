@@ -1,15 +1,19 @@
-"""The hub's health: whether it takes work, and whether the store can be reached."""
+"""The hub's health: whether it takes work, and whether its store and its disk can be used."""
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
+from headgate.hub.agents.store_guard import StoreGuard
+from headgate.hub.storage.database import DataFile
 from headgate.stores.base import ServerStore, Store
 
 
 class Health:
     """The health of one hub, for probes, metrics and dashboards."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, guard: StoreGuard, files: Sequence[DataFile]) -> None:
         self._server: Final = store if isinstance(store, ServerStore) else None
+        self._guard, self._files = guard, files
         self.stopping = False
         """Whether the hub takes no more work."""
 
@@ -19,8 +23,26 @@ class Health:
         return self._server is not None and self._server.degraded
 
     @property
-    def store(self) -> Literal["memory", "ok", "away"]:
-        """The store's state: "memory" is never away."""
+    def store(self) -> Literal["memory", "ok", "away", "lost"]:
+        """The store's state: "memory" is never away, and "lost" is one without its data."""
         if self.degraded:
             return "away"
+        if self._guard.reason:
+            return "lost"
         return "memory" if self._server is None else "ok"
+
+    @property
+    def disk(self) -> Literal["ok", "failing"]:
+        """Whether the last write to each file of the hub succeeded."""
+        return "failing" if any(file.failure for file in self._files) else "ok"
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, in sentences; nothing where all is well."""
+        found = []
+        if self.degraded:
+            found.append("the store can't be reached")
+        if self._guard.reason:
+            found.append(f"{self._guard.reason}: agents can't register, and limits can't be changed")
+        failures = dict.fromkeys(file.failure for file in self._files if file.failure)
+        return found + [f"the disk can't be written: {failure}" for failure in failures]

@@ -178,6 +178,14 @@ METRICS: Final = (
         "headgate_store_degraded", "gauge", "1 while the store is away, else 0", lambda of: int(of.health.degraded)
     ),
     _number(
+        "headgate_store_lost", "gauge", "1 while the store is without its data, else 0",
+        lambda of: int(of.health.store == "lost"),
+    ),
+    _number(
+        "headgate_disk_failing", "gauge", "1 while the hub's files can't be written, else 0",
+        lambda of: int(of.health.disk == "failing"),
+    ),
+    _number(
         "headgate_store_outages_total", "counter", "Outages of the store",
         lambda of: of.stats.outages,
     ),

@@ -51,7 +51,21 @@ class _AgentConnection:
 
     async def deny(self, frame_id: frames.MaybeId, tier: str, decision: Decision) -> None:
         """Answer a denied frame, and read on more slowly after many of them."""
-        await self.send(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame_id)
+        await self._deny(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame_id, decision)
+
+    async def deny_signal(self, frame_id: frames.MaybeId, error: RateLimited, decision: Decision) -> None:
+        """Answer a denied signal likewise."""
+        problem = frames.Problem(
+            error="rate_limited",
+            detail=str(error),
+            agent_id=error.agent_id,
+            limit=error.limit,
+            retry_after_ms=UNSET if error.retry_after_ms is None else error.retry_after_ms,
+        )
+        await self._deny(problem, frame_id, decision)
+
+    async def _deny(self, answer: frames.ServerFrame, frame_id: frames.MaybeId, decision: Decision) -> None:
+        await self.send(answer, frame_id)
         if pause := self.flood.denied(decision):
             await asyncio.sleep(pause)
 
@@ -100,6 +114,11 @@ class AgentSockets:
         """Close the sockets of an agent whose token is no longer valid."""
         for socket in self._presence.sockets_of(agent):
             socket.close_revoked()
+
+    def drop_all(self) -> None:
+        """Close the sockets of all agents: none of their tokens is valid any more."""
+        for agent in self._presence.agents():
+            self.drop(agent)
 
     async def _leave(self, connection: _AgentConnection) -> None:
         agent, socket = connection.agent, connection.socket
@@ -177,7 +196,7 @@ class AgentSockets:
     async def _admit(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
         """Whether the gate lets a frame pass; the agent gets a denial, or a warning if little is left."""
         if isinstance(frame, frames.SessionSignal):  # the session has a limit of its own
-            return True
+            return await self._admit_signal(connection, frame)
         tier = self._gate.tier_of("ws", _ACTIONS[type(frame)])
         decision = await self._stats.check(connection.agent, "ws", tier)
         if decision.outcome is Outcome.DENY:
@@ -188,6 +207,19 @@ class AgentSockets:
             capacity = decision.limit.capacity
             warning = frames.RateLimitWarning(tier=tier, remaining=decision.remaining, capacity=capacity)
             await connection.send(warning, frame.id)
+        return True
+
+    async def _admit_signal(self, connection: _AgentConnection, frame: frames.SessionSignal) -> bool:
+        """Whether the session is open, and its limit lets a signal pass."""
+        session = self._sessions.find(connection.agent, str(frame.session))
+        if session is None or session.closed:
+            await connection.refuse_invalid(frame.id, "session_closed", str(SessionClosed(str(frame.session))))
+            return False
+        decision = await session.acheck()
+        if not decision:
+            await connection.deny_signal(frame.id, session.error(decision), decision)
+            return False
+        connection.flood.passed()
         return True
 
     async def _handle(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> None:
@@ -279,7 +311,8 @@ class AgentSockets:
         return frames.SessionOpened(session=frame.session, limit=str(session.limit))
 
     async def _session_signal(self, connection: _AgentConnection, frame: frames.SessionSignal) -> frames.ServerFrame:
-        number = await self._sessions.signal(connection.agent, str(frame.session), frame.signal)
+        signal = frames.decode_signal(frame.signal)
+        number = await self._sessions.write(connection.agent, str(frame.session), signal)
         return frames.SignalLogged(session=frame.session, number=number)
 
     async def _session_close(self, connection: _AgentConnection, frame: frames.SessionClose) -> frames.ServerFrame:
@@ -288,15 +321,6 @@ class AgentSockets:
 
 
 def _problem(error: Exception) -> frames.Problem:
-    if isinstance(error, RateLimited):
-        wait = UNSET if error.retry_after_ms is None else error.retry_after_ms
-        return frames.Problem(
-            error="rate_limited",
-            detail=str(error),
-            agent_id=error.agent,
-            limit=str(error.limit),
-            retry_after_ms=wait,
-        )
     if isinstance(error, SessionClosed):
         return frames.Problem(error="session_closed", detail=str(error))
     known = as_request_error(error)

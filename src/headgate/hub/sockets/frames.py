@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headgate.gate.policy import MAX_AGENT
 from headgate.hub.errors import RequestError
 from headgate.hub.nesting import TOO_DEEP, check_nesting
+from headgate.limits.numbers import LARGEST
 
 MAX_NAMES: Final = 1000
 """Names of agents on one page."""
@@ -148,11 +149,11 @@ class TaskRecovering(ClientFrame, tag="task_recovering"):
 
 
 class SessionOpen(ClientFrame, tag="session_open"):
-    """Opens a session, unlimited unless a rate (signals per second) and a burst are given."""
+    """Opens a session. A rate (signals per second) and a burst ask for less than the operator allows."""
 
     session: SessionId
-    rate: Annotated[float, Meta(gt=0, le=1e6)] | UnsetType = UNSET
-    burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
+    rate: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
+    burst: Annotated[int, Meta(ge=1, le=LARGEST)] | UnsetType = UNSET
 
 
 class SessionSignal(ClientFrame, tag="session_signal"):
@@ -318,6 +319,7 @@ class TaskUpdated(ServerFrame, tag="task_updated"):
 class SessionOpened(ServerFrame, tag="session_opened"):
     session: SessionId
     limit: str
+    """The limit in effect."""
 
 
 class SignalLogged(ServerFrame, tag="signal_logged"):
@@ -335,7 +337,8 @@ class Problem(ServerFrame, tag="error"):
     error: str
     detail: str
     agent_id: str | UnsetType = UNSET
-    limit: str | UnsetType = UNSET
+    limit: float | UnsetType = UNSET
+    """Signals per second."""
     retry_after_ms: int | UnsetType = UNSET
 
 

@@ -9,12 +9,12 @@ proto/headgate/v1/envelope.proto.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from fractions import Fraction
+from math import isinf
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.errors import InvalidInput, StoreAway, StoreLost, refuse
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import as_request_error
@@ -29,6 +29,7 @@ from headgate.limits.token_bucket import limited
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.base import Store
 
+_FLOAT: Final = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _LONGEST_ID: Final = 128
 _NO_WAIT_HELPS: Final = 86_400_000  # milliseconds: a day, where no wait would ever help
 _FLUSH: Final = 1.0  # seconds to send queued frames when the hub stops
@@ -40,13 +41,14 @@ def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
     if rate.strip().lower() == "off":
         return None
     number = rate.strip()
-    if re.fullmatch(r"\d{1,18}(\.\d{1,18})?", number, re.ASCII) is None or Fraction(number) == 0:
+    value = float(number) if _FLOAT.fullmatch(number) else 0.0
+    if value == 0 or isinf(value):
         refuse("HEADGATE_RELAY_RATE_LIMIT", "messages per second, a number above 0 such as 1.0, or off", rate)
     most = burst.strip()
     if re.fullmatch(r"\d{1,18}", most, re.ASCII) is None or int(most) == 0:
         refuse("HEADGATE_RELAY_RATE_BURST", "a whole number of messages above 0 such as 10", burst)
     try:
-        limit = limited(Fraction(number), int(most))
+        limit = limited(value, int(most))
     except InvalidInput as error:
         raise InvalidInput(
             f"HEADGATE_RELAY_RATE_LIMIT {number} with HEADGATE_RELAY_RATE_BURST {most}: {error}"
@@ -123,6 +125,11 @@ class Relay:
         for socket in self._by_address.get(agent, ()):
             socket.close_revoked()
 
+    def drop_all(self) -> None:
+        """Close the connections of all agents: none of their tokens is valid any more."""
+        for agent in list(self._by_address):
+            self.drop(agent)
+
     async def drain(self, retry_after_ms: Callable[[], int]) -> None:
         """Handle no more frames, send acknowledged envelopes, and close every socket with the wait until it reconnects.
 
@@ -164,6 +171,9 @@ class Relay:
         token, network = envelope.hello.token, peer.socket.address
         try:
             verified = await self._authentication.attempt(network, lambda: self._verified(address, token))
+        except StoreLost as lost:
+            await _send(peer, _error("store_lost", as_request_error(lost).detail), envelope.id)
+            return False
         except StoreAway as away:
             await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False

@@ -10,14 +10,17 @@ little longer than one.
 import asyncio
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from os import PathLike
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError
-from headgate.stores.sqlite import open_file
+from headgate.hub.storage.rows import RowReader
+from headgate.stores.sqlite import is_disk_error, open_file
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[sqlite3.Connection], T]
@@ -116,13 +119,24 @@ class DatabaseError(HeadgateError):
     """The hub's database can't be read or written."""
 
 
+class DataFile(Protocol):
+    """A file of the hub, which the disk may refuse to write."""
+
+    @property
+    def failure(self) -> str:
+        """Why the last write failed, in words; "" if it didn't."""
+
+
 class Database:
     """The file at `path`; without a path, in memory only."""
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._path: Final = ":memory:" if path is None else path
         self._file: Final = open_file(self._path, "a hub's database", _FORMAT, _SCHEMA, DatabaseError)
+        self.rows: Final = RowReader()
         self._closed = False
+        self.failure = ""
+        """See `DataFile`."""
         self._jobs: Final[SimpleQueue[_Job | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="headgate-database", daemon=True)
         self._thread.start()
@@ -135,6 +149,12 @@ class Database:
         self._jobs.put(job)
         result: T = await job.done
         return result
+
+    async def probe(self) -> None:
+        """After a failure: write something, to see whether that is possible again."""
+        row = ("probed", str(time.time()))
+        with suppress(DatabaseError):
+            await self.run(lambda db: db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", row).close())
 
     def close(self) -> None:
         """Finish all submitted jobs, and close the file."""
@@ -156,15 +176,19 @@ class Database:
                 return
 
     def _commit(self, jobs: list["_Job"]) -> None:
+        written = self._file.total_changes
         try:
             self._file.execute("BEGIN IMMEDIATE")
             for job in jobs:
                 self._run(job)
             self._file.execute("COMMIT")
-        except sqlite3.Error as error:
+            if self._file.total_changes > written:
+                self.failure = ""
+        except Exception as error:  # noqa: BLE001 - the thread goes on, and every caller gets an answer
+            failure = self._failed(error)
             if self._file.in_transaction:
-                self._file.execute("ROLLBACK")
-            failure = _error(self._path, error)
+                with suppress(sqlite3.Error):
+                    self._file.execute("ROLLBACK")
             for job in jobs:
                 job.result, job.error = None, failure
         _notify(jobs)
@@ -176,13 +200,15 @@ class Database:
         except Exception as error:
             if not self._file.in_transaction:  # as when the disk is full: all jobs were rolled back
                 raise
-            job.error = _error(self._path, error) if isinstance(error, sqlite3.Error) else error
+            job.error = self._failed(error) if isinstance(error, sqlite3.Error) else error
             self._file.execute("ROLLBACK TO job")
         self._file.execute("RELEASE job")
 
-
-def _error(path: object, error: sqlite3.Error) -> DatabaseError:
-    return DatabaseError(f"{path}: nothing was written: {error}")
+    def _failed(self, error: Exception) -> DatabaseError:
+        """The error to answer. One of the disk is also remembered."""
+        if is_disk_error(error):
+            self.failure = str(error)
+        return DatabaseError(f"{self._path}: nothing was written: {error}")
 
 
 class _Job:

@@ -96,10 +96,10 @@ class Scheduler:
 
     async def start(self) -> None:
         """Read the database. Tasks that were held when the hub stopped are queued again, first."""
-        held, queued, finished = await self._table.resume(time.time())
-        for number, task_id, agent, attempt in (*held, *queued):
-            task = OpenTask(number, task_id, (1, next(self._turns)))
-            task.holder, task.attempt = agent, attempt
+        unfinished, finished = await self._table.resume(time.time())
+        for row in unfinished:
+            task = OpenTask(row.number, row.task_id, (1, next(self._turns)))
+            task.holder, task.attempt = row.agent, row.attempt
             self._enqueue_new(task)
         self._finished.extend(finished)
         for _, state in finished:

@@ -1,13 +1,15 @@
 """Tasks, and their table in the database."""
 
 import sqlite3
-from typing import Any, Final, Literal, TypeAlias, get_args
+from itertools import islice
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from uuid import uuid4
 
 import msgspec
 
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
+from headgate.hub.storage.rows import RowReader, Time, json_of
 
 State: TypeAlias = Literal["queued", "assigned", "accepted", "completed", "failed"]
 STATES: Final[tuple[State, ...]] = get_args(State)
@@ -64,8 +66,50 @@ def _task(row: tuple[Any, ...]) -> Task:
     return Task(**_summary(tuple(summary)), payload=msgspec.Raw(payload), outcome=result)
 
 
-Rows: TypeAlias = list[tuple[int, str, str | None, int]]
-"""Tasks, by number, id, agent and attempt."""
+class _SummaryRow(NamedTuple):
+    task: str
+    creator: str
+    state: State
+    agent: str | None
+    attempt: int
+    progress: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    note: str
+    at: Time
+    changed: Time
+
+
+def _read_summary(row: tuple[Any, ...]) -> TaskSummary:
+    return TaskSummary(**_summary(msgspec.convert(row, _SummaryRow)))
+
+
+def _read_task(row: tuple[Any, ...]) -> Task:
+    """A task, if all of its row can be read."""
+    *summary, payload, outcome = row
+    _read_summary(tuple(summary))
+    json_of(payload)
+    if outcome is not None:
+        json_of(outcome)
+    return _task(row)
+
+
+class OpenRow(NamedTuple):
+    """A task that isn't finished."""
+
+    number: int
+    task_id: str
+    agent: str | None
+    """The agent that holds it, or has held it last."""
+    attempt: int
+    held: bool
+
+
+def _read_open(row: tuple[Any, ...]) -> OpenRow:
+    number, *columns = row
+    task = _read_task(tuple(columns))
+    return OpenRow(number, task.task_id, row[4], task.attempt, task.state in HELD)
+
+
+_LOST: Final = "the task is neither shown nor assigned"
 
 
 class TaskTable:
@@ -113,21 +157,22 @@ class TaskTable:
         if not task_id.isascii():  # SQLite takes no lone surrogates
             return None
         select = _SELECT + "WHERE task = ?"
-        row = await self._database.run(lambda db: db.execute(select, (task_id,)).fetchone())
-        return None if row is None else _task(row)
+        rows = await self._database.run(lambda db: db.execute(select, (task_id,)).fetchall())
+        return next(self._database.rows.read("tasks", rows, _read_task, _LOST), None)
 
     async def page(self, of: str | None, state: str | None, limit: int, before: str | None) -> list[TaskSummary]:
         """Summaries, newest first: of the tasks of an agent, in a state, created before another task."""
-        return await self._database.run(lambda db: _page(db, of, state, limit, before))
+        rows = self._database.rows
+        return await self._database.run(
+            lambda db: list(islice(rows.read("tasks", _found(db, of, state, before), _read_summary, _LOST), limit))
+        )
 
-    async def resume(self, now: float) -> tuple[Rows, Rows, list[tuple[int, State]]]:
-        """Queue the held tasks again; those, the queued ones, and the finished ones with their states, oldest first."""
-        return await self._database.run(lambda db: _resume(db, now))
+    async def resume(self, now: float) -> tuple[list[OpenRow], list[tuple[int, State]]]:
+        """Queue the held tasks again; all open tasks, held ones first, and the finished ones with their states."""
+        return await self._database.run(lambda db: _resume(db, self._database.rows, now))
 
 
-def _page(
-    db: sqlite3.Connection, of: str | None, state: str | None, limit: int, before: str | None
-) -> list[TaskSummary]:
+def _found(db: sqlite3.Connection, of: str | None, state: str | None, before: str | None) -> sqlite3.Cursor:
     conditions: list[str] = []
     values: list[object] = []
     if before is not None:
@@ -143,20 +188,20 @@ def _page(
         conditions.append("state = ?")
         values.append(state)
     where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
-    select = f"SELECT {_SUMMARY} FROM tasks {where}ORDER BY number DESC LIMIT ?"  # noqa: S608 - made of its own words
-    return [TaskSummary(**_summary(row)) for row in db.execute(select, (*values, limit)).fetchall()]
+    select = f"SELECT {_SUMMARY} FROM tasks {where}ORDER BY number DESC"  # noqa: S608 - made of its own words
+    return db.execute(select, values)
 
 
-def _resume(db: sqlite3.Connection, now: float) -> tuple[Rows, Rows, list[tuple[int, State]]]:
-    select = "SELECT number, task, agent, attempt FROM tasks "
-    held = db.execute(select + "WHERE state IN ('assigned', 'accepted') ORDER BY number").fetchall()
-    waiting = db.execute(select + "WHERE state = 'queued' ORDER BY number").fetchall()
-    db.execute(
-        "UPDATE tasks SET state = 'queued', progress = 0, note = 'the hub was restarted', changed = ? "
-        "WHERE state IN ('assigned', 'accepted')",
-        (now,),
+def _resume(db: sqlite3.Connection, rows: RowReader, now: float) -> tuple[list[OpenRow], list[tuple[int, State]]]:
+    select = (
+        _SELECT.replace("SELECT ", "SELECT number, ") + "WHERE state NOT IN ('completed', 'failed') ORDER BY number"
+    )
+    tasks = sorted(rows.read("tasks", db.execute(select), _read_open, _LOST), key=lambda task: not task.held)
+    db.executemany(
+        "UPDATE tasks SET state = 'queued', progress = 0, note = 'the hub was restarted', changed = ? WHERE number = ?",
+        [(now, task.number) for task in tasks if task.held],
     )
     finished = db.execute(
         "SELECT number, state FROM tasks WHERE state IN ('completed', 'failed') ORDER BY changed, number"
     ).fetchall()
-    return held, waiting, finished
+    return tasks, finished

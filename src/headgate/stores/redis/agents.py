@@ -13,6 +13,7 @@ from headgate.errors import StoreAway
 from headgate.stores.base import AddOutcome, ReplaceOutcome
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.fallback import CircuitBreaker
+from headgate.stores.redis.generation import RedisGeneration
 from headgate.stores.redis.protocol import FORMAT
 from headgate.stores.redis.script import part
 
@@ -30,17 +31,18 @@ class RedisAgents:
     """See `AgentDirectory`. Agents are kept under a prefix of their own and without an expiry.
 
     While the server is away every call raises `StoreAway`, except for an agent that was verified here before: it is
-    known until a change of its token is reported.
+    known until a change of its token is reported. The same goes for a server that has lost its data (`StoreLost`).
 
     Changes are reported by pub/sub. Changes that were missed without a connection are read when there is one again: the
     server keeps the time at which each agent's token was changed last.
     """
 
-    def __init__(self, clients: Clients, prefix: str) -> None:
+    def __init__(self, clients: Clients, prefix: str, generation: RedisGeneration) -> None:
         start = f"{prefix.rstrip(':')}-admin:{{agents}}{FORMAT}:"  # the braces keep all in one slot of a cluster
         self._keys: Final = [f"{start}{name}" for name in ("tokens", "owners", "names", "invitations", "changes")]
         self._tokens, self._owners, self._names, self._invitations, self._changes = self._keys
         self._clients: Final = clients
+        self._generation: Final = generation
         self._breaker: Final = CircuitBreaker(lambda _down, _reason: None)
         self._slots: Final = asyncio.Semaphore(_MAX_CALLS)
         self._verified: Final = _VerifiedAgents()
@@ -50,6 +52,7 @@ class RedisAgents:
         self._reported: Final[OrderedDict[str, tuple[float, int]]] = OrderedDict()
         """By agent: the time of its last change, and the sequence number of the report."""
         self._reports = 0
+        self._met_unreadable = False  # it is logged once
 
     async def start(self, on_change: Callable[[str], None]) -> None:
         """Follow changes from now on; if the server is away, earlier ones too, since they are unknown."""
@@ -83,7 +86,13 @@ class RedisAgents:
         return outcome  # type: ignore[return-value]
 
     async def _change(self, *words: str) -> tuple[str, str]:
-        outcome, when = await self._ask(lambda client: client.eval(_CHANGE, len(self._keys), *self._keys, *words))
+        generation = self._generation
+        generation.require()
+        keys = (*self._keys, generation.beside_agents)
+        answer = await self._ask(lambda client: client.eval(_CHANGE, len(keys), *keys, generation.expected, *words))
+        if answer is None:
+            raise generation.lost()
+        outcome, when = answer
         return text_of(outcome), text_of(when)
 
     async def verify(self, agent: str, digest: bytes) -> bool:
@@ -105,7 +114,7 @@ class RedisAgents:
         while True:
             before = self._reports
             try:
-                found = await self._ask(lambda client: client.hget(self._owners, digest.hex()))
+                found = await self._look_up(lambda client: client.hget(self._owners, digest.hex()))
             except StoreAway:
                 agent = self._verified.owner_of(digest)
                 if agent is None:
@@ -134,22 +143,44 @@ class RedisAgents:
         """
         while True:
             before = self._reports
-            found = await self._ask(lambda client: client.hget(self._tokens, agent))
+            found = await self._look_up(lambda client: client.hget(self._tokens, agent))
             if not self._reported_since(before, agent):
-                digest = None if found is None else bytes.fromhex(text_of(found).partition(" ")[2])
-                return digest or None
+                return None if found is None else (self._row(agent, found)[1] or None)
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         start = f"({after}" if after else "-"
-        names = await self._ask(lambda client: client.zrangebylex(self._names, start, "+", start=0, num=limit))
+        names = await self._look_up(lambda client: client.zrangebylex(self._names, start, "+", start=0, num=limit))
         if not names:
             return []
         rows = await self._ask(lambda client: client.hmget(self._tokens, names))
-        parts = [text_of(row).partition(" ") for row in rows]  # agents are never dropped, so each has one
-        return [(text_of(name), float(at), not digest) for name, (at, _, digest) in zip(names, parts, strict=True)]
+        agents = [(text_of(name), row) for name, row in zip(names, rows, strict=True)]
+        return [(name, at, not digest) for name, (at, digest) in [(name, self._row(name, row)) for name, row in agents]]
+
+    def _row(self, agent: str, row: bytes | str | None) -> tuple[float, bytes]:
+        """When an agent was registered, and the digest of its token; none if that is revoked or can't be read."""
+        try:
+            at, _, digest = text_of(row or "").partition(" ")
+            return float(at), bytes.fromhex(digest)
+        except ValueError as error:
+            if not self._met_unreadable:
+                self._met_unreadable = True
+                _log.error(
+                    "the row of agent %r can't be read: its name stays taken until the admin gives it a token: %s",
+                    agent,
+                    error,
+                )
+            return 0.0, b""
 
     async def invite(self, digest: bytes, at: float) -> None:
-        await self._ask(lambda client: client.hset(self._invitations, digest.hex(), repr(at)))
+        await self._change("invite", "", digest.hex(), repr(at))
+
+    async def _look_up(self, work: Callable[[AsyncClient], Any]) -> Any:
+        """Read something. If there is nothing, it may be lost: the store says so before a caller acts on it."""
+        self._generation.require()
+        found = await self._ask(work)
+        if not found and self._generation.expected:
+            await self._generation.check()
+        return found
 
     async def _ask(self, work: Callable[[AsyncClient], Any]) -> Any:
         async with self._slots:

@@ -17,6 +17,7 @@ from headgate.lifecycle import after_fork
 from headgate.stores.base import Change, Edit, LogPage
 from headgate.stores.change_rows import to_changes, to_edit, to_rows
 from headgate.stores.redis.clients import ERRORS, Clients, describe_error
+from headgate.stores.redis.generation import RedisGeneration
 from headgate.stores.redis.script import part
 
 _SCRIPT: Final = part("changelog.lua")
@@ -32,14 +33,15 @@ class RedisChangeLog:
     Followers are notified by pub/sub. After a lost connection they read everything: the server may have lost changes.
     """
 
-    def __init__(self, clients: Clients, prefix: str) -> None:
+    def __init__(self, clients: Clients, prefix: str, generation: RedisGeneration) -> None:
         self._clients: Final = clients
+        self._generation: Final = generation
         self._key: Final = f"{prefix.rstrip(':')}-admin:changes"
         self._follower: _Follower | None = None
 
     def read(self, after: int = 0) -> LogPage:
         position, known, texts = self._run("the changes can't be read", "read", after)
-        snapshot, rows = _split([json.loads(text) for text in texts])
+        snapshot, rows = _split([_row(text) for text in texts])
         return LogPage(None if known else tuple(map(to_edit, snapshot[1:])), to_changes(rows), position)
 
     def write(self, change: Change) -> int:
@@ -50,7 +52,7 @@ class RedisChangeLog:
     def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
         failure = "the change log can't be compacted"
         position, _, texts = self._run(failure, "read", 0)
-        snapshot, rows = _split([json.loads(text) for text in texts])
+        snapshot, rows = _split([_row(text) for text in texts])
         changes = to_changes(rows)
         if len(changes) <= keep:
             return len(changes)
@@ -62,10 +64,16 @@ class RedisChangeLog:
         return keep
 
     def _run(self, failure: str, *arguments: str | bytes | int) -> Any:
+        generation = self._generation
+        generation.require()
+        keys = (self._key, generation.beside_changes)
         try:
-            return self._clients.client().eval(_SCRIPT, 1, self._key, *arguments)
+            answer = self._clients.client().eval(_SCRIPT, len(keys), *keys, generation.expected, *arguments)
         except ERRORS as error:
             raise StoreAway(f"{failure}: {describe_error(error)}") from error
+        if answer is None:
+            raise generation.lost()
+        return answer
 
     def follow(self, on_change: Callable[[bool], None]) -> None:
         """See `SharedChangeLog.follow`. A forked process follows with a thread of its own."""
@@ -120,8 +128,19 @@ class _Follower(threading.Thread):
 
 def _split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of the snapshot, if there is one, and the rows after it."""
-    size = rows[0]["rows"] if rows and rows[0]["kind"] == "snapshot" and "rows" in rows[0] else 0
+    first = rows[0] if rows else {}
+    known = first.get("kind") == "snapshot" and all(type(first.get(name)) is int for name in ("position", "rows"))
+    size = first["rows"] if known else 0
     return rows[:size], rows[size:]
+
+
+def _row(text: str | bytes) -> dict[str, Any]:
+    """A row; an empty one if it can't be read."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -423,4 +423,4 @@ def _value(text: str) -> object:
 
 def text_of(found: bytes | str) -> str:
     """An answer of a server as text, whether or not its client has decoded it."""
-    return found if isinstance(found, str) else found.decode()
+    return found if isinstance(found, str) else found.decode(errors="surrogateescape")

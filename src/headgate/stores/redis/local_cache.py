@@ -61,6 +61,7 @@ class LimitCache:
         self.name: Final = name
         self.limit: Final = limit
         self.slice: Final = slice_  # tokens to draw ahead; 0 for none
+        self.pinned = False  # somebody keeps it
         self._caches: Final = caches
         self._denials: Final[dict[str, CachedDenial]] = {}
         self._drawn: Final[dict[str, DrawnTokens]] = {}
@@ -237,8 +238,13 @@ class LocalCaches:
             self._owed[offence] = min(self._owed.get(offence, 0) + times, LARGEST)
 
     def drop_idle(self, keys: Keys, everything: bool = False) -> list[DrawRequest]:
-        """`LimitCache.drop_idle` for all of them."""
-        return [request for cache in list(self._caches.values()) for request in cache.drop_idle(keys, everything)]
+        """`LimitCache.drop_idle` for all of them. Empty ones that nobody keeps go: rare limits must not pile up."""
+        requests = []
+        for which, cache in list(self._caches.items()):
+            requests.extend(cache.drop_idle(keys, everything))
+            if cache.is_empty() and not cache.pinned:
+                self._caches.pop(which, None)  # should a thread use it meanwhile: its tokens expire in the server
+        return requests
 
     def after_fork(self) -> None:
         """In a forked process: drop the parent's state."""

@@ -38,6 +38,7 @@ from headgate.stores.redis.clients import (
     startup_error,
 )
 from headgate.stores.redis.fallback import CircuitBreaker, Fallback
+from headgate.stores.redis.generation import RedisGeneration
 from headgate.stores.redis.local_cache import LocalCaches
 from headgate.stores.redis.protocol import (
     Answer,
@@ -102,6 +103,8 @@ class RedisStore(Closable):
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
         self.keys: Final = Keys(prefix)
         self._clients: Final = Clients(where, seconds)
+        self.generation: Final = RedisGeneration(self._clients, prefix)
+        """The id of the agents and changes in the server; see `StoreGeneration`."""
         self._breaker: Final = CircuitBreaker(self._on_breaker)
         self._runner: Final = ScriptRunner(self._clients, self._breaker, clock, self._log_rarely)
         self.traffic: Final = self._runner.traffic
@@ -220,7 +223,11 @@ class RedisStore(Closable):
 
     def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
         """See `CachedStore.local_cache`."""
-        return None if self._caches is None else self._caches.of(name, limit)
+        if self._caches is None:
+            return None
+        cache = self._caches.of(name, limit)
+        cache.pinned = True
+        return cache
 
     def _start_sender(self, caches: LocalCaches) -> None:
         """Start the thread that sends owed violations and gives back unused tokens, if there are any."""
@@ -373,11 +380,11 @@ class RedisStore(Closable):
 
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""
-        return RedisChangeLog(self._clients, self._prefix)
+        return RedisChangeLog(self._clients, self._prefix, self.generation)
 
     def agents(self) -> RedisAgents:
         """The agents and their tokens, shared by several hubs."""
-        return RedisAgents(self._clients, self._prefix)
+        return RedisAgents(self._clients, self._prefix, self.generation)
 
     def alerts(self) -> RedisAlerts:
         """The open alerts, shared by several hubs."""

@@ -8,7 +8,7 @@ import { element, figures, setAttribute, byId, setText, setVisible, hubUrl } fro
 import { store, stored } from "./storage.js";
 import { Live } from "./live.js";
 
-const STORES = { memory: "in memory", ok: "connected", away: "away" };
+const STORES = { memory: "in memory", ok: "connected", away: "away", lost: "lost" };
 
 const view = { search: "", show: "all", sort: "usage" };
 let token = "";
@@ -64,6 +64,8 @@ function drawSummary() {
   setText(byId("exempt"), figures.format(summary.exempt));
   setText(byId("store"), STORES[summary.store]);
   setAttribute(byId("store"), "data-store", summary.store);
+  setText(byId("problems"), summary.problems.join("; "));
+  setVisible(byId("problems"), summary.problems.length > 0);
   const [checks, denied] = [summary.checks, summary.denied].map(figures.format);
   setText(byId("totals"), `${checks} checks since the hub started, ${denied} denied`);
   const worst = summary.worst_offenders;

@@ -2,13 +2,18 @@
 --
 -- KEYS: the agents (a hash: when each was registered, a space, and the digest of its token or nothing); the owners of
 -- digests (a hash); the names (a sorted set, all with score 0); invitations (a hash: when each was made, by digest);
--- when tokens were changed last (a sorted set, microseconds that only go forward).
--- ARGV: the verb and the agent; then the verb's arguments.
--- The answer is a list: the outcome, and the time if the agent's token was changed.
+-- when tokens were changed last (a sorted set, microseconds that only go forward); the generation of the data.
+-- ARGV: the expected generation, or nothing; the verb and the agent; then the verb's arguments.
+-- The answer is a list: the outcome, and the time if the agent's token was changed. It is nil, and nothing is done, if
+-- the generation is another.
 
-local agents, owners, names, invitations, changes = unpack(KEYS)
-local verb, agent, digest = ARGV[1], ARGV[2], ARGV[3]
+local agents, owners, names, invitations, changes, generation = unpack(KEYS)
+local expected, verb, agent, digest = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local call = redis.call
+
+if expected ~= '' and call('GET', generation) ~= expected then
+  return false
+end
 
 local function add(at, invitation)
   if invitation ~= '' and call('HEXISTS', invitations, invitation) == 0 then
@@ -31,6 +36,9 @@ local function replace(revoked_too, channel)
     return { 'unknown', '' }
   end
   local at, old = string.match(found, '^(%S+) (%x*)$')
+  if not at then -- unreadable: the name stays taken, as if the token were revoked
+    at, old = '0', ''
+  end
   if old == '' and revoked_too == '' then
     return { 'revoked', '' }
   end
@@ -48,7 +56,10 @@ local function replace(revoked_too, channel)
   return { 'done', now }
 end
 
-if verb == 'add' then
-  return add(ARGV[4], ARGV[5])
+if verb == 'invite' then
+  call('HSET', invitations, digest, ARGV[5])
+  return { 'done', '' }
+elseif verb == 'add' then
+  return add(ARGV[5], ARGV[6])
 end
-return replace(ARGV[4], ARGV[5])
+return replace(ARGV[5], ARGV[6])

@@ -1,13 +1,27 @@
 -- The change log: a list of rows, one for each edit. After a compaction it begins with a snapshot: a row of the kind
 -- 'snapshot', whose position is the number of edits that the snapshot stands for, then the rows of the snapshot.
+--
+-- KEYS: the list; the generation of the data.
+-- ARGV: the expected generation, or nothing; the verb; then the verb's arguments. The answer is nil, and nothing is
+-- done, if the generation is another.
 
-local key, verb = KEYS[1], ARGV[1]
+local key, expected, verb = KEYS[1], ARGV[1], ARGV[2]
+
+if expected ~= '' and redis.call('GET', KEYS[2]) ~= expected then
+  return false
+end
 
 -- Where the snapshot ends: the position there, and the number of rows until then.
 local function snapshot()
   local first = redis.call('LINDEX', key, 0)
-  local row = first and cjson.decode(first)
-  if row and row.kind == 'snapshot' and row.position and row.rows then
+  local readable, row = pcall(cjson.decode, first or '')
+  if
+    readable
+    and type(row) == 'table'
+    and row.kind == 'snapshot'
+    and type(row.position) == 'number'
+    and type(row.rows) == 'number'
+  then
     return row.position, row.rows
   end
   return 0, 0
@@ -20,7 +34,7 @@ local function push(command, from)
 end
 
 if verb == 'write' then  -- the rows of a change: record them and tell every node
-  push('RPUSH', 2)
+  push('RPUSH', 3)
   local position, rows = snapshot()
   position = position + redis.call('LLEN', key) - rows
   redis.call('PUBLISH', key, position)
@@ -28,7 +42,7 @@ if verb == 'write' then  -- the rows of a change: record them and tell every nod
 end
 
 if verb == 'read' then  -- a position: the rows after it; all rows, if the snapshot stands for some of them
-  local after, position, rows = tonumber(ARGV[2]), snapshot()
+  local after, position, rows = tonumber(ARGV[3]), snapshot()
   local last = position + redis.call('LLEN', key) - rows
   local known = after > 0 and after >= position and after <= last
   local from = known and rows + after - position or 0
@@ -36,9 +50,9 @@ if verb == 'read' then  -- a position: the rows after it; all rows, if the snaps
 end
 
 -- compact: the first row that was read, the number of rows to replace, and the rows of the snapshot, last first.
-if redis.call('LINDEX', key, 0) ~= ARGV[2] then
+if redis.call('LINDEX', key, 0) ~= ARGV[3] then
   return 0  -- another node has been quicker
 end
-redis.call('LTRIM', key, ARGV[3], -1)
-push('LPUSH', 4)
+redis.call('LTRIM', key, ARGV[4], -1)
+push('LPUSH', 5)
 return 1

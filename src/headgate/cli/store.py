@@ -1,0 +1,72 @@
+"""`headgate store`: whether the store of a hub has its data, and what to do if it is lost."""
+
+import argparse
+
+from headgate.cli.hub_api import add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import print_json
+from headgate.errors import printable
+
+_STATES = {
+    "memory": "the store is this hub's memory",
+    "ok": "the store has its data",
+    "away": "the store can't be reached",
+    "lost": "the store is lost",
+}
+
+
+def add(commands: Commands) -> None:
+    """Add the commands."""
+    parser = add_command(
+        commands,
+        "store",
+        _show,
+        "show or accept the state of the store",
+        "Show whether the store that hubs share has its agents and changes. Exit code 1: it is lost or away. A lost "
+        "store has its data again after a restore; nothing else is needed then. With accept, use it as it is.",
+        "headgate store",
+        "headgate store accept --agent-data drop",
+        json=True,
+    )
+    add_hub_options(parser)
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
+    accept = add_command(
+        verbs,
+        "accept",
+        _accept,
+        "accept a lost store as it is",
+        "Accept a lost store as it is: all connections of agents are closed, agents have to register again, and the "
+        "overrides and exemptions in effect are those in the store. Repeat it for every hub that shares the store.",
+        "headgate store accept --agent-data drop",
+        json=True,
+    )
+    accept.add_argument(
+        "--agent-data",
+        choices=("keep", "drop"),
+        required=True,
+        help="keep mail, signals and tasks on this hub for whoever registers the names next, or drop them",
+    )
+    add_hub_options(accept)
+
+
+def _show(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    answer = hub.store()
+    state = hub.parse(lambda: str(answer["store"]))
+    if options.json:
+        print_json(answer)
+    else:
+        print("\n".join([_STATES.get(state, printable(state)), *map(printable, answer["problems"])]))
+    return 1 if state in ("away", "lost") else 0
+
+
+def _accept(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    answer = hub.accept_store(options.agent_data)
+    if options.json:
+        print_json(answer)
+    elif hub.parse(lambda: bool(answer["accepted"])):
+        print("the store is accepted as it is: agents have to register again")
+    else:
+        print("the store has its data: there was nothing to accept")
+    return 0

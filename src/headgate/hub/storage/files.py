@@ -1,0 +1,44 @@
+"""Files that only their owner may read: they hold mail and digests of tokens."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
+
+_log = structlog.get_logger("headgate.hub")
+
+
+def private_file(path: Path) -> Path:
+    """Create a file that only its owner may read and write, if there is none.
+
+    SQLite gives the files that it creates beside a database the permissions of the database. A file that can't be
+    created is left to whoever opens it next, with an error of its own.
+    """
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    return path
+
+
+def make_private(path: Path) -> None:
+    """Take the access of other users to a database of ours, and to SQLite's files beside it, away."""
+    for file in [path.with_name(path.name + suffix) for suffix in _SUFFIXES]:
+        with suppress(FileNotFoundError):
+            _make_private(file)
+
+
+def _make_private(file: Path) -> None:
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if not mode & _OTHERS:
+        return
+    try:
+        file.chmod(mode & ~_OTHERS)
+    except PermissionError:
+        _log.warning("other users have access to a file, which can't be changed", file=str(file), mode=oct(mode))
+    else:
+        _log.warning("other users had access to a file; now only its owner has", file=str(file), mode=oct(mode))

@@ -1,0 +1,247 @@
+"""A disk that takes no more: whatever has to be written is `unavailable`, nothing is half done, and health tells."""
+
+import json
+import resource
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from headgate.gate.changes import override
+from headgate.hub.app import ROUTES
+from headgate.stores.base import Change
+from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
+from tests.support.hub import AgentConnection
+from tests.support.hub_process import ADMIN, RAISED, Program, program
+from tests.support.valkey import PATIENCE, wait_for
+
+SIGNAL = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
+NOT_WRITING = {
+    ("POST", "/api/admin/check"): "counted in memory",
+    ("DELETE", "/api/admin/violations/{agent}"): "counted in memory",
+    ("POST", "/v1/check"): "counted in memory",
+    ("DELETE", "/v1/counters/{key}"): "counted in memory",
+    ("POST", "/api/admin/reload"): "reads only",
+    ("POST", "/api/admin/store/accept"): "only for a shared store",
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Program]:
+    policy = tmp_path / "headgate.toml"
+    policy.write_text(RAISED)
+    with program(tmp_path / "data", "--config", str(policy)) as hub:
+        yield hub
+
+
+@contextmanager
+def full_disk(hub: Program) -> Iterator[None]:
+    """No file of the hub can be written meanwhile."""
+    soft, hard = resource.prlimit(hub.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(hub.pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(hub.pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def agent(hub: Program, name: str, token: str) -> Iterator[AgentConnection]:
+    with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
+        wire = AgentConnection(socket)
+        assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
+        yield wire
+
+
+def register(hub: Program, name: str) -> str:
+    with hub.http() as admin:
+        token: str = admin.post("/api/admin/agents", json={"agent_id": name}).json()["token"]
+        return token
+
+
+def health(hub: Program) -> tuple[str, str, list[str]]:
+    with hub.http("") as anyone:
+        answer = anyone.get("/health")
+        assert answer.status_code == 200
+        found = answer.json()
+        return found["status"], found["disk"], found["problems"]
+
+
+def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request]]:
+    """One call for each route that writes, with the path in the table."""
+    limits = "/api/admin/rate-limits"
+    found: list[tuple[str, str, str, Any]] = [
+        ("", "POST", "/api/onboard/register", {"agent_id": "new"}),
+        (token, "POST", "/api/messages", {"to": "bank", "body": 1}),
+        (token, "POST", "/api/mailbox/ack", {"numbers": [1]}),
+        (token, "POST", "/api/channels", {"name": "room"}),
+        (token, "POST", "/api/channels/{name}/publish", {"body": 1}),
+        (token, "POST", "/api/tasks", {"payload": 1}),
+        (ADMIN, "PUT", f"{limits}/defaults", {"light": "100000/second"}),
+        (ADMIN, "PUT", f"{limits}/{{agent}}", {"light": "200000/second"}),
+        (ADMIN, "DELETE", f"{limits}/{{agent}}", None),
+        (ADMIN, "PUT", f"{limits}/whitelist", {"agents": ["bank"]}),
+        (ADMIN, "POST", f"{limits}/whitelist", {"agent_id": "bank"}),
+        (ADMIN, "DELETE", f"{limits}/whitelist/{{agent}}", None),
+        (ADMIN, "POST", "/api/admin/agents", {"agent_id": "new"}),
+        (ADMIN, "POST", "/api/admin/agents/{agent}/token", None),
+        (ADMIN, "DELETE", "/api/admin/agents/{agent}/token", None),
+        (ADMIN, "POST", "/api/admin/invitations", None),
+        (ADMIN, "POST", "/api/admin/tasks", {"payload": 1}),
+        (ADMIN, "POST", "/api/admin/signals", {"agent_id": "bank", "session": "s", "signal": SIGNAL}),
+        (token, "POST", "/api/onboard/rotate", None),
+        (token, "POST", "/api/onboard/revoke", None),
+    ]
+    requests = []
+    for secret, method, path, body in found:
+        url = f"http://{hub}" + path.replace("{agent}", "exempt").replace("{name}", "general")
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        requests.append(((method, path), httpx.Request(method, url, json=body, headers=headers)))
+    return requests
+
+
+def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program, tmp_path: Path) -> None:
+    token = register(hub, "planner")
+    for name in ("bank", "exempt"):
+        register(hub, name)
+    with hub.http() as admin:
+        admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "exempt"})
+        admin.put("/api/admin/rate-limits/exempt", json={"heavy": "5/second"})
+    with agent(hub, "bank", _rotated(hub, "bank")) as bank:
+        bank.ask("message", to="planner", body="for the mailbox")
+    before = content(tmp_path)
+    every = calls(hub, token)
+    covered = {*NOT_WRITING, *[where for where, _ in every]}
+    assert covered == {(route.method, route.path) for route in ROUTES if route.method != "GET"}
+    with httpx.Client(timeout=PATIENCE, trust_env=False) as client:
+        with full_disk(hub):
+            for where, request in every:
+                answer = client.send(request)
+                assert (where, answer.status_code, answer.json()["error"]) == (where, 503, "unavailable")
+            assert content(tmp_path) == before
+            status, disk, problems = health(hub)
+            assert (status, disk) == ("degraded", "failing")
+            assert problems == ["the disk can't be written: disk I/O error"]
+        assert every[-1][0] == ("POST", "/api/onboard/revoke")
+        for where, request in every[:-1]:  # the one before has replaced its token
+            answer = client.send(request)
+            assert (where, answer.status_code < 300 or answer.json()["error"] == "exists") == (where, True)
+        wait_for(lambda: health(hub) == ("ok", "ok", []), "a disk that can be written")
+    assert "Traceback" not in "".join(hub.err)
+
+
+def _rotated(hub: Program, name: str) -> str:
+    with hub.http() as admin:
+        token: str = admin.post(f"/api/admin/agents/{name}/token").json()["token"]
+        return token
+
+
+def content(folder: Path) -> dict[str, list[Any]]:
+    """All rows of all tables."""
+    found = {}
+    for file in ("hub.db", "changes.db"):
+        with sqlite3.connect(f"file:{folder / 'data' / file}?mode=ro", uri=True) as db:
+            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for table in tables:
+                rows = db.execute(f"SELECT * FROM {table}").fetchall()
+                found[f"{file} {table}"] = [row for row in rows if row[0] != "probed"]
+        db.close()
+    return found
+
+
+def test_every_frame_that_writes_is_unavailable_and_changes_nothing(hub: Program) -> None:
+    planner, _bank = register(hub, "planner"), register(hub, "bank")
+    with agent(hub, "planner", planner) as wire, hub.http() as admin:
+        assert wire.ask("session_open", session="s")["type"] == "session_opened"
+        task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
+        assert wire.hear()["task_id"] == task
+        frames: list[tuple[str, dict[str, Any]]] = [
+            ("message", {"to": "bank", "body": 1}),
+            ("channel_publish", {"channel": "general", "body": 1}),
+            ("task_accepted", {"task_id": task}),
+            ("task_progress", {"task_id": task, "progress": 0.5}),
+            ("task_recovering", {"task_id": task}),
+            ("task_failed", {"task_id": task, "error": "no", "retry": True}),
+            ("task_complete", {"task_id": task}),
+            ("session_open", {"session": "t"}),
+            ("session_signal", {"session": "s", "signal": SIGNAL}),
+            ("session_close", {"session": "s"}),
+        ]
+        with full_disk(hub):
+            for kind, fields in frames:
+                answer = wire.ask(kind, **fields)
+                assert (kind, answer.get("error")) == (kind, "unavailable"), answer
+            for kind in ("ping", "status", "list_agents", "list_channels"):
+                assert wire.ask(kind)["type"] != "error"
+            assert health(hub)[1] == "failing"
+            assert admin.get("/api/admin/tasks").json()["tasks"][0]["state"] == "assigned"
+        wanted = [
+            "message_sent", "published", "task_updated", "task_updated", "task_updated", "task_updated", "task_updated",
+            "session_opened", "signal_logged", "session_closed",
+        ]  # fmt: skip
+        done = []
+        for kind, fields in frames:
+            if kind == "task_failed":
+                continue  # it would end the attempt
+            done.append(wire.ask(kind, **fields)["type"])
+        wanted.remove("task_updated")
+        assert done == wanted
+        assert health(hub) == ("ok", "ok", [])
+
+
+def test_health_recovers_by_itself_though_nobody_writes(hub: Program) -> None:
+    with full_disk(hub), hub.http() as admin:
+        assert admin.post("/api/admin/tasks", json={"payload": 1}).status_code == 503
+        limits = admin.put("/api/admin/rate-limits/planner", json={"light": "1/minute"})
+        assert (limits.status_code, limits.json()["error"]) == (503, "unavailable")
+        assert health(hub)[1] == "failing"
+    wait_for(lambda: health(hub) == ("ok", "ok", []), "the probe of the disk")
+
+
+def test_the_change_log_remembers_a_full_disk_until_it_can_be_written(tmp_path: Path) -> None:
+    log = SqliteChangeLog(tmp_path / "changes.db")
+    (pages,) = log._file.execute("PRAGMA page_count").fetchone()
+    log._file.execute(f"PRAGMA max_page_count={pages + 1}")
+    with pytest.raises(ChangeLogError, match="can't be recorded: database or disk is full"):
+        log.write(Change((override("a", "light", "1/minute"),), by="x" * 1_000_000))
+    assert log.failure == "database or disk is full"
+    log.read()
+    assert log.failure, "reading says nothing about writing"
+    log.probe()
+    assert log.failure == ""
+    assert log.write(Change((override("a", "light", "1/minute"),))) == 1
+    log.close()
+
+
+# Permissions ----------------------------------------------------------------------------------------------------------
+
+
+def modes(folder: Path) -> dict[str, str]:
+    return {path.name: oct(path.stat().st_mode & 0o777) for path in sorted(folder.iterdir())}
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    data = tmp_path / "deep" / "data"
+    names = ("changes.db", "changes.db-shm", "changes.db-wal", "hub.db", "hub.db-shm", "hub.db-wal", "lock")
+    with program(data) as hub:
+        assert "other users" not in "".join(hub.err), "they never had access"
+        assert modes(data) == dict.fromkeys(names, "0o600")
+        assert oct(data.stat().st_mode & 0o777) == "0o700"
+
+
+def test_files_that_others_could_read_are_closed_to_them_and_it_is_logged(tmp_path: Path) -> None:
+    with program(tmp_path) as hub:
+        register(hub, "planner")
+        hub.kill()
+    for path in tmp_path.iterdir():
+        path.chmod(0o644)
+    with program(tmp_path, "--log-format", "json") as hub:
+        assert set(modes(tmp_path).values()) == {"0o600"}
+        lines = [json.loads(line) for line in hub.err]
+        told = [Path(line["file"]).name for line in lines if line["event"].startswith("other users had access")]
+        assert {"hub.db", "hub.db-wal", "changes.db"} <= set(told)

@@ -1,0 +1,389 @@
+"""A shared store that comes back empty, or is another one: nobody gets the identity of another."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from headgate import RedisStore
+from headgate.cli import main
+from headgate.gate.reload import reload_file
+from headgate.proto import envelope_pb2 as wire
+from tests.support.cluster import steady_cluster
+from tests.support.hub import ADMIN, AgentConnection, Running, running
+from tests.support.valkey import PATIENCE, Server, wait_for
+
+OVERRIDE = "/api/admin/rate-limits/planner"
+LOST = "the server has lost its data, or is another, empty one"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of its own, since it loses everything."""
+    with Server() as server:
+        yield server
+
+
+@contextmanager
+def hub_on(server: Server | str, data: Path | None = None, **settings: Any) -> Iterator[Running]:
+    """A hub whose store is on a server."""
+    url = server if isinstance(server, str) else server.url
+    with RedisStore(url, timeout=PATIENCE) as store, running(store=store, data=data, **settings) as hub:
+        yield hub
+
+
+def flush(server: Server) -> None:
+    with server.client() as client:
+        client.flushall()
+
+
+def health(hub: Running) -> dict[str, Any]:
+    with hub.http() as anyone:
+        found: dict[str, Any] = anyone.get("/health").json()
+        return found
+
+
+def until_store_is(hub: Running, state: str) -> None:
+    wait_for(lambda: health(hub)["store"] == state, f"a store that is {state}")
+
+
+def register(hub: Running, agent: str) -> tuple[int, str]:
+    """Try to register as a stranger: the status, and the error if there is one."""
+    with hub.http() as stranger:
+        answer = stranger.post("/api/onboard/register", json={"agent_id": agent})
+        return answer.status_code, answer.json().get("error", "")
+
+
+def set_override(hub: Running, limit: str = "7/minute") -> int:
+    with hub.http(ADMIN) as admin:
+        return admin.put(OVERRIDE, json={"heavy": limit}).status_code
+
+
+def limit_of_planner(hub: Running) -> str:
+    return str(hub.hub.gate.limits_for("planner", "ws", "heavy"))
+
+
+def accept(hub: Running, agent_data: str) -> tuple[int, dict[str, Any]]:
+    with hub.http(ADMIN) as admin:
+        answer = admin.post("/api/admin/store/accept", json={"agent_data": agent_data})
+        return answer.status_code, answer.json()
+
+
+# The loss -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, tmp_path: Path) -> None:
+    """No probe has noticed anything yet: the script itself compares the generations."""
+    with hub_on(server, tmp_path) as hub:
+        hub.register("bank")
+        flush(server)
+        assert register(hub, "bank") == (503, "store_lost")
+        with server.client() as client:
+            assert not client.keys("*agents*")
+
+
+def test_a_token_is_not_called_wrong_right_after_a_flush(server: Server, tmp_path: Path) -> None:
+    """A client would give up a token that is nobody's; this one may be good again after a restore."""
+    with hub_on(server, tmp_path) as hub, hub.http(hub.register("bank")) as bank:
+        flush(server)
+        assert bank.get("/api/mailbox").json()["error"] == "store_lost"
+
+
+def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub, hub.http(ADMIN) as admin:
+        hub.register("bank")
+        flush(server)
+        calls = [
+            ("POST", "/api/admin/agents", {"agent_id": "bank"}),
+            ("POST", "/api/admin/agents/bank/token", None),
+            ("DELETE", "/api/admin/agents/bank/token", None),
+            ("POST", "/api/admin/invitations", None),
+            ("GET", "/api/admin/agents", None),
+            ("PUT", OVERRIDE, {"heavy": "1/minute"}),
+            ("PUT", "/api/admin/rate-limits/defaults", {"heavy": "1/minute"}),
+            ("POST", "/api/admin/rate-limits/whitelist", {"agent_id": "bank"}),
+            ("GET", "/api/admin/changes", None),
+        ]
+        for method, path, body in calls:
+            answer = admin.request(method, path, json=body)
+            assert (path, answer.status_code, answer.json()["error"]) == (path, 503, "store_lost")
+        with server.client() as client:
+            assert not client.keys("*admin*")
+
+
+def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, tmp_path: Path, logged: list[Any]) -> None:
+    with hub_on(server, tmp_path) as hub:
+        assert (health(hub)["status"], health(hub)["problems"]) == ("ok", [])
+        flush(server)
+        until_store_is(hub, "lost")
+        problem = f"{LOST}: agents can't register, and limits can't be changed"
+        assert (health(hub)["status"], health(hub)["problems"]) == ("degraded", [problem])
+        with hub.http(ADMIN) as admin:
+            assert admin.get("/ready").status_code == 200, "it still decides"
+            summary = admin.get("/api/dashboard/state").json()["summary"]
+            assert (summary["store"], summary["problems"]) == ("lost", [problem])
+            assert admin.get("/api/admin/store").json() == {"store": "lost", "problems": [problem]}
+            assert "headgate_store_lost 1.0" in admin.get("/metrics").text
+        hub.run(hub.hub.store_guard.probe())
+        lines = [line for line in logged if line["event"].startswith("the store is lost")]
+        assert [(line["log_level"], line["reason"]) for line in lines] == [("error", LOST)], "logged once"
+
+
+def test_overrides_stay_in_effect_after_a_flush(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub:
+        assert set_override(hub) == 200
+        flush(server)
+        assert set_override(hub, "8/minute") == 503
+        assert limit_of_planner(hub) == "7/minute"
+
+
+def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub:
+        assert set_override(hub) == 200
+        server.restart()
+        until_store_is(hub, "lost")
+        with server.client() as client:  # the hub listens again, and has asked for the changes that it may have missed
+            wait_for(lambda: client.pubsub_numsub("headgate-admin:changes")[0][1], "the follower")
+        assert set_override(hub, "8/minute") == 503
+        assert register(hub, "bank") == (503, "store_lost")
+        assert limit_of_planner(hub) == "7/minute"
+
+
+def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub:
+        known, unknown = hub.register("known"), hub.register("unknown")
+        with hub.agent("known", known) as agent:
+            flush(server)
+            until_store_is(hub, "lost")
+            assert agent.ask("ping")["type"] == "pong"
+            with hub.agent("known", known) as again:
+                assert again.ask("ping")["type"] == "pong"
+            with hub.socket() as socket:
+                assert socket.ask("identify", agent_id="unknown", token=unknown)["error"] == "store_lost"
+            with hub.http(unknown) as caller:
+                assert caller.get("/api/mailbox").json()["error"] == "store_lost"
+            with hub.http(known) as caller:
+                assert caller.get("/api/mailbox").status_code == 200
+            with hub.http("hg_wrong") as caller:
+                assert caller.get("/api/mailbox").json()["error"] == "store_lost"
+
+
+def test_a_hub_that_starts_on_a_lost_store_says_so(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub:
+        hub.register("bank")
+    flush(server)
+    with hub_on(server, tmp_path) as hub:
+        assert health(hub)["store"] == "lost"
+        assert register(hub, "bank") == (503, "store_lost")
+
+
+def test_another_store_is_not_the_one_that_the_hub_knows(server: Server, tmp_path: Path) -> None:
+    with Server() as other, hub_on(other) as of_others:
+        token = of_others.register("bank")
+        assert set_override(of_others) == 200
+        with hub_on(server, tmp_path):
+            pass
+        with hub_on(other, tmp_path) as hub:
+            (problem,) = health(hub)["problems"]
+            assert problem.startswith("the server has the data of other hubs: it is another one, or its data was repl")
+            assert register(hub, "clerk") == (503, "store_lost")
+            assert limit_of_planner(hub) == "10/minute", "changes of others are not taken over"
+            with hub.http(token) as caller:
+                assert caller.get("/api/mailbox").json()["error"] == "store_lost", "nor are their agents"
+
+
+def test_a_hub_without_a_data_directory_knows_its_store_while_it_runs(server: Server) -> None:
+    with hub_on(server) as hub:
+        flush(server)
+        assert register(hub, "bank") == (503, "store_lost")
+    with hub_on(server) as hub:
+        assert register(hub, "bank") == (201, "")
+
+
+def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: Server, tmp_path: Path) -> None:
+    server.kill()
+    with RedisStore(server.url) as store, running(store=store, data=tmp_path) as hub:
+        server.start()
+        wait_for(lambda: store.generation.expected, "the generation")
+        flush(server)
+        assert register(hub, "bank") == (503, "store_lost")
+
+
+def hello(relay: AgentConnection, agent: str, token: str) -> wire.Envelope:
+    envelope = wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=agent, token=token))
+    relay.socket.send(envelope.SerializeToString())
+    answer = relay.socket.recv(PATIENCE)
+    assert isinstance(answer, bytes)
+    return wire.Envelope.FromString(answer)
+
+
+def test_the_relay_refuses_unknown_agents_and_ends_the_others_when_the_store_is_accepted(server: Server) -> None:
+    with hub_on(server) as hub, hub.socket("/relay") as known, hub.socket("/relay") as unknown:
+        token, other = hub.register("known"), hub.register("unknown")
+        assert hello(known, "known", token).WhichOneof("payload") == "welcome"
+        flush(server)
+        until_store_is(hub, "lost")
+        assert hello(unknown, "unknown", other).error.code == "store_lost"
+        assert accept(hub, "keep")[0] == 200
+        with pytest.raises(ConnectionClosed, match="1008"):
+            known.socket.recv(PATIENCE)
+
+
+def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limits]\nheavy = "3/minute"\n')
+    with hub_on(server) as hub:
+        assert set_override(hub) == 200
+        flush(server)
+        assert not reload_file(hub.hub.gate, file), "it is logged, and the watcher of the file goes on"
+        assert limit_of_planner(hub) == "7/minute"
+
+
+# Several hubs ---------------------------------------------------------------------------------------------------------
+
+
+def test_hubs_adopt_the_generation_of_the_first(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path / "one") as one, hub_on(server, tmp_path / "two") as two:
+        token = one.register("bank")
+        assert two.run(two.hub.registry.verify("bank", token))
+        flush(server)
+        assert register(one, "bank") == (503, "store_lost")
+        assert register(two, "bank") == (503, "store_lost")
+        assert accept(one, "drop")[0] == 200
+        assert register(one, "bank") == (201, "")
+        until_store_is(two, "lost")
+        assert register(two, "clerk") == (503, "store_lost"), "until it is accepted there as well"
+        assert accept(two, "drop")[0] == 200
+        assert health(one)["store"] == health(two)["store"] == "ok"
+        assert register(two, "clerk") == (201, "")
+        assert one.register("teller"), "both have the same generation"
+        hub_knows = [hub.run(hub.hub.registry.knows(name)) for hub in (one, two) for name in ("bank", "clerk")]
+        assert hub_knows == [True] * 4
+
+
+def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
+    with steady_cluster() as nodes:
+        url = f"redis+cluster://127.0.0.1:{nodes[0].port}"
+        with hub_on(url, tmp_path) as hub:
+            hub.register("bank")
+            assert set_override(hub) == 200
+            for node in nodes:
+                with node.client() as client:
+                    if client.keys("*admin:changes"):
+                        client.flushall()
+            assert set_override(hub, "8/minute") == 503
+            part = "a part of the server's data is lost: agents can't register, and limits can't be changed"
+            wait_for(lambda: health(hub)["problems"] == [part], "the probe")
+            assert register(hub, "clerk") == (503, "store_lost")
+            assert limit_of_planner(hub) == "7/minute"
+            assert accept(hub, "keep")[0] == 200
+            assert set_override(hub, "8/minute") == 200
+
+
+# The end --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_has_its_data_again_needs_nothing_else(server: Server, tmp_path: Path, logged: list[Any]) -> None:
+    with hub_on(server, tmp_path) as hub, server.client() as client:
+        token = hub.register("bank")
+        assert set_override(hub) == 200
+        saved = {key: client.dump(key) for key in client.keys("*admin*")}
+        flush(server)
+        until_store_is(hub, "lost")
+        for key, value in saved.items():
+            client.restore(key, 0, value)
+        until_store_is(hub, "ok")
+        assert hub.run(hub.hub.registry.verify("bank", token))
+        assert register(hub, "bank") == (409, "exists")
+        assert set_override(hub, "8/minute") == 200
+        assert limit_of_planner(hub) == "8/minute"
+        assert [line for line in logged if line["event"] == "the store has its data again"]
+
+
+def test_accepting_lets_agents_register_again_and_closes_the_old_connections(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub:
+        assert set_override(hub) == 200
+        old = hub.register("bank")
+        with hub.agent("bank", old) as bank, hub.agent("clerk") as clerk:
+            flush(server)
+            until_store_is(hub, "lost")
+            assert accept(hub, "keep") == (200, {"accepted": True, "store": "ok", "problems": []})
+            for agent in (bank, clerk):
+                with pytest.raises(ConnectionClosed, match="1008"):
+                    agent.hear()
+        assert not hub.run(hub.hub.registry.verify("bank", old))
+        assert register(hub, "bank") == (201, "")
+        assert limit_of_planner(hub) == "10/minute", "the store has no overrides"
+        assert set_override(hub) == 200
+    with hub_on(server, tmp_path) as hub:
+        assert health(hub)["store"] == "ok", "the new generation was saved"
+
+
+@pytest.mark.parametrize("choice", ["keep", "drop"])
+def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, tmp_path: Path, choice: str) -> None:
+    with hub_on(server, tmp_path) as hub:
+        bank = hub.register("bank")
+        signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
+        with hub.http(ADMIN) as admin, hub.http(bank) as http, hub.agent("clerk") as clerk:
+            assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
+            admin.post("/api/admin/signals", json={"agent_id": "bank", "session": "s", "signal": signal})
+            task = http.post("/api/tasks", json={"payload": "secret"}).json()["task_id"]
+            flush(server)
+            until_store_is(hub, "lost")
+            assert accept(hub, choice)[0] == 200
+            token = admin.post("/api/admin/agents", json={"agent_id": "bank"}).json()["token"]
+            with hub.http(token) as stranger:
+                found = [
+                    len(stranger.get("/api/mailbox").json()["messages"]),
+                    len(stranger.get("/api/sessions/s/signals").json()["signals"]),
+                    len(stranger.get("/api/tasks").json()["tasks"]),
+                ]
+            assert found == ([1, 1, 1] if choice == "keep" else [0, 0, 0])
+            assert [one["task_id"] for one in admin.get("/api/admin/tasks").json()["tasks"]] == [task], "not the work"
+
+
+def test_there_is_nothing_to_accept_unless_the_store_is_lost(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub, hub.agent("planner") as planner:
+        before = hub.hub.store_guard._saved
+        assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
+        assert planner.ask("ping")["type"] == "pong"
+        assert hub.hub.store_guard._saved == before
+    with running() as hub:
+        assert accept(hub, "drop") == (200, {"accepted": False, "store": "memory", "problems": []})
+        with hub.http(ADMIN) as admin:
+            assert admin.get("/api/admin/store").json() == {"store": "memory", "problems": []}
+            refused = admin.post("/api/admin/store/accept", json={})
+            assert refused.json()["detail"] == "body: Object missing required field `agent_data`"
+
+
+def test_the_command_shows_and_resolves_the_loss(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    logged: list[Any],
+) -> None:
+    monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+    with hub_on(server, tmp_path) as hub:
+        monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
+        assert main(["store"]) == 0
+        assert capsys.readouterr().out == "the store has its data\n"
+        flush(server)
+        until_store_is(hub, "lost")
+        assert main(["store"]) == 1
+        problem = f"{LOST}: agents can't register, and limits can't be changed"
+        assert capsys.readouterr().out == f"the store is lost\n{problem}\n"
+        assert main(["store", "--json"]) == 1
+        assert json.loads(capsys.readouterr().out) == {"store": "lost", "problems": [problem]}
+        with pytest.raises(SystemExit) as ended:
+            main(["store", "accept"])
+        assert ended.value.code == 2
+        assert "--agent-data" in capsys.readouterr().err
+        assert main(["store", "accept", "--agent-data", "drop", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"accepted": True, "store": "ok", "problems": []}
+        assert main(["store", "accept", "--agent-data", "drop"]) == 0
+        assert capsys.readouterr().out == "the store has its data: there was nothing to accept\n"
