@@ -2,9 +2,9 @@
 
     python -m tests.support.agent_attacks NAME PORT SECONDS < tokens.json
 
-runs one as a program of its own, so that it has a processor to itself, and prints the answers as JSON: statuses of
-HTTP, types of frames, codes of errors, and `closed`. The tokens are those of the agents by name. The attacks on the
-connections themselves are in attacks.py.
+runs one as a program of its own, so that it has a processor to itself. It prints `begins`, and at the end the answers
+as JSON: statuses of HTTP, types of frames, codes of errors, and `closed`. The tokens are those of the agents by name.
+The attacks on the connections themselves are in attacks.py.
 """
 
 import asyncio
@@ -257,6 +257,12 @@ async def fill_signals(target: Target) -> None:
     await _frames(target, "/ws", greet, make)
 
 
+async def take_name(target: Target) -> None:
+    """Register under the name of somebody else, again and again."""
+    body = json.dumps({"agent_id": "victim"})
+    await _requests(target, lambda *_: request("POST", "/api/onboard/register", body=body))
+
+
 async def register_agents(target: Target) -> None:
     """Register agents with the token of a viewer."""
     token = target.tokens["viewer"]
@@ -372,6 +378,7 @@ ATTACKS: Final[dict[str, Attack]] = {
         fill_mailbox,
         fill_counters,
         fill_signals,
+        take_name,
         register_agents,
         foreign_origins,
         foreign_writes,
@@ -387,7 +394,8 @@ ATTACKS: Final[dict[str, Attack]] = {
 
 
 def main(name: str, port: str, seconds: str) -> None:
-    target = Target(int(port), float(seconds), json.load(sys.stdin), Counter())
+    target = Target(int(port), float(seconds), json.loads(sys.stdin.readline()), Counter())
+    print("begins", flush=True)
     asyncio.run(ATTACKS[name](target))  # type: ignore[arg-type]
     print(json.dumps(target.answers))
 
