@@ -196,7 +196,7 @@ def test_a_debt_has_a_bottom(cost: int) -> None:
 def test_bad_arguments_are_refused() -> None:
     for bad, text in (
         (5, "Limiter limit: expected a limit, its text, or several of either, got 5"),
-        ([], "AllOf: expected at least one limit, got []"),
+        ([], "AllOf: expected at least two different limits (a single one needs no AllOf), got []"),
         ([5], "Limiter limit: expected a limit, its text, or several of either, got 5"),
     ):
         with pytest.raises(InvalidInput) as caught:

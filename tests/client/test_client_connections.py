@@ -14,7 +14,7 @@ import pytest
 import trustme
 from websockets.asyncio.server import ServerConnection, serve
 
-from headgate import HeadgateError, InvalidInput, ManualClock
+from headgate import HeadgateError, InvalidInput, ManualClock, Policy
 from headgate.client import HubClient, Refused, RelayClient, RelayMessage
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
@@ -295,7 +295,7 @@ async def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(
 
 
 @both_clients
-@at_hub()
+@at_hub(Policy(addresses={"connection": "60/minute"}))
 async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
     hub: Running, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -303,7 +303,7 @@ async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
     async with kind.connect(hub, "alice", token) as alice:
         socket = await only_socket(hub)
         check = hub.hub.gate.acheck_address
-        while hub.run(check("127.0.0.1", "connection", cost=100)):
+        while hub.run(check("127.0.0.1", "connection")):
             pass
         hub.run(socket.close(1001, ""))
         await until(lambda: not alice.connected, "the end")

@@ -38,7 +38,7 @@ async def cut(hub: Any, name: str) -> None:
 async def test_a_question_is_answered_and_a_refusal_raised(hub: Running) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         assert await alice.ask("ping") == {"type": "pong"}
-        assert await alice.ask("list_agents") == {"type": "agents", "agents": ["alice", "bob"]}
+        assert await alice.ask("list_agents") == {"type": "agents", "agents": ["alice", "bob"], "more": False}
         sent = await alice.ask("message", to="bob", body={"text": "hé"})
         assert sent == {"type": "message_sent", "to": "bob", "delivered": True}
         (message,) = await take(bob, 1)

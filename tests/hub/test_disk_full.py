@@ -81,6 +81,7 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
         (token, "POST", "/api/mailbox/ack", {"numbers": [1]}),
         (token, "POST", "/api/channels", {"name": "room"}),
         (token, "POST", "/api/channels/{name}/publish", {"body": 1}),
+        (token, "DELETE", "/api/channels/{name}", None),
         (token, "POST", "/api/tasks", {"payload": 1}),
         (ADMIN, "PUT", f"{limits}/defaults", {"light": "100000/second"}),
         (ADMIN, "PUT", f"{limits}/{{agent}}", {"light": "200000/second"}),
@@ -99,7 +100,7 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
     ]
     requests = []
     for secret, method, path, body in found:
-        url = f"http://{hub}" + path.replace("{agent}", "exempt").replace("{name}", "general")
+        url = f"http://{hub}" + path.replace("{agent}", "exempt").replace("{name}", "plans")
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         requests.append(((method, path), httpx.Request(method, url, json=body, headers=headers)))
     return requests
@@ -114,6 +115,8 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program
         admin.put("/api/admin/rate-limits/exempt", json={"heavy": "5/second"})
     with agent(hub, "bank", _rotated(hub, "bank")) as bank:
         bank.ask("message", to="planner", body="for the mailbox")
+    with hub.http(token) as planner:
+        assert planner.post("/api/channels", json={"name": "plans"}).status_code == 201
     before = content(tmp_path)
     every = calls(hub, token)
     covered = {*NOT_WRITING, *[where for where, _ in every]}

@@ -264,7 +264,12 @@ async def test_tokens_are_in_no_file_no_log_and_no_error(
     stored = in_files(tmp_path)
     with redis_server.client() as client:
         for key in client.keys("*-admin:*"):
-            read = {b"hash": client.hgetall, b"zset": lambda key: client.zrange(key, 0, -1), b"list": lambda _key: ""}
+            read = {
+                b"hash": client.hgetall,
+                b"zset": lambda key: client.zrange(key, 0, -1),
+                b"list": lambda _key: "",
+                b"string": client.get,
+            }
             stored += repr(read[client.type(key)](key)).encode()
             assert client.ttl(key) == -1
     assert b"secret-agent" in stored

@@ -362,14 +362,15 @@ class MemoryStore:
             return decision
 
     def _apply_all(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
+        if self.size >= self.max_keys:  # before the tables are looked up: it may drop empty ones
+            with self.lock or _NO_LOCK:
+                self.make_room(self.now())
         tables = [self._limit_table(ask.name, ask.limit) for ask in asks]
         violations = None if offence is None else self.violation_table(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
         with self.lock or _NO_LOCK:
             now = self.now()
-            if self.size >= self.max_keys:
-                self.make_room(now)
             entries = [Entry(tables[i], asks[i].key, asks[i].cost, now) for i in range(len(tables))]
             decision = self._apply(verb, entries, now, low, violations, "" if offence is None else offence.key)
         return self._apply_all(verb, asks, low, offence) if decision is None else decision
