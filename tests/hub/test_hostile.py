@@ -20,7 +20,7 @@ from tests.support.hub import VIEWER
 from tests.support.hub_checks import mistakes, works
 from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, Program
 from tests.support.ping_watcher import Pings, PingWatcher, quantiles
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -145,11 +145,17 @@ def nothing_answered(*allowed: str) -> Check:
 
 
 def few_looked_at(unauthorized: str) -> Check:
-    """No more guesses were looked at than an address has; what came at once and what came since."""
+    """No more guesses were looked at than an address has, and after those not even a right token."""
 
-    def check(_: Program, answers: Answers) -> None:
+    def check(hub: Program, answers: Answers) -> None:
         assert answers[unauthorized] <= GUESSES + GUESSES / 60 * (SECONDS + 5) + 1, answers
         assert sum(answers.values()) > 2 * answers[unauthorized], "it hardly guessed"
+        with hub.http("a-guess-of-the-token") as guesser, hub.http() as admin:
+            right = []
+            for _ in range(5):  # the next guess may be allowed in between
+                wait_for(lambda: guesser.get("/api/mailbox").status_code == 429, "that the guesses are used up")
+                right.append(admin.get("/api/admin/agents").status_code)
+        assert 429 in right, right
 
     return check
 
