@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import trustme
 
+from headgate.hub.connections.connection import GuardedConnection
+from headgate.hub.connections.guard import RESERVE, ConnectionGuard
 from headgate.hub.dashboard.feed import MAX_STRANGERS
-from headgate.hub.protocols import RESERVE, ConnectionGuard, GuardedConnection
 from tests.support.agent_connections import BEHIND_A_PROXY, refusal
 from tests.support.asgi_server import Serving, serving
 from tests.support.hub import VIEWER, running

@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import InvalidHandshake
 
 from headgate.hub.app import ROUTES
-from headgate.hub.protocols import GuardedConnection
+from headgate.hub.connections.connection import GuardedConnection
 from tests.support.fuzz_campaign import HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
 from tests.support.hub import VIEWER, AgentConnection, Running, running

@@ -277,3 +277,17 @@ async def test_tokens_are_in_no_file_no_log_and_no_error(
         assert secret not in caplog.text + "".join(shown)
         assert secret.encode() not in stored
         assert secret[4:].encode() not in stored
+
+
+async def test_the_number_of_agents_is_bounded_except_for_the_admin(opened: Open) -> None:
+    async with opened(mode="invitation", most=2) as registry:
+        codes = [await registry.invite() for _ in range(3)]
+        await registry.register("a", codes[0])
+        await registry.register("b", codes[1])
+        await registry.revoke("a")
+        with pytest.raises(RequestError, match="2 agents are registered; only the admin can add more") as caught:
+            await registry.register("c", codes[2])
+        assert (caught.value.status, caught.value.error) == (409, "too_many_agents")
+        await registry.register("c", by_admin=True)
+    async with opened(mode="invitation", most=4) as registry:
+        await registry.register("d", codes[2])  # which was not used up

@@ -37,6 +37,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "relay_rate_limit": ("off", "off"),
     "relay_rate_burst": ("20", "20"),
     "identify_within": ("2.5", 2.5),
+    "max_agents": ("20", 20),
     "max_frame": ("2048", 2048),
     "max_connections": ("11", 11),
     "max_connections_per_address": ("12", 12),

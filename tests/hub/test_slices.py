@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.hub.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
-from headgate.hub.protocols import CONTROL_BURST, ConnectionGuard, GuardedConnection
+from headgate.hub.connections.connection import CONTROL_BURST, GuardedConnection
+from headgate.hub.connections.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
+from headgate.hub.connections.guard import ConnectionGuard
 from tests.support.asgi_server import serving
 from tests.support.attacks import EMPTY_CONTINUATION, FIRST_FRAGMENT, HANDSHAKE, LARGE_PING, MASK, PING
 from tests.support.flooders import frame
@@ -102,7 +103,7 @@ def test_frames_that_carry_no_message_close_the_connection(path: str, flood: byt
 
 
 def test_fragments_beyond_the_rate_are_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.hub.protocols.FRAGMENT_BURST", 2)
+    monkeypatch.setattr("headgate.hub.connections.connection.FRAGMENT_BURST", 2)
     text = b'{"type":"ping","id":1}'
     fragments = [b"\x00\x81" + MASK + text[at : at + 1] for at in range(1, len(text) - 1)]
     message = b"".join([b"\x01\x81" + MASK + text[:1], *fragments, b"\x80\x81" + MASK + text[-1:]])
@@ -113,7 +114,7 @@ def test_fragments_beyond_the_rate_are_read_later(monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_is_read_from_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pongs would fill the memory."""
-    monkeypatch.setattr("headgate.hub.protocols.CONTROL_BURST", 10**9)
+    monkeypatch.setattr("headgate.hub.connections.connection.CONTROL_BURST", 10**9)
     with running() as hub, upgraded(hub) as connection:
         assert hub.server is not None
         (it,) = [one.transport for one in hub.server.server_state.connections]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from headgate.hub.protocols import GuardedConnection
+from headgate.hub.connections.connection import GuardedConnection
 from headgate.proto import envelope_pb2 as wire
 from tests.support.fuzzer import ALMOST, GOOD, NOISE, Fuzzer, Request, websocket_frame
 from tests.support.response_checker import ResponseChecker, read

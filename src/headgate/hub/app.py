@@ -202,7 +202,9 @@ class Hub:
         tokens = self.tokens = Tokens(database, settings)
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
         reserved = self.router.reserved("agent")
-        registry = self.registry = Registry(agents, mode=settings.registration, reserved=reserved)
+        registry = self.registry = Registry(
+            agents, mode=settings.registration, most=settings.max_agents, reserved=reserved
+        )
         authentication = Authentication(gate)
         sites = self._sites = Sites(settings.allowed_hosts)
         messages = self.messages = MessageBroker(database, presence, registry, clock, settings)

@@ -21,7 +21,7 @@ from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
 from headgate.hub.api.routing import Who
 from headgate.hub.app import ROUTES, Hub
-from headgate.hub.protocols import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
+from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
 from headgate.hub.settings import HubSettings
 
 _BACKLOG: Final = 2048

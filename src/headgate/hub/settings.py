@@ -140,6 +140,7 @@ class HubSettings:
     relay_rate_limit: str = _setting("1.0", "messages per second for each address on the relay, or off", _TEXT)
     relay_rate_burst: str = _setting("10", "messages that each address may send at once on the relay", _TEXT)
     identify_within: float = _setting(10.0, "seconds that a connection has to identify itself", _seconds(0.1, 3600))
+    max_agents: int = _setting(10_000, "maximum registered agents; the admin can add more", _whole(1, 1_000_000_000))
     max_frame: int = _setting(65_536, "maximum size of a frame, envelope or body in bytes", _whole(1024, 16_777_216))
     max_connections: int = _setting(10_000, "maximum WebSocket connections in total", _whole(1, 1_000_000))
     max_connections_per_address: int = _setting(

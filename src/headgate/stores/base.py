@@ -310,7 +310,7 @@ class SharedStore(Store, Protocol):
     def change_log(self) -> SharedChangeLog: ...
 
 
-AddOutcome: TypeAlias = Literal["done", "exists", "uninvited"]
+AddOutcome: TypeAlias = Literal["done", "exists", "uninvited", "full"]
 ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked"]
 
 
@@ -322,8 +322,13 @@ class AgentDirectory(Protocol):
 
     async def close(self) -> None: ...
 
-    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
-        """Add an agent; with an `invitation`, only if there is one of that digest, which is used up by it."""
+    async def add(
+        self, agent: str, digest: bytes, at: float, invitation: bytes | None, most: int | None = None
+    ) -> AddOutcome:
+        """Add an agent, if there are fewer than `most`.
+
+        With an `invitation`, only if there is one of that digest, which is used up by it.
+        """
 
     async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
         """Give an agent another digest, or none; one that has none only if `revoked_too`."""

@@ -47,14 +47,22 @@ class Registry:
     """The agents of a hub, or of several hubs that share a store.
 
     `mode` says who may register: "open" anybody, "invitation" anybody with a code from the admin, otherwise only the
-    admin. No agent can have a name in `reserved`.
+    admin. `most` bounds the number of agents, except for the admin. No agent can have a name in `reserved`.
 
     While a shared store is away, every method that needs it raises `StoreAway`, except that agents verified here before
     can still be verified.
     """
 
-    def __init__(self, store: AgentDirectory, *, mode: str = "open", reserved: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        store: AgentDirectory,
+        *,
+        mode: str = "open",
+        most: int | None = None,
+        reserved: frozenset[str] = frozenset(),
+    ) -> None:
         self._store: Final = store
+        self._most: Final = most
         self._mode: Final = mode
         self._reserved: Final = reserved
         self._listeners: Final[list[Callable[[str], None]]] = []
@@ -79,7 +87,10 @@ class Registry:
         name = self._new_name(agent)
         code = None if by_admin else self._check_invitation(invitation)
         token = _token()
-        outcome = await self._background.finish(self._store.add(name, digest_of(token), time.time(), code))
+        most = None if by_admin else self._most
+        outcome = await self._background.finish(self._store.add(name, digest_of(token), time.time(), code, most))
+        if outcome == "full":
+            raise RequestError(409, "too_many_agents", f"{most} agents are registered; only the admin can add more")
         if outcome == "exists":
             raise RequestError(409, "exists", f"agent: expected an id that is free, got {name!r}, which is taken")
         if outcome == "uninvited":
@@ -179,7 +190,9 @@ class DatabaseAgents:
 
     async def close(self) -> None: ...
 
-    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
+    async def add(
+        self, agent: str, digest: bytes, at: float, invitation: bytes | None, most: int | None = None
+    ) -> AddOutcome:
         if self._lost_names:  # any free id may be one of them, and must not go to a stranger
             detail = (
                 "nobody can register: the database has an agent whose id can't be read; the hub's operator can help"
@@ -191,6 +204,8 @@ class DatabaseAgents:
                 return "uninvited"
             if _one(db, "SELECT 1 FROM agents WHERE agent = ?", agent):
                 return "exists"
+            if most is not None and db.execute("SELECT COUNT(*) FROM agents").fetchone()[0] >= most:
+                return "full"
             db.execute("DELETE FROM invitations WHERE digest = ?", (invitation,))
             db.execute("INSERT INTO agents (agent, digest, at) VALUES (?, ?, ?)", (agent, digest, at))
             return "done"

@@ -72,10 +72,11 @@ class RedisAgents:
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    async def add(self, agent: str, digest: bytes, at: float, invitation: bytes | None) -> AddOutcome:
-        outcome, _ = await self._change(
-            "add", agent, digest.hex(), repr(at), "" if invitation is None else invitation.hex()
-        )
+    async def add(
+        self, agent: str, digest: bytes, at: float, invitation: bytes | None, most: int | None = None
+    ) -> AddOutcome:
+        code = "" if invitation is None else invitation.hex()
+        outcome, _ = await self._change("add", agent, digest.hex(), repr(at), code, "" if most is None else str(most))
         return outcome  # type: ignore[return-value]
 
     async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:

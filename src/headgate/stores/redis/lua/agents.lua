@@ -15,11 +15,13 @@ if expected ~= '' and call('GET', generation) ~= expected then
   return false
 end
 
-local function add(at, invitation)
+local function add(at, invitation, most)
   if invitation ~= '' and call('HEXISTS', invitations, invitation) == 0 then
     return { 'uninvited', '' }
   elseif call('HEXISTS', agents, agent) == 1 then
     return { 'exists', '' }
+  elseif most ~= '' and call('HLEN', agents) >= tonumber(most) then
+    return { 'full', '' }
   end
   if invitation ~= '' then
     call('HDEL', invitations, invitation)
@@ -60,6 +62,6 @@ if verb == 'invite' then
   call('HSET', invitations, digest, ARGV[5])
   return { 'done', '' }
 elseif verb == 'add' then
-  return add(ARGV[5], ARGV[6])
+  return add(ARGV[5], ARGV[6], ARGV[7])
 end
 return replace(ARGV[5], ARGV[6])

@@ -1,57 +1,27 @@
-"""What stands between a socket and uvicorn's protocols: fair shares, bounds and timeouts for every connection.
-
-uvicorn reads and parses what comes at once, and has no bounds on the time that a peer takes, on control frames, or on
-connections by address. Its protocols are used as they are. A `GuardedConnection` is the protocol of the socket's
-transport, and the transport of uvicorn's protocol: it passes bytes on in slices, one in each turn of the event loop,
-and only while uvicorn reads and the peer does. `ConnectionGuard` has the connections of one server. It makes their
-protocols (`uvicorn.Config(http=...)`), and is the ASGI application around the hub, which tells a connection of its
-requests.
-
-Of uvicorn this uses, beyond what it documents: the arguments of a protocol class, `HttpToolsProtocol` by its module,
-`app_state`, whose content is found in `scope["state"]`, `set_protocol` of the transport at an upgrade, and the texts of
-three log messages. Before raising the bound on its version in pyproject.toml, run tests/hub/test_protocols.py,
-test_slices.py, test_connection_bounds.py, test_flood.py and test_fuzz.py.
-"""
+"""One connection: slices, bounds and timeouts."""
 
 import asyncio
-import json
-import logging
 import socket
-import ssl
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping, Sequence
-from ipaddress import ip_network
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from math import inf
 from types import coroutine
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from headgate.hub.connections.frame_meter import FrameMeter
 
-from headgate.errors import InvalidInput
-from headgate.gate.lookup import counted_as, parse_address
-from headgate.hub.frame_meter import FrameMeter
+if TYPE_CHECKING:
+    from headgate.hub.connections.guard import AddressConnections, ConnectionGuard
 
 T = TypeVar("T")
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Any]]
-Send: TypeAlias = Callable[[Any], Awaitable[None]]
-Asgi: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 SLICE: Final = 4096
 """Bytes of HTTP that are parsed at once: at most one request."""
-PER_TURN: Final = 32
-"""Slices of HTTP, and of WebSockets, that are parsed in a turn of the event loop."""
 RECEIVE_BUFFER: Final = 32 * 1024
 """Bytes that the kernel may buffer for a connection."""
 MAX_HEAD: Final = 64 * 1024
 """Bytes of the head of a request."""
 MAX_IGNORED: Final = 64 * 1024
 """Bytes that a peer may send after the hub has closed."""
-RESERVE: Final = 100
-"""Connections beyond the bounds, on which only probes are answered."""
-HTTP_PER_ADDRESS: Final = 100
-"""Connections from one address beside its WebSockets."""
 CONTROL_BURST: Final = 100
 """Control frames and empty fragments at once; more close the WebSocket."""
 CONTROL_RATE: Final = 20.0
@@ -61,18 +31,10 @@ FRAGMENT_BURST: Final = 1000
 FRAGMENT_RATE: Final = 500.0
 """Fragments a second."""
 
-_SWEEPS: Final = 10  # parts into which the connections are divided: each is looked at once a second
 _HEAD_END: Final = b"\r\n\r\n"
 _POLICY_VIOLATION: Final = 1008
 _UNANSWERED_PING: Final = 1011
 _LONGEST_LINE, _MOST_LINES = 8192, 128  # of a WebSocket's handshake, for the library that parses it
-_PEERS_MISTAKES: Final = (  # which uvicorn logs, with a traceback or as warnings
-    "Invalid UTF-8 sequence received from client.",
-    "Invalid HTTP request received.",
-    "Unsupported upgrade request.",
-)
-
-_log = structlog.get_logger("headgate.hub")
 
 
 class GuardedConnection(asyncio.Protocol, asyncio.Transport):
@@ -98,7 +60,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._handshake: asyncio.Task[None] | None = None
         self._lost: Final = asyncio.Event()
         self._open = False  # whether uvicorn's protocol knows of it
-        self.address: _Address | None = None
+        self.address: AddressConnections | None = None
         """The connections of its address; None where that isn't counted."""
         self.sweep = 0
         self.refusal: tuple[int, str] | None = None
@@ -452,258 +414,6 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             self.write(b"\x89\x00")
 
 
-class ConnectionGuard:
-    """The connections of one server, with bounds on them: `most` in all, `most_per_address` from one address.
-
-    Addresses of `trusted` networks are proxies, and not counted. A new connection beyond the bounds replaces the oldest
-    idle one, of its address or at all. If none is idle it is one of `RESERVE` on which probes are answered as ever,
-    and everything else is refused. `tls` is the context of a server with TLS.
-    """
-
-    def __init__(
-        self,
-        app: Asgi,
-        *,
-        most: int = 11_000,
-        most_per_address: int = 1_100,
-        max_body: int = 65_536,
-        trusted: Sequence[str] = (),
-        probes: Sequence[str] = (),
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._app, self._most, self._most_per_address = app, most, most_per_address
-        self._trusted: Final = [ip_network(one) for one in trusted]
-        self._probes: Final = frozenset(probes)
-        self.max_body: Final = max_body
-        self.tls: Final = tls
-        self.stopping = False
-        """Whether the server stops: connections are closed at once."""
-        self.now = 0.0
-        """The time of the loop, as of the last sweep."""
-        self.http_lane: Final = _Lane()
-        self.websocket_lane: Final = _Lane()
-        self._turning = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sweeps: Final[list[set[GuardedConnection]]] = [set() for _ in range(_SWEEPS)]
-        self._next_sweep = 0
-        self._made = 0
-        self._count = 0
-        self._sweeping = False
-        self._addresses: Final[dict[str, _Address]] = {}
-        self._idle: Final[dict[GuardedConnection, None]] = {}  # oldest first
-        self._spare: Final[dict[GuardedConnection, None]] = {}  # oldest first
-        logging.getLogger("uvicorn.error").addFilter(_is_not_the_peers_mistake)
-
-    def __len__(self) -> int:
-        return self._count
-
-    # Connections -----------------------------------------------------------------------------------------------------
-
-    def protocol(
-        self,
-        config: Any,
-        server_state: Any,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> GuardedConnection:
-        """A protocol for a new connection."""
-
-        def inner(connection: GuardedConnection) -> HttpToolsProtocol:
-            return HttpToolsProtocol(config, server_state, {**app_state, "connection": connection}, _loop)
-
-        return GuardedConnection(self, inner)
-
-    def admit(self, connection: GuardedConnection, peer: object) -> None:
-        """Count a new connection. One beyond the bounds gets the place of an idle one, or a `refusal`."""
-        loop = self._loop = asyncio.get_running_loop()
-        self.now = loop.time()
-        if not self._sweeping:
-            self._sweeping = True
-            loop.call_later(1 / _SWEEPS, self._sweep, loop)
-        connection.sweep = self._made = (self._made + 1) % _SWEEPS
-        key = self._key(peer)
-        address = None if key is None else self._addresses.get(key)
-        if address is not None and address.count >= self._most_per_address and not self._drop_oldest(address.idle):
-            many = f"{key} has {self._most_per_address} connections, and may have no more"
-            self._admit_spare(connection, (429, many))
-        elif self._count >= self._most and not self._drop_oldest(self._idle):
-            self._admit_spare(connection, (503, f"the hub has {self._most} connections, and takes no more"))
-        self._count += 1
-        self._sweeps[connection.sweep].add(connection)
-        if key is not None:
-            connection.address = self._addresses.setdefault(key, _Address(key))
-            connection.address.count += 1
-        if connection.refusal is None:
-            self._mark_idle(connection)
-
-    def _key(self, peer: object) -> str | None:
-        """The key that an address is counted under; None for a proxy or a Unix socket."""
-        if not isinstance(peer, (tuple, list)) or not peer:
-            return None
-        try:
-            found = parse_address(peer[0])
-        except InvalidInput:
-            return None
-        if any(found in network for network in self._trusted):
-            return None
-        return counted_as(str(found))
-
-    def _admit_spare(self, connection: GuardedConnection, refusal: tuple[int, str]) -> None:
-        if len(self._spare) >= RESERVE:
-            self._drop_oldest(self._spare)
-        connection.refusal = refusal
-        self._spare[connection] = None
-
-    def _drop_oldest(self, of: dict[GuardedConnection, None]) -> bool:
-        """Abort the oldest of some connections; whether there is one."""
-        oldest = next(iter(of), None)
-        if oldest is None:
-            return False
-        self.release(oldest)
-        oldest.abort()
-        return True
-
-    def release(self, connection: GuardedConnection) -> None:
-        """A connection is at its end."""
-        if connection not in self._sweeps[connection.sweep]:
-            return
-        self._sweeps[connection.sweep].discard(connection)
-        self._count -= 1
-        self._unmark_idle(connection)
-        self._spare.pop(connection, None)
-        address = connection.address
-        if address is not None:
-            address.count -= 1
-            if not address.count:
-                del self._addresses[address.key]
-
-    def abort_all(self) -> None:
-        """Abort all connections."""
-        for connections in self._sweeps:
-            for connection in list(connections):
-                connection.abort()
-
-    # Turns -----------------------------------------------------------------------------------------------------------
-
-    def take_turn(self, lane: "_Lane") -> bool:
-        """Whether a connection may pass on a slice at once: nobody waits, and there is room in this turn."""
-        if lane.waiting or lane.passed >= PER_TURN:
-            return False
-        lane.passed += 1
-        self._expect_turn()
-        return True
-
-    def wait_turn(self, connection: GuardedConnection, lane: "_Lane") -> None:
-        """Let a connection pass on a slice in a later turn, after those that wait already."""
-        lane.waiting.append(connection)
-        self._expect_turn()
-
-    def _expect_turn(self) -> None:
-        if not self._turning:
-            self._turning = True
-            assert self._loop is not None
-            self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """Begin a turn of the loop with those that wait."""
-        self._turning = False
-        for lane in (self.websocket_lane, self.http_lane):
-            lane.passed = min(len(lane.waiting), PER_TURN)
-            for _ in range(lane.passed):
-                lane.waiting.popleft().take_slice()
-            if lane.passed:
-                self._expect_turn()
-
-    # Idle connections, and the time ----------------------------------------------------------------------------------
-
-    def _mark_idle(self, connection: GuardedConnection) -> None:
-        self._idle[connection] = None
-        if connection.address is not None:
-            connection.address.idle[connection] = None
-
-    def _unmark_idle(self, connection: GuardedConnection) -> None:
-        self._idle.pop(connection, None)
-        if connection.address is not None:
-            connection.address.idle.pop(connection, None)
-
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at a part of the connections, in turns."""
-        self.now = loop.time()
-        self._next_sweep = (self._next_sweep + 1) % _SWEEPS
-        for connection in list(self._sweeps[self._next_sweep]):
-            connection.check(self.now)
-        self._sweeping = self._count > 0
-        if self._sweeping:
-            loop.call_later(1 / _SWEEPS, self._sweep, loop)
-
-    # ASGI ------------------------------------------------------------------------------------------------------------
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection: GuardedConnection = scope["state"]["connection"]
-        connection.begin_request(scope["headers"])
-        self._unmark_idle(connection)
-        try:
-            if connection.refusal is not None:
-                await self._answer_spare(connection.refusal, scope, receive, send)
-            elif scope["type"] == "websocket":
-                await self._app(scope, receive, _watched(connection, send))
-            else:
-                await self._app(scope, receive, send)
-            if connection.refused:
-                await connection.wait_lost()  # otherwise uvicorn misses the end of the handshake, and logs an error
-        finally:
-            connection.end_request()
-            if connection.idle and not connection.is_closing() and connection.refusal is None:
-                self._mark_idle(connection)
-
-    async def _answer_spare(self, refusal: tuple[int, str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a probe as ever, and refuse everything else. No more requests follow."""
-
-        async def send_last(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
-            await send(message)
-
-        if scope["type"] == "http" and scope["path"] in self._probes:
-            await self._app(scope, receive, send_last)
-            return
-        status, detail = refusal
-        prefix = "http" if scope["type"] == "http" else "websocket.http"
-        if scope["type"] == "websocket":
-            await receive()
-            send = _watched(scope["state"]["connection"], send)
-        body = json.dumps({"error": "too_many_connections", "detail": detail}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-            (b"retry-after", b"5"),
-        ]
-        await send({"type": f"{prefix}.response.start", "status": status, "headers": headers})
-        await send({"type": f"{prefix}.response.body", "body": body})
-
-
-class _Lane:
-    """The connections of one kind that have something to pass on: neither kind waits for the other."""
-
-    __slots__ = ("passed", "waiting")
-
-    def __init__(self) -> None:
-        self.passed = 0  # slices in this turn
-        self.waiting: deque[GuardedConnection] = deque()  # each once
-
-
-class _Address:
-    """The connections of one address."""
-
-    __slots__ = ("count", "idle", "key")
-
-    def __init__(self, key: str) -> None:
-        self.key: Final = key
-        self.count = 0
-        self.idle: dict[GuardedConnection, None] = {}  # oldest first
-
-
 def _begun(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
     """Do the first step of a coroutine now, and the rest when it is awaited: as an eager task of Python 3.12 does."""
     waits_for = work.send(None)
@@ -714,23 +424,3 @@ def _begun(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         return (yield from work.__await__())
 
     return rest()
-
-
-def _watched(connection: GuardedConnection, send: Send) -> Send:
-    """`send` of a WebSocket, which fails once it is closed, and says when the application closes or refuses it."""
-
-    def send_open(message: Mapping[str, Any]) -> Awaitable[None]:
-        if connection.is_closing():  # by uvicorn, as after an invalid frame: it would blame the application
-            raise ConnectionError("the connection is closed")
-        if message["type"] == "websocket.close":
-            connection.expect_close()
-        elif message["type"] == "websocket.http.response.body":
-            connection.refused = True
-        return send(message)
-
-    return send_open
-
-
-def _is_not_the_peers_mistake(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn is worth a line in the log: mistakes of peers are answered, and not the hub's."""
-    return record.msg not in _PEERS_MISTAKES

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headgate.hub.protocols import MAX_HEAD, ConnectionGuard, GuardedConnection
+from headgate.hub.connections.connection import MAX_HEAD, GuardedConnection
+from headgate.hub.connections.guard import ConnectionGuard
 from tests.support.asgi_server import Serving, serving
 from tests.support.flooders import frame
 from tests.support.hub import running
