@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pytest
 from tests.support.hub import VIEWER
 from tests.support.hub_checks import mistakes, works
 from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, Program
+from tests.support.module_process import started
 from tests.support.ping_watcher import Pings, PingWatcher, quantiles
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -29,7 +29,6 @@ SLOWEST = 0.25
 """Seconds that the 99th percentile of the pings may take."""
 MOST_MEMORY = 50e6
 """Bytes by which the hub may grow."""
-ROOT = Path(__file__).parents[2]
 ATTACKERS = [f"attacker-{number}" for number in range(10)]
 GUESSES = 60
 """Wrong tokens a minute that an address may send."""
@@ -59,26 +58,17 @@ class Trial:
 
     async def run(self, hub: Program, tokens: dict[str, str]) -> Answers:
         """Attack a hub; how often each answer came, or what was sent."""
-        command = [sys.executable, "-m", f"tests.support.{self.module}", self.name, str(hub.port), str(SECONDS)]
-        pipe = asyncio.subprocess.PIPE
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        attacker = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}
-        )
-        assert attacker.stdin is not None
-        assert attacker.stdout is not None
-        attacker.stdin.write(json.dumps(tokens).encode() + b"\n")
-        try:
-            async with asyncio.timeout(SECONDS + PATIENCE):
-                if self.halfway is not None:
-                    await attacker.stdout.readline()
-                    asyncio.get_running_loop().call_later(SECONDS / 2, self.halfway)
-                out, _ = await attacker.communicate()
-        finally:
-            if attacker.returncode is None:
-                attacker.kill()
-                await attacker.wait()
-        assert attacker.returncode == 0
+        async with (
+            asyncio.timeout(SECONDS + PATIENCE),
+            started(self.module, self.name, str(hub.port), str(SECONDS)) as attacker,
+        ):
+            assert attacker.stdin is not None
+            assert attacker.stdout is not None
+            attacker.stdin.write(json.dumps(tokens).encode() + b"\n")
+            if self.halfway is not None:
+                await attacker.stdout.readline()
+                asyncio.get_running_loop().call_later(SECONDS / 2, self.halfway)
+            out, _ = await attacker.communicate()
         if self.module == "attacks":
             return Counter({name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", out.decode())})
         return Counter(json.loads(out.splitlines()[-1]))

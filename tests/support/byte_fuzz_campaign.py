@@ -2,8 +2,8 @@
 
     python -m tests.support.byte_fuzz_campaign PORT RECORD SEED COUNT [FILE] < tokens.json
 
-is a program of its own, so that it has a processor to itself. It sends so many streams of a seed, or the one in a file,
-and writes to the file RECORD which it has sent, when, and how each ended.
+is a program of its own, so that it has a processor to itself. It sends so many streams of a seed, or as often the one
+in a file, and writes to the file RECORD which it has sent, when, and how each ended.
 """
 
 import asyncio
@@ -114,7 +114,8 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 def main(port: str, record: str, seed: str, count: str, file: str = "") -> None:
     fuzzer = ByteFuzzer(int(seed))
-    streams = iter([Stream.read(Path(file))]) if file else (fuzzer.stream(number) for number in range(int(count)))
+    one = Stream.read(Path(file)) if file else None
+    streams = (one or fuzzer.stream(number) for number in range(int(count)))
     with Path(record).open("w", buffering=1) as lines:
         asyncio.run(ByteFuzzCampaign(int(port), streams, json.load(sys.stdin), lines).run())
 
