@@ -63,10 +63,12 @@ async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any] | None
 
 
 def in_thread(verb: Callable[Arguments, Result]) -> Callable[Arguments, Coroutine[Any, Any, Result]]:
-    """The async twin of a verb that waits for a disk or a server: it does so in a thread, and leaves the loop free."""
+    """The async twin of a method that waits for a disk or a server: it does so in a thread."""
 
     @wraps(verb)
     async def twin(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        return await asyncio.to_thread(verb, *args, **kwargs)
+        own: Callable[..., Result] = getattr(args[0], verb.__name__)  # a subclass may have overridden the verb
+        return await asyncio.to_thread(own, *args[1:], **kwargs)
 
+    twin.__name__ = f"a{verb.__name__}"
     return twin

@@ -175,7 +175,7 @@ def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
 @both_clients
 @at_hub()
 async def test_an_address_without_a_hub_raises(hub: Running, kind: Kind) -> None:
-    with pytest.raises(Refused, match=r"status_404: .*expected a hub's socket there; is that its address\?"):
+    with pytest.raises(Refused, match=r"unknown_route: .*there is no such socket; agents connect to /ws"):
         async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
             pass
 

@@ -94,7 +94,7 @@ def test_b2_a_flood_of_connections_is_limited_by_address() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
         assert answer.headers["content-type"] == PROBLEM_JSON
         assert read_denial(answer.content) == ProblemDetails(
-            429, "quota-exceeded", f"{USED_UP}; try again in 30 s", 30_000, "heavy", ("heavy",)
+            429, "quota-exceeded", f"{USED_UP}; try again in 30 s", 30_000, "heavy", ("address",)
         )
         assert refusal(hub, "/relay").status_code == 429, "whichever socket it is"
         hub.clock.advance(30)

@@ -113,11 +113,11 @@ def test_undelivered_messages_are_kept_as_they_came_and_survive_a_full_disk() ->
             pages("1")  # SQLite takes the present size instead
             slow.socket.socket.close()
             wait_for(lambda: not hub.hub.presence.is_connected("slow"), "the slow reader to be gone")
-            wait_for(lambda: hub.hub.messages._unkept_bytes > 0, "the messages to wait in memory")
+            wait_for(lambda: hub.hub.messages._unwritten_bytes > 0, "the messages to wait in memory")
             assert hub.run(hub.hub.messages.waiting("slow")) == before
             pages("1000000")
         hub.clock.advance(1)
-        wait_for(lambda: hub.hub.messages._unkept_bytes == 0, "the messages to be written")
+        wait_for(lambda: hub.hub.messages._unwritten_bytes == 0, "the messages to be written")
         kept = hub.run(hub.hub.messages.mail("slow", 100))
         kept += hub.run(hub.hub.messages.mail("slow", 100, kept[-1].number))
         numbers = sorted(json.loads(bytes(mail.body))[0] for mail in kept)

@@ -1,11 +1,15 @@
 """Shares per owner: no agent takes all the room that others need."""
 
+from itertools import count
 from pathlib import Path
 from sqlite3 import Connection, connect
 
 import pytest
 
-from headgate import Policy
+from headgate import ManualClock, Policy
+from headgate.hub.agents import counter_shares
+from headgate.hub.agents.counter_shares import CounterShares
+from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import TotalRetention
 from tests.support.hub import ADMIN, AgentConnection, Running, running
 
@@ -54,6 +58,7 @@ def test_subscribers_of_a_deleted_chat_channel_get_nothing_of_its_successor() ->
         with hub.agent("reader") as reader, hub.http(owner) as http:
             reader.ask("channel_subscribe", channel="a")
             http.delete("/api/channels/a")
+            assert reader.hear() == {"type": "unsubscribed", "channel": "a"}
             create(hub, owner, ["a"])
             http.post("/api/channels/a/publish", json={"body": 1})
             assert reader.ask("ping") == {"type": "pong"}
@@ -154,3 +159,30 @@ def test_one_agent_does_not_take_all_counters() -> None:
         hub.clock.advance(1)
         assert check("e") == (200, ""), "and so does time"
         assert check("f") == (409, "too_many_counters")
+
+
+def test_keys_of_all_agents_are_bounded_and_then_shared_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counter_shares, "MAX_COUNTERS", 100)
+    clock = ManualClock(start=1000)
+    shares = CounterShares(clock, 80, 60_000)
+
+    numbers = count()
+
+    def reserve(agent: str, wanted: int) -> int:
+        """How many of so many new keys an agent gets."""
+        for number in range(wanted):
+            try:
+                shares.reserve(agent, str(next(numbers)), None)
+            except RequestError:
+                return number
+        return wanted
+
+    assert [reserve("greedy", 90), reserve("other", 30)] == [80, 30], "together more than all may have"
+    assert [reserve("greedy", 1), reserve("modest", 40)] == [0, 33], "a third of a hundred"
+    clock.advance(60)
+    assert reserve("greedy", 90) == 80
+    for _ in range(200):
+        shares.reserve("modest", "again", None)
+        shares.release("modest", "again")
+    assert sum(map(len, shares._ends.values())) == shares._total == 80
+    assert "other" not in shares._ends, "what has expired is dropped"

@@ -4,10 +4,12 @@
 """
 
 import asyncio
+import json
 import logging
 import re
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, NoReturn, Self, TypeAlias, TypedDict, TypeVar
@@ -324,9 +326,11 @@ class ReconnectingClient(Generic[T]):
     def _explain_status(self, refusal: InvalidStatus) -> str:
         answer = refusal.response
         if answer.status_code not in (408, 429) and answer.status_code < 500:
-            raise Refused(
-                f"status_{answer.status_code}", f"{self.url}: expected a hub's socket there; is that its address?"
-            ) from refusal
+            error, detail = f"status_{answer.status_code}", "expected a hub's socket there; is that its address?"
+            with suppress(ValueError, KeyError, TypeError):  # the body of another server
+                body = json.loads(answer.body)
+                error, detail = str(body["error"]), str(body["detail"])
+            raise Refused(error, f"{self.url}: {detail:.1000}") from refusal
         seconds = parse_retry_after(answer.headers.get("Retry-After", ""))
         if seconds is not None:
             self._return_after = wait_us(seconds * 1000)

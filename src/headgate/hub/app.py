@@ -20,16 +20,17 @@ from headgate.gate import Gate
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
 from headgate.hub.agents.authentication import Authentication
+from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
 from headgate.hub.api.admin_routes import PolicyFile
-from headgate.hub.api.decision_routes import CounterShares, counters
+from headgate.hub.api.allowed_hosts import AllowedHosts
+from headgate.hub.api.decision_routes import counters
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
-from headgate.hub.api.sites import Sites
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import Cards
 from headgate.hub.dashboard.feed import MAX_QUEUED, DashboardFeed
@@ -117,7 +118,7 @@ class Hub:
         self.flood_counter: Final = FloodCounter()
         self._change_log: SqliteChangeLog | None = None
         self._background: Final = BackgroundTasks()
-        self._garbage_logged = False  # whether garbage from a proxy was logged
+        self._proxy_logged = False
         self._exit_stack: Final = AsyncExitStack()
 
     # Start and end ---------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ class Hub:
             agents, mode=settings.registration, most=settings.max_agents, reserved=reserved
         )
         authentication = Authentication(gate)
-        sites = self._sites = Sites(settings.allowed_hosts)
+        allowed_hosts = self._allowed_hosts = AllowedHosts(settings.allowed_hosts)
         messages = self.messages = MessageBroker(database, presence, registry, clock, settings)
         sessions = self.sessions = SessionLog(database, gate, settings)
         scheduler = self.scheduler = Scheduler(
@@ -251,7 +252,8 @@ class Hub:
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
-        self._api = Api(Router(bind(ROUTES, parts)), gate, stats, tokens, registry, authentication, sites, settings)
+        router = Router(bind(ROUTES, parts))
+        self._api = Api(router, gate, stats, tokens, registry, authentication, allowed_hosts, settings)
 
     def _telemetry(self) -> "Telemetry":
         try:
@@ -277,8 +279,8 @@ class Hub:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         address = _address(scope)
-        if self.settings.trusted_proxies:
-            self._check_forwarded(address)
+        if not self._proxy_logged:
+            self._check_forwarded(scope, address)
         if scope["type"] == "http":
             await (await self._api.respond(scope, receive, address)).send(send)
         elif scope["type"] == "websocket":
@@ -286,29 +288,35 @@ class Hub:
         else:
             raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
 
-    def _check_forwarded(self, address: str) -> None:
-        """Log once that a proxy forwards something that is no address; each such request is refused."""
-        if self._garbage_logged:
-            return
-        try:
-            parse_address(address)
-        except HeadgateError:
-            self._garbage_logged = True
-            _log.warning("a trusted proxy sends no address in X-Forwarded-For; said once", got=address[:100])
+    def _check_forwarded(self, scope: Mapping[str, Any], address: str) -> None:
+        """Log once that the address in X-Forwarded-For isn't used: it is none, or no proxy is trusted."""
+        if self.settings.trusted_proxies:
+            try:
+                parse_address(address)
+            except HeadgateError:  # every such request is refused
+                self._proxy_logged = True
+                _log.warning("X-Forwarded-For of a trusted proxy is no IP address; said once", got=address[:100])
+        elif any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
+            self._proxy_logged = True
+            hint = "list the sender with --trusted-proxies if it is your proxy; said once"
+            _log.warning(f"X-Forwarded-For is ignored; {hint}", sender=address)
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"
         socket = Socket(receive, send, address, MAX_QUEUED if watches else self.settings.max_waiting)
         try:
-            self._sites.check_host(scope["headers"])
-            self._sites.check_origin(scope["headers"])
-            if watches and not self.health.stopping:  # never limited
-                await self.dashboard.serve(socket)
-                return
+            self._allowed_hosts.check_host(scope["headers"])
+            self._allowed_hosts.check_origin(scope["headers"])
             serve = self._endpoint(scope["path"])
-            self.presence.admit(socket)
+            if watches:
+                self.dashboard.admit(socket)
+            else:
+                self.presence.admit(socket)
         except HeadgateError as error:  # also for an invalid address, which a proxy may forward
             await _refuse(socket, error_response(error))
+            return
+        if watches:  # never limited
+            await serve(socket)
             return
         try:
             decision = await self.gate.acheck_address(socket.address, "connection")
@@ -327,6 +335,8 @@ class Hub:
             return self.agent_sockets.serve
         if path == "/relay":
             return self.relay.serve
+        if path == "/ws/dashboard":
+            return self.dashboard.serve
         raise RequestError(404, "unknown_route", "there is no such socket; agents connect to /ws, or to /relay")
 
     # Events ----------------------------------------------------------------------------------------------------------

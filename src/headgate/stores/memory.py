@@ -491,10 +491,10 @@ class MemoryStore:
                 return False
         table = self._order[self.position]
         result = table.sweep_one(now)
-        if result < 0 and not self._drop_table(table):
-            self.position += 1
-        else:
+        if result >= 0:
             self.swept += 1
+        elif not self._drop_table(table):
+            self.position += 1
         return result > 0
 
     def _drop_table(self, table: Table) -> bool:

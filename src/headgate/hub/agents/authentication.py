@@ -40,21 +40,22 @@ class Authentication:
                 return paid
         found = await look_up()
         if found is None:
-            return await self._charge(address, suspect) if paid is None else paid
+            return await self.charge(address) if paid is None else paid
         if paid is not None:
             refunded = await self._gate.arefund_address(address, 1, _PURPOSE)
             if refunded.remaining > 1:
                 self._suspects.pop(suspect, None)
         return found
 
-    async def identified(self, address: str) -> None:
+    async def refund_connection(self, address: str) -> None:
         """An agent has identified over a WebSocket: give its address back what the connect has cost."""
         await self._gate.arefund_address(address, 1, "connection")
 
-    async def _charge(self, address: str, suspect: str) -> Decision:
+    async def charge(self, address: str) -> Decision:
+        """Charge an address for a wrong token."""
         decision = await self._gate.acheck_address(address, _PURPOSE)
         if decision.remaining == 0:
-            self._suspects[suspect] = None
+            self._suspects[counted_as(address)] = None
             if len(self._suspects) > MAX_SUSPECTS:
                 self._suspects.popitem(last=False)
         return decision

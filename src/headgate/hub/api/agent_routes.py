@@ -12,12 +12,12 @@ from headgate.hub.messages.messages import Mail, MessageBroker
 from headgate.hub.messages.sessions import OUTSIDE, LoggedSignal, SessionLog
 from headgate.hub.sockets.frames import (
     MAX_NAMES,
+    AfterName,
     AgentId,
     ChannelInfo,
     ChannelName,
     Count,
-    LastName,
-    ManyNames,
+    NamePageSize,
     Note,
     Number,
     Post,
@@ -48,8 +48,8 @@ class Revoked(Struct):
 class AgentPage(Body):
     """A page of agents by name: at most `limit`, the first or those after a name."""
 
-    limit: ManyNames = MAX_NAMES
-    after: LastName = ""
+    limit: NamePageSize = MAX_NAMES
+    after: AfterName = ""
 
 
 class ConnectedAgents(Struct):
@@ -62,7 +62,7 @@ class ChannelPage(Body):
     """A page of chat channels by name: at most `limit`, the first or those after a name."""
 
     limit: Count = 100
-    after: LastName = ""
+    after: AfterName = ""
 
 
 class ChannelList(Struct):

@@ -13,8 +13,8 @@ from headgate.http import PROBLEM_JSON, HeaderWriter, describe_denial
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.tokens import Tokens
+from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.routing import Call, Route, Router, Who
-from headgate.hub.api.sites import Sites
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.nesting import check_nesting
@@ -119,11 +119,11 @@ class Api:
         tokens: Tokens,
         registry: Registry,
         authentication: Authentication,
-        sites: Sites,
+        allowed_hosts: AllowedHosts,
         settings: HubSettings,
     ) -> None:
         self._router, self._gate, self._stats = router, gate, stats
-        self._authentication, self._sites = authentication, sites
+        self._authentication, self._allowed_hosts = authentication, allowed_hosts
         self._tokens, self._registry = tokens, registry
         self._public_dashboard: Final = settings.public_dashboard
         self._max_body: Final = settings.max_frame
@@ -141,9 +141,9 @@ class Api:
         route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])  # the server leaves out the body
         caller, limit_headers = ANONYMOUS, _NO_HEADERS
         if route is None or route.action != HEALTH:  # a probe may name the host as it likes
-            self._sites.check_host(scope["headers"])
+            self._allowed_hosts.check_host(scope["headers"])
         if scope["method"] not in ("GET", "HEAD"):
-            self._sites.check_origin(scope["headers"])
+            self._allowed_hosts.check_origin(scope["headers"])
         if route is None or route.who is not Who.PROBE:
             caller, limit_headers = await self._admit(scope["headers"], route, address)
         if route is None:
@@ -249,7 +249,8 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
     if isinstance(error, RequestDenied):
         denial = describe_denial(error.decision, error.tier)
         if error.by_address and not error.decision.degraded:
-            denial = denial._replace(detail=f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s")
+            detail = f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s"
+            denial = denial._replace(detail=detail, policies=("address",))
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)

@@ -135,22 +135,23 @@ class DashboardFeed:
 
     # One dashboard ---------------------------------------------------------------------------------------------------
 
-    async def serve(self, socket: Socket) -> None:
-        """Serve a dashboard until it is closed.
-
-        Raises `RequestError` before it is accepted, if its address is opening too many.
-        """
-        address, most = counted_as(socket.address), self._settings.max_dashboards
+    def admit(self, socket: Socket) -> None:
+        """Count a dashboard that has shown no token yet, or refuse it where its address is opening too many."""
+        address = counted_as(socket.address)
         if self._strangers[address] >= MAX_STRANGERS:
-            detail = f"{address} is opening {MAX_STRANGERS} dashboards, and may open no more at once"
+            detail = f"expected at most {MAX_STRANGERS} dashboards that {address} is opening; wait for one of them"
             raise RequestError(429, "too_many_connections", detail)
         self._strangers[address] += 1
+
+    async def serve(self, socket: Socket) -> None:
+        """Serve a dashboard that was admitted, until it is closed."""
+        address, most = counted_as(socket.address), self._settings.max_dashboards
         self._unidentified[socket] = None
         if len(self._unidentified) > most:
             oldest, _ = self._unidentified.popitem(last=False)
             oldest.close_soon(TRY_LATER, "too many dashboards are being opened")
         try:
-            admin = await self._admit(socket) if await socket.accept() else None
+            admin = await self._authenticate(socket) if await socket.accept() else None
         finally:
             self._unidentified.pop(socket, None)
             self._strangers[address] -= 1
@@ -170,7 +171,7 @@ class DashboardFeed:
         finally:
             self._viewers.discard(socket)
 
-    async def _admit(self, socket: Socket) -> bool | None:
+    async def _authenticate(self, socket: Socket) -> bool | None:
         """Whether the first frame has the admin's token; None if the dashboard may not watch."""
         tokens = self._tokens
         deadline = socket.expect_identification(self._clock, self._settings.identify_within)
@@ -179,9 +180,7 @@ class DashboardFeed:
         finally:
             deadline.cancel()
         if text is None:
-            await self._gate.acheck_address(
-                socket.address, "authentication"
-            )  # as for a wrong token: it was no use to the hub
+            await self._authentication.charge(socket.address)  # otherwise sockets that show no token cost nothing
             return None
         try:
             if len(text) > _MAX_FRAME:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from functools import partial
 from heapq import nsmallest
 from sqlite3 import Connection
 from typing import Any, Final, NamedTuple
@@ -16,7 +17,16 @@ from headgate.hub.agents.registry import Registry
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
 from headgate.hub.settings import HubSettings
-from headgate.hub.sockets.frames import ChannelInfo, ChannelMessage, ChannelName, Lagged, Message, Post, encode
+from headgate.hub.sockets.frames import (
+    ChannelInfo,
+    ChannelMessage,
+    ChannelName,
+    Lagged,
+    Message,
+    Post,
+    Unsubscribed,
+    encode,
+)
 from headgate.hub.sockets.socket import MAX_BYTES, Socket
 from headgate.hub.storage.database import Database, DatabaseError, Retention
 from headgate.hub.storage.rows import Time, json_of, row_of
@@ -24,7 +34,7 @@ from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 
 FIRST_CHAT_CHANNEL: Final = "general"
-MAX_UNKEPT: Final = 16 * 1024 * 1024
+MAX_UNWRITTEN: Final = 16 * 1024 * 1024
 """Bytes of undelivered messages in memory while the disk can't be written; then no more are accepted."""
 _RETRY: Final = 1_000_000  # microseconds until the disk is tried again
 
@@ -78,9 +88,10 @@ class MessageBroker:
         self._most_chat_channels, self._most_own_chat_channels = settings.max_channels, settings.max_channels_per_agent
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
-        self._unkept: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient, while the disk can't be written
-        self._unkept_bytes = 0
-        self._keeping: Final = asyncio.Lock()
+        self._unwritten: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient
+        self._unwritten_bytes = 0
+        self._flushing: Final = asyncio.Lock()
+        self._disk_failed = False
         self._timer: Timer | None = None
         self._background: Final = BackgroundTasks()
         self._closed = False
@@ -103,70 +114,68 @@ class MessageBroker:
 
     async def send(self, sender: str, to: str, body: Raw) -> bool:
         """Deliver a message, or put it into the mailbox; whether it was delivered."""
-        if self._unkept_bytes > MAX_UNKEPT:
+        if self._unwritten_bytes > MAX_UNWRITTEN:
             raise RequestError(503, "unavailable", "undelivered messages wait for the hub's disk; try again later")
         message = Message(sender=sender, body=body, at=time.time())
-        if not self._presence.push(to, encode(message), message):
+        delivered = self._presence.push(to, encode(message), message)
+        if not delivered:
             if not await self._registry.knows(to):
                 raise RequestError(404, "unknown_agent", f"there is no agent {to!r}")
-            await self._keep(to, [message], self._most_mail)
-            self.accepted += 1
-            return False
+            await self._database.run(lambda db: self._insert_checked(db, to, message))
         self.accepted += 1
-        return True
+        return delivered
 
-    async def keep_unsent(self, agent: str, socket: Socket) -> None:
+    async def save_unsent(self, agent: str, socket: Socket) -> None:
         """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is.
 
         While the disk can't be written, they are kept in memory.
         """
         unsent = [content for content in socket.take_unsent() if isinstance(content, Message)]
         if unsent:
-            self._unkept.append((agent, unsent))
-            self._unkept_bytes += _size(unsent)
-            await self._background.finish(self._keep_all())
+            self._unwritten.append((agent, unsent))
+            self._unwritten_bytes += _size(unsent)
+            await self._background.finish(self._flush())
 
-    async def _keep_all(self) -> None:
+    async def _flush(self) -> None:
         """Put into mailboxes what waits in memory, oldest first; later again if the disk can't be written."""
-        async with self._keeping:
-            while self._unkept:
-                agent, unsent = self._unkept[0]
+        async with self._flushing:
+            while self._unwritten:
+                agent, unsent = self._unwritten[0]
                 try:
-                    await self._keep(agent, unsent, None)
+                    await self._database.run(partial(_insert_mail, to=agent, messages=unsent))
                 except DatabaseError as error:
-                    _log.error("undelivered messages wait for the disk", bytes=self._unkept_bytes, reason=str(error))
+                    if not self._disk_failed:
+                        _log.error("undelivered messages wait for the disk", reason=str(error))
+                    self._disk_failed = True
                     if not self._closed and self._timer is None:
                         self._timer = Timer(self._clock, self._clock.now() + _RETRY, self._retry)
                     return
-                self._unkept.popleft()
-                self._unkept_bytes -= _size(unsent)
+                self._disk_failed = False
+                self._unwritten.popleft()
+                self._unwritten_bytes -= _size(unsent)
 
     def _retry(self) -> None:
         self._timer = None
-        self._background.spawn(self._keep_all())
+        self._background.spawn(self._flush())
 
     async def close(self) -> None:
         """Write what waits in memory."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        await self._background.finish(self._keep_all())
+        await self._background.finish(self._flush())
         await self._background.wait()
 
-    async def _keep(self, to: str, messages: list[Message], most: int | None) -> None:
-        rows = [(to, message.sender, bytes(message.body), message.at) for message in messages]
-
-        def keep(db: Connection) -> None:
-            (waiting,) = db.execute("SELECT COUNT(*) FROM mail WHERE recipient = ?", (to,)).fetchone()
-            if most is not None and waiting >= most:
-                raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages wait for it already")
-            own = "SELECT COUNT(*) FROM mail WHERE recipient = ? AND sender = ?"
-            (waiting,) = db.execute(own, (to, messages[0].sender)).fetchone()
-            if most is not None and waiting >= self._most_mail_from_one:
-                raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages of yours wait for it")
-            db.executemany("INSERT INTO mail (recipient, sender, body, at) VALUES (?, ?, ?, ?)", rows)
-
-        await self._database.run(keep)
+    def _insert_checked(self, db: Connection, to: str, message: Message) -> None:
+        """Put a message into a mailbox, unless that or the sender's share of it is full."""
+        (waiting,) = db.execute("SELECT COUNT(*) FROM mail WHERE recipient = ?", (to,)).fetchone()
+        if waiting >= self._most_mail:
+            raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages wait for it already")
+        own = "SELECT COUNT(*) FROM mail WHERE recipient = ? AND sender = ?"
+        (waiting,) = db.execute(own, (to, message.sender)).fetchone()
+        if waiting >= self._most_mail_from_one:
+            raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages of yours wait for it")
+        _insert_mail(db, to, [message])
 
     async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
         """The messages in an agent's mailbox after a number, oldest first. They stay until they are acknowledged."""
@@ -236,6 +245,10 @@ class MessageBroker:
         await self._database.run(delete)
         if self._chat_channels.get(name) is channel:
             del self._chat_channels[name]
+        for socket in channel.subscribers:
+            socket.push(encode(Unsubscribed(channel=name)))
+        channel.subscribers.clear()
+        _log.info("chat channel deleted", channel=name, by=agent or "the admin")
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Add a message to a chat channel's history, send it to all subscribers, and return its number."""
@@ -291,6 +304,11 @@ class MessageBroker:
         if channel is None:
             raise RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
         return channel
+
+
+def _insert_mail(db: Connection, to: str, messages: list[Message]) -> None:
+    rows = [(to, message.sender, bytes(message.body), message.at) for message in messages]
+    db.executemany("INSERT INTO mail (recipient, sender, body, at) VALUES (?, ?, ?, ?)", rows)
 
 
 def _size(messages: list[Message]) -> int:

@@ -24,7 +24,12 @@ class AddressLog:
         self._began = 0
         self._denials: Final[dict[tuple[str, str], int]] = {}
         self._unlogged = 0  # denials of further addresses
-        self.stop: Final = gate.subscribe(self._on_event, AddressChecked)
+        self._unsubscribe: Final = gate.subscribe(self._on_event, AddressChecked)
+
+    def stop(self) -> None:
+        """Log no more denials; sum up those that were not logged."""
+        self._unsubscribe()
+        self._start_interval()
 
     def _on_event(self, event: Event) -> None:
         if not isinstance(event, AddressChecked) or event.decision:

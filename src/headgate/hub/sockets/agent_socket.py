@@ -126,7 +126,7 @@ class AgentSockets:
         if self._presence.remove(agent, socket):
             self._scheduler.agent_disconnected(agent)
         _log.info("agent disconnected", agent=agent)
-        await self._messages.keep_unsent(agent, socket)
+        await self._messages.save_unsent(agent, socket)
 
     # Identification --------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class AgentSockets:
         if self._presence.add(agent, connection.socket):
             self._scheduler.agent_connected(agent)
         await connection.send(frames.Identified(agent_id=agent, mail=mail), frame.id)
-        await self._authentication.identified(address)
+        await self._authentication.refund_connection(address)
         return True
 
     async def _verified(self, agent: str, token: str) -> int | None:

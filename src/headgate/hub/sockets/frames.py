@@ -34,8 +34,8 @@ TaskId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)] | Annotated[int, Meta(ge=0, le=2**53)]
 Note: TypeAlias = Annotated[str, Meta(max_length=1000)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
-ManyNames: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NAMES)]
-LastName: TypeAlias = Annotated[str, Meta(max_length=MAX_AGENT)]
+NamePageSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NAMES)]
+AfterName: TypeAlias = Annotated[str, Meta(max_length=MAX_AGENT)]
 Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
 
 
@@ -68,15 +68,15 @@ class Status(ClientFrame, tag="status"):
 class ListAgents(ClientFrame, tag="list_agents"):
     """Asks for the connected agents: a page of them by name, the first or the next after a name."""
 
-    limit: ManyNames = MAX_NAMES
-    after: LastName = ""
+    limit: NamePageSize = MAX_NAMES
+    after: AfterName = ""
 
 
 class ListChannels(ClientFrame, tag="list_channels"):
     """Asks for the chat channels: a page of them by name, the first or the next after a name."""
 
     limit: Count = 100
-    after: LastName = ""
+    after: AfterName = ""
 
 
 class ChannelHistory(ClientFrame, tag="channel_history"):

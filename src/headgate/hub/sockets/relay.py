@@ -186,7 +186,7 @@ class Relay:
         self._by_address.setdefault(address, set()).add(peer.socket)
         welcome = wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome(address=address))
         await _send(peer, welcome, envelope.id)
-        await self._authentication.identified(network)
+        await self._authentication.refund_connection(network)
         return True
 
     async def _verified(self, address: str, token: str) -> str | None:

@@ -86,14 +86,13 @@ class Retention:
 class TotalRetention:
     """Keeps at most `most` rows of a table in total, and at times a hundredth more.
 
-    Surplus rows are deleted from the value of the column that has most, so that it takes no room from others.
+    Surplus rows are deleted from the values of the column that have most, so that these take no room from others.
     """
 
     def __init__(self, table: str, column: str, most: int) -> None:
         self._most: Final = most
         self._added = 0  # since the last deletion
-        self._count: Final = f"SELECT COUNT(*) FROM {table}"  # noqa: S608 - the names are constants
-        self._largest: Final = f"SELECT {column}, COUNT(*) FROM {table} GROUP BY {column} ORDER BY 2 DESC LIMIT 2"  # noqa: S608
+        self._counts: Final = f"SELECT {column}, COUNT(*) FROM {table} GROUP BY {column}"  # noqa: S608 - constants
         self._delete: Final = (
             f"DELETE FROM {table} WHERE number IN "  # noqa: S608
             f"(SELECT number FROM {table} WHERE {column} = ? ORDER BY number LIMIT ?)"
@@ -105,14 +104,20 @@ class TotalRetention:
         if self._added < max(self._most // 100, 1):
             return
         self._added = 0
-        (surplus,) = db.execute(self._count).fetchone()
-        surplus -= self._most
-        while surplus > 0:
-            (value, count), *others = db.execute(self._largest).fetchall()
-            fair = count - others[0][1] if others else count  # as long as it has most
-            deleted = min(surplus, max(fair, 1))
-            db.execute(self._delete, (value, deleted))
-            surplus -= deleted
+        counts = dict(db.execute(self._counts).fetchall())
+        fair = _fair_share(sorted(counts.values()), self._most)
+        db.executemany(self._delete, [(value, count - fair) for value, count in counts.items() if count > fair])
+
+
+def _fair_share(counts: list[int], most: int) -> int:
+    """The largest count that everybody may have, so that all together have at most `most`. The counts are sorted."""
+    room = most
+    for place, count in enumerate(counts):
+        share = room // (len(counts) - place)
+        if count > share:
+            return share
+        room -= count
+    return most
 
 
 class DatabaseError(HeadgateError):

@@ -10,32 +10,45 @@ the page asked for, `Origin` the site of the page. Two attacks are refused by th
 Programs send no `Origin`, and are not concerned.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 from typing import Final
+
+import structlog
 
 from headgate.hub.errors import RequestError
 
 ANY_HOST: Final = "*"
+_MAX_LOGGED: Final = 10  # unknown hosts
+
+_log = structlog.get_logger("headgate.hub")
 
 
-class Sites:
+class AllowedHosts:
     """The hosts that the hub is reached as: IP addresses and loopback names, and those that the operator lists.
 
     An IP address is safe: no name server can point it elsewhere. `*.example.org` lists all hosts below example.org, and
     `*` any host and any origin.
     """
 
-    def __init__(self, listed: Iterable[str]) -> None:
+    def __init__(self, listed: Collection[str]) -> None:
         self._listed: Final = frozenset(host for host in listed if not host.startswith("*."))
+        self._logged: Final[set[str]] = set()
         self._suffixes: Final = tuple(host[1:] for host in listed if host.startswith("*."))
 
     def check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Refuse a request to a host that the hub doesn't know."""
         for name, value in headers:
             if name == b"host" and not self._is_known(host := _host(value)):
+                self._log_once(host)
                 detail = f"Host: expected a host that the hub knows, got {host!r:.200}; list it with --allowed-hosts"
                 raise RequestError(421, "unknown_host", detail)
+
+    def _log_once(self, host: str) -> None:
+        """Tell the operator, who may have forgotten to list the host."""
+        if host not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged.add(host)
+            _log.warning("requests to an unknown host are refused; list it with --allowed-hosts", host=host[:200])
 
     def check_origin(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Refuse a request made by a page of another site."""

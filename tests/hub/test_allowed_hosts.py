@@ -1,11 +1,14 @@
 """Requests that other web sites make through somebody's browser."""
 
+from typing import Any
+
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from headgate.hub.api.sites import Sites
+from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.app import ROUTES
 from headgate.hub.errors import RequestError
 from tests.support.hub import ADMIN, Running, running
@@ -74,31 +77,31 @@ def test_sockets_ask_for_a_known_host_too(path: str) -> None:
     ],
 )
 def test_loopback_names_ip_addresses_and_listed_hosts_are_known(host: str) -> None:
-    Sites(("hub.example",)).check_host([(b"host", host.encode())])
+    AllowedHosts(("hub.example",)).check_host([(b"host", host.encode())])
 
 
 @pytest.mark.parametrize("host", ["", "evil.example", "hub.example.evil.example", "xhub.example", "127.0.0.1.a"])
 def test_other_hosts_are_unknown(host: str) -> None:
     with pytest.raises(RequestError, match="expected a host that the hub knows"):
-        Sites(("hub.example",)).check_host([(b"host", host.encode())])
+        AllowedHosts(("hub.example",)).check_host([(b"host", host.encode())])
 
 
 def test_a_second_host_header_does_not_hide_the_first() -> None:
     for hosts in ((b"evil.example", b"localhost"), (b"localhost", b"evil.example")):
         with pytest.raises(RequestError):
-            Sites(()).check_host([(b"host", host) for host in hosts])
+            AllowedHosts(()).check_host([(b"host", host) for host in hosts])
 
 
 def test_a_wildcard_lists_all_hosts_below_a_domain_and_a_star_any() -> None:
-    below = Sites(("*.hub.example",))
+    below = AllowedHosts(("*.hub.example",))
     below.check_host([(b"host", b"a.b.hub.example")])
     with pytest.raises(RequestError):
         below.check_host([(b"host", b"evilhub.example")])
-    Sites(("*",)).check_host([(b"host", b"evil.example")])
+    AllowedHosts(("*",)).check_host([(b"host", b"evil.example")])
 
 
 def test_a_client_without_a_host_is_no_browser() -> None:
-    Sites(()).check_host([])
+    AllowedHosts(()).check_host([])
 
 
 # Origin ---------------------------------------------------------------------------------------------------------------
@@ -146,3 +149,24 @@ def test_the_hubs_own_page_writes_and_so_does_one_of_a_listed_host() -> None:
             )
             assert answer.status_code == 200, origin
             assert handshake(hub, "/ws/dashboard", origin=origin) == 101
+
+
+# What an operator is told -------------------------------------------------------------------------------
+
+
+def test_an_unknown_host_is_logged_once_and_ten_of_them_at_most() -> None:
+    with capture_logs() as lines:
+        hosts = AllowedHosts(())
+        for _ in range(2):
+            for number in range(20):
+                with pytest.raises(RequestError):
+                    hosts.check_host([(b"host", b"host-%d" % number)])
+    assert [line["host"] for line in lines] == [f"host-{number}" for number in range(10)]
+
+
+def test_an_ignored_forwarded_address_is_logged_once(logged: list[Any]) -> None:
+    with running() as hub, hub.http() as http:
+        for _ in range(2):
+            http.get("/api/agents", headers={"X-Forwarded-For": "192.0.2.1"})
+    lines = [line for line in logged if "X-Forwarded-For is ignored" in line["event"]]
+    assert [line["sender"] for line in lines] == ["127.0.0.1"]
