@@ -1,7 +1,6 @@
 """Fuzzed input: the hub answers as documented or closes the connection, and logs no error."""
 
 import asyncio
-import json
 import logging
 import re
 import socket
@@ -15,119 +14,25 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from websockets.exceptions import InvalidHandshake, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.exceptions import InvalidHandshake
 
 from headgate.hub.app import ROUTES
 from headgate.hub.connections.connection import GuardedConnection
-from tests.support.fuzz_campaign import AGENTS, HANDSHAKE, FuzzCampaign
+from tests.support.fuzz_campaign import HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
 from tests.support.hub import VIEWER, AgentConnection, Running, running
-from tests.support.hub_process import ADMIN, PLENTY, RAISED, RAISED_ADDRESSES, Program
+from tests.support.hub_checks import UNLIMITED, fuzzed
+from tests.support.hub_process import ADMIN, PLENTY, RAISED_ADDRESSES
 from tests.support.response_checker import ResponseChecker
 from tests.support.valkey import PATIENCE, wait_for
 
-UNLIMITED = f"""{RAISED}
-[hub]
-max_connections_per_address = 2000
-relay_rate_limit = "off"
-shutdown_within = 30
-"""
 HUGE = [PLENTY, "60000000/minute burst 1000000", [PLENTY, "unlimited"]]
 ORDINARY = f"""{RAISED_ADDRESSES}
 [hub]
 registration = "invitation"
 shutdown_within = 30
 """
-MOST_MEMORY = 100e6
-
-
-# The hub afterwards ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def fuzzed(folder: Path, config: str) -> Iterator[tuple[Program, dict[str, str], list[str]]]:
-    """A hub, its agents, and a list for what is wrong.
-
-    In the end nothing is, the hub still works, has grown little, has logged no mistake and no token, and stops.
-    """
-    file = folder / "headgate.toml"
-    file.write_text(config)
-    environment = {"HEADGATE_VIEWER_TOKEN": VIEWER}
-    problems: list[str] = []
-    hub = Program(folder / "data", "--config", str(file), "--log-format", "json", environment=environment)
-    try:
-        with hub.http() as client:
-            tokens = {name: registered(client, name) for name in (*AGENTS, "victim-1")}
-        with hub.http(tokens[AGENTS[0]]) as client:
-            assert client.post("/api/channels", json={"name": "plans"}).status_code == 201
-        before = hub.memory()
-        yield hub, {name: tokens[name] for name in AGENTS}, problems
-        grown = hub.memory() - before
-        if not problems:
-            works(hub)
-    finally:
-        code = hub.stop()
-    secret = (ADMIN, VIEWER, *tokens.values())
-    for line in hub.err:
-        logged = json.loads(line)
-        wrong = logged["level"] not in ("info", "warning") or "exception" in logged or "Traceback" in line
-        if wrong or any(token in line for token in secret):
-            problems.append(f"logged: {line[:3000]}")
-    print(f"memory +{grown / 1e6:.1f} MB; {len(hub.err):,} lines of log")
-    assert not problems, "\n".join(problems[:20])
-    assert code == 0
-    assert grown < MOST_MEMORY, f"{grown:,} bytes more"
-
-
-def registered(client: httpx.Client, name: str) -> str:
-    answer = client.post("/api/admin/agents", json={"agent_id": name})
-    return str(answer.raise_for_status().json()["token"])
-
-
-def connected(hub: Program) -> ClientConnection:
-    """A WebSocket, as soon as the limit of the address lets one more in: within seconds."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE)
-        except InvalidStatus as refused:
-            if refused.response.status_code != 429 or time.monotonic() > deadline:
-                raise
-
-
-def works(hub: Program) -> None:
-    """A new agent can do what agents do."""
-    with hub.http() as client:
-        assert client.get("/api/health").json()["status"] == "ok"
-        name = "fresh"
-        token = registered(client, name)
-        exempt = client.post("/api/admin/rate-limits/whitelist", json={"agent_id": name})  # from limits that were set
-        assert exempt.is_success, exempt.text
-        for _ in range(len(AGENTS) + 1):  # some may go to agents whose end the hub hasn't noticed yet
-            assert client.post("/api/admin/tasks", json={"payload": None}).status_code == 201
-    with hub.http(token) as client, connected(hub) as socket:
-
-        def ask(kind: str, expected: str, **fields: object) -> dict[str, Any]:
-            socket.send(json.dumps({"type": kind, **fields}))
-            return hear(expected)
-
-        def hear(expected: str) -> dict[str, Any]:
-            while True:
-                heard: dict[str, Any] = json.loads(socket.recv(PATIENCE))
-                if heard["type"] == expected:
-                    return heard
-                assert heard["type"] == "task_assigned", heard
-
-        assert client.post("/api/messages", json={"to": name, "body": 1}).json()["delivered"] is False
-        assert ask("identify", "identified", agent_id=name, token=token)["mail"] == 1
-        task = hear("task_assigned")["task_id"]
-        assert ask("task_complete", "task_updated", task_id=task)["state"] == "completed"
-        ask("channel_subscribe", "subscribed", channel="plans")
-        number = client.post("/api/channels/plans/publish", json={"body": "news"}).json()["number"]
-        assert hear("channel_message")["number"] == number
 
 
 def campaign(folder: Path, config: str, seed: int, enough: int, limits: list[Any] = HUGE) -> ResponseChecker:

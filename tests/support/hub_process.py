@@ -15,6 +15,8 @@ import httpx
 from tests.support.valkey import PATIENCE, wait_for
 
 ADMIN = "the-admin-token-of-the-tests"
+LOOPBACK, ELSEWHERE = "127.0.0.1", "127.0.0.2"
+"""The address of clients unless they say otherwise, and another on the same machine, with limits of its own."""
 PLENTY = "1000000/second"
 RAISED_ADDRESSES = f"""
 [addresses]
@@ -70,14 +72,13 @@ class Program:
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def http(self, token: str = ADMIN) -> httpx.Client:
+    def http(self, token: str = ADMIN, address: str = LOOPBACK) -> httpx.Client:
         """An HTTP client with a token, to be closed."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         once = httpx.Limits(max_keepalive_connections=0)  # an idle one may be closed just when it is to be used again
         where = f"http://{self}"
-        return httpx.Client(
-            base_url=where, headers=headers, limits=once, timeout=PATIENCE, trust_env=False, verify=False
-        )
+        transport = httpx.HTTPTransport(limits=once, trust_env=False, verify=False, local_address=address)
+        return httpx.Client(base_url=where, headers=headers, transport=transport, timeout=PATIENCE, trust_env=False)
 
     def register(self, agent: str) -> str:
         """An agent's token."""
