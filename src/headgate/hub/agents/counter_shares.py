@@ -1,6 +1,5 @@
 """The keys of the decision service that each agent counts, bounded."""
 
-from collections import OrderedDict
 from typing import Final
 
 from headgate.hub.errors import RequestError
@@ -8,7 +7,8 @@ from headgate.limits.clock import Clock
 
 MAX_COUNTERS: Final = 1_000_000
 """Keys of all agents; then no agent may have more than an equal share."""
-_PRUNE_EVERY: Final = 100  # new keys until the expired ones of another agent are dropped
+_PRUNE_EVERY: Final = 100  # new keys until all expired ones are dropped
+_NEVER: Final = 2**63
 
 
 class _Share:
@@ -16,7 +16,7 @@ class _Share:
 
     def __init__(self) -> None:
         self.ends: dict[str, int] = {}  # when each key expires
-        self.earliest = 0  # no key expires before
+        self.earliest = _NEVER  # no key expires before
 
     def prune(self, now: int) -> int:
         """Drop the expired keys; how many there were."""
@@ -24,7 +24,7 @@ class _Share:
             return 0
         before = len(self.ends)
         self.ends = {key: end for key, end in self.ends.items() if end > now}
-        self.earliest = min(self.ends.values(), default=0)
+        self.earliest = min(self.ends.values(), default=_NEVER)
         return before - len(self.ends)
 
 
@@ -36,7 +36,7 @@ class CounterShares:
 
     def __init__(self, clock: Clock, most: int, default_window_ms: int) -> None:
         self._clock, self._most, self._default_window_ms = clock, most, default_window_ms
-        self._shares: Final[OrderedDict[str, _Share]] = OrderedDict()
+        self._shares: Final[dict[str, _Share]] = {}
         self._total = 0
         self._until_prune = _PRUNE_EVERY
 
@@ -63,7 +63,7 @@ class CounterShares:
         self._until_prune -= 1
         if self._until_prune <= 0 or self._total >= MAX_COUNTERS:
             self._until_prune = _PRUNE_EVERY
-            self._prune_next(now)
+            self._prune(now)
         share = self._shares.get(agent)
         if share is None:
             return
@@ -76,10 +76,9 @@ class CounterShares:
             detail = f"expected at most {most} keys in use at a time, got another; wait, or reset one"
             raise RequestError(409, "too_many_counters", detail)
 
-    def _prune_next(self, now: int) -> None:
-        """Drop the expired keys of one agent, each in turn."""
-        if self._shares:
-            agent, share = self._shares.popitem(last=False)
-            self._total -= share.prune(now)
-            if share.ends:
-                self._shares[agent] = share
+    def _prune(self, now: int) -> None:
+        """Drop the expired keys of all agents. A share without any costs one comparison."""
+        for agent in [agent for agent, share in self._shares.items() if share.earliest <= now]:
+            self._total -= self._shares[agent].prune(now)
+            if not self._shares[agent].ends:
+                del self._shares[agent]
