@@ -8,9 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
+from headgate.errors import StoreAway
 from headgate.hub.agents import authentication
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.monitoring.address_log import MAX_LINES, AddressLog
+from headgate.hub.sockets.agent_socket import MAX_STRANGERS_FRAME
 from headgate.limits.decision import Decision
 from tests.support.agent_connections import refusal
 from tests.support.hub import ADMIN, VIEWER, Running, running
@@ -70,6 +72,29 @@ def test_b2_any_number_of_agents_authenticate_at_once_from_one_address(gate: Gat
         assert gate.check_address(ADDRESS, "authentication").remaining == 2, "nothing was charged"
 
     asyncio.run(work())
+
+
+def test_b3_guesses_are_limited_while_the_store_is_away(gate: Gate) -> None:
+    async def away() -> str | None:
+        raise StoreAway("the server is away")
+
+    async def work() -> None:
+        guard, tokens = Authentication(gate), Tokens()
+        for _ in range(3):
+            with pytest.raises(StoreAway):
+                await guard.attempt(ADDRESS, away)
+        assert not await guard.attempt(ADDRESS, away)
+        assert not await guard.attempt(ADDRESS, tokens.right)
+
+    asyncio.run(work())
+
+
+def test_a_strangers_frame_is_refused_unread_if_it_is_large() -> None:
+    with running() as hub, hub.agent("planner") as agent:
+        large = {"channel": "general", "body": "x" * MAX_STRANGERS_FRAME}
+        assert agent.ask("channel_publish", **large)["type"] == "published"
+        with hub.socket() as stranger:
+            assert stranger.ask("channel_publish", **large)["error"] == "too_large"
 
 
 def test_the_remembered_addresses_are_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,23 @@ TOO_DEEP: Final = f"expected JSON nested at most {MAX_NESTING} deep"
 
 _STRINGS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS: Final = re.compile(r"[^\[\]{}]+")
+_RUNS: Final = re.compile(r"(\[*)(\]*)")
+_REMOVED: Final = 8  # innermost levels that are removed at once: otherwise many shallow arrays would be many runs
 
 
 def check_nesting(text: str) -> None:
-    """Refuse valid JSON that is nested too deeply."""
+    """Refuse valid JSON that is nested too deeply.
+
+    It is called for frames of agents that are over their limit, too: what counts is the worst case.
+    """
     if text.count("[") + text.count("{") <= MAX_NESTING:
         return
     brackets = _NO_BRACKETS.sub("", _STRINGS.sub("", text)).replace("{", "[").replace("}", "]")
-    for _ in range(MAX_NESTING):
-        brackets = brackets.replace("[]", "")  # the innermost level, all at once
-        if not brackets:
-            return
-    raise RequestError(400, "invalid", TOO_DEEP)
+    for _ in range(_REMOVED):
+        brackets = brackets.replace("[]", "")
+    depth = _REMOVED
+    for opened, closed in _RUNS.findall(brackets):
+        depth += len(opened)
+        if depth > MAX_NESTING:
+            raise RequestError(400, "invalid", TOO_DEEP)
+        depth -= len(closed)

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from headgate.errors import StoreAway
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
 from headgate.limits.decision import Decision
@@ -38,7 +39,14 @@ class Authentication:
             paid = await self._gate.acheck_address(address, _PURPOSE)
             if not paid:
                 return paid
-        found = await look_up()
+        try:
+            found = await look_up()
+        except StoreAway:
+            if paid is None:
+                denied = await self.charge(address)  # otherwise guesses would be free while the store is away
+                if not denied:
+                    return denied
+            raise
         if found is None:
             return await self.charge(address) if paid is None else paid
         if paid is not None:

@@ -26,6 +26,9 @@ from headgate.hub.tasks.scheduler import Scheduler
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
 
+MAX_STRANGERS_FRAME: Final = 8192
+"""Bytes of a frame before the agent has identified: enough for any name and token."""
+
 _log = structlog.get_logger("headgate.hub")
 _ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.AnyClientFrame.__args__}
 
@@ -181,7 +184,7 @@ class AgentSockets:
 
     async def _decode(self, connection: _AgentConnection, text: str | bytes) -> frames.AnyClientFrame | None:
         """A valid frame; an invalid one is answered."""
-        most = self._max_frame
+        most = self._max_frame if connection.agent else MAX_STRANGERS_FRAME
         if isinstance(text, bytes):
             await connection.refuse_invalid(UNSET, "invalid", "expected a text frame, got a binary one")
         elif len(text) > most or (len(text) * 4 > most and len(text.encode()) > most):
