@@ -14,7 +14,7 @@ from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.health import Health
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender, Stats
 
-_BATCH: Final = 50  # cards that are made before other tasks have their turn
+_BATCH: Final = 25  # cards that are made before other tasks have their turn
 _MINUTE: Final = 60 // SLOT
 
 
@@ -76,6 +76,7 @@ class Cards:
 
     def __init__(self, gate: Gate, stats: Stats, presence: Presence, alerts: Alerts, health: Health) -> None:
         self._gate, self._stats, self._presence, self._alerts, self._health = gate, stats, presence, alerts, health
+        self._making_state: Final = asyncio.Lock()
 
     def shown(self) -> list[str]:
         """The agents to show, the most interesting first.
@@ -96,6 +97,7 @@ class Cards:
         for start in range(0, len(agents), _BATCH):
             some = agents[start : start + _BATCH]
             found += await asyncio.gather(*(self._card(agent, last_hour.get(agent, 0)) for agent in some))
+            await asyncio.sleep(0)  # in memory nothing waits, and many cards take long
         return found
 
     async def _card(self, agent: str, last_hour: int) -> AgentCard:
@@ -146,7 +148,8 @@ class Cards:
 
     async def state(self, limit: int) -> DashboardState:
         """The state that a dashboard shows, with at most `limit` cards."""
-        return DashboardState(self.summary(), await self.of(self.shown()[:limit]), self._alerts.recent())
+        async with self._making_state:  # one at a time, since anyone may ask for a public one
+            return DashboardState(self.summary(), await self.of(self.shown()[:limit]), self._alerts.recent())
 
 
 def _traffic(stats: Stats) -> tuple[float, float]:
