@@ -3,12 +3,14 @@
 import inspect
 import re
 from collections.abc import Callable
+from configparser import ConfigParser
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 import headgate
 from benchmarks.run import write
@@ -296,8 +298,53 @@ def test_a_report_replaces_its_section_of_the_benchmarks(tmp_path: Path) -> None
         write("nothing", "", page)
 
 
+def test_the_examples_of_the_deployment_page_are_well_formed() -> None:
+    text = page("deployment")
+    compose, stateful_set = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    assert compose["services"]["hub"]["volumes"] == ["hub-data:/data"]
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    probes = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")]
+    assert {f"GET {path}" for path in probes} <= {f"{route.method} {route.path}" for route in ROUTES}
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.read_string(*re.findall(r"```ini\n(.*?)```", text, re.DOTALL))
+    assert unit["Service"]["LimitNOFILE"] == "16384"
+
+
+def test_the_deployment_page_names_settings_that_exist() -> None:
+    text = page("deployment")
+    names = [setting.name for setting in fields(HubSettings)] + ["config"]
+    used = re.findall(r"(?<![\w-])--[a-z][a-z-]+", text), re.findall(r"HEADGATE_[A-Z_]+", text)
+    assert set(used[0]) <= set(map(flag, names))
+    assert set(used[1]) <= set(map(variable, names))
+    assert "--allowed-hosts" in used[0]
+
+
+def tree(text: str) -> set[str]:
+    """The modules that the tree in CONTRIBUTING.md names, as paths without a suffix."""
+    found: set[str] = set()
+    folders: list[str] = []
+    for line in text.partition("\nsrc/headgate/\n")[2].partition("\ntests/")[0].splitlines():
+        words = re.sub(r"\(.*\)", "", line).split()
+        depth = (len(line) - len(line.lstrip())) // 2
+        if words[0].endswith("/"):
+            folders = [*folders[: depth - 1], words.pop(0)]
+        elif depth == 1:
+            folders = []
+        found |= {"".join(folders) + word.removesuffix(".py") for word in words if not word.endswith("/")}
+    return found
+
+
+def test_the_tree_names_every_module() -> None:
+    modules = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    existing = {module.as_posix() for module in modules if not module.name.startswith("__")}
+    listed = tree((DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert (existing - listed, listed - existing) == (set(), set())
+
+
 def test_the_files_that_the_map_names_exist() -> None:
     text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = rows("| to change | open | because |", text)
-    assert len(table) == 12
+    assert len(table) == 16
     assert [row[1] for row in table if not (PACKAGE / words(row[1])[0]).is_file()] == []
+    others = [word for row in table for word in words(row[2]) if "/" in word and word.endswith(".py")]
+    assert [word for word in others if not (PACKAGE / word).is_file()] == []

@@ -305,6 +305,12 @@ def test_c2_a_result_is_made_from_four_numbers_of_a_script() -> None:
         assert str(caught.value) == f"from_lua_result: expected {text}"
 
 
+def test_an_unusable_default_is_named() -> None:
+    for name, bad in (("default_limit", -1), ("default_window_ms", 0)):
+        with pytest.raises(InvalidInput, match=f"^{name}: expected a whole number from"):
+            RateLimiter("memory://", RateLimitSettings(**{name: bad}))  # type: ignore[arg-type]
+
+
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("HEADGATE_"):

@@ -134,8 +134,10 @@ class RateLimiter(Closable):
     def _window(self, limit: object, window_ms: object) -> tuple[int, int]:
         """The limit and the microseconds of a call."""
         own = self.settings
-        most = whole("limit", own.default_limit if limit is None else limit, MAX_WINDOW_LIMIT, least=0)
-        span = whole("window_ms", own.default_window_ms if window_ms is None else window_ms, LARGEST // 1000)
+        where, given = ("default_limit", own.default_limit) if limit is None else ("limit", limit)
+        most = whole(where, given, MAX_WINDOW_LIMIT, least=0)
+        where, given = ("default_window_ms", own.default_window_ms) if window_ms is None else ("window_ms", window_ms)
+        span = whole(where, given, LARGEST // 1000)
         return most, span * 1000
 
     def close(self) -> None:

@@ -148,6 +148,34 @@ def test_overrides_are_set_listed_and_removed(
         assert printed_json("override", "set", "planner", "light=1/s")["override"]["http"] == {"light": "1/second"}
 
 
+def test_the_limit_of_sessions_has_no_channel(running_hub: StartHub, headgate: Command) -> None:
+    with running_hub() as hub:
+        hub.register("planner")
+        headgate("override", "set", "planner", "heavy=1/minute", "--channel", "ws")
+        table = (
+            "agent    channel  tier     limit\n"
+            "planner  ws       heavy    1/minute\n"
+            "planner  -        session  5/second burst 7\n"
+        )
+        assert headgate("override", "set", "planner", "session=5/second burst 7") == (
+            0,
+            f"overrides of planner:\n{table}",
+            "",
+        )
+        assert headgate("override", "list") == (0, table, "")
+        code, out, err = headgate("override", "set", "planner", "light=1/s", "session=1/s", "--channel", "ws")
+        assert (code, out) == (2, "")
+        assert err == "headgate override set: --channel: sessions have no channel: set session=… without --channel\n"
+        assert headgate("override", "list") == (0, table, ""), "nothing was changed"
+
+
+def test_letters_outside_ascii_can_be_told_apart_in_the_note(running_hub: StartHub, headgate: Command) -> None:
+    with running_hub() as hub:
+        hub.register("planner")
+        _, _, err = headgate("override", "set", "pl\u0430nner", "heavy=1/minute")
+        assert err == "note: no agent named pl\u0430nner (pl\\u0430nner) is registered\n"
+
+
 def test_exemptions_are_added_listed_and_removed(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:

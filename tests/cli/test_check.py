@@ -353,3 +353,9 @@ def outcomes(hub: Running) -> dict[str, int]:
     with hub.http(ADMIN) as admin:
         found: dict[str, int] = admin.get("/api/metrics").json()["checks"]
         return found
+
+
+def test_a_password_is_not_shown_even_if_the_url_is_mistyped(check: Command) -> None:
+    for mistyped in ("redis//:secret@localhost", "redis:secret@localhost"):
+        code, _, err = check("a", "--tier", "light", "--store", mistyped)
+        assert (code, err.endswith("got '***@localhost'\n"), "secret" in err) == (2, True, False)

@@ -237,6 +237,15 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
         assert oct(data.stat().st_mode & 0o777) == "0o700"
 
 
+def test_a_directory_that_others_can_write_to_is_logged_once_and_left_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o775)
+    with program(tmp_path, "--log-format", "json") as hub:
+        lines = [json.loads(line) for line in hub.err]
+    (told,) = [line for line in lines if line["event"].startswith("other users can write to the data directory")]
+    assert (told["directory"], told["mode"], told["level"]) == (str(tmp_path), "0o775", "warning")
+    assert oct(tmp_path.stat().st_mode & 0o777) == "0o775", "it may be shared on purpose"
+
+
 def test_files_that_others_could_read_are_closed_to_them_and_it_is_logged(tmp_path: Path) -> None:
     with program(tmp_path) as hub:
         register(hub, "planner")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import pytest
 
 from headgate import Policy
 from tests.support.agent_connections import LARGE, overfill, read_ahead, slow_reader, waiting
@@ -197,6 +198,14 @@ def test_disconnecting_ends_subscriptions() -> None:
             assert boss.get("/api/channels/general").json()["subscribers"] == 1
         wait_for(lambda: not hub.hub.presence.sockets_of("one"), "it to be gone")
         assert boss.get("/api/channels/general").json()["subscribers"] == 0
+
+
+@pytest.mark.parametrize("name", ["", "a b", "naïve", "..", "a\n"])
+def test_a_bad_name_of_a_chat_channel_is_explained_in_words(name: str) -> None:
+    expected = "Expected up to 64 letters, digits, dots, dashes and underscores, other than . and .. - at `$."
+    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+        assert wire.ask("channel_subscribe", channel=name)["detail"] == f"{expected}channel`"
+        assert http.post("/api/channels", json={"name": name}).json()["detail"] == f"body: {expected}name`"
 
 
 def test_unknown_chat_channels_are_refused() -> None:

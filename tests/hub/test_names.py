@@ -2,7 +2,9 @@
 """The names of new agents: what operators read is what was registered, and no name passes for another."""
 
 import asyncio
+import re
 import unicodedata
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,14 @@ def test_a_name_that_could_mislead_is_refused(name: str) -> None:
     ("name", "detail"),
     [
         ("ｐlanner ", r"the normal form 'planner': NFKC, without outer or double blanks, got '\uff50lanner '"),
+        ("cafe\u0301", r"the normal form 'café': NFKC, without outer or double blanks, got 'cafe\u0301'"),
+        (
+            "na\u00efve\u2011x",
+            r"letters and digits of common alphabets and ASCII signs, not U+2011, got 'na\xefve\u2011x'",
+        ),
+        (" \u0441\u043e", r"a name that can't pass for a Latin one, as these Cyrillic letters do, got ' \u0441\u043e'"),
+        ("  ", "the normal form NFKC, without outer or double blanks, got '  '"),
+        ("\ufdfa" * 9, "the normal form NFKC, without outer or double blanks, got " + ascii("\ufdfa" * 9)),
         ("pl\u0430nner", r"letters of one script, not of Cyrillic and Latin together, got 'pl\u0430nner'"),
         (
             "\u0441\u043e\u0441\u043e\u0430",
@@ -102,6 +112,16 @@ def test_a_refusal_says_what_to_do(name: str, detail: str) -> None:
             answer = caller.post(path, json={"agent_id": name})
             expected = {"error": "bad_agent", "detail": f"agent: expected {detail}"}
             assert (answer.status_code, answer.json()) == (400, expected)
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_a_normal_form_is_only_offered_if_it_would_be_accepted(name: str) -> None:
+    try:
+        check_new_name(name)
+    except InvalidInput as error:
+        offered = re.search("expected the normal form ('.*'|\".*\"): NFKC", str(error))
+        if offered is not None:
+            assert check_new_name(literal_eval(offered[1])) != name
 
 
 @given(st.text(min_size=1, max_size=12))

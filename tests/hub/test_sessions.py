@@ -77,6 +77,8 @@ def test_e2_a_session_is_unlimited_unless_a_rate_and_a_burst_are_given() -> None
         assert {signal(wire, "s") for _ in range(300)} == {"signal_logged"}
         for given in ({"rate": 1}, {"burst": 1}, {"rate": 0, "burst": 1}, {"rate": 1, "burst": 0}):
             assert wire.ask("session_open", session="t", **given)["error"] == "invalid"
+        detail = "expected rate and burst together; without them the operator's limit applies"
+        assert wire.ask("session_open", session="t", rate=1)["detail"] == detail
         assert signal(wire, "t") == "session_closed"
 
 

@@ -189,6 +189,18 @@ def test_a_mistake_says_where_what_was_expected_and_what_was_given(
     assert mistakes({}, {}, file) == [f"hub.{name}: expected {expected}, got {text!r}"]
 
 
+@pytest.mark.parametrize("bad", ["redis//:secret@localhost", "localhost:6379", "http://localhost"])
+def test_a_store_is_a_url_which_is_not_shown_since_it_may_hold_a_password(bad: str) -> None:
+    forms = (
+        "a URL such as redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name, "
+        "redis+cluster://host:7000 or memory://"
+    )
+    assert mistakes({"store": bad}, {}) == [f"--store: expected {forms}"]
+    assert mistakes({}, {"HEADGATE_STORE": bad}) == [f"HEADGATE_STORE: expected {forms}"]
+    for good in ("", "memory://", "valkey+cluster://localhost:7000"):
+        assert HubSettings.load({"store": good}, {}).store == good
+
+
 @pytest.mark.parametrize("name", SECRETS)
 @pytest.mark.parametrize(
     "bad", ["", "short", "fifteen-letters", "has spaces in between", "nöt-äscii-but-löng", "tab\tin-the-middle"]
@@ -289,3 +301,9 @@ def test_an_invalid_token_file_is_refused_without_showing_it(tmp_path: Path, con
 def test_the_viewer_token_must_differ_from_the_admin_token() -> None:
     with pytest.raises(HeadgateError, match=r"^the viewer's token: expected another than the admin's$"):
         tokens(admin_token=SECRET, viewer_token=SECRET)
+
+
+def test_the_help_names_the_header_of_trusted_proxies(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    assert "proxies whose X-Forwarded-For is trusted" in " ".join(capsys.readouterr().out.split())

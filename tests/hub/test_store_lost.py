@@ -1,9 +1,14 @@
 """A shared store that comes back empty, or is another one: nobody gets the identity of another."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -376,7 +381,8 @@ def test_the_command_shows_and_resolves_the_loss(
         until_store_is(hub, "lost")
         assert main(["store"]) == 1
         problem = f"{LOST}: agents can't register, and limits can't be changed"
-        assert capsys.readouterr().out == f"the store is lost\n{problem}\n"
+        remedy = "restore it, or: headgate store accept --agent-data drop|keep (docs: A store that lost its data)"
+        assert capsys.readouterr().out == f"the store is lost\n{problem}\n{remedy}\n"
         assert main(["store", "--json"]) == 1
         assert json.loads(capsys.readouterr().out) == {"store": "lost", "problems": [problem]}
         with pytest.raises(SystemExit) as ended:
@@ -387,3 +393,25 @@ def test_the_command_shows_and_resolves_the_loss(
         assert json.loads(capsys.readouterr().out) == {"accepted": True, "store": "ok", "problems": []}
         assert main(["store", "accept", "--agent-data", "drop"]) == 0
         assert capsys.readouterr().out == "the store has its data: there was nothing to accept\n"
+
+
+def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hub-operations.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^ +```python\n(.*?)^ +```$", page, re.DOTALL | re.MULTILINE)
+    limits, exempt = "/api/admin/rate-limits", "/api/admin/rate-limits/whitelist"
+    with hub_on(server, tmp_path / "data") as hub, hub.http(ADMIN) as admin:
+        admin.put(f"{limits}/defaults", json={"heavy": "7/minute", "ws": {"light": "blocked"}, "session": "9/second"})
+        admin.put(f"{limits}/a%2Fb", json={"normal": ["60/minute", "5/second burst 2"], "session": "unlimited"})
+        admin.put(f"{limits}/na%C3%AFve", json={"http": {"light": "unlimited"}})
+        admin.put(exempt, json={"agents": ["monitor", "a/b"]})
+        saved = [admin.get(path).json() for path in (limits, exempt)]
+        (tmp_path / "limits.json").write_text(json.dumps(saved[0]))
+        (tmp_path / "exempt.json").write_text(json.dumps(saved[1]))
+        flush(server)
+        until_store_is(hub, "lost")
+        assert accept(hub, "keep")[0] == 200
+        assert admin.get(limits).json() != saved[0]
+        variables = os.environ | {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": ADMIN, "no_proxy": "*"}
+        command = [sys.executable, "-c", dedent(script)]
+        subprocess.run(command, cwd=tmp_path, env=variables, timeout=PATIENCE, check=True)
+        assert [admin.get(path).json() for path in (limits, exempt)] == saved

@@ -376,12 +376,13 @@ def add_agent_command(
 
 
 def note_unregistered(hub: HubApi, agent: str) -> None:
-    """Print a note if no agent of that name is registered."""
+    """Print a note if no agent of that name is registered. Letters that look like others can be told apart in it."""
     try:
         hub.agent(agent)
     except HubError as error:
         if error.status == 404:
-            print(f"note: no agent named {printable(agent)} is registered", file=sys.stderr)
+            escaped = "" if agent.isascii() else f" ({agent.encode('ascii', 'backslashreplace').decode()})"
+            print(f"note: no agent named {printable(agent)}{escaped} is registered", file=sys.stderr)
 
 
 def _object(text: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`headgate override`: limits for single agents."""
 
 import argparse
+import sys
 from typing import Any, Final
 
 from headgate.cli.hub_api import HubApi, add_agent_command, add_hub_options, hub_from, note_unregistered
@@ -36,7 +37,7 @@ def add(commands: Commands) -> None:
         metavar="TIER=LIMIT",
         help=f"tier ({', '.join(TIERS)}) and its limit; session: the limit of each of its sessions",
     )
-    verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http")
+    verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http; not for sessions")
     add_agent_command(
         verbs,
         "remove",
@@ -79,6 +80,10 @@ class _TierLimits(argparse.Action):
 
 
 def _set(options: argparse.Namespace) -> int:
+    if options.channel is not None and _SESSION in options.limits:
+        text = "headgate override set: --channel: sessions have no channel: set session=… without --channel"
+        print(text, file=sys.stderr)
+        return 2
     hub, agent = hub_from(options), options.agent
     answer = hub.set_override(agent, options.limits if options.channel is None else {options.channel: options.limits})
     if options.json:
@@ -107,7 +112,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _with_sessions(overrides: dict[str, Any], sessions: dict[str, str | None]) -> dict[str, Any]:
     """The overrides of tiers and of sessions in one table."""
-    own = {agent: {_SESSION: {"": limit}} for agent, limit in sessions.items() if limit is not None}
+    own = {agent: {"-": {_SESSION: limit}} for agent, limit in sessions.items() if limit is not None}
     return {agent: {**overrides.get(agent, {}), **own.get(agent, {})} for agent in sorted({*overrides, *own})}
 
 

@@ -1,13 +1,15 @@
 """`headgate store`: whether the store of a hub has its data, and what to do if it is lost."""
 
 import argparse
+from typing import Final
 
 from headgate.cli.hub_api import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
-_STATES = {
+_REMEDY: Final = "restore it, or: headgate store accept --agent-data drop|keep (docs: A store that lost its data)"
+_STATES: Final = {
     "memory": "the store is this hub's memory",
     "ok": "the store has its data",
     "away": "the store can't be reached",
@@ -56,7 +58,8 @@ def _show(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        print("\n".join([_STATES.get(state, printable(state)), *map(printable, answer["problems"])]))
+        remedy = [_REMEDY] if state == "lost" else []
+        print("\n".join([_STATES.get(state, printable(state)), *map(printable, answer["problems"]), *remedy]))
     return 1 if state in ("away", "lost") else 0
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from headgate.gate.policy import PolicyError, read_toml
+from headgate.stores.schemes import URL_FORMS, scheme_of
 
 SettingParser: TypeAlias = tuple[str, Callable[[str], Any]]
 """The expected form, and a function that parses it or raises ValueError."""
@@ -91,6 +92,12 @@ def _hosts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts))
 
 
+def _store_url(text: str) -> str:
+    if text:
+        scheme_of(text)
+    return text
+
+
 _HOSTS: Final[SettingParser] = ("host names such as hub.example.org or *.example.org, separated by commas", _hosts)
 _NETWORKS: Final[SettingParser] = ("addresses or networks such as 10.0.0.0/8, separated by commas", _networks)
 _BOOLEAN: Final[SettingParser] = ("true or false", _boolean)
@@ -98,6 +105,7 @@ _TEXT: Final[SettingParser] = ("some text", str)
 _PATH: Final[SettingParser] = ("a path", lambda text: Path(text).expanduser())
 _URL: Final[SettingParser] = ("an http:// or https:// URL", _url)
 _URLS: Final[SettingParser] = ("http:// or https:// URLs, without a fragment, separated by commas", _urls)
+_STORE: Final[SettingParser] = (URL_FORMS, _store_url)
 _TOKEN: Final[SettingParser] = (A_TOKEN, usable_token)
 
 
@@ -114,7 +122,7 @@ class HubSettings:
     host: str = _setting("127.0.0.1", "address to listen on", _TEXT)
     port: int = _setting(8080, "port to listen on; 0 for any free port", _whole(0, 65535))
     data: Path | None = _setting(Path("headgate-data"), "data directory", _PATH)
-    store: str = _setting("", "redis:// URL of a Redis or Valkey server shared by several hubs", _TEXT, shown=False)
+    store: str = _setting("", "redis:// URL of a Redis or Valkey server shared by several hubs", _STORE, shown=False)
     registration: str = _setting(
         "open", "who may register an agent: open, invitation or closed", _choice(*REGISTRATION)
     )
@@ -133,7 +141,7 @@ class HubSettings:
         _HOSTS,
     )
     trusted_proxies: tuple[str, ...] = _setting(
-        (), "addresses or networks of proxies whose X-Forwarded headers are trusted, separated by commas", _NETWORKS
+        (), "addresses or networks of proxies whose X-Forwarded-For is trusted, separated by commas", _NETWORKS
     )
     tls_certificate: Path | None = _setting(None, "file with the TLS certificate; enables TLS", _PATH)
     tls_key: Path | None = _setting(None, "file with the certificate's private key", _PATH)

@@ -11,7 +11,7 @@ from typing import Final
 from headgate.errors import InvalidInput
 
 _SERVERS: Final = ("redis", "rediss", "valkey", "valkeys")
-_FORMS: Final = (
+URL_FORMS: Final = (
     "a URL such as redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://host:26379/name, "
     "redis+cluster://host:7000 or memory://"
 )
@@ -33,7 +33,8 @@ def scheme_of(url: str) -> str:
     return scheme
 
 
-def wrong_url(url: str, expected: str = _FORMS) -> InvalidInput:
+def wrong_url(url: str, expected: str = URL_FORMS) -> InvalidInput:
     """The error for a URL that can't be used. Passwords aren't shown, nor options, which may hold another one."""
-    shown = re.sub(r"(?<=://)([^/@:]*:)?.*@", r"\1***@", url, flags=re.DOTALL).partition("?")[0][:100]
+    secret = r"(?<=://)([^/@:]*:)?.*@" if "://" in url else "().*@"
+    shown = re.sub(secret, r"\1***@", url, flags=re.DOTALL).partition("?")[0][:100]
     return InvalidInput(f"store: expected {expected}, got {shown!r}")

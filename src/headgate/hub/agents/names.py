@@ -47,18 +47,35 @@ _MOST_MARKS: Final = 2  # on one letter
 def check_new_name(given: object) -> str:
     """The name of a new agent. Any other is refused with the reason, and with the normal form if that would do."""
     name = check_agent(given)
+    normal = re.sub(" +", " ", unicodedata.normalize("NFKC", name)).strip()
+    if name == normal:
+        _check_characters(name)
+    elif _is_good(normal):
+        _refuse(f"the normal form {normal!r}: NFKC, without outer or double blanks", name)  # not escaped: to be copied
+    else:
+        _check_characters(name)
+        _refuse("the normal form NFKC, without outer or double blanks", name)
+    return name
+
+
+def _is_good(name: str) -> bool:
+    try:
+        _check_characters(check_agent(name))
+    except InvalidInput:
+        return False
+    return True
+
+
+def _check_characters(name: str) -> None:
+    """Refuse a name that could mislead."""
     if _INVISIBLE.search(name):
         _refuse("no invisible characters", name)
-    normal = re.sub(" +", " ", unicodedata.normalize("NFKC", name)).strip()
-    if name != normal:
-        _refuse(f"the normal form {normal!a}: NFKC, without outer or double blanks", name)
     scripts = _scripts(name)
     if len(scripts) > 1 and not any(scripts <= together for together in _TOGETHER):
         _refuse(f"letters of one script, not of {' and '.join(sorted(map(str.title, scripts)))} together", name)
     letters = [one for one in unicodedata.normalize("NFKD", name) if one.isalpha()]
     if letters and all(one in _LIKE_LATIN for one in letters):
         _refuse(f"a name that can't pass for a Latin one, as these {scripts.pop().title()} letters do", name)
-    return name
 
 
 def _scripts(name: str) -> set[str]:

@@ -62,7 +62,8 @@ class SessionLog:
     async def open(self, agent: str, session: str, rate: float | None, burst: int | None) -> Session:
         """Open a session. A rate in signals per second and a burst ask for less than the operator's limit."""
         if (rate is None) != (burst is None):
-            raise RequestError(400, "invalid", "expected a rate and a burst, or neither for a session without a limit")
+            detail = "expected rate and burst together; without them the operator's limit applies"
+            raise RequestError(400, "invalid", detail)
         limit = UNLIMITED if rate is None or burst is None else limited(rate, burst)
         async with self._lock(agent):
             own = self._open.get(agent, {})

@@ -22,10 +22,11 @@ AgentId: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=MAX_AGENT, description="1 to 128 printable characters")
 ]
 Token: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_CHANNEL_PATTERN: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._-]+$(?!\n)"
 ChannelName: TypeAlias = Annotated[
     str,
     Meta(
-        pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]+$(?!\n)",
+        pattern=_CHANNEL_PATTERN,
         max_length=64,
         description="letters, digits, dots, dashes, underscores",
     ),
@@ -452,7 +453,10 @@ def encode(frame: Struct) -> str:
 
 def explain(error: Exception) -> str:
     """The reason why something could not be decoded, for its sender."""
-    return TOO_DEEP if isinstance(error, RecursionError) else str(error)
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
+    name = "up to 64 letters, digits, dots, dashes and underscores, other than . and .."
+    return str(error).replace(f"`str` matching regex {_CHANNEL_PATTERN!r}", name)
 
 
 def schemas() -> dict[str, Any]:

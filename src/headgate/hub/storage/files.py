@@ -3,6 +3,7 @@
 import os
 import stat
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +27,25 @@ def private_file(path: Path) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Take the access of other users to a database of ours, and to SQLite's files beside it, away."""
+    """Take the access of other users to a database of ours, and to SQLite's files beside it, away.
+
+    The directory is left as it is, since it may have another purpose too; if others can write to it, that is logged.
+    """
+    _check_directory(path.parent)
     for file in [path.with_name(path.name + suffix) for suffix in _SUFFIXES]:
         with suppress(FileNotFoundError):
             _make_private(file)
+
+
+@lru_cache(maxsize=16)  # several files are in one directory
+def _check_directory(directory: Path) -> None:
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _log.warning(
+            "other users can write to the data directory and replace its files: chmod go-w",
+            directory=str(directory),
+            mode=oct(mode),
+        )
 
 
 def _make_private(file: Path) -> None:
