@@ -161,7 +161,7 @@ import resource, sys
 from headgate.hub import logs
 from headgate.hub.server import _within_file_limit
 from headgate.hub.settings import HubSettings
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[1])))
 settings = HubSettings(max_connections=900, max_http_connections=100)
 logs.configure(settings)
 settings = _within_file_limit(settings)
@@ -170,9 +170,9 @@ print(settings.max_connections, settings.max_http_connections, *resource.getrlim
 
 
 @pytest.mark.parametrize(
-    ("hard", "result", "words"),
+    ("soft", "hard", "error", "result", "words"),
     [
-        (5000, "900 100 1300 5000", []),
+        (256, 5000, "", "900 100 1300 5000", []),
         (
             700,
             "360 40 700 700",
@@ -180,8 +180,10 @@ print(settings.max_connections, settings.max_http_connections, *resource.getrlim
         ),
     ],
 )
-def test_connections_are_held_against_the_limit_on_open_files(hard: int, result: str, words: list[str]) -> None:
-    command = [sys.executable, "-c", FILE_LIMIT, str(hard)]
+def test_connections_are_held_against_the_limit_on_open_files(
+    soft: int, hard: int, error: str, result: str, words: list[str]
+) -> None:
+    command = [sys.executable, "-c", FILE_LIMIT, str(hard), error, str(soft)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert told.stdout.strip().splitlines()[-1] == result
     assert bool(words) == bool(told.stderr)
@@ -212,3 +214,9 @@ def test_garbage_from_a_proxy_is_logged_once(
             assert http.get("/live", headers={"X-Forwarded-For": "unknown"}).status_code == 200
     assert [record for record in caplog.records if record.exc_info or "ASGI" in record.getMessage()] == []
     assert capsys.readouterr().out.count("X-Forwarded-For") == 1
+def refuse(*_):
+    raise {"ValueError": ValueError, "OSError": OSError}[sys.argv[2]]("not permitted")
+if sys.argv[2]:
+    resource.setrlimit = refuse
+        (800, 5000, "ValueError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
+        (800, 5000, "OSError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
