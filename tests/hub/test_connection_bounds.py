@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from headgate.hub.connections.connection import GuardedConnection
-from headgate.hub.connections.guard import RESERVE, ConnectionGuard
+from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, ConnectionGuard
 from headgate.hub.dashboard.feed import MAX_STRANGERS
 from tests.support.agent_connections import BEHIND_A_PROXY, refusal
 from tests.support.asgi_server import Serving, serving
@@ -95,8 +95,12 @@ def test_an_idle_connection_gives_way_to_a_new_one() -> None:
 @pytest.mark.parametrize(
     ("bounds", "status", "detail"),
     [
-        ({"most": 2}, 503, b"the hub has 2 connections, and takes no more"),
-        ({"most_per_address": 2}, 429, b"127.0.0.1 has 2 connections, and may have no more"),
+        ({"most": 2}, 503, b"expected at most 2 connections to the hub; try again later, or raise max_connections"),
+        (
+            {"most_per_address": 2},
+            429,
+            b"expected at most 2 connections from 127.0.0.1; close one, or raise max_connections_per_address",
+        ),
     ],
 )
 def test_a_full_hub_answers_probes_and_refuses_the_rest(bounds: dict[str, int], status: int, detail: bytes) -> None:
@@ -119,6 +123,62 @@ def test_a_full_hub_answers_probes_and_refuses_the_rest(bounds: dict[str, int], 
 def test_a_proxy_is_no_address_of_a_client() -> None:
     with full(most_per_address=2, trusted=["127.0.0.0/8"]) as server, opened(server) as third:  # type: ignore[arg-type]
         assert b"connection: close" not in asked(third, "/live").lower()
+
+
+@pytest.mark.parametrize("bound", ["most", "most_per_address"])
+def test_a_free_place_is_used_while_spare_connections_are_open(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedConnection, "spare_within", PATIENCE)
+    app = Slow()
+    with guarded(app, **{bound: 2}) as (server, guard), ExitStack() as stack:
+        busy = [stack.enter_context(opened(server)) for _ in range(2)]
+        for one in busy:
+            one.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        wait_for(lambda: app.waiting == 2, "both to be busy")
+        for _ in range(3):
+            stack.enter_context(opened(server))
+        wait_for(lambda: len(guard) == 5, "the spare connections")
+        busy[0].close()
+        wait_for(lambda: len(guard) == 4, "a free place")
+        new = stack.enter_context(opened(server))
+        assert b"connection: close" not in asked(new, "/live").lower(), "an ordinary connection"
+        new.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        wait_for(lambda: app.waiting == 3, "it to be busy")
+        another = stack.enter_context(opened(server))
+        assert b"too_many_connections" in asked(another, "/slow"), "and the hub is full again"
+        server.call(app.go_on.set)
+
+
+def test_an_address_may_have_its_websockets_and_http_connections_beside_them() -> None:
+    websockets = 20
+    with running(max_connections_per_address=websockets) as hub, ExitStack() as stack:
+        agents = [stack.enter_context(hub.socket()) for _ in range(websockets)]
+        answer = refusal(hub)
+        assert (answer.status_code, answer.json()["error"]) == (429, "too_many_connections")
+        assert f"at most {websockets} connections from 127.0.0.1" in answer.json()["detail"]
+        idle = [stack.enter_context(opened(hub)) for _ in range(HTTP_PER_ADDRESS)]
+        for one in idle:
+            assert asked(one, "/live").startswith(b"HTTP/1.1 200")
+        with opened(hub) as another:
+            assert b"connection: close" not in asked(another, "/live").lower(), "an idle one gives way"
+        assert ended(idle[0])
+        for agent in agents:
+            assert agent.ask("ping")["error"] == "not_identified"
+
+
+def test_a_websocket_refused_on_a_spare_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedConnection, "close_within", 0.2)
+    handshake = f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
+    with full(most=2) as server:
+        assert server.server is not None
+        connections = server.server.server_state.connections
+        with opened(server) as sends_on:
+            sends_on.sendall(handshake + bytes(8192))  # more than a slice: the hub waits for the peer to close
+            assert sends_on.recv(65_536).startswith(b"HTTP/1.1 503")
+            wait_for(lambda: len(connections) == 2, "the end of the connection, which the peer doesn't close")
+        monkeypatch.setattr(GuardedConnection, "spare_within", 0.2)
+        with opened(server) as stuck:
+            stuck.sendall(handshake[:-2])
+            assert ended(stuck)
 
 
 def test_many_idle_connections_do_not_fail_a_health_check() -> None:

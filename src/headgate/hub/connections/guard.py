@@ -40,7 +40,8 @@ class ConnectionGuard:
 
     Addresses of `trusted` networks are proxies, and not counted. A new connection beyond the bounds replaces the oldest
     idle one, of its address or at all. If none is idle it is one of `RESERVE` on which probes are answered as ever,
-    and everything else is refused. `tls` is the context of a server with TLS.
+    and everything else is refused. These spare connections don't count against the bounds. `tls` is the context of a
+    server with TLS.
     """
 
     def __init__(
@@ -107,17 +108,24 @@ class ConnectionGuard:
         key = self._key(peer)
         address = None if key is None else self._addresses.get(key)
         if address is not None and address.count >= self._most_per_address and not self._drop_oldest(address.idle):
-            many = f"{key} has {self._most_per_address} connections, and may have no more"
-            self._admit_spare(connection, (429, many))
-        elif self._count >= self._most and not self._drop_oldest(self._idle):
-            self._admit_spare(connection, (503, f"the hub has {self._most} connections, and takes no more"))
+            detail = (
+                f"expected at most {self._most_per_address} connections from {key}; close one, or raise "
+                "max_connections_per_address"
+            )
+            self._admit_spare(connection, (429, detail))
+        elif self._count - len(self._spare) >= self._most and not self._drop_oldest(self._idle):
+            detail = (
+                f"expected at most {self._most} connections to the hub; try again later, or raise max_connections "
+                "or max_http_connections"
+            )
+            self._admit_spare(connection, (503, detail))
+        else:
+            if key is not None:
+                connection.address = self._addresses.setdefault(key, AddressConnections(key))
+                connection.address.count += 1
+            self._mark_idle(connection)
         self._count += 1
         self._sweeps[connection.sweep].add(connection)
-        if key is not None:
-            connection.address = self._addresses.setdefault(key, AddressConnections(key))
-            connection.address.count += 1
-        if connection.refusal is None:
-            self._mark_idle(connection)
 
     def _key(self, peer: object) -> str | None:
         """The key that an address is counted under; None for a proxy or a Unix socket."""
