@@ -200,10 +200,16 @@ def test_a_peer_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         wait_for(lambda: not connections, "the end of the connection")
 
 
-def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A context for a server, and one for clients that trust it."""
     context, trust, authority = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(), trustme.CA()
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.configure_trust(trust)
+    return context, trust
+
+
+def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, trust = tls_contexts()
     with guarded(Slow(), tls=context) as (server, guard), ExitStack() as stack:
         good = stack.enter_context(trust.wrap_socket(opened(server), server_hostname="127.0.0.1"))
         assert asked(good, "/live").startswith(b"HTTP/1.1 204")
@@ -216,6 +222,24 @@ def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.Monkey
         wait_for(lambda: len(guard) == 1, "both to be gone")
 
 
+def test_the_head_of_a_request_has_its_own_time_after_the_tls_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConnectionGuard, "_sweep", lambda *_: None)  # the test says what time it is
+    context, trust = tls_contexts()
+    with guarded(Slow(), tls=context) as (server, guard), opened(server) as plain:
+        wait_for(lambda: len(guard) == 1, "the connection")
+        shaken = guard.now + GuardedConnection.head_within - 1
+        server.call(setattr, guard, "now", shaken)
+        with trust.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+            assert server.server is not None
+            connections = server.server.server_state.connections
+            wait_for(lambda: connections, "the end of the handshake")
+            (it,) = [one.transport for one in connections]
+            assert isinstance(it, GuardedConnection)
+            server.call(it.check, shaken + GuardedConnection.head_within - 1)
+            assert asked(secure, "/live").startswith(b"HTTP/1.1 204")
+        wait_for(lambda: not len(guard), "the end")
+
+
 FILE_LIMIT = """
 import resource, sys
 from headgate.hub import logs
@@ -224,6 +248,10 @@ from headgate.hub.settings import HubSettings
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[1])))
 settings = HubSettings(max_connections=900, max_http_connections=100)
 logs.configure(settings)
+def refuse(*_):
+    raise {"ValueError": ValueError, "OSError": OSError}[sys.argv[2]]("not permitted")
+if sys.argv[2]:
+    resource.setrlimit = refuse
 settings = _within_file_limit(settings)
 print(settings.max_connections, settings.max_http_connections, *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
@@ -234,10 +262,14 @@ print(settings.max_connections, settings.max_http_connections, *resource.getrlim
     [
         (256, 5000, "", "900 100 1300 5000", []),
         (
+            256,
             700,
+            "",
             "360 40 700 700",
             ["limit on open files", "needed=1300", "max_connections=360", "max_http_connections=40"],
         ),
+        (800, 5000, "ValueError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
+        (800, 5000, "OSError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
     ],
 )
 def test_connections_are_held_against_the_limit_on_open_files(
@@ -274,9 +306,3 @@ def test_garbage_from_a_proxy_is_logged_once(
             assert http.get("/live", headers={"X-Forwarded-For": "unknown"}).status_code == 200
     assert [record for record in caplog.records if record.exc_info or "ASGI" in record.getMessage()] == []
     assert capsys.readouterr().out.count("X-Forwarded-For") == 1
-def refuse(*_):
-    raise {"ValueError": ValueError, "OSError": OSError}[sys.argv[2]]("not permitted")
-if sys.argv[2]:
-    resource.setrlimit = refuse
-        (800, 5000, "ValueError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
-        (800, 5000, "OSError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
