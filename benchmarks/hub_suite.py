@@ -177,5 +177,5 @@ async def _until_stopped(
             tokens = await asyncio.gather(*[hub.registry.register(name, by_admin=True) for name in known])
             here = [Agent(name, token) for name, token in zip(known, tokens, strict=True)]
             pipe.send(HubProcess(getpid(), listener.getsockname()[1], here))
-            await Server(hub, server_config(hub, settings)).serve([listener])
+            await Server(hub, *server_config(hub, settings, None)).serve([listener])
             return hub.stats.outcomes()

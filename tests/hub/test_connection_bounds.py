@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from headgate.hub.connections.connection import GuardedConnection
-from headgate.hub.connections.guard import RESERVE, ConnectionGuard
+from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, ConnectionGuard
 from headgate.hub.dashboard.feed import MAX_STRANGERS
 from tests.support.agent_connections import BEHIND_A_PROXY, refusal
 from tests.support.asgi_server import Serving, serving
@@ -95,8 +95,12 @@ def test_an_idle_connection_gives_way_to_a_new_one() -> None:
 @pytest.mark.parametrize(
     ("bounds", "status", "detail"),
     [
-        ({"most": 2}, 503, b"the hub has 2 connections, and takes no more"),
-        ({"most_per_address": 2}, 429, b"127.0.0.1 has 2 connections, and may have no more"),
+        ({"most": 2}, 503, b"expected at most 2 connections to the hub; try again later, or raise max_connections"),
+        (
+            {"most_per_address": 2},
+            429,
+            b"expected at most 2 connections from 127.0.0.1; close one, or raise max_connections_per_address",
+        ),
     ],
 )
 def test_a_full_hub_answers_probes_and_refuses_the_rest(bounds: dict[str, int], status: int, detail: bytes) -> None:
@@ -121,6 +125,62 @@ def test_a_proxy_is_no_address_of_a_client() -> None:
         assert b"connection: close" not in asked(third, "/live").lower()
 
 
+@pytest.mark.parametrize("bound", ["most", "most_per_address"])
+def test_a_free_place_is_used_while_spare_connections_are_open(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedConnection, "spare_within", PATIENCE)
+    app = Slow()
+    with guarded(app, **{bound: 2}) as (server, guard), ExitStack() as stack:
+        busy = [stack.enter_context(opened(server)) for _ in range(2)]
+        for one in busy:
+            one.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        wait_for(lambda: app.waiting == 2, "both to be busy")
+        for _ in range(3):
+            stack.enter_context(opened(server))
+        wait_for(lambda: len(guard) == 5, "the spare connections")
+        busy[0].close()
+        wait_for(lambda: len(guard) == 4, "a free place")
+        new = stack.enter_context(opened(server))
+        assert b"connection: close" not in asked(new, "/live").lower(), "an ordinary connection"
+        new.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        wait_for(lambda: app.waiting == 3, "it to be busy")
+        another = stack.enter_context(opened(server))
+        assert b"too_many_connections" in asked(another, "/slow"), "and the hub is full again"
+        server.call(app.go_on.set)
+
+
+def test_an_address_may_have_its_websockets_and_http_connections_beside_them() -> None:
+    websockets = 20
+    with running(max_connections_per_address=websockets) as hub, ExitStack() as stack:
+        agents = [stack.enter_context(hub.socket()) for _ in range(websockets)]
+        answer = refusal(hub)
+        assert (answer.status_code, answer.json()["error"]) == (429, "too_many_connections")
+        assert f"at most {websockets} connections from 127.0.0.1" in answer.json()["detail"]
+        idle = [stack.enter_context(opened(hub)) for _ in range(HTTP_PER_ADDRESS)]
+        for one in idle:
+            assert asked(one, "/live").startswith(b"HTTP/1.1 200")
+        with opened(hub) as another:
+            assert b"connection: close" not in asked(another, "/live").lower(), "an idle one gives way"
+        assert ended(idle[0])
+        for agent in agents:
+            assert agent.ask("ping")["error"] == "not_identified"
+
+
+def test_a_websocket_refused_on_a_spare_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedConnection, "close_within", 0.2)
+    handshake = f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
+    with full(most=2) as server:
+        assert server.server is not None
+        connections = server.server.server_state.connections
+        with opened(server) as sends_on:
+            sends_on.sendall(handshake + bytes(8192))  # more than a slice: the hub waits for the peer to close
+            assert sends_on.recv(65_536).startswith(b"HTTP/1.1 503")
+            wait_for(lambda: len(connections) == 2, "the end of the connection, which the peer doesn't close")
+        monkeypatch.setattr(GuardedConnection, "spare_within", 0.2)
+        with opened(server) as stuck:
+            stuck.sendall(handshake[:-2])
+            assert ended(stuck)
+
+
 def test_many_idle_connections_do_not_fail_a_health_check() -> None:
     with running(max_connections=5, max_http_connections=10) as hub, ExitStack() as stack:
         for _ in range(40):
@@ -140,10 +200,16 @@ def test_a_peer_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         wait_for(lambda: not connections, "the end of the connection")
 
 
-def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A context for a server, and one for clients that trust it."""
     context, trust, authority = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(), trustme.CA()
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.configure_trust(trust)
+    return context, trust
+
+
+def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, trust = tls_contexts()
     with guarded(Slow(), tls=context) as (server, guard), ExitStack() as stack:
         good = stack.enter_context(trust.wrap_socket(opened(server), server_hostname="127.0.0.1"))
         assert asked(good, "/live").startswith(b"HTTP/1.1 204")
@@ -156,32 +222,60 @@ def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.Monkey
         wait_for(lambda: len(guard) == 1, "both to be gone")
 
 
+def test_the_head_of_a_request_has_its_own_time_after_the_tls_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConnectionGuard, "_sweep", lambda *_: None)  # the test says what time it is
+    context, trust = tls_contexts()
+    with guarded(Slow(), tls=context) as (server, guard), opened(server) as plain:
+        wait_for(lambda: len(guard) == 1, "the connection")
+        shaken = guard.now + GuardedConnection.head_within - 1
+        server.call(setattr, guard, "now", shaken)
+        with trust.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+            assert server.server is not None
+            connections = server.server.server_state.connections
+            wait_for(lambda: connections, "the end of the handshake")
+            (it,) = [one.transport for one in connections]
+            assert isinstance(it, GuardedConnection)
+            server.call(it.check, shaken + GuardedConnection.head_within - 1)
+            assert asked(secure, "/live").startswith(b"HTTP/1.1 204")
+        wait_for(lambda: not len(guard), "the end")
+
+
 FILE_LIMIT = """
 import resource, sys
 from headgate.hub import logs
 from headgate.hub.server import _within_file_limit
 from headgate.hub.settings import HubSettings
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[1])))
 settings = HubSettings(max_connections=900, max_http_connections=100)
 logs.configure(settings)
+def refuse(*_):
+    raise {"ValueError": ValueError, "OSError": OSError}[sys.argv[2]]("not permitted")
+if sys.argv[2]:
+    resource.setrlimit = refuse
 settings = _within_file_limit(settings)
 print(settings.max_connections, settings.max_http_connections, *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
 @pytest.mark.parametrize(
-    ("hard", "result", "words"),
+    ("soft", "hard", "error", "result", "words"),
     [
-        (5000, "900 100 1300 5000", []),
+        (256, 5000, "", "900 100 1300 5000", []),
         (
+            256,
             700,
+            "",
             "360 40 700 700",
             ["limit on open files", "needed=1300", "max_connections=360", "max_http_connections=40"],
         ),
+        (800, 5000, "ValueError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
+        (800, 5000, "OSError", "450 50 800 5000", ["open_files=800", "max_connections=450"]),
     ],
 )
-def test_connections_are_held_against_the_limit_on_open_files(hard: int, result: str, words: list[str]) -> None:
-    command = [sys.executable, "-c", FILE_LIMIT, str(hard)]
+def test_connections_are_held_against_the_limit_on_open_files(
+    soft: int, hard: int, error: str, result: str, words: list[str]
+) -> None:
+    command = [sys.executable, "-c", FILE_LIMIT, str(hard), error, str(soft)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert told.stdout.strip().splitlines()[-1] == result
     assert bool(words) == bool(told.stderr)

@@ -62,6 +62,30 @@ def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.M
             assert ended(slow) == b""
 
 
+def test_an_error_in_one_check_ends_neither_the_others_nor_the_sweeps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = GuardedConnection.check
+    failures: list[GuardedConnection] = []
+
+    def check_badly(connection: GuardedConnection, now: float) -> None:
+        if not failures:
+            failures.append(connection)
+            raise RuntimeError("a broken check")
+        check(connection, now)
+
+    monkeypatch.setattr(GuardedConnection, "check", check_badly)
+    with guarded() as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as broken:
+            assert ended(broken) == b""
+        assert len(failures) == 1
+        monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
+        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+            assert ended(silent) == b""
+    logged = capsys.readouterr().out
+    assert logged.count("connection aborted after an error") == logged.count("RuntimeError: a broken check") == 1
+
+
 def test_a_connection_with_an_endless_head_is_closed() -> None:
     with guarded() as server:
         with socket.create_connection(("127.0.0.1", server.port)) as endless:

@@ -145,7 +145,8 @@ def test_connections_of_one_address_are_capped() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
         assert answer.json() == {
             "error": "too_many_connections",
-            "detail": "2001:db8::/64 has 2 connections, and may have no more",
+            "detail": "expected at most 2 connections from 2001:db8::/64; close one, or raise "
+            "max_connections_per_address",
         }
         with forwarded(hub, "192.0.2.1"):
             assert refusal(hub, address="192.0.2.1").status_code == 429

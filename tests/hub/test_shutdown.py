@@ -6,13 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
 
 import pytest
-import uvicorn
 
 from headgate import Policy
-from headgate.hub.server import server_config
 from tests.support.agent_connections import ended, overfill, slow_reader
 from tests.support.hub import Running, running
 from tests.support.valkey import PATIENCE, wait_for
@@ -62,15 +59,8 @@ def test_every_connection_is_told_when_to_reconnect() -> None:
 
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that ends takes its time, as do its idle connections."""
+    """A hub that ends takes its time."""
     monkeypatch.setattr("headgate.hub.app._GOODBYE_TIMEOUT", PATIENCE)
-
-    def patient(*arguments: Any) -> uvicorn.Config:
-        config = server_config(*arguments)
-        config.timeout_keep_alive = round(PATIENCE)
-        return config
-
-    monkeypatch.setattr("tests.support.hub.server_config", patient)
 
 
 @pytest.mark.usefixtures("_patient")

@@ -3,11 +3,13 @@
 import asyncio
 import socket
 import time
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headgate.hub.connections.connection import CONTROL_BURST, GuardedConnection
 from headgate.hub.connections.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
@@ -127,6 +129,41 @@ def test_nothing_is_read_from_a_peer_that_does_not_read(monkeypatch: pytest.Monk
             assert wire.ask("ping") == {"type": "pong"}
 
 
+@pytest.mark.parametrize(
+    ("early", "answer"), [(frame("hello"), b"\x81\x05hello"), (bytes(100), b"\x88")], ids=["valid", "invalid"]
+)
+def test_frames_before_the_answer_to_a_handshake_wait_for_it(
+    early: bytes, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn can't parse frames of a WebSocket that is not accepted."""
+    asked, accept = asyncio.Event(), asyncio.Event()
+    found: list[Any] = []
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        found.append(scope["state"]["connection"])
+        asked.set()
+        await accept.wait()
+        await send({"type": "websocket.accept"})
+        message = await receive()
+        if message["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+            await receive()
+
+    guard = ConnectionGuard(echo)
+    with (
+        serving(guard, http=guard.protocol) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
+    ):
+        connection.sendall(f"GET / {HANDSHAKE}".encode())
+        server.run(asked.wait())
+        server.call(found[0].data_received, early)
+        server.run(asyncio.sleep(0))  # a turn, in which it would be passed on
+        server.call(accept.set)
+        assert received(connection, answer).startswith(b"HTTP/1.1 101")
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
@@ -195,3 +232,46 @@ def test_a_large_body_may_follow_a_request_whose_body_is_being_read() -> None:
             data = connection.recv(65_536)
             assert data, found
             found += data
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_error_in_a_slice_ends_its_connection_and_no_other(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the slice is passed on as it comes, or in a later turn with others behind it."""
+    receive = HttpToolsProtocol.data_received
+
+    def receive_badly(protocol: HttpToolsProtocol, data: bytes) -> None:
+        if b"/broken" in data:
+            raise RuntimeError("a broken parser")
+        receive(protocol, data)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", receive_badly)
+    if not at_once:
+        monkeypatch.setattr(ConnectionGuard, "take_turn", lambda *_: False)
+    guard = ConnectionGuard(answer)
+    with serving(guard, http=guard.protocol) as server, ExitStack() as stack:
+        broken, good = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE))
+            for _ in range(2)
+        )
+        wait_for(lambda: len(guard) == 2, "both")
+
+        def receive_both() -> None:
+            assert server.server is not None
+            found: list[Any] = [one.transport for one in server.server.server_state.connections]
+            its = {one.get_extra_info("peername"): one for one in found}
+            its[broken.getsockname()].data_received(b"GET /broken HTTP/1.1\r\n\r\n")
+            its[good.getsockname()].data_received(b"GET / HTTP/1.1\r\n\r\n")
+
+        server.call(receive_both)
+        assert good.recv(1000).startswith(b"HTTP/1.1 204")
+        with suppress(ConnectionResetError):
+            assert broken.recv(1000) == b""
+        wait_for(lambda: len(guard) == 1, "the broken one to be gone")
+    logged = capsys.readouterr().out
+    assert logged.count("connection aborted after an error") == logged.count("RuntimeError: a broken parser") == 1

@@ -10,7 +10,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.hub.app import Hub
-from headgate.hub.server import Server, server_config
+from headgate.hub.server import Server, server_config, tls_context
 from headgate.hub.settings import HubSettings
 from tests.support.asgi_server import Threaded, Unsignalled
 from tests.support.valkey import PATIENCE
@@ -70,9 +70,9 @@ class Running(Threaded):
     async def serve(self) -> None:
         async with Hub(self._settings, self._policy, store=self.store, gate=self._gate) as hub:
             self.hub = hub
-            config = server_config(self.mount(hub), self._settings)
+            guard, config = server_config(self.mount(hub), self._settings, tls_context(self._settings))
             config.host, config.port, config.timeout_keep_alive = "127.0.0.1", 0, round(PATIENCE)
-            self.server = _Server(hub, config)
+            self.server = _Server(hub, guard, config)
             await self.server.serve()
 
     def mount(self, hub: Hub) -> Any:

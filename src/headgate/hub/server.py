@@ -19,6 +19,7 @@ from headgate._version import VERSION
 from headgate.errors import HeadgateError
 from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
+from headgate.hub.api.http import HEALTH
 from headgate.hub.api.routing import Who
 from headgate.hub.app import ROUTES, Hub
 from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
@@ -34,11 +35,9 @@ _log = structlog.get_logger("headgate.hub")
 class Server(uvicorn.Server):
     """uvicorn's server, which drains the hub before it closes, and does not raise the signal again afterwards."""
 
-    def __init__(self, hub: Hub, config: uvicorn.Config) -> None:
+    def __init__(self, hub: Hub, guard: ConnectionGuard, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._hub = hub
-        assert isinstance(config.app, ConnectionGuard)
-        self._guard = config.app
+        self._hub, self._guard = hub, guard
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,35 +64,42 @@ class Server(uvicorn.Server):
 def serve(settings: HubSettings, config: Path | None, out: TextIO) -> None:
     """Run a hub until SIGINT or SIGTERM."""
     policy = Policy() if config is None else Policy.load(config)
-    _tls_context(settings)  # an unusable certificate is refused before anything is started
+    tls = tls_context(settings)  # an unusable certificate is refused before anything is started
     settings = _within_file_limit(settings)
     with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, policy, config, listener, out))
+        runner.run(_serve(settings, policy, config, listener, tls, out))
 
 
 async def _serve(
-    settings: HubSettings, policy: Policy, config: Path | None, listener: socket.socket, out: TextIO
+    settings: HubSettings,
+    policy: Policy,
+    config: Path | None,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+    out: TextIO,
 ) -> None:
     async with Hub(settings, policy, config=config) as hub:
-        server = Server(hub, server_config(hub, settings))
+        server = Server(hub, *server_config(hub, settings, tls))
         with nullcontext() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
             await _print_welcome(hub, settings, listener, out)
             await server.serve([listener])
     _log.info("stopped")
 
 
-def server_config(app: Asgi, settings: HubSettings) -> uvicorn.Config:
-    """The configuration of uvicorn for a hub. Its application is the guard of the connections, around the hub."""
+def server_config(
+    app: Asgi, settings: HubSettings, tls: ssl.SSLContext | None
+) -> tuple[ConnectionGuard, uvicorn.Config]:
+    """The guard of a hub's connections, and the configuration of uvicorn, whose application is the guard."""
     guard = ConnectionGuard(
         app,
         most=settings.max_connections + settings.max_http_connections,
         most_per_address=settings.max_connections_per_address + HTTP_PER_ADDRESS,
         max_body=settings.max_frame,
         trusted=settings.trusted_proxies,
-        probes=[route.path for route in ROUTES if route.who is Who.PROBE and route.action == "get_health"],
-        tls=_tls_context(settings),
+        probes=[route.path for route in ROUTES if route.who is Who.PROBE and route.action == HEALTH],
+        tls=tls,
     )
-    return uvicorn.Config(
+    config = uvicorn.Config(
         guard,
         ws="websockets-sansio",
         ws_max_size=settings.max_frame * _OVERSIZE,
@@ -109,10 +115,11 @@ def server_config(app: Asgi, settings: HubSettings) -> uvicorn.Config:
         timeout_graceful_shutdown=max(round(settings.shutdown_within), 1),
         backlog=_BACKLOG,
     )
+    return guard, config
 
 
-def _tls_context(settings: HubSettings) -> ssl.SSLContext | None:
-    """The context of a server with TLS."""
+def tls_context(settings: HubSettings) -> ssl.SSLContext | None:
+    """The context of a server with TLS; None without a certificate."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None:
         if key is not None:
@@ -135,7 +142,10 @@ def _within_file_limit(settings: HubSettings) -> HubSettings:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return settings
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (ValueError, OSError):  # a container, or macOS with its own maximum
+        allowed = soft
     if allowed == needed:
         return settings
     most = max(allowed - RESERVE - _OTHER_FILES, 2)

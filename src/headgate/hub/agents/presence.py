@@ -22,10 +22,17 @@ class Presence:
         """Count a socket, or refuse it where there are too many."""
         address = counted_as(socket.address)
         if len(self.sockets) >= self._most:
-            raise RequestError(503, "too_many_connections", f"the hub has {self._most} connections, and takes no more")
+            raise RequestError(
+                503,
+                "too_many_connections",
+                f"expected at most {self._most} connections to the hub; try again later, or raise max_connections",
+            )
         if self._addresses[address] >= self._most_per_address:
             raise RequestError(
-                429, "too_many_connections", f"{address} has {self._most_per_address} connections, and may have no more"
+                429,
+                "too_many_connections",
+                f"expected at most {self._most_per_address} connections from {address}; close one, or raise "
+                "max_connections_per_address",
             )
         self._addresses[address] += 1
         self.sockets.add(socket)

@@ -38,7 +38,46 @@ _LONGEST_LINE, _MOST_LINES = 8192, 128  # of a WebSocket's handshake, for the li
 
 
 class GuardedConnection(asyncio.Protocol, asyncio.Transport):
-    """One connection: a protocol for the socket's transport, a transport for uvicorn's protocol."""
+    """One connection: a protocol for the socket's transport, a transport for uvicorn's protocol.
+
+    Its life, and the time it has in each state:
+
+    ==========  =======  ========  =============  ==========  ====================================================
+    state       `_open`  `_meter`  `_close_sent`  `_closing`
+    ==========  =======  ========  =============  ==========  ====================================================
+    handshake   no       None      no             no          of TLS, which reads the bytes; `head_within`
+    http        yes      None      no             no          `head_within` for a head, none while `requests` > 0
+    websocket   yes      set       no             no          no deadline, but pings
+    close sent  yes      set       yes            no          the peer's answer is passed on; `close_within`
+    closing     any      any       yes            yes         nothing is written or passed on; `close_within`
+    lost        no       any       any            yes         the end
+    ==========  =======  ========  =============  ==========  ====================================================
+
+    - handshake to http: `_begin`; without TLS at once
+    - http to websocket: `set_protocol`
+    - websocket to close sent: `expect_close`, when the application closes
+    - all of these to closing: `close`, by uvicorn or after a bound or deadline; `_fail`; `abort`; `eof_received`
+    - all to lost: `connection_lost`
+
+    A connection with a `refusal` has `spare_within` for the first two states together, and never becomes idle.
+
+    What was read, until it is closing:
+
+    =========  =======  ============  ================  =============================================================
+    state      `_data`  `_scheduled`  `_socket_paused`
+    =========  =======  ============  ================  =============================================================
+    reading    empty    no            no                `data_received` passes on at once what fits into this turn
+    scheduled  some     yes           yes               the guard calls `take_slice` in a later turn
+    held       some     no            yes               by uvicorn, or before a WebSocket is accepted (`_paused`), by
+                                                        a peer that doesn't read (`_blocked`), or a bound (`_slowed`)
+    drained    empty    no            yes               held by the peer or a bound, with nothing left
+    =========  =======  ============  ================  =============================================================
+
+    - reading to scheduled or held: `data_received`
+    - scheduled to itself, held, drained or reading: `take_slice`
+    - held or drained to scheduled or reading: `_schedule_next`, after `resume_reading`, `resume_writing` or
+      `_end_slowdown`
+    """
 
     head_within = 10.0
     """Seconds for a TLS handshake, and for the head of a request."""
@@ -72,7 +111,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._deadline = guard.now + self.head_within
         # What was received and not passed on:
         self._data, self._at = b"", 0
-        self._scheduled = self._stopped = False
+        self._scheduled = self._socket_paused = False
         self._paused = self._blocked = self._slowed = False  # by uvicorn, by the peer, by a bound
         self._meter: FrameMeter | None = None  # of a WebSocket
         self._lane = guard.http_lane
@@ -81,11 +120,11 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._received = 0  # bytes since the last request began or ended
         self._headers: Sequence[tuple[bytes, bytes]] = ()
         # The end, and the signs of life:
-        self._closing = self._last_words = False
+        self._closing = self._close_sent = False
         self._ignored = 0
         self._written = self._sent = 0
-        self._sent_at = self._heard_at = guard.now
-        self._heard = self._pinged = False
+        self._sent_at = self._received_at = guard.now
+        self._received_since_check = self._pinged = False
 
     @property
     def idle(self) -> bool:
@@ -100,7 +139,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         if opened is not None:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         self._guard.admit(self, transport.get_extra_info("peername"))
-        now = self._sent_at = self._heard_at = self._charged = self._guard.now
+        now = self._sent_at = self._received_at = self._charged = self._guard.now
         self._deadline = now + (self.head_within if self.refusal is None else self.spare_within)
         if self._guard.tls is None:
             self._begin()
@@ -109,7 +148,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
                 transport, self, self._guard.tls, server_side=True, ssl_handshake_timeout=self.head_within
             )
             # Its first step at once: what is read before that would be lost.
-            self._handshake = self._loop.create_task(self._secure(_begun(secure)))
+            self._handshake = self._loop.create_task(self._secure(_run_first_step(secure)))
 
     async def _secure(self, handshake: Awaitable[asyncio.Transport | None]) -> None:
         try:
@@ -121,6 +160,8 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             self._guard.release(self)
         else:
             self._transport = secured
+            if self.refusal is None:  # a spare connection has one time for everything
+                self._deadline = self._guard.now + self.head_within
             self._begin()
 
     def _begin(self) -> None:
@@ -140,7 +181,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         """Let the transport close, once it has written the last bytes."""
         if self._open:
             self._inner.eof_received()
-        self._closing = self._last_words = True
+        self._closing = self._close_sent = True
         self._deadline = self._guard.now + self.close_within
         return False
 
@@ -152,11 +193,11 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._blocked = False
         if not self._closing:  # otherwise the end of the connection ends the wait
             self._inner.resume_writing()
-            self._go_on()
+            self._schedule_next()
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
-        if self._last_words:
+        self._received_since_check = True
+        if self._close_sent:
             self._ignored += len(data)
             if self._ignored > MAX_IGNORED:
                 self.abort()
@@ -166,28 +207,32 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             self._data, self._at = self._data[self._at :] + data, 0
         elif self._paused or self._blocked or self._slowed:
             self._data = data
-            self._stop()
+            self._pause_socket()
         elif not self._guard.take_turn(self._lane):
             self._data = data
-            self._stop()
-            self._go_on()
+            self._pause_socket()
+            self._schedule_next()
         else:
-            end = self._next_slice(data, 0)
-            if end == len(data):
-                self._pass_on(data)
-                return
-            self._data, self._at = data, end
-            self._stop()
-            self._pass_on(data[:end])
-            self._go_on()
+            try:
+                end = self._next_slice(data, 0)
+                if end == len(data):
+                    self._pass_on(data)
+                    return
+                self._data, self._at = data, end
+                self._pause_socket()
+                self._pass_on(data[:end])
+                self._schedule_next()
+            except Exception:  # noqa: BLE001 - as in a later turn
+                self._guard.abort_failed(self)
 
     # Slices ----------------------------------------------------------------------------------------------------------
 
     def _next_slice(self, data: bytes, start: int) -> int:
         if self._meter is not None:
             return self._meter.next_slice(data, start)
-        end, size = data.find(_HEAD_END, start) + len(_HEAD_END), len(data)
-        if start <= end - len(_HEAD_END) <= start + SLICE and end < size:  # there is a body, or another request
+        size, at = len(data), data.find(_HEAD_END, start, start + SLICE + len(_HEAD_END))
+        end = at + len(_HEAD_END)
+        if at >= 0 and end < size:  # there is a body, or another request
             return end if size - start > SLICE or data.find(_HEAD_END, end) >= 0 else size
         return min(start + SLICE, size)
 
@@ -234,9 +279,9 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
     def _end_slowdown(self) -> None:
         self._slowed = False
-        self._go_on()
+        self._schedule_next()
 
-    def _go_on(self) -> None:
+    def _schedule_next(self) -> None:
         """Pass on in a later turn what was read, unless there is a reason to wait; if there is nothing, read on.
 
         While uvicorn does not read, one read goes ahead: otherwise the end of the connection would go unnoticed.
@@ -244,8 +289,8 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         if self._closing or self._scheduled or self._blocked or self._slowed:
             return
         if not self._data:
-            if self._stopped:
-                self._stopped = False
+            if self._socket_paused:
+                self._socket_paused = False
                 self._transport.resume_reading()
         elif not self._paused:
             self._scheduled = True
@@ -263,11 +308,11 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         else:
             self._at = end
         self._pass_on(data[start:end])
-        self._go_on()
+        self._schedule_next()
 
-    def _stop(self) -> None:
-        if not self._stopped and not self._transport.is_closing():
-            self._stopped = True
+    def _pause_socket(self) -> None:
+        if not self._socket_paused and not self._transport.is_closing():
+            self._socket_paused = True
             self._transport.pause_reading()
 
     # The transport of uvicorn's protocol -----------------------------------------------------------------------------
@@ -282,16 +327,19 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._paused = False
-        if self._data or self._stopped:
-            self._go_on()
+        if self._data or self._socket_paused:
+            self._schedule_next()
 
     def is_reading(self) -> bool:
         return not self._paused and not self._closing
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Become a WebSocket, whose handshake the new protocol has been given."""
+        """Become a WebSocket, whose handshake the new protocol has been given.
+
+        Frames wait until the application has accepted it and `resume_reading` is called: uvicorn fails at earlier ones.
+        """
         assert isinstance(protocol, asyncio.Protocol)
-        self._inner, self._meter, self._paused = protocol, FrameMeter(), False
+        self._inner, self._meter, self._paused = protocol, FrameMeter(), True
         self._lane = self._guard.websocket_lane
         self._loop.call_soon(self._check_handshake)
 
@@ -314,12 +362,12 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
     def close(self) -> None:
         """Close after the last bytes, at the latest in a short time."""
-        self._close(wait=self._stopped)
+        self._close(wait=self._socket_paused)
 
     def _close(self, *, wait: bool) -> None:
         if self._closing:
             return
-        self._closing = self._last_words = True
+        self._closing = self._close_sent = True
         self._deadline = self._guard.now + self.close_within
         self._data = b""
         if not wait or self._guard.stopping or self._guard.tls is not None:
@@ -327,8 +375,8 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             return
         # A peer that still sends would lose what it has not read yet: ignore that until it closes too.
         self._transport.write_eof()
-        if self._stopped:
-            self._stopped = False
+        if self._socket_paused:
+            self._socket_paused = False
             self._transport.resume_reading()
 
     def _fail(self, code: int, reason: str) -> None:
@@ -338,7 +386,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._close(wait=True)
 
     def abort(self) -> None:
-        self._closing = self._last_words = True
+        self._closing = self._close_sent = True
         self._transport.abort()
 
     def is_closing(self) -> bool:
@@ -379,8 +427,8 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
     def expect_close(self) -> None:
         """The application closes a WebSocket: the peer has a short time to read that and to answer."""
-        if not self._last_words:
-            self._last_words = True
+        if not self._close_sent:
+            self._close_sent = True
             self._deadline = self._guard.now + self.close_within
 
     # The time --------------------------------------------------------------------------------------------------------
@@ -388,7 +436,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
     def check(self, now: float) -> None:
         """Close or abort it if a time is over. Called about once a second."""
         if now >= self._deadline:
-            if self._last_words or (self._handshake is not None and not self._open):
+            if self._close_sent or not self._open:
                 self.abort()
             else:
                 self.close()
@@ -399,22 +447,22 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         elif now - self._sent_at >= self.write_within:
             self.abort()
             return
-        if self._meter is not None and not self._last_words:
+        if self._meter is not None and not self._close_sent:
             self._keep_alive(now)
 
     def _keep_alive(self, now: float) -> None:
         """Ping a WebSocket that is silent. Any data is a sign of life: a pong may wait behind it."""
-        if self._heard or self._stopped:
-            self._heard = self._pinged = False
-            self._heard_at = now
-        elif now - self._heard_at >= 2 * self.ping_after:
+        if self._received_since_check or self._socket_paused:
+            self._received_since_check = self._pinged = False
+            self._received_at = now
+        elif now - self._received_at >= 2 * self.ping_after:
             self._fail(_UNANSWERED_PING, "keepalive ping timeout")
-        elif not self._pinged and now - self._heard_at >= self.ping_after:
+        elif not self._pinged and now - self._received_at >= self.ping_after:
             self._pinged = True
             self.write(b"\x89\x00")
 
 
-def _begun(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+def _run_first_step(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
     """Do the first step of a coroutine now, and the rest when it is awaited: as an eager task of Python 3.12 does."""
     waits_for = work.send(None)
 

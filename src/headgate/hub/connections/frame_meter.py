@@ -41,7 +41,7 @@ class FrameMeter:
         for _ in range(FRAMES):
             if not self._payload:
                 if at + 1 < size and data[at] in _WHOLE and 0x80 <= data[at + 1] < 0xFE and not self._header:
-                    after = at + data[at + 1] - 0x7A  # the ordinary case: a short message in one masked frame
+                    after = at + data[at + 1] - 0x80 + 6  # the ordinary case: a short message in one masked frame
                     if after < end:
                         at = after
                         continue
@@ -54,7 +54,7 @@ class FrameMeter:
                     return size
                 at += length - len(self._header)
                 self._header = b""
-                self._count(header)
+                self._begin_frame(header)
             part = min(self._payload, max(end - at, 0))
             at += part
             self._payload -= part
@@ -62,8 +62,8 @@ class FrameMeter:
                 break
         return at
 
-    def _count(self, header: bytes) -> None:
-        """Begin a frame."""
+    def _begin_frame(self, header: bytes) -> None:
+        """Begin a frame: note the length of its payload, and count it."""
         opcode, length = header[0] & 0x0F, header[1] & 0x7F
         if length == 126:
             length = int.from_bytes(header[2:4], "big")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from ipaddress import ip_network
 from typing import Any, Final, TypeAlias
 
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headgate.errors import InvalidInput
@@ -34,13 +35,16 @@ _PEERS_MISTAKES: Final = (  # which uvicorn logs, with a traceback or as warning
     "Unsupported upgrade request.",
 )
 
+_log = structlog.get_logger("headgate.hub")
+
 
 class ConnectionGuard:
     """The connections of one server, with bounds on them: `most` in all, `most_per_address` from one address.
 
     Addresses of `trusted` networks are proxies, and not counted. A new connection beyond the bounds replaces the oldest
     idle one, of its address or at all. If none is idle it is one of `RESERVE` on which probes are answered as ever,
-    and everything else is refused. `tls` is the context of a server with TLS.
+    and everything else is refused. These spare connections don't count against the bounds. `tls` is the context of a
+    server with TLS.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class ConnectionGuard:
         self._addresses: Final[dict[str, AddressConnections]] = {}
         self._idle: Final[dict[GuardedConnection, None]] = {}  # oldest first
         self._spare: Final[dict[GuardedConnection, None]] = {}  # oldest first
-        logging.getLogger("uvicorn.error").addFilter(_is_not_the_peers_mistake)
+        logging.getLogger("uvicorn.error").addFilter(_is_own_error)
 
     def __len__(self) -> int:
         return self._count
@@ -107,17 +111,24 @@ class ConnectionGuard:
         key = self._key(peer)
         address = None if key is None else self._addresses.get(key)
         if address is not None and address.count >= self._most_per_address and not self._drop_oldest(address.idle):
-            many = f"{key} has {self._most_per_address} connections, and may have no more"
-            self._admit_spare(connection, (429, many))
-        elif self._count >= self._most and not self._drop_oldest(self._idle):
-            self._admit_spare(connection, (503, f"the hub has {self._most} connections, and takes no more"))
+            detail = (
+                f"expected at most {self._most_per_address} connections from {key}; close one, or raise "
+                "max_connections_per_address"
+            )
+            self._admit_spare(connection, (429, detail))
+        elif self._count - len(self._spare) >= self._most and not self._drop_oldest(self._idle):
+            detail = (
+                f"expected at most {self._most} connections to the hub; try again later, or raise max_connections "
+                "or max_http_connections"
+            )
+            self._admit_spare(connection, (503, detail))
+        else:
+            if key is not None:
+                connection.address = self._addresses.setdefault(key, AddressConnections(key))
+                connection.address.count += 1
+            self._mark_idle(connection)
         self._count += 1
         self._sweeps[connection.sweep].add(connection)
-        if key is not None:
-            connection.address = self._addresses.setdefault(key, AddressConnections(key))
-            connection.address.count += 1
-        if connection.refusal is None:
-            self._mark_idle(connection)
 
     def _key(self, peer: object) -> str | None:
         """The key that an address is counted under; None for a proxy or a Unix socket."""
@@ -160,6 +171,11 @@ class ConnectionGuard:
             if not address.count:
                 del self._addresses[address.key]
 
+    def abort_failed(self, connection: GuardedConnection) -> None:
+        """Abort a connection after an error in the hub, which is being handled, and log the error."""
+        _log.exception("connection aborted after an error")
+        connection.abort()
+
     def abort_all(self) -> None:
         """Abort all connections."""
         for connections in self._sweeps:
@@ -192,10 +208,14 @@ class ConnectionGuard:
         self._turning = False
         for lane in (self.websocket_lane, self.http_lane):
             lane.passed = min(len(lane.waiting), PER_TURN)
-            for _ in range(lane.passed):
-                lane.waiting.popleft().take_slice()
             if lane.passed:
                 self._expect_turn()
+            for _ in range(lane.passed):
+                connection = lane.waiting.popleft()
+                try:
+                    connection.take_slice()
+                except Exception:  # noqa: BLE001 - it ends this connection, and holds up no other
+                    self.abort_failed(connection)
 
     # Idle connections, and the time ----------------------------------------------------------------------------------
 
@@ -213,11 +233,14 @@ class ConnectionGuard:
         """Look at a part of the connections, in turns."""
         self.now = loop.time()
         self._next_sweep = (self._next_sweep + 1) % _SWEEPS
-        for connection in list(self._sweeps[self._next_sweep]):
-            connection.check(self.now)
         self._sweeping = self._count > 0
         if self._sweeping:
             loop.call_later(1 / _SWEEPS, self._sweep, loop)
+        for connection in list(self._sweeps[self._next_sweep]):
+            try:
+                connection.check(self.now)
+            except Exception:  # noqa: BLE001 - it ends this connection, and the timeouts of no other
+                self.abort_failed(connection)
 
     # ASGI ------------------------------------------------------------------------------------------------------------
 
@@ -229,7 +252,7 @@ class ConnectionGuard:
             if connection.refusal is not None:
                 await self._answer_spare(connection.refusal, scope, receive, send)
             elif scope["type"] == "websocket":
-                await self._app(scope, receive, _watched(connection, send))
+                await self._app(scope, receive, _guard_send(connection, send))
             else:
                 await self._app(scope, receive, send)
             if connection.refused:
@@ -254,7 +277,7 @@ class ConnectionGuard:
         prefix = "http" if scope["type"] == "http" else "websocket.http"
         if scope["type"] == "websocket":
             await receive()
-            send = _watched(scope["state"]["connection"], send)
+            send = _guard_send(scope["state"]["connection"], send)
         body = json.dumps({"error": "too_many_connections", "detail": detail}).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -287,21 +310,28 @@ class AddressConnections:
         self.idle: dict[GuardedConnection, None] = {}  # oldest first
 
 
-def _watched(connection: GuardedConnection, send: Send) -> Send:
-    """`send` of a WebSocket, which fails once it is closed, and says when the application closes or refuses it."""
+def _guard_send(connection: GuardedConnection, send: Send) -> Send:
+    """`send` of a WebSocket, which fails once it is closed, and tells the connection what the application does."""
 
     def send_open(message: Mapping[str, Any]) -> Awaitable[None]:
         if connection.is_closing():  # by uvicorn, as after an invalid frame: it would blame the application
             raise ConnectionError("the connection is closed")
-        if message["type"] == "websocket.close":
+        kind = message["type"]
+        if kind == "websocket.accept":
+            return accept(message)
+        if kind == "websocket.close":
             connection.expect_close()
-        elif message["type"] == "websocket.http.response.body":
+        elif kind == "websocket.http.response.body":
             connection.refused = True
         return send(message)
+
+    async def accept(message: Mapping[str, Any]) -> None:
+        await send(message)
+        connection.resume_reading()
 
     return send_open
 
 
-def _is_not_the_peers_mistake(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn is worth a line in the log: mistakes of peers are answered, and not the hub's."""
+def _is_own_error(record: logging.LogRecord) -> bool:
+    """Whether a log record of uvicorn is about an error of the hub. Mistakes of peers are answered, not logged."""
     return record.msg not in _PEERS_MISTAKES
