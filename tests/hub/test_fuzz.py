@@ -210,3 +210,36 @@ def test_b11_hanging_up_on_pipelined_requests_logs_no_error(caplog: pytest.LogCa
         held.result(PATIENCE)
         hub.call(lambda: None)
     assert quiet(caplog)
+
+
+def last_words(hub: Running, path: str, sent: bytes, *, wait: bool = True) -> int:
+    """Send bytes after a handshake, or together with it; the code of the close."""
+    with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+        handshake, heard = f"GET {path} {HANDSHAKE}\r\n".encode(), b""
+        if wait:
+            raw.sendall(handshake)
+            heard, handshake = raw.recv(65_536), b""
+        raw.sendall(handshake + sent)
+        heard += b"".join(iter(lambda: raw.recv(65_536), b""))
+    head, _, frames = heard.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 ")
+    return int.from_bytes(frames[frames.index(b"\x88") + 2 :][:2], "big")
+
+
+def test_b11_invalid_frames_before_the_handshake_is_answered_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as hub:
+        assert last_words(hub, "/ws", websocket_frame(3, b"reserved") * 500, wait=False) == 1002
+    assert quiet(caplog)
+
+
+def test_b11_a_close_right_after_invalid_text_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as hub:
+        assert last_words(hub, "/ws", websocket_frame(1, b"\xff") + websocket_frame(8, b"")) == 1007
+    assert quiet(caplog)
+
+
+def test_b11_a_long_reason_beyond_ascii_closes_a_dashboard(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as hub:
+        unknown = b'{"' + "💥".encode() * 100 + b'":1}'
+        assert last_words(hub, "/ws/dashboard", websocket_frame(1, unknown)) == 1008
+    assert quiet(caplog)

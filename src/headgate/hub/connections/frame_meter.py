@@ -12,6 +12,7 @@ MAX_FRAGMENTS: Final = 1000
 _LONGEST: Final = 14  # bytes of a header
 _CONTINUATION: Final = 0
 _WHOLE: Final = (0x81, 0x82)  # the first byte of a text or binary message in one frame
+_CLOSE: Final = 8
 _FIRST_CONTROL: Final = 8  # the opcodes of close, ping and pong are from here on
 
 
@@ -47,6 +48,8 @@ class FrameMeter:
                         continue
                     if after == end:
                         return end
+                if start < at < size and data[at] & 0x0F == _CLOSE:
+                    return at  # the messages before it come first: uvicorn could not refuse them any more
                 header = self._header + data[at : at + _LONGEST]
                 length = _header_length(header)
                 if len(header) < length:

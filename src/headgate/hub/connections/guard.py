@@ -255,7 +255,7 @@ class ConnectionGuard:
                 await self._app(scope, receive, _guard_send(connection, send))
             else:
                 await self._app(scope, receive, send)
-            if connection.refused:
+            if connection.refused or (scope["type"] == "websocket" and connection.is_closing()):
                 await connection.wait_lost()  # otherwise uvicorn misses the end of the handshake, and logs an error
         finally:
             connection.end_request()

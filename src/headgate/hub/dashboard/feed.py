@@ -25,7 +25,7 @@ from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explain
-from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket
+from headgate.hub.sockets.socket import MAX_REASON, POLICY_VIOLATION, TRY_LATER, Socket
 from headgate.limits.clock import Clock
 
 MAX_CARDS: Final = 500
@@ -336,4 +336,4 @@ def _unsettled(card: AgentCard) -> bool:
 
 async def _refuse(socket: Socket, error: str, detail: str, code: int = POLICY_VIOLATION) -> None:
     await socket.send(encode(Problem(error=error, detail=detail)))
-    await socket.close(code, detail[:120])
+    await socket.close(code, detail.encode()[:MAX_REASON].decode(errors="ignore"))

@@ -18,6 +18,8 @@ RESTARTING: Final = 1012
 """The close code of a server that comes back."""
 TRY_LATER: Final = 1013
 """The close code of a server that has no room."""
+MAX_REASON: Final = 123
+"""Bytes of the reason in a close frame."""
 MAX_BYTES: Final = 1024 * 1024
 """Bytes queued for one slow reader, however few frames they are."""
 _READS: Final = 2  # frames that are read before other tasks have their turn
@@ -108,7 +110,7 @@ class Socket:
         return contents
 
     async def close(self, code: int, reason: str = "") -> None:
-        """Close it. `reason` is at most 123 bytes of UTF-8."""
+        """Close it. `reason` is at most `MAX_REASON` bytes of UTF-8."""
         if not self.closed:
             self.closed = True
             await self._put({"type": "websocket.close", "code": code, "reason": reason}, last=True)
