@@ -1,13 +1,14 @@
 """How many connections there may be, from where, and for how long."""
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -306,3 +307,29 @@ def test_garbage_from_a_proxy_is_logged_once(
             assert http.get("/live", headers={"X-Forwarded-For": "unknown"}).status_code == 200
     assert [record for record in caplog.records if record.exc_info or "ASGI" in record.getMessage()] == []
     assert capsys.readouterr().out.count("X-Forwarded-For") == 1
+
+
+def test_a_head_of_many_short_lines_is_refused() -> None:
+    """Each line becomes objects that take far more memory than its bytes."""
+    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+        raw.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200)
+        assert raw.recv(1000).startswith(b"HTTP/1.1 431")
+        assert raw.recv(1000) == b""
+
+
+def test_a_body_may_have_many_lines() -> None:
+    with running() as hub, hub.http(hub.register("planner")) as http:
+        body = json.dumps({"payload": list(range(300))}, indent=0)
+        assert http.post("/api/tasks", content=body).status_code == 201
+
+
+def test_an_endless_body_is_not_read_after_its_answer() -> None:
+    head = b"POST /api/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
+    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+        raw.sendall(head)
+        assert raw.recv(1000).startswith(b"HTTP/1.1 4")
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 100_000_000:
+                sent += raw.send(b"x" * 65_536)
+        assert sent < 20_000_000, "the kernel's buffers, and a few hundred kilobytes"

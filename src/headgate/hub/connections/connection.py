@@ -20,6 +20,8 @@ RECEIVE_BUFFER: Final = 32 * 1024
 """Bytes that the kernel may buffer for a connection."""
 MAX_HEAD: Final = 64 * 1024
 """Bytes of the head of a request."""
+MAX_LINES: Final = 128
+"""Lines of the head of a request."""
 MAX_IGNORED: Final = 64 * 1024
 """Bytes that a peer may send after the hub has closed."""
 CONTROL_BURST: Final = 100
@@ -34,7 +36,8 @@ FRAGMENT_RATE: Final = 500.0
 _HEAD_END: Final = b"\r\n\r\n"
 _POLICY_VIOLATION: Final = 1008
 _UNANSWERED_PING: Final = 1011
-_LONGEST_LINE, _MOST_LINES = 8192, 128  # of a WebSocket's handshake, for the library that parses it
+_LONGEST_LINE: Final = 8192  # of a WebSocket's handshake, for the library that parses it
+_TOO_MANY_FIELDS: Final = b"431 Request Header Fields Too Large"
 
 
 class GuardedConnection(asyncio.Protocol, asyncio.Transport):
@@ -248,7 +251,11 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
                 self.close()
                 return
             if not self.requests:
-                self._head = data if self._received == len(data) else self._head + data
+                if len(self._head) <= MAX_HEAD:  # there may be more of a body after its answer
+                    self._head = data if self._received == len(data) else self._head + data
+                if self._head.partition(_HEAD_END)[0].count(b"\n") > MAX_LINES:
+                    self._refuse_head()
+                    return
                 if self._deadline == inf:
                     self._deadline = self._guard.now + self.head_within
         self._inner.data_received(data)
@@ -258,9 +265,9 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
         While it is answered, uvicorn may read the body of the next one too.
         """
-        headers = dict(self._headers)
-        more = 4 * self._guard.max_body if self.requests or b"transfer-encoding" in headers else 0
-        return MAX_HEAD + int(headers.get(b"content-length", 0)) + more
+        headers, much = dict(self._headers), 4 * self._guard.max_body
+        more = much if self.requests or b"transfer-encoding" in headers else 0
+        return MAX_HEAD + min(int(headers.get(b"content-length", 0)), much) + more
 
     def _within_bounds(self, meter: FrameMeter) -> bool:
         passed = max(self._guard.now - self._charged, 0.0)
@@ -353,10 +360,20 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         lines = self._head.split(b"\r\n")
         if len(lines[0]) > _LONGEST_LINE:
             status = b"414 URI Too Long"
-        elif len(lines) > _MOST_LINES or max(map(len, lines)) > _LONGEST_LINE:
-            status = b"431 Request Header Fields Too Large"
+        elif max(map(len, lines)) > _LONGEST_LINE:
+            status = _TOO_MANY_FIELDS
         else:
             status = b"400 Bad Request"
+        self._answer_last(status)
+
+    def _refuse_head(self) -> None:
+        """Refuse a head with too many lines: each takes far more memory than its bytes."""
+        if not self._headers:  # otherwise it may be the rest of a body that was answered before
+            self._answer_last(_TOO_MANY_FIELDS)
+        else:
+            self.close()
+
+    def _answer_last(self, status: bytes) -> None:
         self.write(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         self.close()
 
