@@ -44,7 +44,8 @@ def add(commands: Commands) -> None:
         "--agent-data",
         choices=("keep", "drop"),
         required=True,
-        help="keep mail, signals and tasks on this hub for whoever registers the names next, or drop them",
+        help="keep mail, sessions, signals, tasks and chat channels on this hub for whoever registers the names next; "
+        "or drop them, where tasks and chat channels become the admin's",
     )
     add_hub_options(accept)
 

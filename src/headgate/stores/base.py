@@ -339,6 +339,9 @@ class AgentDirectory(Protocol):
 
     async def knows(self, agent: str) -> bool: ...
 
+    def forget_verified(self) -> None:
+        """Forget the agents that were verified before, which are known even while the server is away."""
+
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""
 

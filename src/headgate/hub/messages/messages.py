@@ -153,6 +153,20 @@ class MessageBroker:
         await self._background.finish(self._keep_all())
         await self._background.wait()
 
+    async def drop_agent_data(self) -> None:
+        """Drop all undelivered messages, and make all chat channels the admin's."""
+
+        def drop(db: Connection) -> None:
+            db.execute("DELETE FROM mail")
+            db.execute("UPDATE channels SET creator = ''")
+
+        async with self._keeping:
+            await self._database.run(drop)
+            self._unkept.clear()
+            self._unkept_bytes = 0
+        for channel in self._chat_channels.values():
+            channel.creator = ""
+
     async def _keep(self, to: str, messages: list[Message], most: int | None) -> None:
         rows = [(to, message.sender, bytes(message.body), message.at) for message in messages]
 

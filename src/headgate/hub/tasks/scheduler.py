@@ -141,6 +141,17 @@ class Scheduler:
             raise RequestError(400, "invalid", f"state: expected one of {', '.join(STATES)}, got {state[:40]!r}")
         return await self._table.page(of, state, limit, before)
 
+    async def drop_agent_data(self) -> None:
+        """Take all tasks away from their agents: the admin has created them, and nobody has held them.
+
+        No agent may be connected.
+        """
+        self._expect_open()
+        for task in list(self._open.values()):
+            async with task.lock:  # what is written later, as when a task is queued again, has no holder
+                task.holder = None
+        await self._table.drop_agents()
+
     def counts(self) -> dict[str, int]:
         """The number of tasks in each state."""
         return {state: self._counts[state] for state in STATES}

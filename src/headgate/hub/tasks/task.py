@@ -152,6 +152,10 @@ class TaskTable:
         rows = [(number,) for number in numbers]
         await self._database.run(lambda db: db.executemany("DELETE FROM tasks WHERE number = ?", rows))
 
+    async def drop_agents(self) -> None:
+        """Forget who has created, held and finished the tasks."""
+        await self._database.run(lambda db: db.execute("UPDATE tasks SET creator = '', agent = NULL"))
+
     async def find(self, task_id: str) -> Task | None:
         """A task by its id."""
         if not task_id.isascii():  # SQLite takes no lone surrogates

@@ -137,6 +137,9 @@ class RedisAgents:
                 raise
             return True
 
+    def forget_verified(self) -> None:
+        self._verified.clear()
+
     async def _digest_of(self, agent: str) -> bytes | None:
         """The digest of an agent's token, or None.
 
@@ -268,6 +271,10 @@ class _VerifiedAgents:
         digest = None if agent is None else self._digests.pop(agent, None)
         if digest is not None:
             del self._owners[digest]
+
+    def clear(self) -> None:
+        self._digests.clear()
+        self._owners.clear()
 
     def digest_of(self, agent: str) -> bytes | None:
         return self._digests.get(agent)
