@@ -1,13 +1,14 @@
 """`headgate store`: whether the store of a hub has its data, and what to do if it is lost."""
 
 import argparse
+from typing import Final
 
 from headgate.cli.hub_api import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
-_STATES = {
+_STATES: Final = {
     "memory": "the store is this hub's memory",
     "ok": "the store has its data",
     "away": "the store can't be reached",
@@ -53,11 +54,11 @@ def add(commands: Commands) -> None:
 def _show(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.store()
-    state = hub.parse(lambda: str(answer["store"]))
+    state, problems = hub.parse(lambda: (str(answer["store"]), [str(problem) for problem in answer["problems"]]))
     if options.json:
         print_json(answer)
     else:
-        print("\n".join([_STATES.get(state, printable(state)), *map(printable, answer["problems"])]))
+        print("\n".join([_STATES.get(state, printable(state)), *map(printable, problems)]))
     return 1 if state in ("away", "lost") else 0
 
 
