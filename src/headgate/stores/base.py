@@ -174,7 +174,9 @@ class WindowCount(NamedTuple):
 
     allowed: bool
     used: int
-    """Requests in the window, with this one if it was allowed."""
+    """Requests in the window, with this one if it was allowed; while nothing is known and nothing passes, the limit."""
+    remaining: int
+    """How many more would be allowed now; 0 if the request was denied."""
     wait: int
     """0 if the request was allowed; else microseconds, as a rule until the oldest request leaves the window."""
     degraded: bool = False

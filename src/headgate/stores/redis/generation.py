@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from headgate.errors import StoreAway, StoreLost
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
-from headgate.stores.redis.protocol import FORMAT
+from headgate.stores.redis.protocol import FORMAT, admin_prefix
 
 _LOST: Final = "the server has lost its data, or is another one"
 _MISSING: Final = "the server has lost its data, or is another, empty one"
@@ -28,7 +28,7 @@ class RedisGeneration:
     """
 
     def __init__(self, clients: Clients, prefix: str) -> None:
-        start = f"{prefix.rstrip(':')}-admin:"
+        start = admin_prefix(prefix)
         self._clients: Final = clients
         self.beside_agents: Final = f"{start}{{agents}}{FORMAT}:generation"
         self.beside_changes: Final = f"{start}{{{start}changes}}:generation"
