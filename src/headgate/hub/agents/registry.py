@@ -200,7 +200,8 @@ class DatabaseAgents:
     ) -> AddOutcome:
         if self._lost_names:  # any free id may be one of them, and must not go to a stranger
             detail = (
-                "nobody can register: the database has an agent whose id can't be read; the hub's operator can help"
+                "nobody can register: the database has an agent whose id can't be read; "
+                "ask the hub's operator (docs/hub-operations.md)"
             )
             raise RequestError(503, "unavailable", detail)
 

@@ -26,7 +26,7 @@ def private_file(path: Path) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Take the access of other users to a database of ours, and to SQLite's files beside it, away."""
+    """Remove other users' access to a database and to SQLite's files beside it."""
     for file in [path.with_name(path.name + suffix) for suffix in _SUFFIXES]:
         with suppress(FileNotFoundError):
             _make_private(file)
