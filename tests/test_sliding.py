@@ -198,14 +198,14 @@ def test_c5_no_key_is_stored_as_another_one(server: Server) -> None:
 @pytest.mark.parametrize("prefix", ["headgate:", "headgate", "head", "headgate:windows:", "headgate-admin:x"])
 def test_c5_a_prefix_under_which_the_store_keeps_other_keys_is_refused(prefix: str) -> None:
     taken = "headgate-admin:" if "admin" in prefix else "headgate:"
-    text = f"windows prefix: expected another one than for other keys of the store, '{taken}', got '{prefix}'"
+    text = f"prefix: expected one that doesn't overlap with the store's own '{taken}', got '{prefix}'"
     with pytest.raises(InvalidInput, match=re.escape(text)):
         RateLimiter("redis://127.0.0.1:1", RateLimitSettings(prefix=prefix))
 
 
 @pytest.mark.parametrize("prefix", ["", "a{b}", 5])
 def test_c5_a_prefix_that_is_no_text_or_has_braces_is_refused(prefix: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"^windows prefix: expected some text without braces, got "):
+    with pytest.raises(InvalidInput, match=r"^prefix: expected some text without braces, got "):
         RateLimiter("redis://127.0.0.1:1", RateLimitSettings(prefix=prefix))
 
 
@@ -272,6 +272,8 @@ async def test_c3_without_the_server_limit_and_window_still_come_with_each_call(
         results = [await limiter.check("a") for _ in range(4)]  # this node's share is 3
         assert [result.allowed for result in results] == [True, True, True, False]
         assert [result.remaining for result in results] == [2, 1, 0, 0]
+        assert [result.current_count for result in results] == [1, 2, 3, 3]
+        assert await limiter.get_counter("a") == 3
         assert (await limiter.check("a", limit=8)).allowed
         assert not (await limiter.check("b", limit=0)).allowed
         assert await limiter.get_counter("a") == 4

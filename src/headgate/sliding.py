@@ -120,8 +120,8 @@ class RateLimiter(Closable):
     ) -> RateLimitResult:
         """Let a request pass and count it, or deny it and count nothing."""
         most, span = self._window(limit, window_ms)
-        allowed, used, wait, degraded = await self._counters.hit(key_of(key), most, span)
-        return RateLimitResult(allowed, used, most - used if allowed else 0, -(-wait // 1_000_000), degraded)
+        allowed, used, remaining, wait, degraded = await self._counters.hit(key_of(key), most, span)
+        return RateLimitResult(allowed, used, remaining, -(-wait // 1_000_000), degraded)
 
     async def get_counter(self, key: str, window_ms: SupportsIndex | None = None) -> int:
         """How many requests are in the window. Nothing is counted."""

@@ -358,6 +358,11 @@ EVERY = [
 ]
 
 
+def test_the_store_of_a_hub_of_another_version_is_no_traceback(headgate: Command) -> None:
+    with impostor({"store": "ok"}) as one:
+        assert headgate("store", "--hub", f"http://{one}") == (1, "", f"http://{one}: {NOT_A_HUB}\n")
+
+
 @pytest.mark.parametrize("verb", EVERY, ids=" ".join)
 def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: list[str]) -> None:
     undecided = 3 if verb[0] == "check" else 1

@@ -4,7 +4,7 @@ import json
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from headgate import RedisStore
 from headgate.gate.changes import override
 from headgate.hub.app import ROUTES
 from headgate.stores.base import Change
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
-from tests.support.hub import AgentConnection
+from tests.support.hub import AgentConnection, running
 from tests.support.hub_process import ADMIN, RAISED, Program, program
-from tests.support.valkey import PATIENCE, wait_for
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 SIGNAL = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
 NOT_WRITING = {
@@ -204,6 +205,31 @@ def test_health_recovers_by_itself_though_nobody_writes(hub: Program) -> None:
         assert (limits.status_code, limits.json()["error"]) == (503, "unavailable")
         assert health(hub)[1] == "failing"
     wait_for(lambda: health(hub) == ("ok", "ok", []), "the probe of the disk")
+
+
+def test_a_probe_that_fails_again_and_again_is_logged_once(tmp_path: Path, logged: list[Any]) -> None:
+    def lines() -> list[str]:
+        return [line["reason"] for line in logged if line["event"] == "probe failed"]
+
+    def fail_twice() -> None:
+        """The id of the store's data has to be saved, and the database can't be written."""
+        shared.hub.store_guard._saved = ""
+        with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(2):
+                shared.run(shared.hub._probe_once())
+
+    with (
+        Server() as server,
+        RedisStore(server.url, timeout=PATIENCE) as store,
+        running(store=store, data=tmp_path) as shared,
+    ):
+        shared.run(shared.hub.database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close()))
+        fail_twice()
+        assert lines() == [f"{tmp_path / 'hub.db'}: nothing was written: database is locked"]
+        shared.run(shared.hub._probe_once())
+        fail_twice()
+        assert len(lines()) == 2, "again after it had succeeded"
 
 
 def test_the_change_log_remembers_a_full_disk_until_it_can_be_written(tmp_path: Path) -> None:

@@ -153,6 +153,27 @@ async def test_a_failed_assignment_or_release_is_retried(on_file: SchedulerHarne
     await on_file.work("b", one)
 
 
+async def test_a_failure_is_logged_once_however_often_a_step_is_tried_again(
+    on_file: SchedulerHarness, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failures() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "nothing was written" in record.getMessage()]
+
+    one = await on_file.add()
+    with broken(path):
+        await on_file.arrive("a")
+        for _ in range(3):
+            await on_file.advance(1)
+    assert [text.partition(":")[0] for text in failures()] == [f"assigning task {one}"]
+    await on_file.advance(1)
+    assert on_file.told == [("a", one)]
+    with broken(path):
+        await on_file.leave("a")
+        for _ in range(3):
+            await on_file.advance(1)
+    assert [text.partition(":")[0] for text in failures()[1:]] == [f"queueing task {one} again"], "a new failure"
+
+
 async def test_an_undeliverable_assignment_is_undone_once_the_database_works(
     on_file: SchedulerHarness, path: Path
 ) -> None:

@@ -1,22 +1,30 @@
 """A shared store that comes back empty, or is another one: nobody gets the identity of another."""
 
+import asyncio
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from socket import SHUT_RDWR
 from textwrap import dedent
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from websockets.exceptions import ConnectionClosed
 
 from headgate import RedisStore
 from headgate.cli import main
+from headgate.errors import StoreLost
 from headgate.gate.reload import reload_file
+from headgate.hub.api import admin_routes
+from headgate.hub.sockets.frames import Message
 from headgate.proto import envelope_pb2 as wire
 from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN, AgentConnection, Running, running
@@ -270,6 +278,44 @@ def test_hubs_adopt_the_generation_of_the_first(server: Server, tmp_path: Path) 
         assert hub_knows == [True] * 4
 
 
+@pytest.mark.parametrize(
+    "kept", [(), ("beside_agents",), ("beside_changes",), ("beside_agents", "beside_changes")], ids=len
+)
+def test_hubs_that_accept_at_the_same_time_agree_on_the_generation(server: Server, kept: tuple[str, ...]) -> None:
+    async def accept_all(stores: list[RedisStore]) -> None:
+        generations = [store.generation for store in stores]
+        for generation in generations:
+            await generation.claim()
+        for _ in range(20):
+            with server.client() as client:
+                old = client.get(generations[0].beside_changes)
+                client.flushall()
+                for name in kept:  # both: as they were, but by then they are another's
+                    client.set(getattr(generations[0], name), b"another" if len(kept) == 2 else old)
+            accepted = await asyncio.gather(*[generation.accept() for generation in generations])
+            assert len(set(accepted)) == 1
+            for generation in generations:
+                await generation.check()
+
+    with ExitStack() as stack:
+        asyncio.run(accept_all([stack.enter_context(RedisStore(server.url, timeout=PATIENCE)) for _ in range(4)]))
+
+
+def test_an_acceptance_that_was_interrupted_is_completed_by_the_next(server: Server) -> None:
+    async def use(store: RedisStore) -> None:
+        generation = store.generation
+        await generation.claim()
+        with server.client() as client:
+            client.set(generation.beside_changes, "new:abc")
+            with pytest.raises(StoreLost):
+                await generation.check()
+            assert await generation.accept() == "abc"
+            assert client.get(generation.beside_changes) == client.get(generation.beside_agents) == b"abc"
+
+    with RedisStore(server.url, timeout=PATIENCE) as store:
+        asyncio.run(use(store))
+
+
 def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
     with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port}"
@@ -349,6 +395,127 @@ def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, tmp
                 ]
             assert found == ([1, 1, 1] if choice == "keep" else [0, 0, 0])
             assert [one["task_id"] for one in admin.get("/api/admin/tasks").json()["tasks"]] == [task], "not the work"
+
+
+@pytest.mark.parametrize("choice", ["keep", "drop"])
+def test_sessions_and_chat_channels_are_kept_or_dropped_as_the_admin_says(
+    server: Server, tmp_path: Path, choice: str
+) -> None:
+    with hub_on(server, tmp_path) as hub:
+        bank = hub.register("bank")
+        with hub.http(bank) as http, hub.agent("bank", bank) as agent:
+            assert http.post("/api/channels", json={"name": "plans"}).status_code == 201
+            assert agent.ask("session_open", session="s", rate=1, burst=5)["type"] == "session_opened"
+            flush(server)
+            until_store_is(hub, "lost")
+            assert accept(hub, choice)[0] == 200
+        assert inherited(hub) == (["signal_logged", "plans"] if choice == "keep" else ["session_closed", "forbidden"])
+        assert hub.hub.sessions.open_sessions == (choice == "keep")
+    with hub_on(server, tmp_path) as hub:
+        assert hub.hub.sessions.open_sessions == (choice == "keep"), "after a restart as well"
+        channels, _ = hub.hub.messages.chat_channels(10)
+        assert [(one.name, one.creator) for one in channels][1:] == ([] if choice == "keep" else [("plans", "")])
+
+
+def inherited(hub: Running) -> list[str]:
+    """What becomes of a signal in the session of the old bank, and of a deletion of its chat channel."""
+    signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
+    with hub.http(ADMIN) as admin:
+        token = admin.post("/api/admin/agents", json={"agent_id": "bank"}).json()["token"]
+    with hub.http(token) as http, hub.agent("bank", token) as agent:
+        logged = agent.ask("session_signal", session="s", signal=signal)
+        deleted = http.delete("/api/channels/plans").json()
+        return [logged.get("error", logged["type"]), deleted.get("error", deleted.get("name"))]
+
+
+def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("bank") as bank:
+        task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
+        assert bank.hear()["task_id"] == task
+        bank.ask("task_accepted", task_id=task)
+        flush(server)
+        until_store_is(hub, "lost")
+        assert accept(hub, "drop")[0] == 200
+        wait_for(lambda: hub.hub.scheduler.counts()["queued"], "the task")
+        assert hub.hub.scheduler._open[task].holder is None
+        query = "SELECT creator, agent FROM tasks"
+        assert hub.run(hub.hub.database.run(lambda db: db.execute(query).fetchall())) == [("", None)]
+
+
+def test_undelivered_messages_in_memory_are_dropped_too(server: Server, tmp_path: Path) -> None:
+    """The disk was full when a connection ended, so its messages wait for the disk."""
+    with hub_on(server, tmp_path) as hub:
+        hub.register("bank")
+        messages = hub.hub.messages
+        messages._unkept.append(("bank", [Message(sender="clerk", body=Raw(b'"secret"'), at=1.0)]))
+        flush(server)
+        until_store_is(hub, "lost")
+        assert accept(hub, "drop")[0] == 200
+        hub.run(messages._keep_all())
+        assert hub.run(messages.waiting("bank")) == 0
+
+
+def test_unsent_messages_do_not_reach_the_next_owner(server: Server, tmp_path: Path) -> None:
+    """They go into the mailbox when the connection of the old one ends, which is before the mailboxes are emptied."""
+    body = Raw(b'"' + b"x" * 500_000 + b'"')
+    with hub_on(server, tmp_path) as hub, hub.agent("bank") as bank:
+        (socket,) = hub.hub.presence.sockets_of("bank")
+        while hub.run(hub.hub.messages.waiting("bank")) < 20:  # the queue is full, since nobody reads
+            hub.run(hub.hub.messages.send("clerk", "bank", body))
+        assert socket.queued
+        flush(server)
+        until_store_is(hub, "lost")
+        assert accept(hub, "drop")[0] == 200
+        assert hub.run(hub.hub.messages.waiting("bank")) == 0
+        bank.socket.socket.shutdown(SHUT_RDWR)  # it would wait for the hub's close, behind all that it hasn't read
+
+
+def test_a_store_is_not_accepted_while_a_connection_stays_open(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_routes, "_LEAVE_WITHIN", 0.05)
+    with hub_on(server, tmp_path) as hub, hub.agent("clerk") as clerk:
+        hub.register("bank")
+        flush(server)
+        until_store_is(hub, "lost")
+        busy, release = threading.Event(), threading.Event()
+
+        def work(_db: sqlite3.Connection) -> None:
+            busy.set()
+            release.wait(PATIENCE)
+
+        async def keep_database_busy() -> None:
+            hub.hub.messages._background.spawn(hub.hub.database.run(work))
+
+        hub.run(keep_database_busy())
+        assert busy.wait(PATIENCE)
+        try:
+            clerk.say("channel_publish", channel="general", body=1)
+            wait_for(hub.hub.presence.sockets_of("clerk")[0].busy.locked, "the frame")
+            status, answer = accept(hub, "drop")
+            assert (status, answer["error"]) == (503, "unavailable")
+            assert answer["detail"] == "some agents' connections are still open; try again in a moment"
+            assert health(hub)["store"] == "lost"
+        finally:
+            release.set()
+        monkeypatch.undo()
+        assert accept(hub, "drop")[0] == 200
+
+
+def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store(server: Server) -> None:
+    """Otherwise the old agent could connect again until the store is accepted, and stay beside the next one."""
+    with hub_on(server) as hub:
+        token = hub.register("bank")
+        assert hub.run(hub.hub.registry.verify("bank", token))
+        flush(server)
+        assert hub.run(hub.hub.registry.verify("bank", token))
+
+        async def forget() -> None:
+            hub.hub.registry.forget_verified()
+
+        hub.run(forget())
+        with pytest.raises(StoreLost):
+            hub.run(hub.hub.registry.verify("bank", token))
 
 
 def test_there_is_nothing_to_accept_unless_the_store_is_lost(server: Server, tmp_path: Path) -> None:

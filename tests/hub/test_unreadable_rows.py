@@ -184,7 +184,6 @@ def test_what_was_skipped_is_logged_once_and_without_secrets(
         with hub.http(tokens[agent]) as http:
             for _ in range(3):
                 http.get(f"/api/{path}")
-        assert hub.hub.database.rows.unreadable[table] >= 1
     text = caplog.text + "".join(capsys.readouterr())
     lines = [line for line in text.splitlines() if "unreadable rows skipped" in line and table in line]
     assert len(lines) == 1, text

@@ -46,7 +46,8 @@ def add(commands: Commands) -> None:
         "--agent-data",
         choices=("keep", "drop"),
         required=True,
-        help="keep mail, signals and tasks on this hub for whoever registers the names next, or drop them",
+        help="keep mail, sessions, signals, tasks and chat channels on this hub for whoever registers the names next; "
+        "or drop them, where tasks and chat channels become the admin's",
     )
     add_hub_options(accept)
 
@@ -54,12 +55,12 @@ def add(commands: Commands) -> None:
 def _show(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.store()
-    state = hub.parse(lambda: str(answer["store"]))
+    state, problems = hub.parse(lambda: (str(answer["store"]), [str(problem) for problem in answer["problems"]]))
     if options.json:
         print_json(answer)
     else:
         remedy = [_REMEDY] if state == "lost" else []
-        print("\n".join([_STATES.get(state, printable(state)), *map(printable, answer["problems"]), *remedy]))
+        print("\n".join([_STATES.get(state, printable(state)), *map(printable, problems), *remedy]))
     return 1 if state in ("away", "lost") else 0
 
 

@@ -6,7 +6,6 @@ what the operator allows. A changed limit applies to open sessions from the next
 
 from collections.abc import Callable
 from contextlib import suppress
-from math import ceil
 from typing import SupportsIndex
 
 from headgate.errors import RateLimited, SessionClosed, StoreAway, refuse
@@ -94,10 +93,9 @@ class Session(Closable):
 
     def error(self, decision: Decision) -> RateLimited:
         """The error that tells of a denial. Its wait is the session's own, unless the advised one is enforced."""
-        limit, wait = decision.limit, decision.bucket_retry_after
-        if self._sessions.lookup().backoff.enforce:
-            wait = decision.retry_after
-        retry_ms = None if wait is None else max(ceil(round(wait * 1_000_000) / 1000), 1)
+        limit = decision.limit
+        wait = decision.retry_ms if self._sessions.lookup().backoff.enforce else decision.bucket_retry_ms
+        retry_ms = None if wait is None else max(wait, 1)
         pace = f"{rate_of(limit):g} signals/sec" if isinstance(limit, TokenBucket) else str(limit)
         return RateLimited(self.agent, rate_of(limit), pace, retry_ms)
 

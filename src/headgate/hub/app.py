@@ -119,6 +119,7 @@ class Hub:
         self._change_log: SqliteChangeLog | None = None
         self._background: Final = BackgroundTasks()
         self._proxy_logged = False
+        self._probe_failure = ""  # why the last probe failed
         self._exit_stack: Final = AsyncExitStack()
 
     # Start and end ---------------------------------------------------------------------------------------------------
@@ -344,17 +345,25 @@ class Hub:
     async def _probe(self) -> None:
         """Try the store and a failing disk once a second, so that their health is known even without requests."""
         while True:
-            if isinstance(self.store, ServerStore):
-                await self.gate.astanding(".")  # no agent has this name
-            try:
-                await self.store_guard.probe()
-                if self.database.failure:
-                    await self.database.probe()
-                if self._change_log is not None and self._change_log.failure:
-                    await asyncio.to_thread(self._change_log.probe)
-            except HeadgateError as error:
-                _log.error("probe failed", reason=str(error))
+            await self._probe_once()
             await asyncio.sleep(_PROBE_INTERVAL)
+
+    async def _probe_once(self) -> None:
+        """One probe; a failure is logged unless it is that of the probe before."""
+        failure = ""
+        if isinstance(self.store, ServerStore):
+            await self.gate.astanding(".")  # no agent has this name
+        try:
+            await self.store_guard.probe()
+            if self.database.failure:
+                await self.database.probe()
+            if self._change_log is not None and self._change_log.failure:
+                await asyncio.to_thread(self._change_log.probe)
+        except HeadgateError as error:
+            failure = str(error)
+        if failure and failure != self._probe_failure:
+            _log.error("probe failed", reason=failure)
+        self._probe_failure = failure
 
     def _send_assignment(self, agent: str, task: Task) -> bool:
         frame = TaskAssigned(task_id=task.task_id, attempt=task.attempt, payload=task.payload)

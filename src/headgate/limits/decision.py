@@ -239,6 +239,12 @@ class Decision:
         """`retry_after` in whole milliseconds, rounded up."""
         return None if self._retry == NEVER else (self._retry + 999) // 1000
 
+    @property
+    def bucket_retry_ms(self) -> int | None:
+        """`bucket_retry_after` in whole milliseconds, rounded up."""
+        own = self.own_wait()
+        return None if own == NEVER else (own + 999) // 1000
+
     def __bool__(self) -> bool:
         return self._outcome is not DENY
 

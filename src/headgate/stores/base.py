@@ -174,7 +174,9 @@ class WindowCount(NamedTuple):
 
     allowed: bool
     used: int
-    """Requests in the window, with this one if it was allowed."""
+    """Requests in the window, with this one if it was allowed; while nothing is known and nothing passes, the limit."""
+    remaining: int
+    """How many more would be allowed now; 0 if the request was denied."""
     wait: int
     """0 if the request was allowed; else microseconds, as a rule until the oldest request leaves the window."""
     degraded: bool = False
@@ -338,6 +340,9 @@ class AgentDirectory(Protocol):
     async def owner(self, digest: bytes) -> str | None: ...
 
     async def knows(self, agent: str) -> bool: ...
+
+    def forget_verified(self) -> None:
+        """Forget the agents that were verified before, which are known even while the server is away."""
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""

@@ -35,13 +35,13 @@ class MemoryWindows:
             used = 0 if found is None else found.log.used_after(now - span)
             if used >= most:
                 oldest = now if found is None or not used else found.log.times[found.log.first_after(now - span)]
-                return WindowCount(False, used, oldest + span - now)
+                return WindowCount(False, used, 0, oldest + span - now)
             if self._entries >= _MOST_ENTRIES or (found is None and len(self._logs) >= self._max_keys):
-                return WindowCount(False, used, _NO_ROOM)
+                return WindowCount(False, used, 0, _NO_ROOM)
             if found is None:
                 found = self._logs[stored] = _KeyLog()
             self._entries += found.add(now, span)
-            return WindowCount(True, used + 1, 0)
+            return WindowCount(True, used + 1, most - used - 1, 0)
 
     async def count(self, key: str, most: int, span: int) -> int:
         with self._lock:

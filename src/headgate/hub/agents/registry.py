@@ -131,6 +131,11 @@ class Registry:
         """Whether there is such an agent, with a token that was not revoked."""
         return _is_name(agent) and await self._store.knows(agent)
 
+    def forget_verified(self) -> None:
+        """Verify nobody without the store any more, even if it is lost: the admin is about to accept it as it is."""
+        self.revocations += 1
+        self._store.forget_verified()
+
     async def agents(self, after: str = "", limit: int = 100) -> list[AgentRecord]:
         """The next agents in the order of their ids, including those with a revoked token."""
         start = after.encode("utf-8", "replace").decode()
@@ -195,7 +200,8 @@ class DatabaseAgents:
     ) -> AddOutcome:
         if self._lost_names:  # any free id may be one of them, and must not go to a stranger
             detail = (
-                "nobody can register: the database has an agent whose id can't be read; the hub's operator can help"
+                "nobody can register: the database has an agent whose id can't be read; "
+                "ask the hub's operator (docs/hub-operations.md)"
             )
             raise RequestError(503, "unavailable", detail)
 
@@ -248,6 +254,8 @@ class DatabaseAgents:
 
     async def knows(self, agent: str) -> bool:
         return agent in self._digests
+
+    def forget_verified(self) -> None: ...
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent > ? ORDER BY agent"

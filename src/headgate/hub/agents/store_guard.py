@@ -5,7 +5,6 @@ read nor written, so that nobody can register under the name of another. This en
 an admin accepts the store as it is.
 """
 
-import time
 from sqlite3 import Connection
 from typing import Final
 
@@ -69,36 +68,22 @@ class StoreGuard:
             _log.warning("the store has its data again")
             self._logged = False
 
-    async def accept(self, *, drop: bool) -> bool:
-        """Accept the store's data as it is, if it is lost; whether it was.
-
-        With `drop`, what this hub keeps for agents is dropped first: another may take over a name.
-        """
-        generation = self._generation
-        if generation is None:
+    async def is_lost(self) -> bool:
+        """Compare the ids now; whether the store is lost."""
+        if self._generation is None:
             return False
         try:
-            await generation.check()
+            await self._generation.check()
         except StoreLost:
-            if drop:
-                await self.drop(time.time())
-            await self._save(await generation.accept())
-            self._logged = False
-            _log.warning("the store was accepted as it is: agents have to register again")
             return True
         return False
 
-    async def drop(self, before: float) -> None:
-        """Drop mail and signals from before a time, and take the tasks away from their agents: they are the admin's."""
-
-        def work(db: Connection) -> None:
-            db.execute("DELETE FROM mail WHERE at < ?", (before,))
-            db.execute("DELETE FROM signals WHERE at < ?", (before,))
-            db.execute("UPDATE tasks SET creator = '' WHERE at < ?", (before,))
-            finished = "state IN ('completed', 'failed')"  # the others are queued again, for anybody
-            db.execute(f"UPDATE tasks SET agent = NULL WHERE {finished} AND changed < ?", (before,))  # noqa: S608
-
-        await self._database.run(work)
+    async def accept(self) -> None:
+        """Accept a lost store's data as it is."""
+        if self._generation is not None:
+            await self._save(await self._generation.accept())
+            self._logged = False
+            _log.warning("the store was accepted as it is: agents have to register again")
 
     async def _save(self, generation: str) -> None:
         def write(db: Connection) -> None:

@@ -42,10 +42,11 @@ class Tokens:
             row = ("admin_token", digest_of(created).hex())
             db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", row)
             rows = db.execute("SELECT name, value FROM settings WHERE name = 'admin_token'")
-            for digest in list(self._database.rows.read("settings", rows, _digest, "the admin gets a new token")):
-                return digest
-            db.execute("REPLACE INTO settings VALUES (?, ?)", row)
-            return digest_of(created)
+            stored = next(self._database.rows.read("settings", rows, _digest, "the admin gets a new token"), None)
+            if stored is None:
+                db.execute("REPLACE INTO settings VALUES (?, ?)", row)
+                return digest_of(created)
+            return stored
 
         self._admin = await self._database.run(store)
         if self._admin == digest_of(created):

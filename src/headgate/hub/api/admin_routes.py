@@ -1,7 +1,6 @@
 """The routes of the admin."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from headgate.hub.api.agent_routes import NewTask, Registered, Revoked, TaskList
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.dashboard.cards import AgentCard, Cards
 from headgate.hub.errors import RequestError
+from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import OUTSIDE, SessionLog
-from headgate.hub.monitoring.health import Health
+from headgate.hub.monitoring.health import Health, StoreState
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count, SessionId, Signal
@@ -35,7 +35,7 @@ from headgate.limits.notation import limit_of
 _LONGEST_LIMIT: Final = 200
 _MOST_LIMITS: Final = 10
 _SESSION: Final = "session"  # beside the tiers
-_GONE_WITHIN: Final = 2.0  # seconds until all agents should have left whose connections were closed
+_LEAVE_WITHIN: Final = 5.0  # seconds until all agents have left whose connections were closed
 
 Limits = dict[str, dict[str, str]]
 """Limits as text, by channel and tier."""
@@ -171,21 +171,23 @@ class Reloaded(Struct):
 
 
 class StoreStatus(Struct):
-    store: Literal["memory", "ok", "away", "lost"]
+    store: StoreState
     problems: list[str]
     """What is wrong with the store or the disk, in sentences."""
 
 
-class AcceptedStore(Struct):
+class AcceptedStore(StoreStatus, kw_only=True):
     accepted: bool
     """False: the store has its data, so there was nothing to accept."""
-    store: Literal["memory", "ok", "away", "lost"]
-    problems: list[str]
 
 
 class AcceptStore(Body):
     agent_data: Literal["keep", "drop"]
-    """What becomes of mail, signals and tasks on this hub: whoever registers a name next gets them, or nobody does."""
+    """What becomes of mail, sessions, signals, tasks and chat channels on this hub.
+
+    Whoever registers a name next gets what belongs to it; or mail, sessions and signals are dropped, and tasks and chat
+    channels are the admin's.
+    """
 
 
 class NewSignal(Body):
@@ -407,21 +409,30 @@ async def _store(_call: Call, health: Health) -> StoreStatus:
 
 
 async def _accept_store(
-    call: Call, guard: StoreGuard, presence: Presence, sockets: AgentSockets, relay: Relay, gate: Gate, health: Health
+    call: Call,
+    guard: StoreGuard,
+    registry: Registry,
+    sockets: AgentSockets,
+    relay: Relay,
+    messages: MessageBroker,
+    sessions: SessionLog,
+    scheduler: Scheduler,
+    gate: Gate,
+    health: Health,
 ) -> AcceptedStore:
-    drop = call.body.agent_data == "drop"
-    if not await guard.accept(drop=drop):
-        return AcceptedStore(False, health.store, health.problems)
-    accepted_at = time.time()
-    sockets.drop_all()  # their agents are no longer registered
+    if not await guard.is_lost():
+        return AcceptedStore(health.store, health.problems, accepted=False)
+    registry.forget_verified()  # nobody can connect until the store is accepted
     relay.drop_all()
+    if not await sockets.drop_all(_LEAVE_WITHIN):
+        raise RequestError(503, "unavailable", "some agents' connections are still open; try again in a moment")
+    if call.body.agent_data == "drop":
+        await messages.drop_agent_data()
+        await sessions.drop_agent_data()
+        await scheduler.drop_agent_data()
+    await guard.accept()
     await gate.areload(gate.policy, by=call.by)  # the changes in the store, which are the only ones now
-    if drop:
-        end = time.monotonic() + _GONE_WITHIN
-        while presence.agents() and time.monotonic() < end:  # noqa: ASYNC110 - presence has no event for it
-            await asyncio.sleep(0.01)
-        await guard.drop(accepted_at)  # unsent messages went back into the mailboxes
-    return AcceptedStore(True, health.store, health.problems)
+    return AcceptedStore(health.store, health.problems, accepted=True)
 
 
 async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:

@@ -10,13 +10,13 @@ from headgate.hub.api.http import ApiResponse
 from headgate.hub.api.routing import Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.monitoring import metrics
-from headgate.hub.monitoring.health import Health
+from headgate.hub.monitoring.health import Health, ServerState
 from headgate.hub.monitoring.metrics import MetricSources
 
 
 class HealthStatus(Struct):
     status: Literal["ok", "degraded", "stopping"]
-    store: Literal["ok", "away", "lost"]
+    store: ServerState
     """While the store is away, the policy says how requests are decided; a lost one no longer has its data."""
     disk: Literal["ok", "failing"]
     """Whether the hub's files can be written."""

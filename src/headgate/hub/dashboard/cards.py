@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from math import ceil
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from headgate.gate import Gate
 from headgate.gate.policy import TIERS
 from headgate.hub.agents.presence import Presence
 from headgate.hub.monitoring.alerts import Alert, Alerts
-from headgate.hub.monitoring.health import Health
+from headgate.hub.monitoring.health import Health, StoreState
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender, Stats
 
 _BATCH: Final = 25  # cards that are made before other tasks have their turn
@@ -57,7 +57,7 @@ class Summary(Struct):
     """Over the last five to ten seconds."""
     denied_share: float
     """Of the checks of the last minute."""
-    store: Literal["memory", "ok", "away", "lost"]
+    store: StoreState
     degraded: bool
     problems: list[str]
     """What is wrong with the store or the disk, in sentences."""

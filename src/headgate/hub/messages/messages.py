@@ -177,6 +177,20 @@ class MessageBroker:
             raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages of yours wait for it")
         _insert_mail(db, to, [message])
 
+    async def drop_agent_data(self) -> None:
+        """Drop all undelivered messages, and make all chat channels the admin's."""
+
+        def drop(db: Connection) -> None:
+            db.execute("DELETE FROM mail")
+            db.execute("UPDATE channels SET creator = ''")
+
+        async with self._flushing:
+            await self._database.run(drop)
+            self._unwritten.clear()
+            self._unwritten_bytes = 0
+        for channel in self._chat_channels.values():
+            channel.creator = ""
+
     async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
         """The messages in an agent's mailbox after a number, oldest first. They stay until they are acknowledged."""
         wanted = "SELECT number, sender, body, at FROM mail WHERE recipient = ? AND number > ? ORDER BY number"

@@ -106,6 +106,19 @@ class SessionLog:
             if not self._open[agent]:
                 del self._open[agent]
 
+    async def drop_agent_data(self) -> None:
+        """Close all sessions, and drop all signals."""
+
+        def drop(db: Connection) -> None:
+            db.execute("DELETE FROM sessions")
+            db.execute("DELETE FROM signals")
+
+        await self._database.run(drop)
+        closed = [session for own in self._open.values() for session in own.values()]
+        self._open.clear()
+        for session in closed:
+            await session.aclose()
+
     def _lock(self, agent: str) -> asyncio.Lock:
         """The sessions of one agent are opened and closed one after the other."""
         return self._locks.setdefault(agent, asyncio.Lock())

@@ -1,11 +1,16 @@
 """The hub's health: whether it takes work, and whether its store and its disk can be used."""
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.storage.database import DataFile
 from headgate.stores.base import ServerStore, Store
+
+ServerState: TypeAlias = Literal["ok", "away", "lost"]
+"""The state of a server that is a store: a lost one no longer has its data."""
+StoreState: TypeAlias = Literal["memory", ServerState]
+"""The state of a hub's store; memory is never away."""
 
 
 class Health:
@@ -23,8 +28,7 @@ class Health:
         return self._server is not None and self._server.degraded
 
     @property
-    def store(self) -> Literal["memory", "ok", "away", "lost"]:
-        """The store's state: "memory" is never away, and "lost" is one without its data."""
+    def store(self) -> StoreState:
         if self.degraded:
             return "away"
         if self._guard.reason:

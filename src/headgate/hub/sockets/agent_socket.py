@@ -40,6 +40,7 @@ class _AgentConnection:
         self.socket: Final = socket
         self.flood: Final = flood
         self.agent = ""  # until it has identified
+        self.left: Final = asyncio.Event()
 
     async def send(self, frame: frames.ServerFrame, frame_id: frames.MaybeId) -> None:
         """Answer the frame that has this id."""
@@ -96,6 +97,7 @@ class AgentSockets:
         self._clock, self._flood_counter = clock, flood_counter
         self._identify_within: Final = settings.identify_within
         self._max_frame: Final = settings.max_frame
+        self._identified: Final[set[_AgentConnection]] = set()
 
     async def serve(self, socket: Socket) -> None:
         """Serve an accepted socket until it is closed."""
@@ -118,10 +120,18 @@ class AgentSockets:
         for socket in self._presence.sockets_of(agent):
             socket.close_revoked()
 
-    def drop_all(self) -> None:
-        """Close the sockets of all agents: none of their tokens is valid any more."""
-        for agent in self._presence.agents():
-            self.drop(agent)
+    async def drop_all(self, within: float) -> bool:
+        """Close the sockets of all agents, none of whose tokens is valid any more; whether all left within seconds."""
+        connections = list(self._identified)
+        for connection in connections:
+            connection.socket.close_revoked()
+        try:
+            async with asyncio.timeout(within):
+                for connection in connections:
+                    await connection.left.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _leave(self, connection: _AgentConnection) -> None:
         agent, socket = connection.agent, connection.socket
@@ -129,7 +139,11 @@ class AgentSockets:
         if self._presence.remove(agent, socket):
             self._scheduler.agent_disconnected(agent)
         _log.info("agent disconnected", agent=agent)
-        await self._messages.save_unsent(agent, socket)
+        try:
+            await self._messages.save_unsent(agent, socket)
+        finally:
+            self._identified.discard(connection)
+            connection.left.set()
 
     # Identification --------------------------------------------------------------------------------------------------
 
@@ -140,13 +154,13 @@ class AgentSockets:
         try:
             while (text := await socket.read()) is not None:
                 frame = await self._decode(connection, text)
-                if frame is not None and await self._identified(connection, frame):
+                if frame is not None and await self._try_identify(connection, frame):
                     return True
         finally:
             deadline.cancel()
         return False
 
-    async def _identified(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
+    async def _try_identify(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
         """Handle a frame of an unknown agent; whether the agent is known now."""
         if not isinstance(frame, frames.Identify):
             await connection.refuse_invalid(frame.id, "not_identified", "identify first")
@@ -165,6 +179,7 @@ class AgentSockets:
                 await connection.deny(frame.id, self._gate.tier_of("ws", "identify"), mail)
             return False
         connection.agent = agent
+        self._identified.add(connection)
         if self._presence.add(agent, connection.socket):
             self._scheduler.agent_connected(agent)
         await connection.send(frames.Identified(agent_id=agent, mail=mail), frame.id)

@@ -27,7 +27,7 @@ def private_file(path: Path) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Take the access of other users to a database of ours, and to SQLite's files beside it, away.
+    """Remove other users' access to a database and to SQLite's files beside it.
 
     The directory is left as it is, since it may have another purpose too; if others can write to it, that is logged.
     """

@@ -4,7 +4,6 @@ An unreadable row is skipped. It never stops the hub, and never makes other rows
 logged, without the row's content.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -30,8 +29,7 @@ class RowReader:
     """Reads the rows of one database."""
 
     def __init__(self) -> None:
-        self.unreadable: Final[Counter[str]] = Counter()
-        """Unreadable rows that were met, by table."""
+        self._reported: Final[set[str]] = set()  # tables
 
     def read(self, table: str, rows: Iterable[tuple[Any, ...]], read: ReadRow[T], effect: str) -> Iterator[T]:
         """The readable rows. `effect` tells the operator what is missing because of the others."""
@@ -46,15 +44,11 @@ class RowReader:
                     continue
                 yield found
         finally:
-            if count:
-                self._report(table, count, example, reason, effect)
-
-    def _report(self, table: str, count: int, example: str, reason: str, effect: str) -> None:
-        self.unreadable[table] += count
-        if self.unreadable[table] == count:
-            _log.error(
-                "unreadable rows skipped", table=table, count=count, example=example, reason=reason, effect=effect
-            )
+            if count and table not in self._reported:
+                self._reported.add(table)
+                _log.error(
+                    "unreadable rows skipped", table=table, count=count, example=example, reason=reason, effect=effect
+                )
 
 
 def row_of(kind: type[T]) -> ReadRow[T]:

@@ -91,6 +91,7 @@ class Scheduler:
         self._turns: Final = count()
         self._matching = False
         self._pause: Timer | None = None  # while nothing is assigned
+        self._failure = ""  # the last error, until a task can be written again
         self._background: Final = BackgroundTasks()
         self._closed = False
 
@@ -140,6 +141,17 @@ class Scheduler:
         if state is not None and state not in STATES:
             raise RequestError(400, "invalid", f"state: expected one of {', '.join(STATES)}, got {state[:40]!r}")
         return await self._table.page(of, state, limit, before)
+
+    async def drop_agent_data(self) -> None:
+        """Take all tasks away from their agents: the admin has created them, and nobody has held them.
+
+        No agent may be connected.
+        """
+        self._expect_open()
+        for task in list(self._open.values()):
+            async with task.lock:  # what is written later, as when a task is queued again, has no holder
+                task.holder = None
+        await self._table.drop_agents()
 
     def counts(self) -> dict[str, int]:
         """The number of tasks in each state."""
@@ -360,7 +372,7 @@ class Scheduler:
             try:
                 await self._write(task, "queued", holder, attempt)
             except _DATABASE_ERRORS as error:  # it is queued again as unanswered, or when its agent disconnects
-                _log.error("queueing task %s again: %s", task.task_id, error)
+                self._log_failure(f"queueing task {task.task_id} again", error)
                 return
             self._requeue(task, task.priority)
             if worker.connected:
@@ -386,7 +398,7 @@ class Scheduler:
                     return
                 await self._write(task, "queued", task.holder, task.attempt, progress=0.0, note=note)
             except _DATABASE_ERRORS as error:
-                _log.error("queueing task %s again: %s", task.task_id, error)
+                self._log_failure(f"queueing task {task.task_id} again", error)
                 self._later(task, _RETRY, lambda: self._requeue_held(task, worker, note, unanswered))
                 return
             self._requeue(task, (0, task.number))
@@ -443,9 +455,15 @@ class Scheduler:
 
     def _pause_assignment(self, step: str, error: Exception) -> None:
         """Assign nothing for a while."""
-        _log.error("%s: %s", step, error)
+        self._log_failure(step, error)
         if self._pause is None and not self._closed:
             self._pause = Timer(self._clock, self._clock.now() + _RETRY, self._end_pause)
+
+    def _log_failure(self, step: str, error: Exception) -> None:
+        """Log an error, unless it is the same as before: steps are tried again every second."""
+        if str(error) != self._failure:
+            self._failure = str(error)
+            _log.error("%s: %s", step, error)
 
     def _end_pause(self) -> None:
         self._pause = None
@@ -481,6 +499,7 @@ class Scheduler:
         """Write a task's new state, then update memory: the only way in which a task changes."""
         values = (state, agent, attempt, progress, note, outcome, time.time(), task.number)
         written = await self._table.update(values)
+        self._failure = ""
         task.stop_timer()
         self._counts[task.state] -= 1
         self._counts[state] += 1

@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
-from headgate.hub.storage.rows import RowReader, Time, json_of
+from headgate.hub.storage.rows import RowReader, Time, json_of, row_of
 
 State: TypeAlias = Literal["queued", "assigned", "accepted", "completed", "failed"]
 STATES: Final[tuple[State, ...]] = get_args(State)
@@ -41,33 +41,13 @@ class Task(TaskSummary, frozen=True, kw_only=True):
     """The result of a completed task, the error of a failed one."""
 
 
-_SUMMARY: Final = "task, creator, state, agent, attempt, progress, note, at, changed"
+_SUMMARY: Final = "task, number, creator, state, agent, attempt, progress, note, at, changed"
 _SELECT: Final = f"SELECT {_SUMMARY}, payload, outcome FROM tasks "  # noqa: S608 - made of its own words
 
 
-def _summary(row: tuple[Any, ...]) -> dict[str, Any]:
-    task_id, creator, state, agent, attempt, progress, note, at, changed = row
-    return {
-        "task_id": task_id,
-        "creator": creator,
-        "state": state,
-        "agent": None if state == "queued" else agent,  # the row of a queued task has its last holder
-        "attempt": attempt,
-        "progress": progress,
-        "note": note,
-        "created_at": at,
-        "changed_at": changed,
-    }
-
-
-def _task(row: tuple[Any, ...]) -> Task:
-    *summary, payload, outcome = row
-    result = None if outcome is None else msgspec.Raw(outcome)
-    return Task(**_summary(tuple(summary)), payload=msgspec.Raw(payload), outcome=result)
-
-
-class _SummaryRow(NamedTuple):
+class _TaskRow(NamedTuple):
     task: str
+    number: int
     creator: str
     state: State
     agent: str | None
@@ -76,20 +56,34 @@ class _SummaryRow(NamedTuple):
     note: str
     at: Time
     changed: Time
+    payload: bytes = b"null"  # in a summary it is left out, and so is the outcome
+    outcome: bytes | None = None
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "task_id": self.task,
+            "creator": self.creator,
+            "state": self.state,
+            "agent": None if self.state == "queued" else self.agent,  # the row of a queued task has its last holder
+            "attempt": self.attempt,
+            "progress": self.progress,
+            "note": self.note,
+            "created_at": self.at,
+            "changed_at": self.changed,
+        }
+
+
+_task_row: Final = row_of(_TaskRow)
 
 
 def _read_summary(row: tuple[Any, ...]) -> TaskSummary:
-    return TaskSummary(**_summary(msgspec.convert(row, _SummaryRow)))
+    return TaskSummary(**_task_row(row).summary())
 
 
 def _read_task(row: tuple[Any, ...]) -> Task:
-    """A task, if all of its row can be read."""
-    *summary, payload, outcome = row
-    _read_summary(tuple(summary))
-    json_of(payload)
-    if outcome is not None:
-        json_of(outcome)
-    return _task(row)
+    found = _task_row(row)
+    outcome = None if found.outcome is None else json_of(found.outcome)
+    return Task(**found.summary(), payload=json_of(found.payload), outcome=outcome)
 
 
 class OpenRow(NamedTuple):
@@ -104,9 +98,9 @@ class OpenRow(NamedTuple):
 
 
 def _read_open(row: tuple[Any, ...]) -> OpenRow:
-    number, *columns = row
-    task = _read_task(tuple(columns))
-    return OpenRow(number, task.task_id, row[4], task.attempt, task.state in HELD)
+    found = _task_row(row)
+    json_of(found.payload)
+    return OpenRow(found.number, found.task, found.agent, found.attempt, found.state in HELD)
 
 
 _LOST: Final = "the task is neither shown nor assigned"
@@ -128,7 +122,7 @@ class TaskTable:
                 (uuid4().hex, creator, payload, now, now),
             ).lastrowid
             assert number is not None
-            return number, _task(db.execute(_SELECT + "WHERE number = ?", (number,)).fetchone())
+            return number, _read_task(db.execute(_SELECT + "WHERE number = ?", (number,)).fetchone())
 
         return await self._database.run(work)
 
@@ -144,13 +138,17 @@ class TaskTable:
                 "note = coalesce(?, note), outcome = ?, changed = ? WHERE number = ?",
                 values,
             )
-            return _task(db.execute(_SELECT + "WHERE number = ?", values[-1:]).fetchone())
+            return _read_task(db.execute(_SELECT + "WHERE number = ?", values[-1:]).fetchone())
 
         return await self._database.run(work)
 
     async def delete(self, numbers: list[int]) -> None:
         rows = [(number,) for number in numbers]
         await self._database.run(lambda db: db.executemany("DELETE FROM tasks WHERE number = ?", rows))
+
+    async def drop_agents(self) -> None:
+        """Forget who has created, held and finished the tasks."""
+        await self._database.run(lambda db: db.execute("UPDATE tasks SET creator = '', agent = NULL"))
 
     async def find(self, task_id: str) -> Task | None:
         """A task by its id."""
@@ -193,9 +191,7 @@ def _found(db: sqlite3.Connection, of: str | None, state: str | None, before: st
 
 
 def _resume(db: sqlite3.Connection, rows: RowReader, now: float) -> tuple[list[OpenRow], list[tuple[int, State]]]:
-    select = (
-        _SELECT.replace("SELECT ", "SELECT number, ") + "WHERE state NOT IN ('completed', 'failed') ORDER BY number"
-    )
+    select = _SELECT + "WHERE state NOT IN ('completed', 'failed') ORDER BY number"
     tasks = sorted(rows.read("tasks", db.execute(select), _read_open, _LOST), key=lambda task: not task.held)
     db.executemany(
         "UPDATE tasks SET state = 'queued', progress = 0, note = 'the hub was restarted', changed = ? WHERE number = ?",

@@ -14,7 +14,7 @@ from headgate.stores.base import AddOutcome, ReplaceOutcome
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.generation import RedisGeneration
-from headgate.stores.redis.protocol import FORMAT
+from headgate.stores.redis.protocol import FORMAT, admin_prefix
 from headgate.stores.redis.script import part
 
 _CHANGE: Final = part("agents.lua")
@@ -38,7 +38,7 @@ class RedisAgents:
     """
 
     def __init__(self, clients: Clients, prefix: str, generation: RedisGeneration) -> None:
-        start = f"{prefix.rstrip(':')}-admin:{{agents}}{FORMAT}:"  # the braces keep all in one slot of a cluster
+        start = f"{admin_prefix(prefix)}{{agents}}{FORMAT}:"  # the braces keep all in one slot of a cluster
         self._keys: Final = [f"{start}{name}" for name in ("tokens", "owners", "names", "invitations", "changes")]
         self._tokens, self._owners, self._names, self._invitations, self._changes = self._keys
         self._clients: Final = clients
@@ -137,6 +137,9 @@ class RedisAgents:
                 raise
             return True
 
+    def forget_verified(self) -> None:
+        self._verified.clear()
+
     async def _digest_of(self, agent: str) -> bytes | None:
         """The digest of an agent's token, or None.
 
@@ -154,8 +157,11 @@ class RedisAgents:
         if not names:
             return []
         rows = await self._ask(lambda client: client.hmget(self._tokens, names))
-        agents = [(text_of(name), row) for name, row in zip(names, rows, strict=True)]
-        return [(name, at, not digest) for name, (at, digest) in [(name, self._row(name, row)) for name, row in agents]]
+        found = []
+        for name, row in zip(map(text_of, names), rows, strict=True):
+            at, digest = self._row(name, row)
+            found.append((name, at, not digest))
+        return found
 
     def _row(self, agent: str, row: bytes | str | None) -> tuple[float, bytes]:
         """When an agent was registered, and the digest of its token; none if that is revoked or can't be read."""
@@ -268,6 +274,10 @@ class _VerifiedAgents:
         digest = None if agent is None else self._digests.pop(agent, None)
         if digest is not None:
             del self._owners[digest]
+
+    def clear(self) -> None:
+        self._digests.clear()
+        self._owners.clear()
 
     def digest_of(self, agent: str) -> bytes | None:
         return self._digests.get(agent)

@@ -18,6 +18,7 @@ from headgate.stores.base import Change, Edit, LogPage
 from headgate.stores.change_rows import to_changes, to_edit, to_rows
 from headgate.stores.redis.clients import ERRORS, Clients, describe_error
 from headgate.stores.redis.generation import RedisGeneration
+from headgate.stores.redis.protocol import admin_prefix
 from headgate.stores.redis.script import part
 
 _SCRIPT: Final = part("changelog.lua")
@@ -36,7 +37,7 @@ class RedisChangeLog:
     def __init__(self, clients: Clients, prefix: str, generation: RedisGeneration) -> None:
         self._clients: Final = clients
         self._generation: Final = generation
-        self._key: Final = f"{prefix.rstrip(':')}-admin:changes"
+        self._key: Final = f"{admin_prefix(prefix)}changes"
         self._follower: _Follower | None = None
 
     def read(self, after: int = 0) -> LogPage:

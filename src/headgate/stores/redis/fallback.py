@@ -146,12 +146,11 @@ class FallbackWindows:
 
     async def hit(self, key: str, most: int, span: int) -> WindowCount:
         if self._on_failure == "open":
-            return WindowCount(True, 0, 0, True)
+            return WindowCount(True, 0, most, 0, True)
         if self._on_failure == "closed":
-            return WindowCount(False, most, _CLOSED, True)
-        share = self._share(most)
-        allowed, used, wait, _ = await self._memory.hit(key, share, span)
-        return WindowCount(allowed, used + most - share, wait, True)
+            return WindowCount(False, most, 0, _CLOSED, True)
+        share = min(most, max(most // self._nodes, 1))
+        return (await self._memory.hit(key, share, span))._replace(degraded=True)
 
     async def count(self, key: str, most: int, span: int) -> int:
         if self._on_failure != "local":
@@ -160,9 +159,6 @@ class FallbackWindows:
 
     async def forget(self, key: str) -> bool:
         return await self._memory.forget(key)
-
-    def _share(self, most: int) -> int:
-        return min(most, max(most // self._nodes, 1))
 
 
 def _on_asks(decision: Decision, asks: Sequence[Ask]) -> Decision:

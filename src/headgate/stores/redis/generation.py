@@ -6,11 +6,17 @@ from uuid import uuid4
 
 from headgate.errors import StoreAway, StoreLost
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
-from headgate.stores.redis.protocol import FORMAT
+from headgate.stores.redis.protocol import FORMAT, admin_prefix
 
 _LOST: Final = "the server has lost its data, or is another one"
 _MISSING: Final = "the server has lost its data, or is another, empty one"
 _PARTIAL: Final = "a part of the server's data is lost"
+_NEW: Final = "new:"
+"""What an id beside the changes begins with until it is beside the agents as well."""
+_REPLACE: Final = """
+if (redis.call('GET', KEYS[1]) or '') == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
+"""
+_MAX_STEPS: Final = 100  # of one acceptance; it takes three, and a few more if other hubs accept at the same time
 _OTHER: Final = "the server has the data of other hubs: it is another one, or its data was replaced"
 
 
@@ -22,7 +28,7 @@ class RedisGeneration:
     """
 
     def __init__(self, clients: Clients, prefix: str) -> None:
-        start = f"{prefix.rstrip(':')}-admin:"
+        start = admin_prefix(prefix)
         self._clients: Final = clients
         self.beside_agents: Final = f"{start}{{agents}}{FORMAT}:generation"
         self.beside_changes: Final = f"{start}{{{start}changes}}:generation"
@@ -70,23 +76,41 @@ class RedisGeneration:
         return self.expected
 
     async def accept(self) -> str:
-        agents, changes = await self._read()
-        if agents != changes or agents in ("", self._expected):
-            agents = uuid4().hex
-            for key in (self.beside_agents, self.beside_changes):
-                await self._set(key, agents)
-        self.expected = agents
-        return agents
+        """See `StoreGeneration.accept`.
+
+        Several hubs may accept at once. The new id is first written beside the changes, by one of them, and marked as
+        new. Each hub that reads the mark copies the id, and then removes the mark.
+        """
+        for _ in range(_MAX_STEPS):
+            agents, changes = await self._read()
+            if changes.startswith(_NEW):
+                new = changes.removeprefix(_NEW)
+                await self._set(self.beside_agents, new)
+                await self._replace(self.beside_changes, changes, new)
+            elif agents != changes or agents in ("", self._expected):
+                await self._replace(self.beside_changes, changes, _NEW + uuid4().hex)
+            else:
+                self.expected = agents
+                return agents
+        raise StoreAway("the store can't be accepted: its generation changes all the time")
 
     async def _read(self) -> tuple[str, str]:
-        """The ids beside the agents and beside the changes, or ""."""
-        return await self._get(self.beside_agents), await self._get(self.beside_changes)
+        """The ids beside the agents and beside the changes, or "".
+
+        That beside the changes is read first, since it is completed last.
+        """
+        changes = await self._get(self.beside_changes)
+        return await self._get(self.beside_agents), changes
 
     async def _get(self, key: str) -> str:
         return text_of(await self._ask(lambda client: client.get(key)) or "")
 
     async def _set(self, key: str, generation: str, *, only_first: bool = False) -> None:
         await self._ask(lambda client: client.set(key, generation, nx=only_first))
+
+    async def _replace(self, key: str, old: str, new: str) -> None:
+        """Replace an id, unless another hub was quicker."""
+        await self._ask(lambda client: client.eval(_REPLACE, 1, key, old, new))
 
     async def _ask(self, work: Callable[[AsyncClient], Any]) -> Any:
         try:

@@ -356,3 +356,8 @@ def encode(text: str) -> bytes:
 def _escape(text: bytes) -> bytes:
     """A pattern that matches this text alone."""
     return re.sub(rb"([*?\[\]\\^-])", rb"\\\1", text)
+
+
+def admin_prefix(prefix: str) -> str:
+    """The prefix of keys without expiry, which hubs share, in a store with this prefix."""
+    return f"{prefix.rstrip(':')}-admin:"

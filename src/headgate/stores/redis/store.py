@@ -174,10 +174,14 @@ class RedisStore(Closable):
             refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
 
     def _fallback_on(self, error: StoreAway | ForeignData) -> Fallback:
-        """The fallback for an error. Foreign data is logged here; that the server is away was logged by the breaker."""
+        """The fallback for an error, which is logged."""
+        self._log_error(error)
+        return self._fallback
+
+    def _log_error(self, error: StoreAway | ForeignData) -> None:
+        """Log foreign data. That the server is away was logged by the breaker."""
         if isinstance(error, ForeignData):
             self._log_rarely(logging.ERROR, str(error))
-        return self._fallback
 
     def _decide_cached(
         self, request: ApplyRequest, verb: Verb, ask: Ask, low: int, offence: Offence | None, request_id: str
@@ -393,7 +397,7 @@ class RedisStore(Closable):
     def windows(self, prefix: str | None = None) -> RedisWindows:
         """See `WindowStore.windows`. Those with the same prefix count together."""
         start = f"{self._prefix}windows:" if prefix is None else checked_prefix(prefix, self._prefix)
-        return RedisWindows(start, self.aexecute, self._fallback_on, self._fallback.windows())
+        return RedisWindows(start, self.aexecute, self._log_error, self._fallback.windows())
 
     # The server ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from headgate.errors import StoreAway, refuse
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import WindowCount
 from headgate.stores.redis.fallback import FallbackWindows
-from headgate.stores.redis.protocol import ForeignData, Request, encode
+from headgate.stores.redis.protocol import ForeignData, Request, admin_prefix, encode
 
 _LONGEST_KEY: Final = 512  # bytes; of longer ones the beginning and the digest are stored
 
@@ -26,19 +26,19 @@ class RedisWindows:
         self,
         prefix: str,
         execute: Callable[[Request[Any]], Awaitable[Any]],
-        on_error: Callable[[StoreAway | ForeignData], object],
+        log_error: Callable[[StoreAway | ForeignData], None],
         fallback: FallbackWindows,
     ) -> None:
         self._start: Final = encode(prefix)
         self._execute: Final = execute
-        self._on_error: Final = on_error
+        self._log_error: Final = log_error
         self._fallback: Final = fallback
 
     async def hit(self, key: str, most: int, span: int) -> WindowCount:
         try:
             hit: WindowCount = await self._execute(_Hit(self._stored(key), most, span))
         except (StoreAway, ForeignData) as error:
-            self._on_error(error)
+            self._log_error(error)
             return await self._fallback.hit(key, most, span)
         return hit
 
@@ -46,7 +46,7 @@ class RedisWindows:
         try:
             count: int = await self._execute(_Count(self._stored(key), most, span))
         except (StoreAway, ForeignData) as error:
-            self._on_error(error)
+            self._log_error(error)
             return await self._fallback.count(key, most, span)
         return count
 
@@ -68,10 +68,10 @@ def checked_prefix(prefix: str, own: str) -> str:
     """A prefix whose keys can't be keys that a store keeps under its own prefix."""
     given: object = prefix
     if not isinstance(given, str) or not re.fullmatch(r"[^{}]+", given):
-        refuse("windows prefix", "some text without braces", prefix)
-    for taken in (own, f"{own.rstrip(':')}-admin:"):
+        refuse("prefix", "some text without braces", prefix)
+    for taken in (own, admin_prefix(own)):
         if taken.startswith(prefix) or prefix.startswith(taken):
-            refuse("windows prefix", f"another one than for other keys of the store, {taken!r}", prefix)
+            refuse("prefix", f"one that doesn't overlap with the store's own {taken!r}", prefix)
     return prefix
 
 
@@ -80,10 +80,14 @@ class _Hit(Request[WindowCount]):
 
     def __init__(self, key: bytes, most: int, span: int) -> None:
         super().__init__(b"c" + _spec(most, span), [key], b"1")
+        self._most: Final = most
 
     def read(self, row: list[int], at: int, now: int) -> int:
-        allowed = row[at] == 1
-        self.answer = WindowCount(allowed, row[at + 1], 0 if allowed else row[at + 2])
+        used = row[at + 1]
+        if row[at] == 1:
+            self.answer = WindowCount(True, used, self._most - used, 0)
+        else:
+            self.answer = WindowCount(False, used, 0, row[at + 2])
         return at + 4
 
 
