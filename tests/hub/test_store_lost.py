@@ -316,6 +316,20 @@ def test_an_acceptance_that_was_interrupted_is_completed_by_the_next(server: Ser
         asyncio.run(use(store))
 
 
+def test_half_a_generation_is_lost_until_it_is_accepted(server: Server, tmp_path: Path) -> None:
+    """As a hub leaves it that is killed between its two writes."""
+    with hub_on(server, tmp_path / "first"):
+        pass
+    with server.client() as client:
+        client.delete("headgate-admin:{agents}1:generation")
+    with hub_on(server, tmp_path / "second") as hub:
+        until_store_is(hub, "lost")
+        assert register(hub, "bank") == (503, "store_lost")
+        assert accept(hub, "drop")[0] == 200
+        until_store_is(hub, "ok")
+        assert register(hub, "bank") == (201, "")
+
+
 def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
     with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port}"
@@ -447,11 +461,11 @@ def test_undelivered_messages_in_memory_are_dropped_too(server: Server, tmp_path
     with hub_on(server, tmp_path) as hub:
         hub.register("bank")
         messages = hub.hub.messages
-        messages._unkept.append(("bank", [Message(sender="clerk", body=Raw(b'"secret"'), at=1.0)]))
+        messages._unwritten.append(("bank", [Message(sender="clerk", body=Raw(b'"secret"'), at=1.0)]))
         flush(server)
         until_store_is(hub, "lost")
         assert accept(hub, "drop")[0] == 200
-        hub.run(messages._keep_all())
+        hub.run(messages._flush())
         assert hub.run(messages.waiting("bank")) == 0
 
 

@@ -59,7 +59,8 @@ class RedisGeneration:
 
     async def check(self) -> None:
         found = await self._read()
-        if self._expected and found != (self._expected, self._expected):
+        expected = self._expected or found[0]  # before the first claim any, but both halves must be the same
+        if found != (expected, expected):
             raise self.lost(_reason(*found))
         self._reason = ""
 
