@@ -41,6 +41,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "max_frame": ("2048", 2048),
     "max_connections": ("11", 11),
     "max_connections_per_address": ("12", 12),
+    "max_connections_per_agent": ("13", 13),
     "max_http_connections": ("21", 21),
     "max_dashboards": ("10", 10),
     "max_waiting": ("13", 13),

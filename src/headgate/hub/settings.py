@@ -146,6 +146,9 @@ class HubSettings:
     max_connections_per_address: int = _setting(
         1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
     )
+    max_connections_per_agent: int = _setting(
+        20, "maximum WebSocket connections of one agent, and as many to the relay", _whole(1, 1_000_000)
+    )
     max_http_connections: int = _setting(
         1_000, "maximum HTTP connections in total, beside the WebSockets", _whole(1, 1_000_000)
     )

@@ -27,7 +27,7 @@ from headgate.hub.sockets.frames import (
     Unsubscribed,
     encode,
 )
-from headgate.hub.sockets.socket import MAX_BYTES, Socket
+from headgate.hub.sockets.socket import MAX_BYTES, FanOut, Socket
 from headgate.hub.storage.database import Database, DatabaseError, Retention
 from headgate.hub.storage.rows import Time, json_of, row_of
 from headgate.hub.timer import Timer
@@ -57,14 +57,21 @@ class _ChatChannel:
         self.name, self.creator, self.about, self.at = name, creator, about, at
         self.subscribers: dict[Socket, int] = {}
         """Each with the number of messages that it has missed without a notice."""
+        self.delivery: Final = asyncio.Lock()
+        """Locked while a message is delivered, so that all subscribers get messages in the same order."""
 
-    def deliver(self, socket: Socket, frame: str) -> None:
+    def deliver(self, socket: Socket, frame: str) -> bool:
         """Push a message. If the queue is full it is skipped, and so are later ones until the reader gets a notice."""
+        if socket not in self.subscribers:  # it has unsubscribed meanwhile
+            return False
         if self.subscribers[socket]:
             self.subscribers[socket] += 1
-        elif not socket.push(frame):
+            return False
+        if not socket.push(frame):
             self.subscribers[socket] = 1
             socket.push_last(self.name, lambda: self._lagged(socket))
+            return False
+        return True
 
     def _lagged(self, socket: Socket) -> str | None:
         missed = self.subscribers.get(socket, 0)
@@ -88,6 +95,7 @@ class MessageBroker:
         self._most_chat_channels, self._most_own_chat_channels = settings.max_channels, settings.max_channels_per_agent
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
+        self._fan_out: Final = FanOut()
         self._unwritten: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient
         self._unwritten_bytes = 0
         self._flushing: Final = asyncio.Lock()
@@ -245,9 +253,10 @@ class MessageBroker:
         await self._database.run(delete)
         if self._chat_channels.get(name) is channel:
             del self._chat_channels[name]
-        for socket in channel.subscribers:
-            socket.push(encode(Unsubscribed(channel=name)))
+        subscribers = list(channel.subscribers)
         channel.subscribers.clear()
+        frame = encode(Unsubscribed(channel=name))
+        await self._fan_out.push(subscribers, lambda socket: socket.push(frame))
         _log.info("chat channel deleted", channel=name, by=agent or "the admin")
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
@@ -263,8 +272,8 @@ class MessageBroker:
         number = await self._database.run(write)
         self.accepted += 1
         frame = encode(ChannelMessage(channel=name, number=number, sender=sender, body=body, at=at))
-        for socket in channel.subscribers:
-            channel.deliver(socket, frame)
+        async with channel.delivery:
+            await self._fan_out.push(channel.subscribers, lambda socket: channel.deliver(socket, frame))
         return number
 
     def subscribe(self, name: str, socket: Socket) -> None:
