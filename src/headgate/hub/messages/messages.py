@@ -112,6 +112,7 @@ class MessageBroker:
         def read(db: Connection) -> list[_ChannelRow]:
             first = (FIRST_CHAT_CHANNEL, time.time())
             db.execute("INSERT OR IGNORE INTO channels VALUES (?, '', 'where everybody begins', ?)", first)
+            db.execute("DELETE FROM posts WHERE channel NOT IN (SELECT name FROM channels)")
             rows = db.execute("SELECT name, creator, about, at FROM channels ORDER BY name")
             effect = "the chat channel is missing; its name stays taken"
             return list(self._database.rows.read("channels", rows, _channel_row, effect))
@@ -247,7 +248,8 @@ class MessageBroker:
             raise RequestError(409, "not_possible", f"{name!r} always exists")
 
         def delete(db: Connection) -> None:
-            db.execute("DELETE FROM channels WHERE name = ?", (name,))
+            if not db.execute("DELETE FROM channels WHERE name = ? AND at = ?", (name, channel.at)).rowcount:
+                raise _unknown_channel(name)  # there may be another of this name by now
             db.execute("DELETE FROM posts WHERE channel = ?", (name,))
 
         await self._database.run(delete)
@@ -264,10 +266,16 @@ class MessageBroker:
         channel, at = self._find(name), time.time()
 
         def write(db: Connection) -> int:
-            row = (name, sender, bytes(body), at)
-            number = db.execute("INSERT INTO posts (channel, sender, body, at) VALUES (?, ?, ?, ?)", row).lastrowid
+            row = (name, sender, bytes(body), at, name, channel.at)
+            inserted = db.execute(
+                "INSERT INTO posts (channel, sender, body, at) SELECT ?, ?, ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM channels WHERE name = ? AND at = ?)",
+                row,
+            )
+            if not inserted.rowcount:  # it was deleted meanwhile
+                raise _unknown_channel(name)
             self._retention.added(db, name)
-            return number or 0
+            return inserted.lastrowid or 0
 
         number = await self._database.run(write)
         self.accepted += 1
@@ -311,8 +319,12 @@ class MessageBroker:
     def _find(self, name: str) -> _ChatChannel:
         channel = self._chat_channels.get(name)
         if channel is None:
-            raise RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
+            raise _unknown_channel(name)
         return channel
+
+
+def _unknown_channel(name: str) -> RequestError:
+    return RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
 
 
 def _insert_mail(db: Connection, to: str, messages: list[Message]) -> None:
