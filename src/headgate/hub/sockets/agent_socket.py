@@ -238,10 +238,10 @@ class AgentSockets:
         try:
             answer = await _HANDLERS[type(frame)](self, connection, frame)
         except Exception as error:  # noqa: BLE001 - the agent gets an answer; the log has the details
-            if isinstance(error, RequestError) and error.error == "invalid":
-                await connection.refuse_invalid(frame.id, error.error, error.detail)
+            answer = problem = _problem(error)
+            if problem.error == "invalid":
+                await connection.refuse_invalid(frame.id, problem.error, problem.detail)
                 return
-            answer = _problem(error)
         await connection.send(answer, frame.id)
 
     # One handler per frame type --------------------------------------------------------------------------------------
