@@ -55,6 +55,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "max_channels": ("17", 17),
     "max_history": ("18", 18),
     "max_tasks": ("19", 19),
+    "max_tasks_per_agent": ("21", 21),
     "accept_within": ("20", 20.0),
     "shutdown_within": ("0", 0.0),
     "log_format": ("json", "json"),

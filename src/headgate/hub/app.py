@@ -219,6 +219,7 @@ class Hub:
             self._send_assignment,
             accept_within=settings.accept_within,
             most_queued=settings.max_tasks,
+            most_per_agent=settings.max_tasks_per_agent,
             most_finished=settings.max_tasks,
         )
         self.agent_sockets = AgentSockets(

@@ -97,6 +97,7 @@ class OpenRow(NamedTuple):
 
     number: int
     task_id: str
+    creator: str
     agent: str | None
     """The agent that holds it, or has held it last."""
     attempt: int
@@ -106,7 +107,7 @@ class OpenRow(NamedTuple):
 def _read_open(row: tuple[Any, ...]) -> OpenRow:
     number, *columns = row
     task = _read_task(tuple(columns))
-    return OpenRow(number, task.task_id, row[4], task.attempt, task.state in HELD)
+    return OpenRow(number, task.task_id, task.creator, row[4], task.attempt, task.state in HELD)
 
 
 _LOST: Final = "the task is neither shown nor assigned"
