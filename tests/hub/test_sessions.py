@@ -72,7 +72,7 @@ def test_e1_a_session_that_can_not_be_stored_is_not_open() -> None:
         async def fail(_work: Any) -> Any:
             raise DatabaseError("the disk is full")
 
-        hub.hub.database.run = fail  # type: ignore[method-assign]
+        hub.hub.database.run = fail  # type: ignore[method-assign, assignment]
         for session in ("s", "open"):
             assert wire.ask("session_open", session=session, rate=1, burst=1)["error"] == "unavailable"
         hub.hub.database.run = run  # type: ignore[method-assign]

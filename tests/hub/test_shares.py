@@ -71,7 +71,7 @@ def test_messages_to_a_chat_channel_that_is_being_deleted_are_refused_and_not_in
     with running(ROOMY) as hub:
         messages = hub.hub.messages
 
-        async def publish_and_delete() -> list[object]:
+        async def publish_and_delete() -> tuple[object, ...]:
             await messages.create_chat_channel("a", "owner", "")
             return await asyncio.gather(
                 messages.publish("a", "owner", Raw(b"1")),
