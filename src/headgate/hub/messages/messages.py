@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from heapq import nsmallest
 from sqlite3 import Connection
@@ -85,13 +85,18 @@ class _ChatChannel:
 
 
 class MessageBroker:
-    """Delivers messages. An accepted message is not lost: it is queued for a socket, or in the database."""
+    """Delivers messages. An accepted message is queued for a socket, or in the database.
+
+    It is not lost, unless a connection ends before it is sent and the mailbox is full beyond its maximum: see
+    `save_unsent`.
+    """
 
     def __init__(
         self, database: Database, presence: Presence, registry: Registry, clock: Clock, settings: HubSettings
     ) -> None:
         self._database, self._presence, self._registry, self._clock = database, presence, registry, clock
         self._most_mail, self._most_mail_from_one = settings.max_mail, settings.max_mail_per_sender
+        self._most_unsent: Final = settings.max_waiting
         self._most_chat_channels, self._most_own_chat_channels = settings.max_channels, settings.max_channels_per_agent
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
@@ -105,6 +110,8 @@ class MessageBroker:
         self._closed = False
         self.accepted = 0
         """The number of accepted messages, to agents and to chat channels."""
+        self.lost = 0
+        """The number of accepted messages for which a mailbox had no room when a connection ended."""
 
     async def start(self) -> None:
         """Read the chat channels; at the first start there is one."""
@@ -135,9 +142,11 @@ class MessageBroker:
         return delivered
 
     async def save_unsent(self, agent: str, socket: Socket) -> None:
-        """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is.
+        """Put the messages that a closed socket has not sent into the agent's mailbox, even if that is full.
 
-        While the disk can't be written, they are kept in memory.
+        They were accepted already. So there is room for the queue of one connection beyond the mailbox's maximum and
+        beyond each sender's. What is more is lost: otherwise an agent that hangs up again and again without reading
+        could fill the disk. While the disk can't be written, messages are kept in memory.
         """
         unsent = [content for content in socket.take_unsent() if isinstance(content, Message)]
         if unsent:
@@ -151,7 +160,7 @@ class MessageBroker:
             while self._unwritten:
                 agent, unsent = self._unwritten[0]
                 try:
-                    await self._database.run(partial(_insert_mail, to=agent, messages=unsent))
+                    lost = await self._database.run(partial(self._insert_unsent, to=agent, messages=unsent))
                 except DatabaseError as error:
                     if not self._disk_failed:
                         _log.error("undelivered messages wait for the disk", reason=str(error))
@@ -160,6 +169,9 @@ class MessageBroker:
                         self._timer = Timer(self._clock, self._clock.now() + _RETRY, self._retry)
                     return
                 self._disk_failed = False
+                if lost:
+                    self.lost += lost
+                    _log.warning("undelivered messages are lost: the mailbox is full", agent=agent, messages=lost)
                 self._unwritten.popleft()
                 self._unwritten_bytes -= _size(unsent)
 
@@ -185,6 +197,20 @@ class MessageBroker:
         if waiting >= self._most_mail_from_one:
             raise RequestError(409, "mailbox_full", f"{to!r} is away, and {waiting} messages of yours wait for it")
         _insert_mail(db, to, [message])
+
+    def _insert_unsent(self, db: Connection, to: str, messages: list[Message]) -> int:
+        """Put messages into a mailbox as far as there is room, oldest first; the number of the others."""
+        counts = "SELECT sender, COUNT(*) FROM mail WHERE recipient = ? GROUP BY sender"
+        waiting: Counter[str] = Counter(dict(db.execute(counts, (to,)).fetchall()))
+        most, most_from_one = self._most_mail + self._most_unsent, self._most_mail_from_one + self._most_unsent
+        room = most - waiting.total()
+        fitting: list[Message] = []
+        for message in messages:
+            if len(fitting) < room and waiting[message.sender] < most_from_one:
+                waiting[message.sender] += 1
+                fitting.append(message)
+        _insert_mail(db, to, fitting)
+        return len(messages) - len(fitting)
 
     async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
         """The messages in an agent's mailbox after a number, oldest first. They stay until they are acknowledged."""
