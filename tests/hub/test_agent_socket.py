@@ -294,6 +294,19 @@ def test_b9_ten_invalid_frames_before_identify_close_the_connection() -> None:
         assert ended(wire)[0] == 1008
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rate": 1e300, "burst": 1}, {"rate": 1}, {"session": "open", "rate": 1, "burst": 1}],
+    ids=["a rate out of range", "a rate without a burst", "another limit"],
+)
+def test_b9_ten_frames_that_their_handler_finds_invalid_close_the_connection(wrong: dict[str, Any]) -> None:
+    with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
+        wire.ask("session_open", session="open")
+        for _ in range(10):
+            assert wire.ask("session_open", **{"session": "s", **wrong})["error"] == "invalid"
+        assert ended(wire)[0] == 1008
+
+
 def test_b9_denials_never_close_and_do_not_count_as_invalid_frames() -> None:
     with running() as hub, hub.agent("planner") as wire:
         use_up(hub, "planner")

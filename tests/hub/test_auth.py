@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from hashlib import sha256
 from inspect import getsource
 from pathlib import Path
+from typing import SupportsIndex
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from headgate import Policy
+from headgate import Decision, Gate, Policy
 from headgate.hub.agents.registry import LONGEST_TOKEN, DatabaseAgents
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import dashboard_routes
@@ -313,6 +314,22 @@ def test_a_replaced_or_revoked_token_closes_its_sockets(hub: Running, how: str) 
             pass
     with hub.socket() as stranger:
         assert stranger.ask("identify", agent_id=agent, token=token)["error"] == "unauthorized"
+
+
+def test_a_token_revoked_while_its_address_is_refunded_lets_nobody_in() -> None:
+    class Revoking(Gate):
+        async def arefund_address(self, address: str, cost: SupportsIndex = 1, purpose: str = "request") -> Decision:
+            if purpose == "authentication":
+                await revoking.hub.registry.revoke("planner")
+            return await super().arefund_address(address, cost, purpose)
+
+    policy = Policy(addresses={"authentication": "1/second"})
+    with running(policy, gate=Revoking) as revoking, revoking.socket() as wire:
+        token = revoking.register("planner")
+        assert wire.ask("identify", agent_id="planner", token="wrong")["error"] == "unauthorized"
+        revoking.clock.advance(1)
+        assert wire.ask("identify", agent_id="planner", token=token)["type"] != "identified"
+        assert not revoking.hub.presence.is_connected("planner")
 
 
 @pytest.mark.parametrize("path", ["/", "/ws/", "/ws/dashboard/", "/dashboard", "/api/health", "/relay/x"])

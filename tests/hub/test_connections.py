@@ -155,6 +155,23 @@ def test_connections_of_one_address_are_capped() -> None:
             assert wire.ask("ping")["error"] == "not_identified"
 
 
+def test_connections_of_one_agent_are_capped() -> None:
+    with running(max_connections_per_agent=2) as hub, hub.agent("other"):
+        token = hub.register("planner")
+        with hub.agent("planner", token), hub.agent("planner", token), hub.socket() as third:
+            assert third.ask("identify", agent_id="planner", token=token, id=1) == {
+                "type": "error",
+                "id": 1,
+                "error": "too_many_connections",
+                "detail": "'planner' has 2 connections, and may have no more",
+            }
+            assert ended(third) == (1013, "too many connections of this agent")
+            assert len(hub.hub.presence.sockets_of("planner")) == 2
+        wait_for(lambda: not hub.hub.presence.is_connected("planner"), "room")
+        with hub.agent("planner", token) as wire:
+            assert wire.ask("ping") == {"type": "pong"}
+
+
 def test_total_connections_are_capped() -> None:
     with running(max_connections=2, **BEHIND_A_PROXY) as hub:
         with forwarded(hub, "192.0.2.1"), forwarded(hub, "192.0.2.2"):

@@ -10,7 +10,7 @@ from websockets.sync.client import ClientConnection
 
 from headgate import Policy
 from headgate.hub.dashboard import feed as module
-from headgate.hub.dashboard.feed import MAX_CARDS, MAX_QUEUED
+from headgate.hub.dashboard.feed import MAX_CARDS, MAX_PUBLIC, MAX_QUEUED
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
 from tests.support.agent_connections import ended, ping
 from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
@@ -337,6 +337,37 @@ def test_dashboards_are_capped() -> None:
         wait_for(lambda: len(hub.hub.dashboard.sockets) == 1, "room")
         with dashboard(hub):
             pass
+
+
+def test_strangers_keep_nobody_with_a_token_out_of_a_public_dashboard() -> None:
+    with running(public_dashboard=True, max_dashboards=3) as hub, ExitStack() as stack:
+        strangers = [stack.enter_context(hub.socket("/ws/dashboard")) for _ in range(3)]
+        for wire in strangers:
+            assert wire.ask("watch")["type"] == "snapshot"
+        with hub.socket("/ws/dashboard") as late:
+            assert late.ask("watch")["error"] == "too_many_connections"
+        for token, wire in zip((ADMIN, VIEWER, ADMIN), strangers, strict=True):
+            snapshot = stack.enter_context(hub.socket("/ws/dashboard")).ask("watch", token=token)
+            assert (snapshot["type"], snapshot["admin"]) == ("snapshot", token == ADMIN)
+            assert ended(wire) == (1013, "too many dashboards are open"), "the oldest makes room"
+        with hub.socket("/ws/dashboard") as full:
+            assert full.ask("watch", token=ADMIN)["error"] == "too_many_connections"
+            assert ended(full)[0] == 1013
+
+
+def test_public_dashboards_are_capped_by_address() -> None:
+    with running(public_dashboard=True) as hub, ExitStack() as stack:
+        for _ in range(MAX_PUBLIC):
+            assert stack.enter_context(hub.socket("/ws/dashboard")).ask("watch")["type"] == "snapshot"
+        with hub.socket("/ws/dashboard") as one_more:
+            refused = one_more.ask("watch")
+            assert (refused["error"], refused["detail"]) == (
+                "too_many_connections",
+                "127.0.0.1 has 10 dashboards without a token, and may have no more",
+            )
+            assert ended(one_more)[0] == 1013
+        with hub.socket("/ws/dashboard") as viewer:
+            assert viewer.ask("watch", token=VIEWER)["type"] == "snapshot"
 
 
 def test_silent_connections_keep_no_dashboard_out() -> None:

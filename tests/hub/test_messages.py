@@ -1,11 +1,15 @@
 """Messages to connected, absent and slow agents, and to chat channels."""
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import Raw
 
 from headgate import Policy
+from headgate.hub.sockets.frames import Message
+from headgate.hub.sockets.socket import Socket
 from tests.support.agent_connections import LARGE, overfill, read_ahead, slow_reader, waiting
 from tests.support.hub import running
 from tests.support.valkey import wait_for
@@ -125,6 +129,43 @@ def test_the_queue_of_a_slow_reader_is_bounded_and_goes_to_its_mailbox() -> None
         too_many, untaken = kept[:1], kept[1:]
         assert too_many == [("planner", taken)], "which had found no room"
         assert untaken == [("planner", number) for number in range(taken - 4, taken)]
+
+
+def test_hanging_up_without_reading_does_not_fill_a_mailbox_beyond_its_bound(logged: list[Any]) -> None:
+    policy = Policy(limits=dict.fromkeys(("light", "normal"), "1000000/minute"))
+    with running(policy, max_waiting=4, max_mail=5, max_mail_per_sender=2) as hub, hub.agent("greedy") as greedy:
+        token = hub.register("slow")
+
+        def hang_up(queued: list[Message]) -> None:
+            """Close a connection that has sent none of its queue."""
+
+            async def never(_message: Any = None) -> Any:
+                await asyncio.Event().wait()
+
+            async def close() -> None:
+                socket = Socket(never, never, "127.0.0.1", 4)
+                assert all([socket.push("x", message) for message in queued])
+                socket.closed = True
+                await hub.hub.messages.save_unsent("slow", socket)
+
+            hub.run(close())
+
+        def message(sender: str, number: int) -> Message:
+            return Message(sender=sender, body=Raw(str(number).encode()), at=1.0)
+
+        for number in range(2):
+            assert greedy.ask("message", to="slow", body=number)["type"] == "message_sent"
+        hang_up([message("greedy", number) for number in range(2, 6)])
+        assert hub.hub.messages.lost == 0, "the first time all of a queue fits, even into a full mailbox"
+        hang_up([message("greedy", 6), message("other", 7), message("greedy", 8), message("other", 9)])
+        assert hub.hub.messages.lost == 2
+        hang_up([message("third", number) for number in range(10, 14)])
+        hang_up([message("third", number) for number in range(14, 18)])
+        with hub.http(token) as http:
+            assert [body for *_, body in mail(http)] == [0, 1, 2, 3, 4, 5, 7, 9, 10]
+        assert hub.hub.messages.lost == 9
+        told = [line["messages"] for line in logged if line["event"].startswith("undelivered messages are lost")]
+        assert told == [2, 3, 4]
 
 
 def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:

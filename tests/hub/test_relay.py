@@ -86,6 +86,18 @@ def test_hello_during_an_outage_is_answered_with_unavailable() -> None:
         assert hub.relay.connections == 1
 
 
+def test_an_address_has_so_many_connections() -> None:
+    with RelayHub(most_connections=2) as hub, hub.agent("alice"), hub.agent("bob"):
+        with hub.agent("alice"), hub.stranger() as third:
+            answer = third.hello("alice")
+            assert (answer.type, answer.error.code) == (ERROR, "too_many_connections")
+            assert answer.error.detail == "'alice' has 2 connections, and may have no more"
+            assert third.ended() == (1013, "too many connections of this address")
+        wait_for(lambda: hub.relay.connections == 2, "room")
+        with hub.agent("alice"):
+            pass
+
+
 # How much ------------------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +315,22 @@ def test_a_token_revoked_during_hello_lets_nobody_in() -> None:
     with RelayHub(verify=verify) as hub, hub.stranger() as agent:
         assert agent.hello("alice").error.code == "unauthorized"
         assert answers == []
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_a_token_revoked_after_its_lookup_lets_nobody_in(everybody: bool) -> None:
+    """As while an address with many wrong tokens is refunded for a valid one."""
+
+    class Slow(Authentication):
+        async def attempt(self, address: str, look_up: Any) -> Any:
+            found = await super().attempt(address, look_up)
+            if hub.tokens.pop("alice", None):
+                hub.relay.drop_all() if everybody else hub.relay.drop("alice")
+            return found
+
+    with RelayHub(authentication=Slow(Gate())) as hub, hub.stranger() as agent:
+        assert agent.hello("alice").error.code == "unauthorized"
+        assert hub.tokens.keys() == {"bob", "carol"}
 
 
 def test_an_envelope_in_flight_when_its_sender_is_dropped_is_discarded() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from headgate.hub.errors import RequestError
+from headgate.hub.storage.database import DatabaseError
 from headgate.hub.tasks.task import Task
 from tests.support.scheduler import MICROSECOND, SchedulerHarness, changes, open_harness, refused, watch
 from tests.support.valkey import PATIENCE
@@ -310,6 +312,51 @@ async def test_a_full_queue_refuses_tasks_even_when_many_come_at_once(elsewhere:
         await harness.leave("a")  # what has been taken once is never refused
         assert harness.scheduler.counts()["queued"] == 4
         assert await refused(harness.scheduler.add("boss", b"1")) == (503, "queue_full")
+
+
+async def test_one_agent_does_not_fill_the_queue(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with open_harness(path, most_per_agent=2) as harness:
+        add = harness.scheduler.add
+        answers = await asyncio.gather(*[add("greedy", b"1") for _ in range(5)], return_exceptions=True)
+        assert [isinstance(answer, Task) for answer in answers] == [True] * 2 + [False] * 3
+        assert await refused(add("greedy", b"1")) == (409, "too_many_tasks")
+        for _ in range(3):
+            await add("", b"1")  # the admin
+        await add("other", b"1")
+    async with open_harness(path, most_per_agent=2) as harness:
+        assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks"), "after a restart"
+        await harness.arrive("a")
+        ((_, first),) = harness.told
+        await harness.scheduler.accept("a", first)
+        assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks"), "it isn't finished"
+        await harness.scheduler.complete("a", first, None)
+        await harness.scheduler.add("greedy", b"1")
+        assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks")
+
+
+async def test_tasks_that_could_not_be_added_count_for_nobody() -> None:
+    async with open_harness(most_per_agent=1) as harness:
+        await harness.database.run(lambda db: db.execute("ALTER TABLE tasks RENAME TO moved").close())
+        for _ in range(2):
+            with pytest.raises(DatabaseError):
+                await harness.scheduler.add("a", b"1")
+        await harness.database.run(lambda db: db.execute("ALTER TABLE moved RENAME TO tasks").close())
+        await harness.scheduler.add("a", b"1")
+        assert harness.scheduler._unfinished == {"a": 1}
+
+
+@pytest.mark.parametrize(("most", "reserve"), [(3, 1), (20, 2)])
+async def test_the_admin_has_room_in_a_queue_that_agents_have_filled(most: int, reserve: int) -> None:
+    async with open_harness(most_queued=most) as harness:
+        add = harness.scheduler.add
+        for _ in range(most):
+            await add("greedy", b"1")
+        assert await refused(add("other", b"1")) == (503, "queue_full")
+        for _ in range(reserve):
+            await add("", b"1")
+        assert await refused(add("", b"1")) == (503, "queue_full")
+        assert await refused(add("other", b"1")) == (503, "queue_full")
 
 
 async def test_finished_tasks_are_forgotten_oldest_first(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 
 from headgate import Policy
+from headgate.hub.storage.database import DatabaseError
 from tests.support.agent_connections import left, metrics, use_up
 from tests.support.hub import ADMIN, AgentConnection, Running, running
 
@@ -61,6 +62,24 @@ def test_e1_a_session_outlives_the_connection_and_opening_it_again_changes_nothi
             assert [signal(wire, "s") for _ in range(2)] == ["signal_logged", "rate_limited"]
             other = wire.ask("session_open", session="s", rate=1, burst=3)
             assert other["detail"].startswith("session s: expected the limit that it was opened with, 1/second burst 2")
+
+
+def test_e1_a_session_that_can_not_be_stored_is_not_open() -> None:
+    with running() as hub, hub.agent("planner") as wire:
+        wire.ask("session_open", session="open", rate=1, burst=1)
+        run = hub.hub.database.run
+
+        async def fail(_work: Any) -> Any:
+            raise DatabaseError("the disk is full")
+
+        hub.hub.database.run = fail  # type: ignore[method-assign, assignment]
+        for session in ("s", "open"):
+            assert wire.ask("session_open", session=session, rate=1, burst=1)["error"] == "unavailable"
+        hub.hub.database.run = run  # type: ignore[method-assign]
+        assert signal(wire, "s") == "session_closed"
+        assert wire.ask("session_open", session="s")["limit"] == "unlimited"
+        assert wire.ask("session_close", session="s")["type"] == "session_closed"
+        assert signal(wire, "open") == "signal_logged", "it was open before, and is still"
 
 
 def test_e1_a_number_and_its_text_are_one_session() -> None:

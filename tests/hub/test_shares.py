@@ -1,10 +1,13 @@
 """Shares per owner: no agent takes all the room that others need."""
 
+import asyncio
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from sqlite3 import Connection, connect
 
 import pytest
+from msgspec import Raw
 
 from headgate import ManualClock, Policy
 from headgate.hub.agents import counter_shares
@@ -62,6 +65,46 @@ def test_subscribers_of_a_deleted_chat_channel_get_nothing_of_its_successor() ->
             create(hub, owner, ["a"])
             http.post("/api/channels/a/publish", json={"body": 1})
             assert reader.ask("ping") == {"type": "pong"}
+
+
+def test_messages_to_a_chat_channel_that_is_being_deleted_are_refused_and_not_in_its_successor() -> None:
+    with running(ROOMY) as hub:
+        messages = hub.hub.messages
+
+        async def publish_and_delete() -> tuple[object, ...]:
+            await messages.create_chat_channel("a", "owner", "")
+            return await asyncio.gather(
+                messages.publish("a", "owner", Raw(b"1")),
+                messages.delete_chat_channel("a", "owner", by_admin=False),
+                messages.publish("a", "owner", Raw(b"2")),
+                messages.create_chat_channel("a", "other", ""),
+                messages.publish("a", "owner", Raw(b"3")),
+                messages.delete_chat_channel("a", "owner", by_admin=False),
+                return_exceptions=True,
+            )
+
+        done = hub.run(publish_and_delete())
+        assert [getattr(one, "error", None) for one in done] == [
+            None,
+            None,
+            "unknown_channel",
+            None,
+            *["unknown_channel"] * 2,
+        ]
+        assert hub.run(messages.history("a", 10)) == []
+        assert messages.chat_channel("a").creator == "other"
+
+
+def test_messages_of_deleted_chat_channels_are_dropped_at_the_start(tmp_path: Path) -> None:
+    """A hub before this one may have left some."""
+    with running(ROOMY, data=tmp_path) as hub:
+        hub.run(hub.hub.messages.publish("general", "owner", Raw(b"1")))
+    with closing(connect(tmp_path / "hub.db")) as db, db:
+        db.execute("INSERT INTO posts (channel, sender, body, at) VALUES ('gone', 'owner', x'31', 1)")
+    with running(ROOMY, data=tmp_path) as hub:
+        hub.run(hub.hub.messages.create_chat_channel("gone", "other", ""))
+        assert hub.run(hub.hub.messages.history("gone", 10)) == []
+        assert len(hub.run(hub.hub.messages.history("general", 10))) == 1
 
 
 def test_lists_of_chat_channels_and_agents_come_in_pages() -> None:

@@ -126,7 +126,7 @@ class HubClient(ReconnectingClient[Frame]):
         while (answer := self._decode(await socket.recv())).get("type") in _PUSHED:
             self._inbox.put(answer)  # a message may come before the answer
         kind = answer.get("type")
-        if kind == "error" and answer.get("error") not in ("unavailable", "internal"):
+        if kind == "error" and answer.get("error") not in ("unavailable", "internal", "too_many_connections"):
             raise Refused(str(answer.get("error")), f"{self.agent!r} at {self.url}: {answer.get('detail')}")
         if kind == "rate_limited":
             raise TryLater("too many connections from this address", wait_us(_whole(answer.get("retry_after_ms"))))

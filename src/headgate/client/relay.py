@@ -94,7 +94,7 @@ class RelayClient(ReconnectingClient[RelayMessage]):
         if kind == "rate_limited":
             raise TryLater(answer.rate_limited.reason, wait_us(answer.rate_limited.retry_after_ms))
         if kind == "error":
-            if answer.error.code == "unavailable":
+            if answer.error.code in ("unavailable", "too_many_connections"):
                 raise TryLater(answer.error.detail)
             raise Refused(answer.error.code, f"{self.address!r} at {self.url}: {answer.error.detail}")
 

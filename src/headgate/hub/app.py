@@ -200,7 +200,9 @@ class Hub:
     def _open_parts(self) -> None:
         settings, store, gate, clock, database = self.settings, self.store, self.gate, self.clock, self.database
         stats, alerts, health = self.stats, self.alerts, self.health
-        presence = self.presence = Presence(settings.max_connections, settings.max_connections_per_address)
+        presence = self.presence = Presence(
+            settings.max_connections, settings.max_connections_per_address, settings.max_connections_per_agent
+        )
         tokens = self.tokens = Tokens(database, settings)
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
         reserved = self.router.reserved("agent")
@@ -218,6 +220,7 @@ class Hub:
             self._send_assignment,
             accept_within=settings.accept_within,
             most_queued=settings.max_tasks,
+            most_per_agent=settings.max_tasks_per_agent,
             most_finished=settings.max_tasks,
         )
         self.agent_sockets = AgentSockets(
@@ -240,6 +243,7 @@ class Hub:
             authentication=authentication,
             flood_counter=self.flood_counter,
             largest=settings.max_frame,
+            most_connections=settings.max_connections_per_agent,
             identify_within=settings.identify_within,
         )
         cards = Cards(gate, stats, presence, alerts, health)

@@ -154,6 +154,9 @@ class HubSettings:
     max_connections_per_address: int = _setting(
         1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
     )
+    max_connections_per_agent: int = _setting(
+        20, "maximum WebSocket connections of one agent, and as many to the relay", _whole(1, 1_000_000)
+    )
     max_http_connections: int = _setting(
         1_000, "maximum HTTP connections in total, beside the WebSockets", _whole(1, 1_000_000)
     )
@@ -173,6 +176,7 @@ class HubSettings:
     max_channels: int = _setting(1_000, "maximum chat channels", _whole(1, 1_000_000))
     max_history: int = _setting(1_000, "newest messages kept per chat channel", _whole(1, 1_000_000))
     max_tasks: int = _setting(10_000, "maximum queued tasks, and finished tasks kept", _whole(1, 10_000_000))
+    max_tasks_per_agent: int = _setting(1_000, "maximum unfinished tasks created by one agent", _whole(1, 10_000_000))
     accept_within: float = _setting(30.0, "seconds that an agent has to accept a task", _seconds(0.1, 86_400))
     shutdown_within: float = _setting(10.0, "seconds to finish work in progress at shutdown", _seconds(0, 3600))
     log_format: str = _setting("text", "log format: text or json", _choice(*LOG_FORMATS))

@@ -12,8 +12,8 @@ from headgate.hub.sockets.socket import Socket
 class Presence:
     """The open WebSockets: all of them by address, and those of agents by name."""
 
-    def __init__(self, most: int, most_per_address: int) -> None:
-        self._most, self._most_per_address = most, most_per_address
+    def __init__(self, most: int, most_per_address: int, most_per_agent: int) -> None:
+        self._most, self._most_per_address, self._most_per_agent = most, most_per_address, most_per_agent
         self._addresses: Final[Counter[str]] = Counter()
         self._agents: Final[dict[str, list[Socket]]] = {}
         self.sockets: Final[set[Socket]] = set()
@@ -46,7 +46,11 @@ class Presence:
             del self._addresses[address]
 
     def add(self, agent: str, socket: Socket) -> bool:
-        """Add a socket of an agent that has identified; whether it is the agent's first."""
+        """Add a socket of an agent that has identified, or refuse it; whether it is the agent's first."""
+        if sum(not other.closed for other in self._agents.get(agent, ())) >= self._most_per_agent:
+            raise RequestError(
+                429, "too_many_connections", f"{agent!r} has {self._most_per_agent} connections, and may have no more"
+            )
         sockets = self._agents.setdefault(agent, [])
         sockets.append(socket)
         return len(sockets) == 1

@@ -67,8 +67,6 @@ class Registry:
         self._reserved: Final = reserved
         self._listeners: Final[list[Callable[[str], None]]] = []
         self._background: Final = BackgroundTasks()
-        self.revocations = 0
-        """The number of rotated and revoked tokens: it shows whether one may have been during a lookup."""
 
     async def start(self) -> None:
         await self._store.start(self._on_revocation)
@@ -133,7 +131,6 @@ class Registry:
 
     def forget_verified(self) -> None:
         """Verify nobody without the store any more, even if it is lost: the admin is about to accept it as it is."""
-        self.revocations += 1
         self._store.forget_verified()
 
     async def agents(self, after: str = "", limit: int = 100) -> list[AgentRecord]:
@@ -167,7 +164,6 @@ class Registry:
         return digest_of(invitation[: LONGEST_TOKEN + 1])
 
     def _on_revocation(self, agent: str) -> None:
-        self.revocations += 1
         for listener in self._listeners:
             try:
                 listener(agent)

@@ -22,6 +22,8 @@ MAX_HEAD: Final = 64 * 1024
 """Bytes of the head of a request."""
 MAX_LINES: Final = 128
 """Lines of the head of a request."""
+MAX_SKIPPED: Final = 16 * 1024 * 1024
+"""Bytes of a body that are read, though it was refused, so that its sender can go on."""
 MAX_IGNORED: Final = 64 * 1024
 """Bytes that a peer may send after the hub has closed."""
 CONTROL_BURST: Final = 100
@@ -265,9 +267,9 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
         While it is answered, uvicorn may read the body of the next one too.
         """
-        headers, much = dict(self._headers), 4 * self._guard.max_body
-        more = much if self.requests or b"transfer-encoding" in headers else 0
-        return MAX_HEAD + min(int(headers.get(b"content-length", 0)), much) + more
+        headers = dict(self._headers)
+        more = 4 * self._guard.max_body if self.requests or b"transfer-encoding" in headers else 0
+        return MAX_HEAD + min(int(headers.get(b"content-length", 0)), MAX_SKIPPED) + more
 
     def _within_bounds(self, meter: FrameMeter) -> bool:
         passed = max(self._guard.now - self._charged, 0.0)

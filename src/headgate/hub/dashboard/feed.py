@@ -6,7 +6,7 @@ those of agents that made requests, whose buckets refill, that have violations, 
 
 import asyncio
 from collections import Counter, OrderedDict
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import structlog
@@ -27,18 +27,24 @@ from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explain
 from headgate.hub.sockets.socket import MAX_REASON, POLICY_VIOLATION, TRY_LATER, Socket
 from headgate.limits.clock import Clock
+from headgate.limits.decision import Decision
 
 MAX_CARDS: Final = 500
 MAX_QUEUED: Final = 8
 """Frames queued for a dashboard that reads slowly; then it is closed, and connects again."""
 MAX_STRANGERS: Final = 10
 """Dashboards that one address may be opening at a time: those that have not shown a token yet."""
+MAX_PUBLIC: Final = 10
+"""Dashboards without a token that one address may have open."""
 _INTERVAL: Final = 1.0  # seconds between two updates
 _MIN_INTERVAL: Final = 0.05  # seconds, however much changes
 _ROTATED: Final = 50  # cards made again in each update without a known reason: another hub may have counted something
 _MAX_FRAME: Final = 4096  # bytes of the one frame that a dashboard sends
 
 _log = structlog.get_logger("headgate.hub")
+
+
+_Access: TypeAlias = Literal["admin", "viewer", "public"]
 
 
 class WatchRequest(Struct, tag_field="type", tag="watch", forbid_unknown_fields=True):
@@ -104,7 +110,8 @@ class DashboardFeed:
         self._tokens, self._authentication, self._clock, self._settings = tokens, authentication, clock, settings
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
-        self._viewers: Final[set[Socket]] = set()
+        self._identified: Final[dict[Socket, _Access]] = {}  # oldest first
+        self._viewers: Final[set[Socket]] = set()  # those that get updates
         self._updating: Final = asyncio.Lock()
         self._wake: Final = asyncio.Event()
         self._background: Final = BackgroundTasks()
@@ -123,7 +130,7 @@ class DashboardFeed:
     @property
     def sockets(self) -> list[Socket]:
         """The sockets of all open dashboards."""
-        return [*self._viewers, *self._unidentified]
+        return [*self._identified, *self._unidentified]
 
     def refresh(self) -> None:
         """Send the next update at once: something has changed."""
@@ -151,28 +158,48 @@ class DashboardFeed:
             oldest, _ = self._unidentified.popitem(last=False)
             oldest.close_soon(TRY_LATER, "too many dashboards are being opened")
         try:
-            admin = await self._authenticate(socket) if await socket.accept() else None
+            access = await self._authenticate(socket) if await socket.accept() else None
         finally:
             self._unidentified.pop(socket, None)
             self._strangers[address] -= 1
             if not self._strangers[address]:
                 del self._strangers[address]
-        if admin is None:
+        if access is None:
             return
-        if len(self._viewers) >= most:
-            await _refuse(
-                socket, "too_many_connections", f"too many dashboards are open: the hub takes {most}", TRY_LATER
-            )
+        if full := self._full(address, access):
+            await _refuse(socket, "too_many_connections", full, TRY_LATER)
             return
+        self._identified[socket] = access
         try:
-            await self._join(socket, admin=admin)
+            await self._join(socket, admin=access == "admin")
             if await socket.read() is not None:
                 await _refuse(socket, "invalid", "expected no more frames from a dashboard")
         finally:
-            self._viewers.discard(socket)
+            self._forget(socket)
 
-    async def _authenticate(self, socket: Socket) -> bool | None:
-        """Whether the first frame has the admin's token; None if the dashboard may not watch."""
+    def _full(self, address: str, access: _Access) -> str:
+        """Why there is no room for one more dashboard; "" if there is, or if a public one has made room."""
+        most = self._settings.max_dashboards
+        public = [socket for socket, other in self._identified.items() if other == "public"]
+        if access == "public" and sum(counted_as(socket.address) == address for socket in public) >= MAX_PUBLIC:
+            return f"{address} has {MAX_PUBLIC} dashboards without a token, and may have no more"
+        if len(self._identified) < most:
+            return ""
+        if access == "public" or not public:
+            return f"too many dashboards are open: the hub takes {most}"
+        self._drop(public[0], "too many dashboards are open")
+        return ""
+
+    def _drop(self, socket: Socket, reason: str) -> None:
+        self._forget(socket)
+        socket.close_soon(TRY_LATER, reason)
+
+    def _forget(self, socket: Socket) -> None:
+        self._viewers.discard(socket)
+        self._identified.pop(socket, None)
+
+    async def _authenticate(self, socket: Socket) -> _Access | None:
+        """Whose token the first frame has; None if the dashboard may not watch."""
         tokens = self._tokens
         deadline = socket.expect_identification(self._clock, self._settings.identify_within)
         try:
@@ -190,15 +217,15 @@ class DashboardFeed:
             await _refuse(socket, "invalid", explain(error))
             return None
         if not token and self._settings.public_dashboard:
-            return False
+            return "public"
 
-        async def look_up() -> bool | None:
+        async def look_up() -> _Access | None:
             if token and tokens.is_admin(token):
-                return True
-            return False if token and tokens.is_viewer(token) else None
+                return "admin"
+            return "viewer" if token and tokens.is_viewer(token) else None
 
-        found = await self._authentication.attempt(socket.address, look_up)
-        if isinstance(found, bool):
+        found: _Access | Decision = await self._authentication.attempt(socket.address, look_up)
+        if not isinstance(found, Decision):
             return found
         if found:
             await _refuse(socket, "unauthorized", "this needs the token of a viewer or the admin")
@@ -214,6 +241,8 @@ class DashboardFeed:
                 await self._update()
                 self._running = True
                 self._background.spawn(self._run())
+            if socket not in self._identified:  # another has taken its place meanwhile
+                return
             self._viewers.add(socket)
             if not socket.push(encode(self._snapshot(admin=admin))):
                 socket.close_soon(TRY_LATER, "there is too much to show")
@@ -263,8 +292,7 @@ class DashboardFeed:
                 return
             for socket in list(self._viewers):
                 if not socket.push(frame):
-                    self._viewers.discard(socket)
-                    socket.close_soon(TRY_LATER, "it reads too slowly")
+                    self._drop(socket, "it reads too slowly")
 
     async def _update(self) -> Update:
         """The changes since the last update."""

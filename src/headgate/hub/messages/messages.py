@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from heapq import nsmallest
 from sqlite3 import Connection
@@ -27,7 +27,7 @@ from headgate.hub.sockets.frames import (
     Unsubscribed,
     encode,
 )
-from headgate.hub.sockets.socket import MAX_BYTES, Socket
+from headgate.hub.sockets.socket import MAX_BYTES, FanOut, Socket
 from headgate.hub.storage.database import Database, DatabaseError, Retention
 from headgate.hub.storage.rows import Time, json_of, row_of
 from headgate.hub.timer import Timer
@@ -57,14 +57,21 @@ class _ChatChannel:
         self.name, self.creator, self.about, self.at = name, creator, about, at
         self.subscribers: dict[Socket, int] = {}
         """Each with the number of messages that it has missed without a notice."""
+        self.delivery: Final = asyncio.Lock()
+        """Locked while a message is delivered, so that all subscribers get messages in the same order."""
 
-    def deliver(self, socket: Socket, frame: str) -> None:
+    def deliver(self, socket: Socket, frame: str) -> bool:
         """Push a message. If the queue is full it is skipped, and so are later ones until the reader gets a notice."""
+        if socket not in self.subscribers:  # it has unsubscribed meanwhile
+            return False
         if self.subscribers[socket]:
             self.subscribers[socket] += 1
-        elif not socket.push(frame):
+            return False
+        if not socket.push(frame):
             self.subscribers[socket] = 1
             socket.push_last(self.name, lambda: self._lagged(socket))
+            return False
+        return True
 
     def _lagged(self, socket: Socket) -> str | None:
         missed = self.subscribers.get(socket, 0)
@@ -78,16 +85,22 @@ class _ChatChannel:
 
 
 class MessageBroker:
-    """Delivers messages. An accepted message is not lost: it is queued for a socket, or in the database."""
+    """Delivers messages. An accepted message is queued for a socket, or in the database.
+
+    It is not lost, unless a connection ends before it is sent and the mailbox is full beyond its maximum: see
+    `save_unsent`.
+    """
 
     def __init__(
         self, database: Database, presence: Presence, registry: Registry, clock: Clock, settings: HubSettings
     ) -> None:
         self._database, self._presence, self._registry, self._clock = database, presence, registry, clock
         self._most_mail, self._most_mail_from_one = settings.max_mail, settings.max_mail_per_sender
+        self._most_unsent: Final = settings.max_waiting
         self._most_chat_channels, self._most_own_chat_channels = settings.max_channels, settings.max_channels_per_agent
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
+        self._fan_out: Final = FanOut()
         self._unwritten: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient
         self._unwritten_bytes = 0
         self._flushing: Final = asyncio.Lock()
@@ -97,6 +110,8 @@ class MessageBroker:
         self._closed = False
         self.accepted = 0
         """The number of accepted messages, to agents and to chat channels."""
+        self.lost = 0
+        """The number of accepted messages for which a mailbox had no room when a connection ended."""
 
     async def start(self) -> None:
         """Read the chat channels; at the first start there is one."""
@@ -104,6 +119,7 @@ class MessageBroker:
         def read(db: Connection) -> list[_ChannelRow]:
             first = (FIRST_CHAT_CHANNEL, time.time())
             db.execute("INSERT OR IGNORE INTO channels VALUES (?, '', 'where everybody begins', ?)", first)
+            db.execute("DELETE FROM posts WHERE channel NOT IN (SELECT name FROM channels)")
             rows = db.execute("SELECT name, creator, about, at FROM channels ORDER BY name")
             effect = "the chat channel is missing; its name stays taken"
             return list(self._database.rows.read("channels", rows, _channel_row, effect))
@@ -126,9 +142,11 @@ class MessageBroker:
         return delivered
 
     async def save_unsent(self, agent: str, socket: Socket) -> None:
-        """Put the messages that a closed socket has not sent into the agent's mailbox, however full that is.
+        """Put the messages that a closed socket has not sent into the agent's mailbox, even if that is full.
 
-        While the disk can't be written, they are kept in memory.
+        They were accepted already. So there is room for the queue of one connection beyond the mailbox's maximum and
+        beyond each sender's. What is more is lost: otherwise an agent that hangs up again and again without reading
+        could fill the disk. While the disk can't be written, messages are kept in memory.
         """
         unsent = [content for content in socket.take_unsent() if isinstance(content, Message)]
         if unsent:
@@ -142,7 +160,7 @@ class MessageBroker:
             while self._unwritten:
                 agent, unsent = self._unwritten[0]
                 try:
-                    await self._database.run(partial(_insert_mail, to=agent, messages=unsent))
+                    lost = await self._database.run(partial(self._insert_unsent, to=agent, messages=unsent))
                 except DatabaseError as error:
                     if not self._disk_failed:
                         _log.error("undelivered messages wait for the disk", reason=str(error))
@@ -151,6 +169,9 @@ class MessageBroker:
                         self._timer = Timer(self._clock, self._clock.now() + _RETRY, self._retry)
                     return
                 self._disk_failed = False
+                if lost:
+                    self.lost += lost
+                    _log.warning("undelivered messages are lost: the mailbox is full", agent=agent, messages=lost)
                 self._unwritten.popleft()
                 self._unwritten_bytes -= _size(unsent)
 
@@ -190,6 +211,20 @@ class MessageBroker:
             self._unwritten_bytes = 0
         for channel in self._chat_channels.values():
             channel.creator = ""
+
+    def _insert_unsent(self, db: Connection, to: str, messages: list[Message]) -> int:
+        """Put messages into a mailbox as far as there is room, oldest first; the number of the others."""
+        counts = "SELECT sender, COUNT(*) FROM mail WHERE recipient = ? GROUP BY sender"
+        waiting: Counter[str] = Counter(dict(db.execute(counts, (to,)).fetchall()))
+        most, most_from_one = self._most_mail + self._most_unsent, self._most_mail_from_one + self._most_unsent
+        room = most - waiting.total()
+        fitting: list[Message] = []
+        for message in messages:
+            if len(fitting) < room and waiting[message.sender] < most_from_one:
+                waiting[message.sender] += 1
+                fitting.append(message)
+        _insert_mail(db, to, fitting)
+        return len(messages) - len(fitting)
 
     async def mail(self, agent: str, limit: int, after: int = 0) -> list[Mail]:
         """The messages in an agent's mailbox after a number, oldest first. They stay until they are acknowledged."""
@@ -253,15 +288,17 @@ class MessageBroker:
             raise RequestError(409, "not_possible", f"{name!r} always exists")
 
         def delete(db: Connection) -> None:
-            db.execute("DELETE FROM channels WHERE name = ?", (name,))
+            if not db.execute("DELETE FROM channels WHERE name = ? AND at = ?", (name, channel.at)).rowcount:
+                raise _unknown_channel(name)  # there may be another of this name by now
             db.execute("DELETE FROM posts WHERE channel = ?", (name,))
 
         await self._database.run(delete)
         if self._chat_channels.get(name) is channel:
             del self._chat_channels[name]
-        for socket in channel.subscribers:
-            socket.push(encode(Unsubscribed(channel=name)))
+        subscribers = list(channel.subscribers)
         channel.subscribers.clear()
+        frame = encode(Unsubscribed(channel=name))
+        await self._fan_out.push(subscribers, lambda socket: socket.push(frame))
         _log.info("chat channel deleted", channel=name, by=agent or "the admin")
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
@@ -269,16 +306,22 @@ class MessageBroker:
         channel, at = self._find(name), time.time()
 
         def write(db: Connection) -> int:
-            row = (name, sender, bytes(body), at)
-            number = db.execute("INSERT INTO posts (channel, sender, body, at) VALUES (?, ?, ?, ?)", row).lastrowid
+            row = (name, sender, bytes(body), at, name, channel.at)
+            inserted = db.execute(
+                "INSERT INTO posts (channel, sender, body, at) SELECT ?, ?, ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM channels WHERE name = ? AND at = ?)",
+                row,
+            )
+            if not inserted.rowcount:  # it was deleted meanwhile
+                raise _unknown_channel(name)
             self._retention.added(db, name)
-            return number or 0
+            return inserted.lastrowid or 0
 
         number = await self._database.run(write)
         self.accepted += 1
         frame = encode(ChannelMessage(channel=name, number=number, sender=sender, body=body, at=at))
-        for socket in channel.subscribers:
-            channel.deliver(socket, frame)
+        async with channel.delivery:
+            await self._fan_out.push(channel.subscribers, lambda socket: channel.deliver(socket, frame))
         return number
 
     def subscribe(self, name: str, socket: Socket) -> None:
@@ -316,8 +359,12 @@ class MessageBroker:
     def _find(self, name: str) -> _ChatChannel:
         channel = self._chat_channels.get(name)
         if channel is None:
-            raise RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
+            raise _unknown_channel(name)
         return channel
+
+
+def _unknown_channel(name: str) -> RequestError:
+    return RequestError(404, "unknown_channel", f"there is no chat channel {name!r}")
 
 
 def _insert_mail(db: Connection, to: str, messages: list[Message]) -> None:

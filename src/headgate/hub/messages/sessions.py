@@ -71,7 +71,13 @@ class SessionLog:
                 raise RequestError(409, "too_many_sessions", f"{len(own)} sessions are open: close one first")
             opened = self._gate.session(agent, session, limit)
             row = (agent, session, str(limit), time.time())
-            await self._database.run(lambda db: db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row))
+            insert = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)"
+            try:
+                await self._database.run(lambda db: db.execute(insert, row))
+            except BaseException:
+                if session not in own:  # otherwise it stays open as it was
+                    await opened.aclose()
+                raise
             self._open.setdefault(agent, {})[session] = opened
         return opened
 

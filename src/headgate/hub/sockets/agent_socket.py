@@ -21,7 +21,7 @@ from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets import frames
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
-from headgate.hub.sockets.socket import POLICY_VIOLATION, Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
@@ -98,6 +98,7 @@ class AgentSockets:
         self._identify_within: Final = settings.identify_within
         self._max_frame: Final = settings.max_frame
         self._identified: Final[set[_AgentConnection]] = set()
+        self._drops = 0
 
     async def serve(self, socket: Socket) -> None:
         """Serve an accepted socket until it is closed."""
@@ -117,11 +118,13 @@ class AgentSockets:
 
     def drop(self, agent: str) -> None:
         """Close the sockets of an agent whose token is no longer valid."""
+        self._drops += 1
         for socket in self._presence.sockets_of(agent):
             socket.close_revoked()
 
     async def drop_all(self, within: float) -> bool:
         """Close the sockets of all agents, none of whose tokens is valid any more; whether all left within seconds."""
+        self._drops += 1
         connections = list(self._identified)
         for connection in connections:
             connection.socket.close_revoked()
@@ -167,7 +170,7 @@ class AgentSockets:
             return False
         agent, address = frame.agent_id, connection.socket.address
         try:
-            mail = await self._authentication.attempt(address, lambda: self._verified(agent, frame.token))
+            mail = await self._attempt(address, agent, frame.token)
         except HeadgateError as error:
             await connection.send(_problem(error), frame.id)
             return False
@@ -178,21 +181,30 @@ class AgentSockets:
             else:
                 await connection.deny(frame.id, self._gate.tier_of("ws", "identify"), mail)
             return False
+        try:
+            first = self._presence.add(agent, connection.socket)
+        except RequestError as error:
+            await connection.send(_problem(error), frame.id)
+            await connection.socket.close(TRY_LATER, "too many connections of this agent")
+            return False
         connection.agent = agent
         self._identified.add(connection)
-        if self._presence.add(agent, connection.socket):
+        if first:
             self._scheduler.agent_connected(agent)
         await connection.send(frames.Identified(agent_id=agent, mail=mail), frame.id)
         await self._authentication.refund_connection(address)
         return True
 
-    async def _verified(self, agent: str, token: str) -> int | None:
-        """The number of messages in an agent's mailbox; None if the token isn't the agent's."""
-        registry = self._registry
+    async def _attempt(self, address: str, agent: str, token: str) -> int | Decision:
+        """The number of messages in an agent's mailbox, if the token is valid now; otherwise the address's decision."""
+
+        async def look_up() -> int | None:
+            return await self._messages.waiting(agent) if await self._registry.verify(agent, token) else None
+
         while True:
-            revocations = registry.revocations
-            mail = await self._messages.waiting(agent) if await registry.verify(agent, token) else None
-            if revocations == registry.revocations:  # otherwise the token may have been revoked during the lookup
+            drops = self._drops
+            mail = await self._authentication.attempt(address, look_up)
+            if isinstance(mail, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
                 return mail
 
     # Every frame -----------------------------------------------------------------------------------------------------
@@ -244,10 +256,10 @@ class AgentSockets:
         try:
             answer = await _HANDLERS[type(frame)](self, connection, frame)
         except Exception as error:  # noqa: BLE001 - the agent gets an answer; the log has the details
-            if isinstance(error, RequestError) and error.error == "invalid":
-                await connection.refuse_invalid(frame.id, error.error, error.detail)
+            answer = problem = _problem(error)
+            if problem.error == "invalid":
+                await connection.refuse_invalid(frame.id, problem.error, problem.detail)
                 return
-            answer = _problem(error)
         await connection.send(answer, frame.id)
 
     # One handler per frame type --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from headgate.gate.policy import check_agent
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import as_request_error
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
-from headgate.hub.sockets.socket import POLICY_VIOLATION, Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket
 from headgate.hub.timer import Timer
 from headgate.limiter import Limiter
 from headgate.limits.clock import Clock
@@ -61,7 +61,7 @@ class Relay:
 
     `limiter` counts by address; without one everything passes. `verify` says whether a token belongs to an address, or
     raises `StoreAway`. `authentication` limits wrong ones by network address. An envelope has at most `largest` bytes,
-    and a connection `identify_within` seconds of the clock to prove its address.
+    an address `most_connections`, and a connection `identify_within` seconds of the clock to prove its address.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Relay:
         authentication: Authentication,
         flood_counter: FloodCounter | None = None,
         largest: int = 65_536,
+        most_connections: int = 20,
         identify_within: float = 10.0,
     ) -> None:
         self._limiter: Final = limiter
@@ -81,11 +82,13 @@ class Relay:
         self._authentication: Final = authentication
         self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
         self._largest: Final = largest
+        self._most_connections: Final = most_connections
         self._identify_within: Final = identify_within
         self.passed = self.denied = 0
         """The numbers of envelopes that the limiter let pass and denied."""
         self._open: Final[set[Socket]] = set()
         self._by_address: Final[dict[str, set[Socket]]] = {}
+        self._fan_out: Final = FanOut()
         self._drops = 0
         self._retry_after_ms: Callable[[], int] | None = None  # once the hub stops
 
@@ -127,6 +130,7 @@ class Relay:
 
     def drop_all(self) -> None:
         """Close the connections of all agents: none of their tokens is valid any more."""
+        self._drops += 1
         for agent in list(self._by_address):
             self.drop(agent)
 
@@ -170,7 +174,7 @@ class Relay:
             raise _Invalid("expected an address of 1 to 128 printable characters", envelope.id) from None
         token, network = envelope.hello.token, peer.socket.address
         try:
-            verified = await self._authentication.attempt(network, lambda: self._verified(address, token))
+            verified = await self._attempt(network, address, token)
         except StoreLost as lost:
             await _send(peer, _error("store_lost", as_request_error(lost).detail), envelope.id)
             return False
@@ -182,6 +186,11 @@ class Relay:
             return False
         if peer.socket.closed:
             return False
+        if sum(not socket.closed for socket in self._by_address.get(address, ())) >= self._most_connections:
+            detail = f"{address!r} has {self._most_connections} connections, and may have no more"
+            await _send(peer, _error("too_many_connections", detail), envelope.id)
+            await peer.socket.close(TRY_LATER, "too many connections of this address")
+            return False
         peer.address = address
         self._by_address.setdefault(address, set()).add(peer.socket)
         welcome = wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome(address=address))
@@ -189,13 +198,17 @@ class Relay:
         await self._authentication.refund_connection(network)
         return True
 
-    async def _verified(self, address: str, token: str) -> str | None:
-        """The address, if the token belongs to it."""
+    async def _attempt(self, network: str, address: str, token: str) -> bool | Decision:
+        """True if the token belongs to the address now; otherwise the decision on the network address."""
+
+        async def look_up() -> bool | None:
+            return await self._verify(address, token) or None
+
         while True:
             drops = self._drops
-            verified = await self._verify(address, token)
-            if drops == self._drops:  # otherwise it may have been revoked during the lookup
-                return address if verified else None
+            verified = await self._authentication.attempt(network, look_up)
+            if isinstance(verified, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
+                return verified
 
     # Envelopes -------------------------------------------------------------------------------------------------------
 
@@ -216,9 +229,9 @@ class Relay:
             raise _Invalid("expected DATA with its payload", envelope.id)
         if not envelope.to:
             raise _Invalid("expected `to`, the address that it goes to", envelope.id)
-        await _send(peer, self._route(peer.address, envelope), envelope.id)
+        await _send(peer, await self._route(peer.address, envelope), envelope.id)
 
-    def _route(self, sender: str, envelope: wire.Envelope) -> wire.Envelope:
+    async def _route(self, sender: str, envelope: wire.Envelope) -> wire.Envelope:
         """Push an envelope to every connection of its address; the answer to its sender."""
         sockets = [socket for socket in self._by_address.get(envelope.to, ()) if not socket.closed]
         if not sockets:
@@ -226,7 +239,7 @@ class Relay:
         envelope.DiscardUnknownFields()  # otherwise a sender could forge fields that only a later hub may set
         setattr(envelope, "from", sender)
         frame = envelope.SerializeToString()
-        if not any([socket.push(frame) for socket in sockets]):
+        if not await self._fan_out.push(sockets, lambda socket: socket.push(frame)):
             return _error("busy", "too much waits for this address already; send it again later")
         return wire.Envelope(type=wire.MESSAGE_TYPE_ACK, ack=wire.Ack())
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final, TypeAlias
 
 from headgate.hub.timer import Timer
@@ -23,6 +23,7 @@ MAX_REASON: Final = 123
 MAX_BYTES: Final = 1024 * 1024
 """Bytes queued for one slow reader, however few frames they are."""
 _READS: Final = 2  # frames that are read before other tasks have their turn
+_PUSHES: Final = 50  # frames that are pushed to many sockets before other tasks have their turn
 
 
 class Socket:
@@ -139,6 +140,7 @@ class Socket:
             while (self._queue or self._deferred) and not self.closed:
                 if self._queue:
                     await self._write_first()
+                    await asyncio.sleep(0)  # a send to a reader that keeps up doesn't pause
                 elif (frame := self._deferred.pop(next(iter(self._deferred)))()) is not None:
                     await self.send(frame)
         finally:
@@ -158,3 +160,24 @@ class Socket:
             await self._send(message)
         except OSError:  # the other side is gone
             self.closed = True
+
+
+class FanOut:
+    """Pushes frames to many sockets, a few in each turn of the event loop, whoever sends them."""
+
+    def __init__(self) -> None:
+        self._turn: Final = asyncio.Lock()
+        self._pushed = 0  # since other tasks had their turn
+
+    async def push(self, sockets: Collection[Socket], push: Callable[[Socket], bool]) -> bool:
+        """Call `push` for each socket; whether it has returned True for any. Deliveries take turns."""
+        waiting, pushed = list(sockets), False
+        for start in range(0, len(waiting), _PUSHES):
+            async with self._turn:
+                some = waiting[start : start + _PUSHES]
+                pushed = any([push(socket) for socket in some]) or pushed
+                self._pushed += len(some)
+                if self._pushed >= _PUSHES:
+                    self._pushed = 0
+                    await asyncio.sleep(0)
+        return pushed

@@ -54,9 +54,10 @@ class _Timed:
 class OpenTask(_Timed):
     """An unfinished task, as memory knows it; its payload stays in the database."""
 
-    def __init__(self, number: int, task_id: str, priority: Priority) -> None:
+    def __init__(self, number: int, task_id: str, creator: str, priority: Priority) -> None:
         self.number: Final = number
         self.task_id: Final = task_id
+        self.creator: Final = creator
         self.priority = priority
         self.state: State = "queued"
         self.holder: str | None = None  # the agent that holds it, or held it last

@@ -32,7 +32,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from typing import Any, Final
@@ -51,6 +51,8 @@ from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
 
 MAX_ATTEMPTS: Final = 5
+ADMIN: Final = ""
+"""The creator of the admin's tasks."""
 
 _RETRY: Final = 1_000_000  # microseconds until a failed step is tried again
 _DATABASE_ERRORS: Final = (DatabaseError, sqlite3.Error)
@@ -62,7 +64,9 @@ class Scheduler:
     """Assigns tasks to agents, and keeps them in a database.
 
     `send_assignment` is called with an agent and a task that it now holds; it queues the frame for the agent, and
-    returns whether that was possible. `clock` is the gate's. Everything is called in one event loop.
+    returns whether that was possible. `clock` is the gate's. An agent may have `most_per_agent` tasks that are not
+    finished; the admin has room for a tenth more than `most_queued`, whatever agents have queued. Everything is called
+    in one event loop.
     """
 
     def __init__(
@@ -74,16 +78,18 @@ class Scheduler:
         *,
         accept_within: float = 30.0,
         most_queued: int = 10_000,
+        most_per_agent: int = 1_000,
         most_finished: int = 10_000,
     ) -> None:
         self._table: Final = TaskTable(database)
         self._gate, self._clock, self._send_assignment = gate, clock, send_assignment
         self._accept_within: Final = microseconds("accept_within", accept_within)
-        self._most_queued, self._most_finished = most_queued, most_finished
+        self._most_queued, self._most_finished, self._most_per_agent = most_queued, most_finished, most_per_agent
         self._open: Final[dict[str, OpenTask]] = {}
         self._finished: Final[deque[tuple[int, State]]] = deque()  # oldest first
         self._counts: Final[dict[State, int]] = dict.fromkeys(STATES, 0)
         self._adding = 0
+        self._unfinished: Final[Counter[str]] = Counter()  # by creator, including those that are being added
         self._workers: Final[dict[str, Worker]] = {}
         self._leaving: Final[set[str]] = set()  # agents that have left, with a task that is not queued again yet
         self._queue: Final[PriorityQueue[OpenTask]] = PriorityQueue()
@@ -99,8 +105,9 @@ class Scheduler:
         """Read the database. Tasks that were held when the hub stopped are queued again, first."""
         unfinished, finished = await self._table.resume(time.time())
         for row in unfinished:
-            task = OpenTask(row.number, row.task_id, (1, next(self._turns)))
+            task = OpenTask(row.number, row.task_id, row.creator, (1, next(self._turns)))
             task.holder, task.attempt = row.agent, row.attempt
+            self._unfinished[row.creator] += 1
             self._enqueue_new(task)
         self._finished.extend(finished)
         for _, state in finished:
@@ -122,10 +129,16 @@ class Scheduler:
     async def add(self, creator: str, payload: bytes) -> Task:
         """Queue a task; `payload` is JSON."""
         self._expect_open()
-        if self._counts["queued"] + self._adding >= self._most_queued:
-            detail = f"expected fewer than {self._most_queued} tasks in the queue, got that many; try again later"
+        own = self._unfinished[creator]
+        if creator != ADMIN and own >= self._most_per_agent:
+            detail = f"expected fewer than {own} unfinished tasks of yours, got that many; wait for one of them"
+            raise RequestError(409, "too_many_tasks", detail)
+        most = self._most_queued + (max(self._most_queued // 10, 1) if creator == ADMIN else 0)
+        if self._counts["queued"] + self._adding >= most:
+            detail = f"expected fewer than {most} tasks in the queue, got that many; try again later"
             raise RequestError(503, "queue_full", detail)
         self._adding += 1
+        self._unfinished[creator] += 1
         return await self._background.finish(self._add(creator, payload))
 
     async def find(self, task_id: str) -> Task | None:
@@ -256,6 +269,7 @@ class Scheduler:
     async def _finish(self, task: OpenTask, state: State, outcome: bytes | None) -> Task:
         written = await self._write(task, state, task.holder, task.attempt, outcome=outcome)
         del self._open[task.task_id]
+        self._forget_one(task.creator)
         self._part(task)
         self._finished.append((task.number, state))
         self._prune()
@@ -474,11 +488,20 @@ class Scheduler:
     async def _add(self, creator: str, payload: bytes) -> Task:
         try:
             number, task = await self._table.insert(creator, payload, time.time())
+        except BaseException:
+            self._forget_one(creator)
+            raise
         finally:
             self._adding -= 1
-        self._enqueue_new(OpenTask(number, task.task_id, (1, next(self._turns))))
+        self._enqueue_new(OpenTask(number, task.task_id, creator, (1, next(self._turns))))
         self._wake()
         return task
+
+    def _forget_one(self, creator: str) -> None:
+        """One task of a creator is finished, or was not added."""
+        self._unfinished[creator] -= 1
+        if not self._unfinished[creator]:
+            del self._unfinished[creator]
 
     def _enqueue_new(self, task: OpenTask) -> None:
         self._open[task.task_id] = task

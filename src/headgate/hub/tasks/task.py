@@ -91,6 +91,7 @@ class OpenRow(NamedTuple):
 
     number: int
     task_id: str
+    creator: str
     agent: str | None
     """The agent that holds it, or has held it last."""
     attempt: int
@@ -100,7 +101,7 @@ class OpenRow(NamedTuple):
 def _read_open(row: tuple[Any, ...]) -> OpenRow:
     found = _task_row(row)
     json_of(found.payload)
-    return OpenRow(found.number, found.task, found.agent, found.attempt, found.state in HELD)
+    return OpenRow(found.number, found.task, found.creator, found.agent, found.attempt, found.state in HELD)
 
 
 _LOST: Final = "the task is neither shown nor assigned"

@@ -1,0 +1,121 @@
+"""One frame for many sockets: a few in each turn of the event loop, and in the same order for all."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from headgate.hub.sockets.socket import FanOut, Socket
+from tests.support.hub import running
+from tests.support.valkey import PATIENCE
+
+
+class Reader:
+    """The other end of a socket, which takes every frame at once."""
+
+    def __init__(self, room: int = 256) -> None:
+        self.heard: list[str] = []
+        self.socket = Socket(self._receive, self._send, "127.0.0.1", room)
+
+    async def _receive(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def _send(self, message: Any) -> None:
+        self.heard.append(message["text"])
+
+
+class Turns:
+    """Counts the turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._task = asyncio.ensure_future(self._count())
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.now += 1
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not true():  # noqa: ASYNC110 - nothing has an event for it
+            await asyncio.sleep(0)
+
+
+async def test_at_most_fifty_frames_are_pushed_in_a_turn_whoever_sends_them() -> None:
+    readers, turns, fan_out = [Reader() for _ in range(120)], Turns(), FanOut()
+    pushed: Counter[int] = Counter()
+
+    def push(socket: Socket) -> bool:
+        pushed[turns.now] += 1
+        return socket.push("x")
+
+    sockets = [reader.socket for reader in readers]
+    assert all(await asyncio.gather(*(fan_out.push(sockets, push) for _ in range(4))))
+    turns.stop()
+    assert pushed.total() == 480
+    assert max(pushed.values()) <= 50
+
+
+async def test_a_frame_that_no_socket_takes_is_not_delivered() -> None:
+    full, fan_out = Reader(room=0), FanOut()
+    assert not await fan_out.push([full.socket] * 60, lambda socket: socket.push("x"))
+    assert not await fan_out.push([], lambda socket: socket.push("x"))
+    assert await fan_out.push([Reader().socket, *[full.socket] * 60], lambda socket: socket.push("x"))
+
+
+async def test_a_reader_that_takes_everything_at_once_leaves_others_their_turns() -> None:
+    reader, turns = Reader(), Turns()
+    for _ in range(40):
+        reader.socket.push("x")
+    begin = turns.now
+    await until(lambda: len(reader.heard) == 40)
+    turns.stop()
+    assert turns.now - begin >= 39
+
+
+def test_all_subscribers_of_a_chat_channel_get_its_messages_in_the_same_order() -> None:
+    with running() as hub:
+        messages = hub.hub.messages
+
+        async def publish() -> tuple[list[int], list[list[int]]]:
+            readers = [Reader() for _ in range(180)]
+            for reader in readers:
+                messages.subscribe("general", reader.socket)
+            publications = []
+            async with messages._fan_out._turn:  # so that one is not delivered yet when the next is published
+                for reader in readers[:3]:
+                    publications.append(asyncio.ensure_future(messages.publish("general", "boss", Raw(b"1"))))
+                    await until(lambda: messages.accepted == len(publications))
+                    messages.unsubscribe_all(reader.socket)
+            numbers = list(await asyncio.gather(*publications))
+            await until(lambda: not any(reader.socket.queued for reader in readers))
+            return numbers, [[msgspec.json.decode(frame)["number"] for frame in reader.heard] for reader in readers]
+
+        numbers, heard = hub.run(publish())
+        assert heard == [[]] * 3 + [numbers] * 177
+
+
+def test_a_subscriber_that_leaves_during_a_delivery_gets_nothing_more() -> None:
+    with running() as hub:
+        messages = hub.hub.messages
+
+        async def publish() -> list[list[str]]:
+            readers = [Reader() for _ in range(180)]
+            for reader in readers:
+                messages.subscribe("general", reader.socket)
+            publication = asyncio.ensure_future(messages.publish("general", "boss", Raw(b"1")))
+            await until(lambda: bool(readers[0].heard))
+            messages.unsubscribe_all(readers[-1].socket)
+            await publication
+            return [reader.heard for reader in (readers[-2], readers[-1])]
+
+        stays, leaves = hub.run(publish())
+        assert (len(stays), leaves) == (1, [])
