@@ -30,7 +30,11 @@ class BackgroundTasks:
             await asyncio.wait(self._tasks)
 
     async def cancel(self) -> None:
-        """Cancel every task, and wait until it has ended."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Cancel every task, and wait until it has ended.
+
+        They are cancelled again if need be: `asyncio.wait_for` of Python 3.11, in redis-py, can lose a cancellation.
+        """
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=1)
