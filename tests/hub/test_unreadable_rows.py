@@ -133,7 +133,13 @@ def every_table(written: tuple[Path, dict[str, str]]) -> list[tuple[str, str, li
     ]
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+IN_BRIEF = ("other text", "a blob")
+"""The damages that every change is tested with; the others take long."""
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=() if how in IN_BRIEF else pytest.mark.long) for how in DAMAGES]
+)
 def test_the_hub_starts_with_a_damaged_row_in_every_table(
     written: tuple[Path, dict[str, str]], how: str, tmp_path: Path
 ) -> None:
