@@ -119,7 +119,7 @@ def test_b7_a_visitor_without_a_token_is_asked_for_one(visitors: Visitors) -> No
 
 
 def test_b7_wrong_tokens_are_limited_and_the_page_says_until_when(visitors: Visitors) -> None:
-    with running(Policy(addresses={"limit": "1/minute"})) as hub:
+    with running(Policy(addresses={"authentication": "1/minute"})) as hub:
         page = visitors.come(hub)
         page.get_by_label("Token of the admin or a viewer").fill("not-the-token-of-anybody")
         press(page, "Enter")

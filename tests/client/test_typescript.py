@@ -265,6 +265,7 @@ def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_
     chromium = shutil.which("chromium")
     assert chromium, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
     environment = {"HEADGATE_RELAY_RATE_LIMIT": "20", "HEADGATE_RELAY_RATE_BURST": "1"}
+    environment["HEADGATE_ALLOWED_HOSTS"] = "127.0.0.1"  # the page is another site, with another port
     with program(tmp_path, environment=environment) as hub, serving(Page) as site, sync_playwright() as playwright:
         with hub.http("") as agent:
             token = agent.post("/api/onboard/register", json={"agent_id": "self"}).json()["token"]
