@@ -10,6 +10,7 @@ import pytest
 
 from headgate.hub.connections.connection import MAX_HEAD, GuardedConnection
 from headgate.hub.connections.guard import ConnectionGuard
+from tests.support.agent_connections import received
 from tests.support.asgi_server import Serving, serving
 from tests.support.flooders import frame
 from tests.support.hub import running
@@ -129,21 +130,11 @@ def test_a_flood_after_a_close_is_cut_off() -> None:
             assert wire.ask("ping") == {"type": "pong"}
 
 
-def heard(connection: socket.socket, word: bytes) -> bytes:
-    """What comes until a word has come."""
-    found = b""
-    while word not in found:
-        data = connection.recv(4096)
-        assert data, found
-        found += data
-    return found
-
-
 def test_a_frame_in_many_pieces_is_read_as_one() -> None:
     with running() as hub, raw(hub) as connection:
         for byte in frame('{"type":"identify","agent_id":"' + "x" * 100 + '","token":"nobody","id":7}'):
             connection.sendall(bytes([byte]))
-        assert b'"unauthorized"' in heard(connection, b'"id":7')
+        assert b'"unauthorized"' in received(connection, b'"id":7')
 
 
 def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +147,7 @@ def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept(monkeypatch:
         now = hub.loop.time()
         for number in range(3):
             connection.sendall(frame(f'{{"type":"ping","id":{number}}}'))
-            heard(connection, b'"id":%d' % number)
+            received(connection, b'"id":%d' % number)
             now += 3 * it.ping_after
             hub.call(it.check, now)
         hub.call(it.check, now + it.ping_after)

@@ -10,14 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.sync.client import connect
 
 from headgate import RedisStore
 from headgate.gate.changes import override
 from headgate.hub.app import ROUTES
 from headgate.stores.base import Change
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
-from tests.support.hub import AgentConnection, running
+from tests.support.hub import identified, running
 from tests.support.hub_process import ADMIN, RAISED, Program, program
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -49,14 +48,6 @@ def full_disk(hub: Program) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(hub.pid, resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextmanager
-def agent(hub: Program, name: str, token: str) -> Iterator[AgentConnection]:
-    with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
-        wire = AgentConnection(socket)
-        assert wire.ask("identify", agent_id=name, token=token)["type"] == "identified"
-        yield wire
 
 
 def register(hub: Program, name: str) -> str:
@@ -114,7 +105,7 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program
     with hub.http() as admin:
         admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "exempt"})
         admin.put("/api/admin/rate-limits/exempt", json={"heavy": "5/second"})
-    with agent(hub, "bank", _rotated(hub, "bank")) as bank:
+    with identified(hub, "bank", _rotated(hub, "bank")) as bank:
         bank.ask("message", to="planner", body="for the mailbox")
     with hub.http(token) as planner:
         assert planner.post("/api/channels", json={"name": "plans"}).status_code == 201
@@ -160,7 +151,7 @@ def content(folder: Path) -> dict[str, list[Any]]:
 
 def test_every_frame_that_writes_is_unavailable_and_changes_nothing(hub: Program) -> None:
     planner, _bank = register(hub, "planner"), register(hub, "bank")
-    with agent(hub, "planner", planner) as wire, hub.http() as admin:
+    with identified(hub, "planner", planner) as wire, hub.http() as admin:
         assert wire.ask("session_open", session="s")["type"] == "session_opened"
         task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
         assert wire.hear()["task_id"] == task

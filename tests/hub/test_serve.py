@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
 from tests.support.agent_connections import ended
-from tests.support.hub import VIEWER, AgentConnection, hub_settings
+from tests.support.hub import VIEWER, AgentConnection, hub_settings, identified
 from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -35,14 +35,6 @@ from tests.support.valkey import PATIENCE, Server, wait_for
 PACKAGES = str(Path(headgate.__file__).parents[1])
 MADE = {"HEADGATE_ADMIN_TOKEN": None}
 """Without a token that is given, one is made."""
-
-
-@contextmanager
-def conversation(hub: Program, agent: str, token: str) -> Iterator[AgentConnection]:
-    with connect(f"ws://{hub}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as connection:
-        wire = AgentConnection(connection)
-        assert wire.ask("identify", agent_id=agent, token=token)["type"] == "identified"
-        yield wire
 
 
 IN_TURN = """
@@ -225,7 +217,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
 def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
     with program(tmp_path) as hub, hub.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
-        with conversation(hub, "planner", token) as agent, socket.create_connection(("127.0.0.1", hub.port)) as idle:
+        with identified(hub, "planner", token) as agent, socket.create_connection(("127.0.0.1", hub.port)) as idle:
             idle.send(b"GET /api/health HTTP/1.1\r\n")  # and never the rest
             os.kill(hub.pid, number)
             told = agent.hear()
@@ -373,7 +365,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
         for token in secrets.values():
             use_everywhere(hub, "planner", token)
             use_everywhere(hub, "breaks", token)
-        with conversation(hub, "invited", fourth) as agent:
+        with identified(hub, "invited", fourth) as agent:
             assert agent.ask("ping") == {"type": "pong"}
         with hub.http("") as anyone:
             assert anyone.get("/health").json()["status"] == "ok"
@@ -415,7 +407,7 @@ def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Pro
         token = here.post("/api/admin/agents", json={"agent_id": "shared"}).json()["token"]
         assert there.post("/api/admin/agents", json={"agent_id": "shared"}).status_code == 409
         assert [agent["agent_id"] for agent in there.get("/api/admin/agents").json()["agents"]] == ["shared"]
-        with conversation(one, "shared", token) as left, conversation(other, "shared", token) as right:
+        with identified(one, "shared", token) as left, identified(other, "shared", token) as right:
             said = [kind for agent in (left, right, left, right, left, right) for kind in ping(agent)]
             assert said == ["pong"] * 4 + ["rate_limited"] * 2
             for admin in (here, there):
@@ -460,7 +452,7 @@ def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], ser
             return found["status"], found["store"]
 
         assert health() == ("ok", "ok")
-        with conversation(one, "patient", token) as agent:
+        with identified(one, "patient", token) as agent:
             assert ping(agent) == ["pong"]
             server.kill()
             agent.say("ping")

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headgate.hub.connections.connection import CONTROL_BURST, GuardedConnection
 from headgate.hub.connections.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
 from headgate.hub.connections.guard import ConnectionGuard
+from tests.support.agent_connections import received
 from tests.support.asgi_server import serving
 from tests.support.attacks import EMPTY_CONTINUATION, FIRST_FRAGMENT, HANDSHAKE, LARGE_PING, MASK, PING
 from tests.support.flooders import frame
@@ -28,16 +29,6 @@ def upgraded(hub: Running, path: str = "/ws") -> socket.socket:
     connection.sendall(f"GET {path} {HANDSHAKE}".encode())
     assert connection.recv(4096).startswith(b"HTTP/1.1 101")
     return connection
-
-
-def received(connection: socket.socket, word: bytes) -> bytes:
-    """What comes until a word has come."""
-    found = b""
-    while word not in found:
-        data = connection.recv(65_536)
-        assert data, found
-        found += data
-    return found
 
 
 # Frames --------------------------------------------------------------------------------------------------------------

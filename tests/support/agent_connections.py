@@ -137,3 +137,13 @@ def metrics(hub: Running) -> dict[str, Any]:
     with hub.http(ADMIN) as admin:
         found: dict[str, Any] = admin.get("/api/metrics").json()
     return found
+
+
+def received(connection: socket.socket, word: bytes) -> bytes:
+    """The bytes that a raw connection receives until a word has come."""
+    found = b""
+    while word not in found:
+        data = connection.recv(65_536)
+        assert data, found
+        found += data
+    return found

@@ -16,8 +16,8 @@ from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.routing import Call, Route, Router, Who
 from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.json_depth import check_depth
 from headgate.hub.monitoring.stats import Stats
-from headgate.hub.nesting import check_nesting
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, explain
 from headgate.hub.sockets.socket import Receive, Send
@@ -277,7 +277,7 @@ def _decoded(body: bytes, kind: Any) -> Any:
         found = msgspec.json.decode(text, type=kind)
     except MALFORMED as error:
         raise RequestError(400, "invalid", f"body: {explain(error)}") from error
-    check_nesting(text)
+    check_depth(text)
     return found
 
 

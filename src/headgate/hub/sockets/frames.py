@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headgate.gate.policy import MAX_AGENT
 from headgate.hub.errors import RequestError
-from headgate.hub.nesting import TOO_DEEP, check_nesting
+from headgate.hub.json_depth import TOO_DEEP, check_depth
 from headgate.limits.numbers import LARGEST
 
 MAX_NAMES: Final = 1000
@@ -426,7 +426,7 @@ def decode(text: str) -> AnyClientFrame:
         if detail.endswith("at `$.type`"):
             detail += f"; the types are {', '.join(TYPES)}"
         raise RequestError(400, "invalid", detail) from error
-    check_nesting(text)
+    check_depth(text)
     return frame
 
 

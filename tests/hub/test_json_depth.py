@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headgate import Policy
 from headgate.hub.errors import RequestError
-from headgate.hub.nesting import MAX_NESTING, TOO_DEEP, check_nesting
+from headgate.hub.json_depth import MAX_DEPTH, TOO_DEEP, check_depth
 from tests.support.agent_connections import overfill, slow_reader
 from tests.support.hub import ADMIN, running
 from tests.support.valkey import wait_for
@@ -25,7 +25,7 @@ def depth_of(value: object) -> int:
 
 def accepted(text: str) -> bool:
     try:
-        check_nesting(text)
+        check_depth(text)
     except RequestError:
         return False
     return True
@@ -35,9 +35,9 @@ def accepted(text: str) -> bool:
 def test_64_levels_are_accepted_and_65_are_not(wide: int) -> None:
     siblings = "[{}]," * wide
     for opened, closed in (("[", "]"), ('{"a":', "}"), ('[{"[":', "}]")):
-        levels = MAX_NESTING - 1 if len(opened) < 6 else MAX_NESTING // 2 - 1
+        levels = MAX_DEPTH - 1 if len(opened) < 6 else MAX_DEPTH // 2 - 1
         inner = opened * levels + "1" + closed * levels
-        assert depth_of(json.loads(f"[{siblings}{inner}]")) in (MAX_NESTING, MAX_NESTING - 1)
+        assert depth_of(json.loads(f"[{siblings}{inner}]")) in (MAX_DEPTH, MAX_DEPTH - 1)
         assert accepted(f"[{siblings}{inner}]")
         assert not accepted(f"[{siblings}[[{inner}]]]")
 
@@ -60,7 +60,7 @@ _json = st.recursive(
 def test_it_agrees_with_a_parser(value: object, more: int) -> None:
     for _ in range(more):
         value = [value]
-    assert accepted(json.dumps(value)) == (depth_of(value) <= MAX_NESTING)
+    assert accepted(json.dumps(value)) == (depth_of(value) <= MAX_DEPTH)
 
 
 BODIES = {
@@ -77,7 +77,7 @@ def test_a_frame_that_is_nested_too_deeply_is_invalid_and_nothing_is_stored(kind
         text = json.dumps({"type": kind, "id": 7, **BODIES[kind]})
         planner.socket.send(text.replace(" 0}", f" {nested(987)}}}"))
         assert planner.hear()["detail"] == TOO_DEEP
-        planner.socket.send(text.replace(" 0}", f" {nested(MAX_NESTING)}}}"))
+        planner.socket.send(text.replace(" 0}", f" {nested(MAX_DEPTH)}}}"))
         assert planner.hear() == {"type": "error", "error": "invalid", "detail": TOO_DEEP, "id": 7}
         assert hub.hub.messages.accepted == 0
 
@@ -87,7 +87,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused(path: str) -> None:
     name = "payload" if path == "/api/tasks" else "body"
     with running() as hub, hub.http(hub.register("planner")) as http:
         to = '"to": "planner", ' if path == "/api/messages" else ""
-        for depth in (MAX_NESTING, 984, 20_000):
+        for depth in (MAX_DEPTH, 984, 20_000):
             answer = http.post(path, content=f'{{{to}"{name}": {nested(depth)}}}')
             assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
             assert TOO_DEEP in answer.json()["detail"]
