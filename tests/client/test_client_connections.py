@@ -1,21 +1,26 @@
 """The connections of both clients: those that a hub refuses, and those that drop."""
 
 import asyncio
+import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import trustme
+from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection, serve
 
 from headgate import HeadgateError, InvalidInput, ManualClock, Policy
-from headgate.client import HubClient, Refused, RelayClient, RelayMessage
+from headgate.client import HubClient, QueueFull, Refused, RelayClient, RelayMessage, Unsent
+from headgate.client.backoff import ReconnectBackoff, asked_wait
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
 from tests.support.event_loop import run, until
@@ -35,6 +40,7 @@ from tests.support.hub_clients import (
 )
 from tests.support.hub_process import Program
 from tests.support.ports import nobody
+from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -81,7 +87,7 @@ async def test_b2_a_token_that_is_revoked_raises_whatever_waits(hub: Running, ki
         await until(lambda: alice.delay, "the denial")
         hub.run(hub.hub.registry.revoke("alice"))
         await until(lambda: not alice.connected, "the end")
-        hub.clock.advance(0.3)
+        hub.clock.advance(0.5)
         for task in (send, message):
             with pytest.raises(Refused, match="unauthorized"):
                 await task
@@ -112,6 +118,9 @@ NEW: dict[str, Any] = {"url": "http://hub", "name": "a", "token": "t"}
         ({"in_flight": 0}, "in_flight: expected a whole number from 1"),
         ({"buffer": 0}, "buffer: expected a whole number from 1"),
         ({"largest": -1}, "largest: expected a whole number from 1"),
+        ({"answer_within": 0}, "answer_within: expected a number of seconds above 0"),
+        ({"answer_within": -1}, "answer_within: expected a number of seconds"),
+        ({"answer_within": float("nan")}, "answer_within: expected a number of seconds"),
         (
             {"larges": 1},
             r"Client: expected options among on_rate_limited, .*, got 'larges'; did you mean largest",
@@ -178,6 +187,15 @@ async def test_an_address_without_a_hub_raises(hub: Running, kind: Kind) -> None
     with pytest.raises(Refused, match=r"unknown_route: .*there is no such socket; agents connect to /ws"):
         async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
             pass
+
+
+@both_clients
+@at_hub()
+async def test_the_url_may_name_the_socket_as_the_hub_shows_it(hub: Running, kind: Kind) -> None:
+    token = hub.register("alice")
+    for url in (f"http://{hub}", f"ws://{hub}{kind.path}", f"ws://{hub}{kind.path}/"):
+        async with kind.client(url, "alice", token) as client:
+            assert client.url == f"ws://{hub}{kind.path}"
 
 
 @both_clients
@@ -307,7 +325,7 @@ async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
             pass
         hub.run(socket.close(1001, ""))
         await until(lambda: not alice.connected, "the end")
-        hub.clock.advance(0.2)
+        hub.clock.advance(0.5)
         await until(lambda: "HTTP status 429" in caplog.text, "the refusal")
         found = re.search(r"HTTP status 429'; trying again in ([\d.]+) s", caplog.text)
         assert found is not None
@@ -334,7 +352,7 @@ def test_a_hub_that_is_away_at_first_is_tried_less_and_less_often(kind: Kind, ca
             await until(lambda number=number: len(pauses()) == number, "the next attempt")  # type: ignore[misc]
             clock.advance(30)
         found = pauses()
-        assert 0.1 <= found[0] <= 0.2
+        assert 0.2 <= found[0] <= 0.5
         assert found[1:5] == sorted(found[1:5])
         assert 15 <= found[-1] <= 30
         entering.cancel()
@@ -354,22 +372,192 @@ async def test_a_connection_that_was_good_for_something_is_made_again_soon(hub: 
             socket = await only_socket(hub)
             hub.run(socket.close(1001, ""))
             await until(lambda: not alice.connected, "the end")
-            hub.clock.advance(0.2)
+            hub.clock.advance(0.5)
             await until(lambda: alice.connected, "the connection")
 
 
-@both_clients
-def test_connections_are_tried_less_and_less_often(kind: Kind) -> None:
-    client = kind.client("http://hub.example", "alice", "token", random=Random(1))
-    pauses = [client._pause(failures) / SECOND for failures in range(1, 1000)]
-    assert 0.1 <= pauses[0] <= 0.2
+def test_connections_are_tried_less_and_less_often_and_never_before_the_hub_says() -> None:
+    backoff = ReconnectBackoff(Random(1))
+    pauses = [backoff.pause(failures) / SECOND for failures in range(1, 1000)]
+    assert 0.25 <= pauses[0] <= 0.5
+    assert min(pauses[2:]) >= 1
     assert all(15 <= pause <= 30 for pause in pauses[10:])
     assert len(set(pauses[10:])) > 900
-    client._return_after = 2 * SECOND
-    told = [client._pause(1) for _ in range(1000)]
+    told = [backoff.pause(1, 2 * SECOND) for _ in range(1000)]
     assert min(told) >= 2 * SECOND
     assert max(told) <= 2.2 * SECOND
     assert len(set(told)) > 900
+    assert min(backoff.pause(10, asked_wait(0)) for _ in range(1000)) >= 15 * SECOND
+    assert asked_wait(10**400) == 86_400 * SECOND
+
+
+def failing(error: type[Exception]) -> Any:
+    async def send(*_: object) -> None:
+        raise error("as websockets does if the hub closes while it writes")
+
+    return send
+
+
+@both_clients
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError, MemoryError])
+@at_hub()
+async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
+    hub: Running, kind: Kind, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kind.connect(hub, "alice") as alice, kind.connect(hub, "bob") as bob:
+        with monkeypatch.context() as broken:
+            broken.setattr(ClientConnection, "send", failing(error))
+            send = asyncio.create_task(kind.send(alice, "bob", "hello"))
+            await until(lambda: not alice.connected, "the end")
+        hub.clock.advance(0.5)
+        await send
+        assert await kind.take(bob, 1) == ["hello"]
+
+
+@both_clients
+@at_limited_hub
+async def test_d5_a_close_that_is_cancelled_sends_nothing_more(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "bob") as bob:
+        alice = await kind.connect(hub, "alice").__aenter__()
+        await kind.send(alice, "bob", "first")
+        send = asyncio.create_task(kind.send(alice, "bob", "second"))
+        await until(lambda: alice.delay, "the denial")
+        closing = asyncio.create_task(alice.close(within=1000))
+        assert await stays(lambda: not closing.done(), turns=5)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(Unsent, match="not sent"):
+            await asyncio.wait_for(send, PATIENCE)
+        await until(lambda: len(hub.hub.presence.sockets) == 1, "that it is gone")
+        hub.clock.advance(600)
+        assert await alice.close() == 0
+        assert await kind.take(bob, 1) == ["first"]
+        assert await stays(lambda: not bob._inbox._messages)
+        assert not alice.connected
+
+
+@both_clients
+@at_hub()
+async def test_d5_a_refusal_is_raised_anew_by_each_call(hub: Running, kind: Kind) -> None:
+    hub.register("alice")
+    client = kind.connect(hub, "alice", "hg_wrong")
+    with pytest.raises(Refused) as first:
+        await client.__aenter__()
+    found = [first.value]
+    for _ in range(200):
+        with pytest.raises(Refused, match=r"^unauthorized: ") as info:
+            await kind.send(client, "bob", "")
+        assert len(traceback.extract_tb(info.value.__traceback__)) < 10
+        found.append(info.value)
+    with pytest.raises(Refused):
+        await anext(client)
+    assert len(set(map(id, found))) == 201
+    assert [error.__context__ for error in found[1:]] == [None] * 200
+
+
+@both_clients
+@at_limited_hub
+async def test_d5_pending_calls_share_no_traceback(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "alice") as alice:
+        await kind.send(alice, "alice", "first")
+        sends = [asyncio.create_task(kind.send(alice, "alice", str(number))) for number in range(20)]
+        await until(lambda: alice.delay, "the denial")
+        hub.run(hub.hub.registry.revoke("alice"))
+        await until(lambda: not alice.connected, "the end")
+        hub.clock.advance(0.5)
+        errors = await asyncio.gather(*sends, return_exceptions=True)
+        assert len(set(map(id, errors))) == 20
+        assert {str(error) for error in errors} == {str(errors[0])}
+
+
+@both_clients
+def test_d5_what_was_in_flight_on_a_lost_connection_may_have_arrived(kind: Kind) -> None:
+    async def hang_up(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(WELCOMES["relay" if kind is RelayKind else "hub"])
+        await socket.recv()
+
+    async def main() -> None:
+        async with serve(hang_up, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            client = kind.client(f"http://127.0.0.1:{port}", "alice", "token", clock=ManualClock())
+            await client.__aenter__()
+            sends = [asyncio.create_task(kind.send(client, "bob", body)) for body in ("first", "second")]
+            await until(lambda: not client.connected, "the end")
+            assert await client.close(0) == 2
+            errors = await asyncio.gather(*sends, return_exceptions=True)
+            assert [isinstance(error, Unsent) and error.maybe for error in errors] == [True, False]
+
+    run(main())
+
+
+def test_errors_of_the_clients_pickle() -> None:
+    refused = pickle.loads(pickle.dumps(Refused("busy", "later")))
+    assert (refused.code, refused.detail, str(refused)) == ("busy", "later", "busy: later")
+    unsent = pickle.loads(pickle.dumps(Unsent("closed", maybe=True)))
+    assert (unsent.maybe, str(unsent)) == (True, "closed")
+    assert str(pickle.loads(pickle.dumps(QueueFull("full")))) == "full"
+
+
+@both_clients
+@at_hub()
+async def test_a_client_is_opened_once(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "alice") as alice:
+        with pytest.raises(HeadgateError, match="expected a new client; this one was opened before"):
+            await alice.__aenter__()
+        with pytest.raises(Refused, match=kind.undeliverable):
+            await kind.send(alice, "nobody", "")
+
+
+def test_d5_a_client_of_a_hub_that_reads_nothing_more_can_be_closed() -> None:
+    async def close() -> None:
+        async def stop_reading(socket: ServerConnection) -> None:
+            await socket.recv()
+            await socket.send(WELCOMES["relay"])
+            socket.transport.pause_reading()
+            await stopped.wait()
+            socket.transport.abort()
+
+        stopped = asyncio.Event()
+        async with serve(stop_reading, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            client = RelayClient(f"http://127.0.0.1:{port}", "a", "t", in_flight=64, largest=2**24)
+            async with asyncio.timeout(PATIENCE):
+                await client.__aenter__()
+                sending = [asyncio.create_task(client.send("b", bytes(2**22))) for _ in range(4)]
+                written = client._socket
+                assert written is not None
+                await until(written.transport.get_write_buffer_size, "a full buffer")
+                async with asyncio.timeout(15):  # after 20 seconds, the keepalive of websockets would end it
+                    assert await client.close(0) == 4
+                results = await asyncio.gather(*sending, return_exceptions=True)
+            assert [type(one) for one in results] == [Unsent] * 4
+            stopped.set()
+
+    run(close())
+
+
+def test_d5_a_message_that_waits_for_room_is_there_after_the_close() -> None:
+    async def greet(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(WELCOMES["hub"])
+        for number in range(3):
+            await socket.send(json.dumps({"type": "message", "body": number}))
+        await socket.wait_closed()
+
+    async def main() -> None:
+        async with serve(greet, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            client = await HubClient(f"http://127.0.0.1:{port}", "alice", "token", buffer=1).__aenter__()
+            assert (await anext(client))["body"] == 0
+            await until(lambda: client._inbox._messages, "the next one")
+            await stays(lambda: True)
+            await client.close()
+            assert [message["body"] async for message in client] == [1, 2]
+            assert client.dropped == 0
+
+    run(main())
 
 
 # Frames that can't be read --------------------------------------------------------------------------------------------

@@ -188,6 +188,18 @@ def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
     assert limit.next_send() == 3606 * SECOND
 
 
+def test_tiers_that_a_hub_makes_up_are_not_kept() -> None:
+    async def main() -> None:
+        client = HubClient("http://hub.example", "alice", "secret")
+        item = client._item("message", {}, "")
+        for number in range(1000):
+            client._learn(item, {"tier": f"tier-{number}"})
+            assert client._limit_of(item) is client._tiers[f"tier-{number}"]
+        assert len(client._tiers) == 1
+
+    run(main())
+
+
 # Connections that drop ------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +214,7 @@ async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hu
         await cut(hub, "alice")
         await until(lambda: not alice.connected, "the end")
         send = asyncio.create_task(alice.ask("message", to="bob", body="meanwhile"))
-        hub.clock.advance(0.2)
+        hub.clock.advance(0.5)
         assert (await take(alice, 1))[0] == {"type": "identified", "agent_id": "alice", "mail": 0}
         await send
         assert bodies(await take(bob, 1)) == ["meanwhile"]

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,10 +30,11 @@ from tests.support.hub import Running, running
 from tests.support.hub_process import Program, program
 from tests.support.valkey import PATIENCE, wait_for
 
-CLIENT = Path(__file__).parents[2] / "clients/typescript"
+ROOT = Path(__file__).parents[2]
+CLIENT = ROOT / "clients/typescript"
 LONGEST = 900.0
 """Seconds."""
-LEAST = 47
+LEAST = 259
 """So many tests there are at least: fewer would mean that some were not found."""
 
 
@@ -113,6 +115,15 @@ class HubServices:
         before, environment = self._programs[hub]
         again = Program(self._folder / str(hub), "--port", str(before.port), environment=environment)
         self._programs[hub] = (again, environment)
+
+    def server(self, module: str) -> int:
+        """The port of a server of tests/support, which is a program of its own."""
+        command = [sys.executable, "-m", f"tests.support.{module}"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        self._stack.enter_context(process)
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        return int(process.stdout.readline())
 
     def receive(self, url: str, agent: str, token: str) -> int:
         self._received.append(self._stack.enter_context(receiving(url, agent, token)))

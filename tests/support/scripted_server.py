@@ -53,7 +53,7 @@ def impostor(
 
     def answer(path: str) -> tuple[int, Mapping[str, str], bytes]:
         before(path)
-        code, found = (answers or {}).get(path, (status, body))
+        code, found = ({} if answers is None else answers).get(path, (status, body))
         return code, headers or {}, found if isinstance(found, bytes) else json.dumps(found).encode()
 
     one = ScriptedServer(answer, port)

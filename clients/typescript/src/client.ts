@@ -3,6 +3,7 @@ import { create } from "@bufbuild/protobuf";
 import { RelayError } from "./errors.js";
 import { DataSchema, type Envelope, EnvelopeSchema, MessageType } from "./gen/headgate/v1/envelope_pb.js";
 import { Inbox } from "./inbox.js";
+import { backoff, jitter, toldWait } from "./backoff.js";
 import { ReconnectingConnection } from "./reconnect.js";
 import { type CloseInfo, encode } from "./connection.js";
 import { checked, type RelayOptions, type Settings } from "./options.js";
@@ -50,6 +51,7 @@ export interface Unsent {
 const TOO_BIG = 1009; // the close code for a message that is too large to read
 const USUAL = 65_536; // bytes that every hub accepts by default
 const LOSSES = 3; // connections that a larger envelope may cost
+const TRUSTED_DENIALS = 3; // of one envelope, whose waits are taken for true
 
 /**
  * An agent's connection to a hub's relay, for browsers and Node. It connects at once, and reconnects when it drops.
@@ -72,12 +74,15 @@ export class RelayClient implements AsyncIterable<Message> {
   readonly #notReady: (error: RelayError) => void;
   #number = 0;
   #dropped = 0;
+  #unreadable = 0;
   #end: RelayError | undefined; // set: nothing more is taken
   #closing: Promise<Unsent[]> | undefined;
   #emptySince: number | undefined;
   #stopWaiting: (() => void) | undefined;
   #stopAnswerTimer: (() => void) | undefined;
-  #drained: (() => void) | undefined;
+  #drained: (() => void) | undefined; // while close waits for the outbox
+  #deadline = Infinity;
+  #stopDeadline: (() => void) | undefined;
 
   /** Connects to a relay such as "wss://hub.example/relay". Invalid options throw a `TypeError`. */
   constructor(url: string, options: RelayOptions) {
@@ -98,6 +103,7 @@ export class RelayClient implements AsyncIterable<Message> {
         this.#pump();
       },
       received: (envelope) => this.#received(envelope),
+      unreadable: (size) => this.#unread(size),
       disconnected: (close) => this.#disconnected(close),
       rateLimited: (denial) => notify(this.#settings.onRateLimited, denial),
       retrying: (loss) => notify(this.#settings.onDisconnected, loss),
@@ -123,6 +129,11 @@ export class RelayClient implements AsyncIterable<Message> {
   /** Messages that came while the inbox was full. */
   get dropped(): number {
     return this.#dropped;
+  }
+
+  /** Messages of the hub that can't be read. */
+  get unreadable(): number {
+    return this.#unreadable;
   }
 
   /**
@@ -177,10 +188,22 @@ export class RelayClient implements AsyncIterable<Message> {
   /**
    * Takes nothing more, waits until everything is answered, for at most `withinMs`, and closes the connection.
    *
-   * Returns the messages that were not acknowledged; their calls of `send` reject with the code `closed`.
+   * Returns the messages that were not acknowledged; their calls of `send` reject with the code `closed`. It may be
+   * called again, also to wait for less.
    */
   close({ withinMs = 5000 }: { withinMs?: number } = {}): Promise<Unsent[]> {
-    this.#closing ??= this.#shutDown(withinMs);
+    this.#end ??= new RelayError("closed", "this client was closed");
+    this.#closing ??= this.#shutDown();
+    const deadline = this.#settings.now() + Math.max(0, withinMs);
+    if (this.#drained !== undefined && !(deadline >= this.#deadline)) {
+      this.#stopDeadline?.();
+      this.#deadline = deadline;
+      if (withinMs > 0) {
+        this.#stopDeadline = this.#settings.after(withinMs, this.#drained);
+      } else {
+        this.#drained();
+      }
+    }
     return this.#closing;
   }
 
@@ -192,23 +215,15 @@ export class RelayClient implements AsyncIterable<Message> {
     return { next: () => this.#inbox.read() };
   }
 
-  async #shutDown(withinMs: number): Promise<Unsent[]> {
-    const refused = this.#end !== undefined;
-    this.#end ??= new RelayError("closed", "this client was closed");
-    if (!this.#outbox.empty && withinMs > 0) {
-      await new Promise<void>((resolve) => {
-        const stop = this.#settings.after(withinMs, resolve);
-        this.#drained = () => {
-          stop();
-          resolve();
-        };
-      });
+  async #shutDown(): Promise<Unsent[]> {
+    if (!this.#outbox.empty) {
+      await new Promise<void>((resolve) => (this.#drained = resolve));
+      this.#stopDeadline?.();
+      this.#drained = undefined;
     }
     const unsent = this.#outbox.clear();
     this.#finish(unsent, new RelayError("closed", "this client was closed before the hub had answered"));
-    if (!refused) {
-      await this.#connection.close();
-    }
+    await this.#connection.close();
     this.#inbox.end(undefined);
     return unsent.map(({ id, to, body, contentType, losses }) => {
       return { id, to, body, contentType, mayHaveArrived: losses > 0 };
@@ -245,7 +260,8 @@ export class RelayClient implements AsyncIterable<Message> {
       return encode(create(EnvelopeSchema, { id, type: MessageType.DATA, to, inReplyTo, payload }));
     };
     const answered = (): void => resolve({ id });
-    return { number, id, to, body, contentType, encode: encodeData, losses: 0, withdrawn: false, resolve: answered, reject };
+    const state = { losses: 0, denials: 0, withdrawn: false };
+    return { number, id, to, body, contentType, encode: encodeData, ...state, resolve: answered, reject };
   }
 
   /** Sends what may be sent now, and sets a timer for the rest. */
@@ -263,13 +279,15 @@ export class RelayClient implements AsyncIterable<Message> {
     }
   }
 
-  /** While anything is in flight, the hub must answer in time. */
+  /** The hub must answer the oldest envelope in flight in time. */
   #startAnswerTimer(): void {
-    const { after, answerWithinMs } = this.#settings;
+    const { now, after, answerWithinMs } = this.#settings;
+    const oldest = this.#outbox.oldest();
     this.#stopAnswerTimer?.();
     this.#stopAnswerTimer = undefined;
-    if (this.#outbox.inFlight > 0) {
-      this.#stopAnswerTimer = after(answerWithinMs, () => this.#connection.abandon(`no answer within ${answerWithinMs} ms`));
+    if (oldest !== undefined) {
+      const left = (oldest.sent ?? now()) + answerWithinMs - now();
+      this.#stopAnswerTimer = after(left, () => this.#connection.abandon(`no answer within ${answerWithinMs} ms`));
     }
   }
 
@@ -277,20 +295,19 @@ export class RelayClient implements AsyncIterable<Message> {
     const { case: kind, value } = envelope.payload;
     if (kind === "data") {
       const { id, from, inReplyTo } = envelope;
+      this.#connection.worked();
       this.#deliver({ id, from, inReplyTo, body: value.body, contentType: value.contentType });
       return;
     }
-    const { now, random, jitter } = this.#settings;
     const pending = this.#outbox.find(envelope.inReplyTo);
+    if (pending === undefined) {
+      return; // it answers nothing that is in flight
+    }
     if (kind === "rateLimited") {
-      const waitMs = Math.max(1, Number(value.retryAfterMs));
-      this.#pace.denied(now(), waitMs, waitMs * jitter * random());
-      notify(this.#settings.onRateLimited, { waitMs, reason: value.reason, id: pending?.id ?? "" });
-      if (pending !== undefined) {
-        this.#outbox.requeue(pending);
-      }
-    } else if (pending !== undefined && (kind === "ack" || kind === "error")) {
-      this.#pace.passed(pending.sent ?? now());
+      this.#denied(pending, Number(value.retryAfterMs), value.reason);
+    } else if (kind === "error" || (kind === "ack" && envelope.inReplyTo !== "")) {
+      this.#connection.worked();
+      this.#pace.passed(pending.sent ?? this.#settings.now());
       this.#outbox.answered(pending);
       if (kind === "ack") {
         pending.resolve();
@@ -302,12 +319,30 @@ export class RelayClient implements AsyncIterable<Message> {
     this.#settled();
   }
 
+  #denied(pending: PendingEnvelope, toldMs: number, reason: string): void {
+    const { now, random } = this.#settings;
+    pending.denials += 1;
+    const surplus = pending.denials - TRUSTED_DENIALS;
+    const waitMs = Math.max(toldWait(toldMs), surplus > 0 ? backoff(surplus, random) : 0);
+    this.#pace.denied(now(), waitMs, jitter(waitMs, this.#settings));
+    notify(this.#settings.onRateLimited, { waitMs, reason, id: pending.id });
+    this.#outbox.requeue(pending);
+  }
+
   #deliver(message: Message): void {
     if (this.#settings.onMessage !== undefined) {
       notify(this.#settings.onMessage, message);
     } else if (!this.#inbox.push(message)) {
       this.#dropped += 1;
       notify(this.#settings.onDropped, message);
+    }
+  }
+
+  #unread(size: number): void {
+    this.#unreadable += 1;
+    if (Number.isInteger(Math.log2(this.#unreadable))) {
+      const found = `dropped a message of the hub that can't be read, of ${size} bytes or characters`;
+      console.error(`@headgate/relay: ${found} (${this.#unreadable} so far)`);
     }
   }
 
@@ -338,10 +373,12 @@ export class RelayClient implements AsyncIterable<Message> {
   }
 }
 
-/** Calls one of the user's functions later, so that its errors do not affect the client. */
-function notify<T>(listener: ((what: T) => void) | undefined, what: T): void {
+/** Calls one of the user's functions later. Its errors are logged, and do not affect the client. */
+function notify<T>(listener: ((what: T) => unknown) | undefined, what: T): void {
   if (listener !== undefined) {
-    queueMicrotask(() => listener(what));
+    void Promise.resolve(what)
+      .then(listener)
+      .catch((error: unknown) => console.error("@headgate/relay: a listener has failed:", error));
   }
 }
 

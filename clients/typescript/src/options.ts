@@ -102,10 +102,18 @@ function warn({ waitMs, reason }: RateLimited): void {
 }
 
 function address(url: string): string {
-  if (typeof url !== "string" || !/^wss?:\/\/[^/?#\s]+[^#\s]*$/i.test(url)) {
+  if (typeof url !== "string" || !/^wss?:\/\/[^/?#\s]+[^#\s]*$/i.test(url) || !isUrl(url)) {
     throw new TypeError(`expected the address of a relay such as "ws://127.0.0.1:8080/relay", got ${shown(url)}`);
   }
   return url;
+}
+
+function isUrl(text: string): boolean {
+  try {
+    return new URL(text).host !== "";
+  } catch {
+    return false;
+  }
 }
 
 function text(name: string, value: unknown, what: string): string {

@@ -13,6 +13,8 @@ export interface PendingEnvelope {
   sent?: number;
   /** How often it was sent over a connection that ended before it was answered. */
   losses: number;
+  /** How often it was denied. */
+  denials: number;
   /** Whether its call was aborted: then it is not sent again. */
   withdrawn: boolean;
   resolve(): void;
@@ -75,7 +77,12 @@ export class Outbox {
 
   /** The envelope in flight with this id. Without an id, the oldest, since the hub answers in order. */
   find(id: string): PendingEnvelope | undefined {
-    return this.#inFlight.get(id || (this.#inFlight.keys().next().value ?? ""));
+    return id === "" ? this.oldest() : this.#inFlight.get(id);
+  }
+
+  /** The one in flight that was sent first. */
+  oldest(): PendingEnvelope | undefined {
+    return this.#inFlight.values().next().value;
   }
 
   /** The largest in flight. */

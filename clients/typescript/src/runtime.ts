@@ -9,6 +9,16 @@ export interface RelaySocket {
   addEventListener(type: "message", listener: (event: { data: unknown }) => void): void;
   addEventListener(type: "error", listener: (event: object) => void): void;
   addEventListener(type: "close", listener: (event: { code: number; reason: string }) => void): void;
+  /** The package `ws` shows what a server answers instead of opening a WebSocket. */
+  on?(type: "unexpected-response", listener: (request: unknown, response: HttpResponse) => void): unknown;
+}
+
+/** An answer in HTTP, as Node has it. */
+export interface HttpResponse {
+  readonly statusCode?: number | undefined;
+  readonly headers: { readonly "retry-after"?: string | undefined };
+  setEncoding(encoding: "utf8"): unknown;
+  on(type: "data" | "end" | "error" | "close", listener: (text: string) => void): unknown;
 }
 
 /** The class of WebSockets. */
@@ -44,5 +54,51 @@ export function builtInSocketClass(): RelaySocketClass {
         'npm install ws, then `import WebSocket from "ws"` and pass { WebSocket } among the options',
     );
   }
-  return found;
+  const { process } = globalThis as { process?: { versions?: { undici?: string } } };
+  const dispatcher = (globalThis as Record<symbol, unknown>)[Symbol.for("undici.globalDispatcher.1")];
+  if (process?.versions?.undici === undefined || dispatcher === undefined || "terminate" in found.prototype) {
+    return found;
+  }
+  return terminable(found, dispatcher as Dispatcher);
+}
+
+/** What sends the requests of Node's fetch and WebSocket. The handler gets the TCP socket with the upgrade. */
+interface Dispatcher {
+  dispatch(options: object, handler: Record<string, (...details: unknown[]) => unknown>): boolean;
+}
+
+/**
+ * Node's built-in WebSocket with a `terminate`. By itself it waits for the other side's close for ever, and so would the
+ * process.
+ */
+function terminable(
+  SocketClass: new (url: string, options?: object) => RelaySocket,
+  dispatcher: Dispatcher,
+): RelaySocketClass {
+  return class {
+    constructor(url: string) {
+      let tcp: { destroy(): void } | undefined;
+      const dispatch: Dispatcher["dispatch"] = (options, handler) => {
+        const watching = Object.create(handler) as typeof handler;
+        for (const name of ["onUpgrade", "onRequestUpgrade"]) {
+          if (handler[name] !== undefined) {
+            watching[name] = (...details) => {
+              tcp = details.at(-1) as { destroy(): void };
+              return handler[name]?.call(watching, ...details);
+            };
+          }
+        }
+        return dispatcher.dispatch(options, watching);
+      };
+      let socket: RelaySocket;
+      try {
+        socket = new SocketClass(url, { dispatcher: { dispatch } });
+      } catch {
+        return new SocketClass(url); // somebody has put another class in its place
+      }
+      // While it connects, there is no upgraded socket yet, and `close` is enough.
+      socket.terminate = () => (tcp === undefined ? socket.close() : tcp.destroy());
+      return socket;
+    }
+  } as unknown as RelaySocketClass;
 }

@@ -223,13 +223,13 @@ test("a wait outlives the connection", withHub, async () => {
   const sends = Promise.all(numbers(11).map((body) => self.send("self", body)));
   await until(() => recorder.bodies.length === 11 && self.inFlight === 0);
   recorder.socket.terminate();
-  await until(() => time.next === 250);
-  time.advance(250);
+  await until(() => time.next === 500);
+  time.advance(500);
   await until(() => recorder.notes.filter(({ envelope }) => envelope.payload.case === "welcome").length === 2);
   assert.equal(recorder.bodies.length, 11);
-  assert.equal(time.next, 750);
+  assert.equal(time.next, 500);
   await hub.advance(1000);
-  time.advance(750);
+  time.advance(500);
   await sends;
   recorder.assertNeverEarly();
 });

@@ -162,6 +162,37 @@ test("a runtime's own WebSocket is taken where there is one", withHub, async () 
   }
 });
 
+test("another class in place of Node's own WebSocket is taken as it is", async () => {
+  const urls: unknown[][] = [];
+  class Polyfill extends EventTarget {
+    binaryType = "";
+    constructor(...given: unknown[]) {
+      super();
+      if (given.length > 1) {
+        throw new SyntaxError("expected a protocol, got [object Object]");
+      }
+      urls.push(given);
+    }
+
+    close(): void {
+      this.dispatchEvent(Object.assign(new Event("close"), { code: 1000, reason: "" }));
+    }
+  }
+  void fetch("data:,"); // from then on Node has a dispatcher
+  const own = Object.getOwnPropertyDescriptor(globalThis, "WebSocket");
+  Object.defineProperty(globalThis, "WebSocket", { value: Polyfill, configurable: true });
+  try {
+    const self = new RelayClient("ws://host/relay", { address: "self", token: "token" });
+    await self.close();
+    assert.deepEqual(urls, [["ws://host/relay"]]);
+  } finally {
+    Reflect.deleteProperty(globalThis, "WebSocket");
+    if (own !== undefined) {
+      Object.defineProperty(globalThis, "WebSocket", own);
+    }
+  }
+});
+
 test("what can't be sent is refused with a sentence", async () => {
   const self = client("ws://127.0.0.1:1/relay", "self", "token");
   const refused = async (to: unknown, body: unknown): Promise<string> => {

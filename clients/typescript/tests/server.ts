@@ -12,6 +12,11 @@ type Answer = MessageInitShape<typeof EnvelopeSchema>;
 export const welcome: Answer = { type: MessageType.WELCOME, payload: { case: "welcome", value: {} } };
 export const ack: Answer = { type: MessageType.ACK, payload: { case: "ack", value: {} } };
 
+export const unauthorized: Answer = {
+  type: MessageType.ERROR,
+  payload: { case: "error", value: { code: "unauthorized", detail: "the token doesn't belong to the address" } },
+};
+
 /** One connection of it. */
 export class Caller {
   constructor(

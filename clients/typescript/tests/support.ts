@@ -1,12 +1,15 @@
 /** What the tests share: real hubs, recording sockets, and a clock that is advanced by hand. */
 import assert from "node:assert/strict";
 import { setImmediate } from "node:timers/promises";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 
 import { fromBinary } from "@bufbuild/protobuf";
-import { RelayClient, type RelayOptions, type RelaySocketClass, type Runtime } from "@headgate/relay";
+import { RelayClient, type RelayOptions, type RelaySocketClass, type Runtime, type Unsent } from "@headgate/relay";
 import { WebSocket } from "ws";
 
 import { type Envelope, EnvelopeSchema } from "../dist/gen/headgate/v1/envelope_pb.js";
+import { builtInSocketClass } from "../dist/runtime.js";
 
 const services = process.env["HEADGATE_TESTS"] ?? "";
 
@@ -74,6 +77,15 @@ export class Program {
   do(what: "freeze" | "kill" | "stop" | "start"): Promise<null> {
     return ask(what, { hub: this.number });
   }
+}
+
+const ports = new Map<string, Promise<number>>();
+
+/** The port of a server of tests/support, which runs until the tests are over. */
+export function serverPort(module: "case_server" | "misbehaving_server"): Promise<number> {
+  const port = ports.get(module) ?? ask<number>("server", { module });
+  ports.set(module, port);
+  return port;
 }
 
 /** An agent that receives in Python: a function that waits for so many bodies. */
@@ -179,25 +191,45 @@ export class Recorder {
   }
 }
 
-const clients: RelayClient[] = [];
+export type SocketKind = "ws" | "built-in";
+
+/** The WebSocket of the package `ws`, or the built-in one as the client takes it. */
+export function socketClass(kind: SocketKind): RelaySocketClass {
+  return kind === "ws" ? WebSocket : builtInSocketClass();
+}
+
+const clients: [RelayClient, Runtime | undefined][] = [];
 
 /** A client, which `closeAll` closes. */
 export function client(url: string, address: string, token: string, options: Partial<RelayOptions> = {}): RelayClient {
   const made = new RelayClient(url, { address, token, WebSocket, ...options });
-  clients.push(made);
+  clients.push([made, options.runtime]);
   return made;
 }
 
 /** Closes the clients of a test: for `afterEach`. */
 export async function closeAll(): Promise<void> {
-  await Promise.all(clients.splice(0).map((one) => one.close({ withinMs: 0 })));
+  await Promise.all(clients.splice(0).map(([one, time]) => closeNow(one, time)));
+}
+
+/** Closes a client at once, also if the other side does not answer, and its clock stands still. */
+export async function closeNow(client: RelayClient, time?: Runtime): Promise<Unsent[]> {
+  let unsent: Unsent[] | undefined;
+  void client.close({ withinMs: 0 }).then((found) => (unsent = found));
+  await until(() => {
+    if (unsent === undefined && time instanceof ManualTime) {
+      time.advance(1000);
+    }
+    return unsent;
+  });
+  return unsent ?? [];
 }
 
 /** Waits until a condition holds. */
-export async function until(condition: () => unknown, what = String(condition)): Promise<void> {
+export async function until(condition: () => unknown, what = (): string => String(condition)): Promise<void> {
   const deadline = performance.now() + 60_000;
   while (!(await condition())) {
-    assert.ok(performance.now() < deadline, `not within 60 s: ${what}`);
+    assert.ok(performance.now() < deadline, `not within 60 s: ${what()}`);
     await setImmediate();
   }
 }
@@ -247,4 +279,11 @@ export async function rejection(promise: Promise<unknown>): Promise<unknown> {
     return error;
   }
   return assert.fail("expected it to be rejected");
+}
+
+/** The bytes of the heap that are used after everything else was collected. */
+export function usedHeap(): number {
+  setFlagsFromString("--expose-gc");
+  (runInNewContext("gc") as () => void)();
+  return process.memoryUsage().heapUsed;
 }

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headgate.client.connection import Disconnected
     from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
     from headgate.client.hub import HubClient, Warned
     from headgate.client.outbox import Denial, QueueFull, Refused, Unsent
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncObeyingTransport",
     "Denial",
+    "Disconnected",
     "HubClient",
     "ObeyingTransport",
     "QueueFull",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 _PLACES = {
+    "connection": ("Disconnected",),
     "http": ("AsyncObeyingTransport", "ObeyingTransport", "TooLong", "WaitNotice"),
     "hub": ("HubClient", "Warned"),
     "outbox": ("Denial", "QueueFull", "Refused", "Unsent"),

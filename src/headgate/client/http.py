@@ -4,8 +4,9 @@
 of a request is written once, as a generator; the two transports differ only in how they carry it out.
 """
 
+import asyncio
 import random as _random
-import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
@@ -14,6 +15,7 @@ from headgate.client.pacing import Pace, SentRequest
 from headgate.errors import HeadgateError, refuse
 from headgate.flow import Flow, adrive, drive
 from headgate.http import read_headers
+from headgate.lifecycle import new_lock
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.decision import ALLOW, DENY, NEVER, Decision
 from headgate.limits.fixed import UNLIMITED
@@ -33,6 +35,8 @@ T = TypeVar("T")
 _REPEATABLE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 _PORTS: Final = {"http": 80, "https": 443}
 _MOST_ORIGINS: Final = 1000
+_MOST_BODY: Final = 65_536  # bytes of a denial that are read,
+_BODY_SECONDS: Final = 5.0  # and for how long
 
 
 class WaitNotice(NamedTuple):
@@ -100,9 +104,30 @@ class _QueuedRequest:
             return self.pace.hopeless(now, now + self.left)
 
 
+class _DenialBody:
+    """The body of a denial, as far as it is read. However it ends, the denial is one."""
+
+    def __init__(self) -> None:
+        self._read = bytearray()
+        self._deadline = time.monotonic() + _BODY_SECONDS
+        self.whole = False
+
+    def add(self, part: bytes) -> bool:
+        """Add a part. False if no more is to be read."""
+        self._read += part[: _MOST_BODY - len(self._read)]
+        return len(self._read) < _MOST_BODY and time.monotonic() < self._deadline
+
+    def replace(self, response: httpx.Response) -> None:
+        """Make it the body of the response that it was read from."""
+        if not self.whole and "content-encoding" in response.headers:  # a part of that can't be decoded
+            self._read.clear()
+            del response.headers["content-encoding"]
+        response.stream = httpx.ByteStream(bytes(self._read))
+
+
 Step: TypeAlias = _QueuedRequest | httpx.Request | httpx.Response
 RequestFlow: TypeAlias = Flow[Step, httpx.Response]
-"""Yields a queued request to wait for, a request to send, or a response whose body is to be read and closed."""
+"""Yields a queued request to wait for, a request to send, or a denial whose body is to be read and closed."""
 
 
 class _ObeyingTransport(Generic[T]):
@@ -133,13 +158,15 @@ class _ObeyingTransport(Generic[T]):
         if on_wait is not None and not callable(on_wait):
             refuse("on_wait", "a function that takes a WaitNotice", on_wait)
         self._on_wait = on_wait
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._queues = WaitQueues()
         self._paces: dict[str, Pace] = {}
         self._transport: T = self._default() if transport is None else transport
 
     def _send(self, request: httpx.Request) -> RequestFlow:
         queued = self._queue(request.url)
+        timeouts = dict(request.extensions.get("timeout") or {})
+        request.extensions = {**request.extensions, "timeout": timeouts}
         response: httpx.Response | None = None
         for tries_left in range(self._retries, -1, -1):
             try:
@@ -152,12 +179,18 @@ class _ObeyingTransport(Generic[T]):
                 raise
             assert isinstance(answer, httpx.Response)
             response = answer
-            denied = self._learn(queued, response)
-            if not denied or not tries_left or not _may_repeat(request, response) or queued.too_long():
+            if not self._learn(queued, response):
                 return response
-            body = yield response
-            assert isinstance(body, bytes)
-            response.stream = httpx.ByteStream(body)  # in case it is returned after all
+            read = timeouts.get("read")
+            timeouts["read"] = _BODY_SECONDS if read is None else min(read, _BODY_SECONDS)
+            try:
+                body = yield response
+            finally:
+                timeouts["read"] = read
+            assert isinstance(body, _DenialBody)
+            body.replace(response)
+            if not tries_left or not _may_repeat(request, response) or queued.too_long():
+                return response
         if response is not None:
             return response
         raise TooLong(
@@ -233,7 +266,8 @@ class ObeyingTransport(_ObeyingTransport[httpx.BaseTransport], httpx.BaseTranspo
     in the queue. If the wait would be longer, the denial is returned like any response, or `TooLong` is raised if
     nothing was sent; `TooLong` is also raised if `most_waiting` requests wait for the server already. `jitter` is the
     largest share by which a wait is lengthened at random; none is shortened. `on_wait` is called with a `WaitNotice`
-    when a request has to wait. httpx's timeouts don't include the wait.
+    when a request has to wait. httpx's timeouts don't include the wait. The body of a denial is read at once, up to
+    64 KiB and for 5 seconds; if it breaks off, the denial has what has come of it.
 
     It may be used by all threads of a process. `clock` and `random` (a function like `random.random`) are for tests.
     """
@@ -243,16 +277,20 @@ class ObeyingTransport(_ObeyingTransport[httpx.BaseTransport], httpx.BaseTranspo
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         return drive(self._send(request), self._perform)
 
-    def _perform(self, step: Step) -> Decision | httpx.Response | bytes:
+    def _perform(self, step: Step) -> Decision | httpx.Response | _DenialBody:
         if isinstance(step, _QueuedRequest):
             return acquire(self._queues, step.origin, self._clock, None, step.ask)
         if isinstance(step, httpx.Request):
             return self._transport.handle_request(step)
         assert isinstance(step.stream, httpx.SyncByteStream)
+        body = _DenialBody()
         try:
-            return b"".join(step.stream)
+            body.whole = all(body.add(part) for part in step.stream)
+        except httpx.TransportError:
+            pass  # it was cut, or stalled for longer than the timeout
         finally:
             step.stream.close()
+        return body
 
     def close(self) -> None:
         self._transport.close()
@@ -278,16 +316,25 @@ class AsyncObeyingTransport(_ObeyingTransport[httpx.AsyncBaseTransport], httpx.A
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         return await adrive(self._send(request), self._perform)
 
-    async def _perform(self, step: Step) -> Decision | httpx.Response | bytes:
+    async def _perform(self, step: Step) -> Decision | httpx.Response | _DenialBody:
         if isinstance(step, _QueuedRequest):
             return await aacquire(self._queues, step.origin, self._clock, None, step.aask)
         if isinstance(step, httpx.Request):
             return await self._transport.handle_async_request(step)
         assert isinstance(step.stream, httpx.AsyncByteStream)
+        body = _DenialBody()
         try:
-            return b"".join([part async for part in step.stream])
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for part in step.stream:
+                    if not body.add(part):
+                        break
+                else:
+                    body.whole = True
+        except (TimeoutError, httpx.TransportError):
+            pass
         finally:
             await step.stream.aclose()
+        return body
 
     async def aclose(self) -> None:
         await self._transport.aclose()

@@ -8,7 +8,15 @@ from functools import partial
 from itertools import count
 from typing import Any, Final, TypeAlias, Unpack
 
-from headgate.client.connection import ClientOptions, ReconnectingClient, Socket, TryLater, checked_token, wait_us
+from headgate.client.backoff import asked_wait
+from headgate.client.connection import (
+    ClientOptions,
+    ReconnectingClient,
+    Socket,
+    TryLater,
+    checked_token,
+    refusal_of_handshake,
+)
 from headgate.client.outbox import PacedLimit, PendingFrame, Refused, SendLimit
 from headgate.errors import refuse
 from headgate.gate.policy import Policy, check_agent
@@ -16,6 +24,7 @@ from headgate.gate.policy import Policy, check_agent
 Frame: TypeAlias = dict[str, Any]
 
 _MINUTE: Final = 60_000_000
+_DEFAULT: Final = "normal"  # the tier of kinds that the policy doesn't name
 _PUSHED: Final = ("message", "channel_message", "lagged", "task_assigned")
 
 
@@ -126,12 +135,14 @@ class HubClient(ReconnectingClient[Frame]):
         while (answer := self._decode(await socket.recv())).get("type") in _PUSHED:
             self._inbox.put(answer)  # a message may come before the answer
         kind = answer.get("type")
-        if kind == "error" and answer.get("error") not in ("unavailable", "internal", "too_many_connections"):
-            raise Refused(str(answer.get("error")), f"{self.agent!r} at {self.url}: {answer.get('detail')}")
+        if kind == "error":
+            raise refusal_of_handshake(
+                str(answer.get("error")), str(answer.get("detail")), f"{self.agent!r} at {self.url}"
+            )
         if kind == "rate_limited":
-            raise TryLater("too many connections from this address", wait_us(_whole(answer.get("retry_after_ms"))))
+            raise TryLater("too many connections from this address", asked_wait(_whole(answer.get("retry_after_ms"))))
         if kind != "identified":
-            raise TryLater(f"expected identified, got {str(answer.get('detail', kind))!r}")
+            raise TryLater(f"expected identified, got {kind!r:.200}")
         if self._was_identified:
             self._inbox.put(answer)
         self._was_identified = True
@@ -158,7 +169,7 @@ class HubClient(ReconnectingClient[Frame]):
         frame = self._decode(text)
         kind = frame.get("type")
         if kind == "going_away":
-            self._return_after = wait_us(_whole(frame.get("retry_after_ms")))
+            self._return_after = asked_wait(_whole(frame.get("retry_after_ms")))
             return None
         if "id" not in frame and kind not in ("error", "rate_limited"):
             return frame or None
@@ -197,11 +208,15 @@ class HubClient(ReconnectingClient[Frame]):
         remaining, capacity = _whole(frame.get("remaining")), max(_whole(frame.get("capacity")), 1)
         item.warned = True
         wait = _MINUTE // capacity  # a guess, until a denial states the wait
-        self._tier(tier).warn(self._clock.now(), remaining, wait, self._extra(wait))
-        self._report(Warned(item.id, tier, remaining, capacity), self._on_warning)
+        self._tier(tier).warn(self._clock.now(), remaining, wait, self._backoff.jitter(wait))
+        self._report(self._on_warning, Warned(item.id, tier, remaining, capacity))
 
     def _learn(self, item: PendingFrame, frame: Frame) -> str:
-        tier = self._tier_of[item.kind] = str(frame.get("tier"))
+        tier = str(frame.get("tier"))[:128]
+        if self._tier_of.get(item.kind) != tier:
+            self._tier_of[item.kind] = tier
+            for name in self._tiers.keys() - self._tier_of.values() - {_DEFAULT}:  # whatever tiers a hub makes up
+                del self._tiers[name]
         return tier
 
     def _note(self, item: PendingFrame) -> None:
@@ -216,7 +231,7 @@ class HubClient(ReconnectingClient[Frame]):
     def _limit_of(self, item: PendingFrame) -> SendLimit:
         if item.kind == "session_signal":  # each session has its own budget
             return self._sessions.setdefault(item.subject, PacedLimit(self._in_flight))
-        return self._tier(self._tier_of.get(item.kind, "normal"))
+        return self._tier(self._tier_of.get(item.kind, _DEFAULT))
 
     def _tier(self, name: str) -> TierLimit:
         return self._tiers.setdefault(name, TierLimit(self._in_flight))

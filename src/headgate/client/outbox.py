@@ -15,7 +15,6 @@ from headgate.errors import HeadgateError
 if TYPE_CHECKING:
     from asyncio import Future
 
-LONGEST: Final = 86_400_000_000  # microseconds: the longest wait, whatever the hub says
 _RESUME_AFTER: Final = 10  # frames in a row that pass before several may be in flight again
 _SHORT, _LONG = 20, 100  # frames that pass at a pace before it is probed
 _TOLERANCE: Final = 10_000  # microseconds that a busy program may be late although it has frames to send
@@ -151,6 +150,12 @@ class PendingFrame:
     limit: SendLimit | None = None
     """The limit that it is in flight under."""
     warned: bool = False
+    sent: int = 0
+    """When it was handed to the socket, if it is in flight."""
+    denials: int = 0
+    """How often the hub has denied it."""
+    maybe: bool = False
+    """Whether it was in flight when a connection was lost: it may have arrived."""
 
 
 class Outbox:
@@ -193,8 +198,14 @@ class Outbox:
         self._take(item)
         self.in_flight[item.id] = item
         item.warned = False
+        item.sent = now
         item.limit = self._limit_of(item)
         item.limit.sent(now)
+
+    def oldest_sent(self) -> int | None:
+        """When the frame was sent that has been in flight for longest; None if there is none."""
+        item = next(iter(self.in_flight.values()), None)
+        return None if item is None else item.sent
 
     def find(self, answered: str) -> PendingFrame | None:
         """The frame that an answer names. If it names none, the oldest, since the hub answers in order."""
@@ -208,20 +219,21 @@ class Outbox:
     def denied(self, item: PendingFrame, now: int, wait: int, jitter: int) -> None:
         """Note that a frame was denied: it is sent again, before all later ones."""
         self._remove_in_flight(item)
+        item.denials += 1
         self._limit_of(item).denied(now, wait, jitter)
         self._requeue(item)
 
     def lost(self) -> None:
         """The connection is lost: queue the frames in flight again."""
         for item in list(self.in_flight.values()):
+            item.maybe = True
             self._remove_in_flight(item)
             self._requeue(item)
 
-    def clear(self) -> list[tuple[PendingFrame, bool]]:
-        """Drop all frames, and return each with whether it was in flight."""
-        waiting = [(item, False) for group in self._waiting.values() for item in group]
-        found = [(item, True) for item in self.in_flight.values()] + waiting
+    def clear(self) -> list[PendingFrame]:
+        """Drop all frames, and return them."""
         self.lost()
+        found = [item for group in self._waiting.values() for item in group]
         self._waiting.clear()
         return found
 

@@ -7,7 +7,15 @@ from itertools import count
 from typing import Final, Unpack
 from uuid import uuid4
 
-from headgate.client.connection import ClientOptions, ReconnectingClient, Socket, TryLater, checked_token, wait_us
+from headgate.client.backoff import asked_wait
+from headgate.client.connection import (
+    ClientOptions,
+    ReconnectingClient,
+    Socket,
+    TryLater,
+    checked_token,
+    refusal_of_handshake,
+)
 from headgate.client.outbox import PacedLimit, PendingFrame, Refused, SendLimit
 from headgate.errors import HeadgateError, refuse
 from headgate.gate.policy import check_agent
@@ -92,11 +100,9 @@ class RelayClient(ReconnectingClient[RelayMessage]):
         if answer is None or kind not in ("welcome", "error", "rate_limited"):
             raise TryLater("expected WELCOME, got something else")
         if kind == "rate_limited":
-            raise TryLater(answer.rate_limited.reason, wait_us(answer.rate_limited.retry_after_ms))
+            raise TryLater(answer.rate_limited.reason, asked_wait(answer.rate_limited.retry_after_ms))
         if kind == "error":
-            if answer.error.code in ("unavailable", "too_many_connections"):
-                raise TryLater(answer.error.detail)
-            raise Refused(answer.error.code, f"{self.address!r} at {self.url}: {answer.error.detail}")
+            raise refusal_of_handshake(answer.error.code, answer.error.detail, f"{self.address!r} at {self.url}")
 
     def _handle(self, frame: bytes | str) -> RelayMessage | None:
         envelope = self._decode(frame)
@@ -108,7 +114,7 @@ class RelayClient(ReconnectingClient[RelayMessage]):
         item = self._outbox.find(envelope.in_reply_to)
         if item is None:
             return None
-        if kind == "ack":
+        if kind == "ack" and envelope.in_reply_to:
             self._answered(item, envelope.in_reply_to)
         elif kind == "error":
             self._answered(item, Refused(envelope.error.code, envelope.error.detail))

@@ -1,0 +1,204 @@
+"""Transports that obey, before servers whose denials have bodies that end badly, or never."""
+
+import asyncio
+import gzip
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from headgate.client import http
+from headgate.client.http import AsyncObeyingTransport
+from tests.support.event_loop import run
+from tests.support.obeying_transports import AsyncCountingTransport, SimulatedClock, obeying, patient_async_client
+
+pytestmark = pytest.mark.once
+
+HEAD = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 3\r\n"
+Body = Callable[[socket.socket], None]
+
+
+def cut(client: socket.socket) -> None:
+    client.sendall(HEAD + b"content-length: 100\r\n\r\nhalf of it")
+
+
+def cut_in_a_chunk(client: socket.socket) -> None:
+    client.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\na\r\nhalf of it\r\n40\r\n")
+
+
+def cut_while_encoded(client: socket.socket) -> None:
+    body = gzip.compress(b"half of it" * 100)
+    client.sendall(HEAD + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:20])
+
+
+def stalls(client: socket.socket) -> None:
+    cut(client)
+    client.recv(1)  # until the other side closes
+
+
+def trickles(client: socket.socket) -> None:
+    client.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\na\r\nhalf of it\r\n")
+    client.settimeout(0.02)
+    while True:
+        client.sendall(b"1\r\n.\r\n")
+        with suppress(TimeoutError):
+            if not client.recv(1):
+                return
+
+
+def never_ends(client: socket.socket) -> None:
+    client.sendall(HEAD + b"\r\nhalf of it")
+    while True:
+        client.sendall(b"." * 65_536)
+
+
+BODIES: list[tuple[Body, str | None]] = [
+    (cut, "half of it"),
+    (cut_in_a_chunk, "half of it"),
+    (cut_while_encoded, ""),
+    (stalls, "half of it"),
+    (trickles, None),
+    (never_ends, None),
+]
+every_body = pytest.mark.parametrize(("body", "text"), BODIES, ids=[body.__name__ for body, _ in BODIES])
+
+
+@contextmanager
+def denying(body: Body, times: int) -> Iterator[str]:
+    """A server that denies so many requests, each on a connection of its own, and then says hello. Its URL."""
+    left = [times]
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            got = b""
+            while b"\r\n\r\n" not in got or (got.startswith(b"P") and not got.endswith(b"text")):
+                got += self.request.recv(4096)
+            left[0] -= 1
+            if left[0] < 0:
+                self.request.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello")
+            else:
+                with suppress(OSError):  # the client has closed
+                    body(self.request)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = False
+
+        def shutdown_request(self, request: Any) -> None:
+            self.close_request(request)  # without a FIN before a reset
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_BODY_SECONDS", 0.1)
+
+
+def check(response: httpx.Response, text: str | None) -> None:
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "3"
+    if text is None:
+        assert response.text[:10] in ("", "half of it")
+        assert len(response.content) <= 65_536
+    else:
+        assert response.text == text
+
+
+@every_body
+def test_a_denial_is_one_however_its_body_ends(body: Body, text: str | None) -> None:
+    clock = SimulatedClock()
+    with denying(body, 1) as url, obeying(clock) as client:
+        assert client.get(url).text == "hello"
+    with denying(body, 2) as url, obeying(clock) as client, client.stream("POST", url, content=b"text") as response:
+        assert response.read() == b"hello"
+    with denying(body, 2) as url, obeying(clock, retries=1) as client:
+        check(client.get(url), text)
+    with (
+        denying(body, 1) as url,
+        obeying(clock, retries=0) as client,
+        client.stream("POST", url, content=b"text") as response,
+    ):
+        response.read()
+        check(response, text)
+
+
+@every_body
+def test_a_denial_is_one_however_its_body_ends_in_a_loop(body: Body, text: str | None) -> None:
+    clock = SimulatedClock()
+
+    def client(**options: Any) -> httpx.AsyncClient:
+        return patient_async_client(AsyncObeyingTransport(AsyncCountingTransport(clock), clock=clock, **options))
+
+    async def main() -> None:
+        with denying(body, 1) as url:
+            async with client() as one:
+                assert (await one.get(url)).text == "hello"
+        with denying(body, 2) as url:
+            async with client() as one, one.stream("POST", url, content=b"text") as response:
+                assert await response.aread() == b"hello"
+        with denying(body, 2) as url:
+            async with client(retries=1) as one:
+                check(await one.get(url), text)
+        with denying(body, 1) as url:
+            async with client(retries=0) as one, one.stream("GET", url) as response:
+                await response.aread()
+                check(response, text)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("read", "of_the_denial"), [(None, 0.1), (60, 0.1), (0.05, 0.05)])
+def test_the_body_of_a_denial_has_a_timeout_of_its_own(read: float | None, of_the_denial: float) -> None:
+    seen: list[Any] = []
+
+    class Noting(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            timeouts = request.extensions["timeout"]
+            seen.append(dict(timeouts))
+
+            class Body(httpx.SyncByteStream):
+                def __iter__(self) -> Iterator[bytes]:
+                    seen.append(dict(timeouts))
+                    yield b"hello"
+
+            return httpx.Response(429 if len(seen) == 1 else 200, stream=Body())
+
+    given = {"connect": 7, "read": read, "write": 7, "pool": 7}
+    with httpx.Client(transport=http.ObeyingTransport(Noting(), clock=SimulatedClock())) as client:
+        assert client.get("http://example.org", extensions={"timeout": given}).text == "hello"
+    assert seen == [given, given | {"read": of_the_denial}, given, given]
+    assert given["read"] == read, "a request has changed the timeouts of others"
+
+
+def test_a_cancelled_request_is_not_taken_for_a_cut_denial() -> None:
+    async def main() -> None:
+        clock = SimulatedClock()
+        transport = AsyncObeyingTransport(AsyncCountingTransport(clock), clock=clock)
+        async with patient_async_client(transport) as client:
+            request = asyncio.create_task(client.get(url))
+            await asyncio.to_thread(reached.wait)
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+
+    reached = threading.Event()
+
+    def note(client: socket.socket) -> None:
+        cut(client)
+        reached.set()
+        client.recv(1)
+
+    with denying(note, 1) as url:
+        run(main())
