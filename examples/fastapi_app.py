@@ -1,4 +1,4 @@
-"""FastAPI: a general limit, a tighter one for logins, and one per API key.
+"""FastAPI: a general limit, a tighter one for logins, and one per user.
 
     uvicorn --app-dir examples fastapi_app:app
 
@@ -18,8 +18,11 @@ app = FastAPI()
 app.add_middleware(RateLimitMiddleware, limiter="100/minute", skip=["/health"])  # each client address
 
 
-def api_key(request: HttpRequest) -> str | None:
-    return request.headers.get("x-api-key")  # without one, the address counts
+KEYS = {"a key of ours": "ann"}
+
+
+def user(request: HttpRequest) -> str | None:
+    return KEYS.get(request.headers.get("x-api-key", ""))  # without a key of ours, the address counts
 
 
 @app.post("/login", dependencies=[Depends(RateLimit("3/minute", name="login"))])
@@ -30,7 +33,7 @@ async def login(name: str, password: str = "") -> str:
 
 
 @app.get("/search")
-async def search(words: str, decision: Annotated[Decision, Depends(RateLimit("10/minute", key=api_key))]) -> list[str]:
+async def search(words: str, decision: Annotated[Decision, Depends(RateLimit("10/minute", key=user))]) -> list[str]:
     found = sorted(words.split())
     return found if decision.remaining > 5 else found[:1]  # a short answer if little is left
 

@@ -161,8 +161,8 @@ def test_unknown_scopes_pass_through() -> None:
 
 
 UNKNOWN_OPTION = (
-    "RateLimitMiddleware: expected options among key, cost, tier, exempt, routes, skip, counts, settle, headers, "
-    "proxies, body, got"
+    "RateLimitMiddleware: expected options among key, cost, tier, exempt, routes, skip, counts, settle, "
+    "refund_crashes, headers, proxies, body, got"
 )
 
 
@@ -177,6 +177,7 @@ UNKNOWN_OPTION = (
         ({"limiter": "1/minute", "key": "x"}, "RateLimitMiddleware key: expected a function, got 'x'"),
         ({"limiter": "1/minute", "exempt": ["x"]}, "RateLimitMiddleware exempt: expected a function, got ['x']"),
         ({"limiter": "1/minute", "settle": 1}, "RateLimitMiddleware settle: expected a function, got 1"),
+        ({"limiter": "1/minute", "refund_crashes": 1}, "RateLimitMiddleware refund_crashes: expected True or False"),
         ({"limiter": "1/minute", "body": "no"}, "RateLimitMiddleware body: expected a function, got 'no'"),
         ({"limiter": "1/minute", "cost": -1}, "RateLimitMiddleware cost: expected a whole number, 0 or more, or"),
         ({"limiter": "1/minute", "cost": 1.5}, "RateLimitMiddleware cost: expected a whole number, 0 or more, or"),

@@ -104,12 +104,12 @@ def crashing(when: str) -> App:
     return app
 
 
-@pytest.mark.parametrize("more", [{}, {"key": lambda request: None}, {"counts": "successes"}])
+@pytest.mark.parametrize("more", [{}, {"key": lambda request: None}, {"counts": "failures"}, {"refund_crashes": True}])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_request_whose_handler_fails_is_refunded_and_the_error_propagates(
+def test_a_request_whose_handler_fails_stays_counted_unless_crashes_are_refunded(
     when: str, more: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limiter = memory_limiter("3/minute", name="" if "key" not in more else "names")
+    limiter = memory_limiter("9/minute", name="" if "key" not in more else "names")
     of_address = Limiter(limiter.limit, store=limiter.store, name="names by address") if "key" in more else limiter
     with served(RateLimitMiddleware(crashing(when), limiter, cost=2, **more)) as client:
         for _ in range(3):
@@ -119,7 +119,8 @@ def test_a_request_whose_handler_fails_is_refunded_and_the_error_propagates(
                 with pytest.raises(httpx.RemoteProtocolError):
                     client.get("/")
         wait_for(lambda: caplog.text.count("\nZeroDivisionError") == 3, "the server's log")
-    assert remaining(of_address) == 3
+    refunded = (when == "before" and "refund_crashes" in more) or (when == "after" and "counts" in more)
+    assert remaining(of_address) == (9 if refunded else 3)
 
 
 def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,10 +136,20 @@ def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest
     assert remaining(limiter) == 3
 
 
-@pytest.mark.parametrize("more", [{}, {"key": lambda request: "a"}, {"settle": lambda request, response: 0}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"key": lambda request: "a"},
+        {"settle": lambda request, response: 0},
+        {"counts": "successes"},
+        {"refund_crashes": True},
+    ],
+)
+@pytest.mark.parametrize("outside", [False, True])  # of the framework's own middleware, which sends a 500
 @pytest.mark.parametrize("what", ["body", "wait"])
 def test_a_request_whose_client_disconnects_is_not_refunded(
-    what: str, more: Any, caplog: pytest.LogCaptureFixture
+    what: str, outside: bool, more: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else who goes away in time would never be denied."""
     limiter = memory_limiter("3/minute")
@@ -156,8 +167,9 @@ def test_a_request_whose_client_disconnects_is_not_refunded(
             ended.set()
 
     app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
-    app.add_middleware(RateLimitMiddleware, limiter=limiter, **more)
-    with serving(app) as server:
+    if not outside:
+        app.add_middleware(RateLimitMiddleware, limiter=limiter, **more)
+    with serving(RateLimitMiddleware(app, limiter, **more) if outside else app) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             length = 10 if what == "body" else 0
             client.sendall(

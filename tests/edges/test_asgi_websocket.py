@@ -1,5 +1,6 @@
 """Messages over WebSockets behind the ASGI middleware, with real servers and clients."""
 
+import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
 from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RedisStore
-from headgate.edges.asgi import RateLimitMiddleware
+from headgate.edges.asgi import RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.flood import FLOOD
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.asgi_server import serving
@@ -206,6 +207,37 @@ def test_a_send_to_a_client_that_leaves_stops_waiting_and_spends_nothing(clock: 
     assert len(sender.failures) == 1  # as the server says it
     assert sent_bytes.waiting("127.0.0.1") == 0
     assert sent.peek("127.0.0.1").remaining == 4
+
+
+@pytest.mark.filterwarnings("ignore:The `websockets` implementation", "ignore:websockets", "ignore:remove second")
+@pytest.mark.parametrize("ws", SERVERS)
+def test_a_client_that_is_gone_leaves_the_line_though_its_application_never_receives(
+    ws: str, clock: ManualClock, free: Limiter
+) -> None:
+    failures: list[str] = []
+
+    async def only_send(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        try:
+            while True:
+                await send({"type": "websocket.send", "text": scope["path"]})
+        except OSError:
+            failures.append(scope["path"])
+
+    sent = Limiter("1/minute", store=MemoryStore(clock=clock))
+    app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
+    with serving(app, ws=ws) as server, connected(server, path="/stays") as stays:
+        assert receive(stays) == "/stays"
+        wait_for(lambda: sent.waiting("127.0.0.1") == 1, "the first in line")
+        with connected(server, path="/gone") as gone:
+            wait_for(lambda: sent.waiting("127.0.0.1") == 2, "the second in line")
+            gone.socket.shutdown(socket.SHUT_RDWR)  # without a goodbye
+            wait_for(lambda: sent.waiting("127.0.0.1") == 1, "the end of the second")
+        wait_for(lambda: failures == ["/gone"], "the end of its application")
+        clock.advance(60)
+        assert receive(stays) == "/stays"
+    wait_for(lambda: sorted(failures) == ["/gone", "/stays"], "both ends")
 
 
 # Frameworks, stores ---------------------------------------------------------------------------------------------------

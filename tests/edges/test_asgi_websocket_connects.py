@@ -138,12 +138,22 @@ def failing(before: bool) -> App:
     return app
 
 
-@pytest.mark.parametrize(("before", "left"), [(True, 3), (False, 2)])
-def test_a_connect_is_refunded_if_the_application_fails_before_answering(
-    before: bool, left: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("before", "options", "left"),
+    [
+        (True, {}, 2),
+        (True, {"refund_crashes": True}, 3),
+        (True, {"counts": "failures"}, 2),
+        (False, {}, 2),
+        (False, {"refund_crashes": True}, 2),
+        (False, {"settle": lambda request, response: 3}, 0),
+    ],
+)
+def test_a_connect_stays_counted_if_the_application_fails_unless_crashes_are_refunded(
+    before: bool, options: Any, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
-    with serving(RateLimitMiddleware(failing(before), limiter)) as server:
+    with serving(RateLimitMiddleware(failing(before), limiter, **options)) as server:
         if before:
             assert denied_response(server).status_code == 500
         else:

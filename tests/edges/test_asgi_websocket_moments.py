@@ -12,6 +12,7 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.event_loop import until
+from tests.support.valkey import PATIENCE
 from tests.support.websocket_apps import Echo, Sender, denial_frame
 from tests.support.wrapped_store import WrappedStore
 
@@ -187,6 +188,34 @@ def test_a_large_message_is_not_overtaken_by_small_ones() -> None:
     assert order == [8, 10, 1]
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_a_large_message_whose_send_is_cancelled_is_sent_and_counted_or_neither(turns: int) -> None:
+    limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
+    sent_bytes = Limiter("10/minute", store=limiter.store)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        sending = asyncio.ensure_future(send({"type": "websocket.send", "text": "x" * 15}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+    async def main() -> list[Message]:
+        wired = Wire()
+
+        async def send(message: Message) -> None:
+            wired.outgoing.append(message)
+
+        wired.send = send  # type: ignore[method-assign]
+        await wired.run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent_bytes=sent_bytes)))
+        return wired.outgoing[1:]
+
+    delivered = asyncio.run(main())
+    assert (len(delivered), sent_bytes.peek("10.0.0.1").reset_after) in [(0, 0), (1, 90)]
+
+
 def test_messages_waiting_when_the_client_leaves_are_passed_to_the_server() -> None:
     limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
     sent = Limiter("1/minute", store=limiter.store)
@@ -202,6 +231,120 @@ def test_messages_waiting_when_the_client_leaves_are_passed_to_the_server() -> N
         assert [message.get("text") for message in wired.outgoing[1:]] == ["a", "b", "c", None]
 
     asyncio.run(main())
+
+
+async def only_send(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.accept"})
+    while True:
+        await send({"type": "websocket.send", "text": "tick"})
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_a_client_that_is_gone_leaves_the_line_though_its_application_only_sends(before: int) -> None:
+    """Its application never receives, be it a disconnect or what the client has said before."""
+    clock = ManualClock()
+    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
+    sent = Limiter("1/minute", store=limiter.store)
+
+    async def main() -> None:
+        app = RateLimitMiddleware(only_send, limiter, websocket=WebSocketLimits(sent=sent))
+        gone, other = Wire(*["hello"] * before), Wire()
+        async with running(gone.run(app)) as first:
+            await until(lambda: sent.waiting("10.0.0.1") == 1, "the first to wait")
+            async with running(other.run(app)):
+                await until(lambda: sent.waiting("10.0.0.1") == 2, "the second to wait")
+                gone.say({"type": "websocket.disconnect", "code": 1006})
+                with pytest.raises(ConnectionError, match="the client has disconnected"):
+                    await asyncio.wait_for(first, PATIENCE)
+                assert sent.waiting("10.0.0.1") == 1
+                assert len(other.outgoing) == 1
+                clock.advance(60)
+                await until(lambda: len(other.outgoing) == 2, "the message of the second")
+        await until(lambda: sent.waiting("10.0.0.1") == 0, "the end of both")
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    clock.advance(60)
+    assert sent.peek("10.0.0.1").remaining == 1, "a wait that ended spent something"
+
+
+def test_what_is_read_while_a_message_waits_is_received_in_order_and_counted_then() -> None:
+    limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
+    sent = Limiter("1/minute", store=limiter.store)
+    received = Limiter("10/minute", store=limiter.store)
+    left: list[int] = []
+    got: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "text": "first"})
+        with pytest.raises(ConnectionError, match="the client has disconnected"):
+            await send({"type": "websocket.send", "text": "second"})
+        left.append(received.peek("10.0.0.1").remaining)
+        while (message := await receive())["type"] != "websocket.disconnect":
+            got.append(message.get("text"))
+        got.append(message["code"])
+        left.append(received.peek("10.0.0.1").remaining)
+
+    async def main() -> None:
+        wired = Wire("a", "b", "c")
+        wired.say({"type": "websocket.disconnect", "code": 1001})
+        limits = WebSocketLimits(sent=sent, received=received, warn=False)
+        await asyncio.wait_for(wired.run(RateLimitMiddleware(app, limiter, websocket=limits)), PATIENCE)
+
+    asyncio.run(main())
+    assert got == [None, "a", "b", "c", 1001]
+    assert left == [10, 7]
+
+
+def test_a_client_that_sends_on_is_not_read_without_end_while_a_message_waits() -> None:
+    limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
+    sent = Limiter("1/minute", store=limiter.store)
+
+    async def main() -> None:
+        app = RateLimitMiddleware(only_send, limiter, websocket=WebSocketLimits(sent=sent))
+        many, large = Wire(*["x"] * 100), Wire(*["x" * 50_000] * 100)
+        async with running(many.run(app)), running(large.run(app)):
+            await until(lambda: many.incoming.qsize() <= 101 - 16, "what is read ahead")
+            await until(lambda: large.incoming.qsize() <= 101 - 3, "what is read ahead")
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert (many.incoming.qsize(), large.incoming.qsize()) == (101 - 16, 101 - 3)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("patience", range(6))
+def test_a_receive_that_meets_the_reading_ahead_loses_nothing(patience: int) -> None:
+    """Whenever it is called, and cancelled."""
+    clock = ManualClock()
+    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
+    sent = Limiter("1/minute", store=limiter.store)
+    got: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def say(text: str) -> None:
+            await send({"type": "websocket.send", "text": text})
+
+        await receive()
+        await send({"type": "websocket.accept"})
+        await say("first")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(say("second"))
+            await until(lambda: sent.waiting("10.0.0.1"), "a message that waits")
+            while len(got) < 6:
+                receiving = asyncio.ensure_future(receive())
+                for _ in range(patience):
+                    await asyncio.sleep(0)
+                receiving.cancel()
+                try:
+                    got.append((await receiving)["text"])
+                except asyncio.CancelledError:
+                    got.append((await receive())["text"])
+            clock.advance(60)
+
+    asyncio.run(Wire(*"abcdef").run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent=sent))))
+    assert got == list("abcdef")
 
 
 def test_b3_limits_beside_a_gate_count_ipv6_addresses_by_their_64() -> None:
@@ -264,7 +407,32 @@ def test_a_client_that_leaves_during_its_denial_is_a_plain_disconnect() -> None:
     assert [message["code"] for message in echo.ended] == [1001]
 
 
-def test_a_connect_whose_client_disconnects_is_not_refunded() -> None:
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connect_is_settled_whenever_its_application_is_cancelled_after_the_answer(turns: int) -> None:
+    limiter = Limiter("30/minute", store=WrappedStore(clock=ManualClock()))
+    answering = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        answering.set()
+        await send({"type": "websocket.accept"})
+        await receive()
+
+    async def main() -> None:
+        settling = RateLimitMiddleware(app, limiter, settle=lambda request, response: 7)
+        async with running(Wire().run(settling)) as task:
+            await answering.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    assert limiter.peek("10.0.0.1").remaining == 23
+
+
+@pytest.mark.parametrize("options", [{}, {"refund_crashes": True}, {"counts": "successes"}])
+def test_a_connect_whose_client_disconnects_is_not_refunded(options: Any) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -276,7 +444,79 @@ def test_a_connect_whose_client_disconnects_is_not_refunded() -> None:
         wired = Wire()
         wired.say({"type": "websocket.disconnect", "code": 1006})
         with pytest.raises(ZeroDivisionError):
-            await wired.run(RateLimitMiddleware(app, limiter))
+            await wired.run(RateLimitMiddleware(app, limiter, **options))
 
     asyncio.run(main())
     assert limiter.peek("10.0.0.1").remaining == 2
+
+
+def test_a_connect_that_is_answered_after_its_client_has_disconnected_is_not_refunded() -> None:
+    limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (await receive())["type"] == "websocket.disconnect"
+        await send({"type": "websocket.close"})
+
+    async def main() -> None:
+        wired = Wire()
+        wired.say({"type": "websocket.disconnect", "code": 1006})
+        await wired.run(RateLimitMiddleware(app, limiter, counts="successes"))
+
+    asyncio.run(main())
+    assert limiter.peek("10.0.0.1").remaining == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "seen"),
+    [
+        ({"received": "2/minute"}, "ab"),
+        ({"received": "2/minute", "on_denied": "close"}, "ab"),
+        ({"received": "4/minute"}, "abcd"),  # with a warning before the last
+        ({"received_bytes": "1/minute burst 2"}, "ab"),  # a message too big to pass is the fifth
+    ],
+)
+def test_after_its_close_an_application_receives_what_may_pass_and_the_disconnect(limits: Any, seen: str) -> None:
+    """The server refuses any message after the close, also the middleware's."""
+    got: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.close", "code": 1000})
+        while not got or got[-1]["type"] == "websocket.receive":
+            got.append(await receive())
+
+    async def main() -> None:
+        wired = Wire("a", "b", "c", "d", "too big")
+        wired.say({"type": "websocket.disconnect", "code": 1000})
+        await wired.run(RateLimitMiddleware(app, "unlimited", websocket=WebSocketLimits(**limits)))
+        assert [message["type"] for message in wired.outgoing] == ["websocket.accept", "websocket.close"]
+
+    asyncio.run(main())
+    assert "".join(message["text"] for message in got[:-1]) == seen
+    assert got[-1] == {"type": "websocket.disconnect", "code": 1000}
+
+
+@pytest.mark.parametrize("options", [{}, {"counts": "failures"}, {"settle": lambda request, response: 2}])
+@pytest.mark.parametrize(
+    "early", [{"type": "websocket.send", "text": "early"}, {"type": "websocket.http.response.start"}]
+)
+def test_what_an_application_sends_too_early_is_for_the_server_to_explain(options: Any, early: Message) -> None:
+    limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send(early)
+
+    async def refuse(message: Message) -> None:
+        raise RuntimeError("expected 'websocket.accept'")
+
+    async def main() -> None:
+        wired = Wire()
+        wired.send = refuse  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match=r"expected 'websocket\.accept'"):
+            await wired.run(RateLimitMiddleware(app, limiter, **options))
+
+    asyncio.run(main())
+    assert limiter.peek("10.0.0.1").remaining <= 2

@@ -285,6 +285,26 @@ async def slowly(agent: str) -> str:
     return agent
 
 
+class PartMaker:
+    def __call__(self, agent: str) -> Iterator[str]:
+        yield agent
+
+
+class SlowPartMaker:
+    async def __call__(self, agent: str) -> AsyncIterator[str]:
+        yield agent
+
+
+class SlowSender:
+    async def __call__(self, agent: str) -> str:
+        return agent
+
+
+class SlowMethod(SlowSender):
+    def __get__(self, instance: object, owner: type) -> "SlowMethod":
+        return self
+
+
 def numbered(user: int) -> None: ...
 
 
@@ -303,6 +323,10 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
         (LIMIT | {"key": "user"}, numbered, r"expected a parameter that is a string, or key=lambda ...: str\(user\)"),
         (LIMIT | {"key": 7}, plain, r"expected a plain function, or the name of a parameter, got 7"),
         (LIMIT | {"key": slowly}, plain, r"expected a plain function, or the name of a parameter, got <function"),
+        (LIMIT | {"key": SlowSender()}, plain, r"expected a plain function, or the name of a parameter, got <"),
+        (LIMIT | {"key": functools.partial(SlowSender())}, plain, r"expected a plain function, or the name of"),
+        (LIMIT | {"key": makes_parts}, plain, r"expected a plain function, or the name of a parameter, got <"),
+        (LIMIT | {"cost": SlowSender()}, plain, r"cost: expected a whole number of at least 1, got <"),
         (LIMIT | {"cost": 0}, plain, r"cost: expected a whole number of at least 1, got 0"),
         (LIMIT | {"cost": slowly}, plain, r"cost: expected a whole number of at least 1, got <function slowly"),
         (LIMIT | {"wait": -1}, plain, r"rate_limited wait: expected a number of seconds, 0 or more, got -1"),
@@ -310,6 +334,12 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
         (LIMIT, makes_parts, r"rate_limited: expected a function that returns: calling a generator function does"),
         (LIMIT, makes_parts_slowly, r"expected a function that returns"),
         (LIMIT, functools.partial(makes_parts, "bob"), r"expected a function that returns"),
+        (LIMIT, functools.lru_cache(makes_parts), r"expected a function that returns"),
+        (LIMIT, functools.partial(functools.cache(makes_parts_slowly), "bob"), r"expected a function that returns"),
+        (LIMIT, PartMaker(), r"expected a function that returns"),
+        (LIMIT, functools.partial(PartMaker(), "bob"), r"expected a function that returns"),
+        (LIMIT, functools.partial(SlowPartMaker(), "bob"), r"expected a function that returns"),
+        (LIMIT, functools.lru_cache(SlowPartMaker()), r"expected a function that returns"),
         (LIMIT, staticmethod(plain), r"expected a function: put it below @staticmethod"),
         (LIMIT, classmethod(lambda cls: None), r"expected a function: put it below @classmethod"),
         (LIMIT, Account, r"expected a function or method, got <class"),
@@ -322,15 +352,75 @@ def test_mistakes_are_refused_when_decorating(options: dict[str, Any], function:
 
 
 def test_other_callables_are_taken_too(limiter: Limiter) -> None:
-    class Sender:
-        async def __call__(self, agent: str) -> str:
-            return agent
+    asynchronous: list[Callable[..., Any]] = [
+        SlowSender(),
+        functools.partial(SlowSender()),
+        functools.partial(functools.partial(SlowSender().__call__)),
+        functools.cache(SlowSender()),
+        SlowMethod(),
+    ]
+    for number, function in enumerate(asynchronous):
+        send = rate_limited(limiter, key=lambda agent: agent)(function)
+        assert inspect.iscoroutinefunction(send)
+        assert asyncio.run(send("bob")) == "bob"
+        assert limiter.peek("bob").remaining == 4 - number
+    assert rate_limited("5/minute")(functools.partial(max, 3))(4) == 4
+    assert rate_limited("5/minute")(functools.partial(functools.lru_cache(max), 3))(4) == 4
+    assert rate_limited("5/minute", key="agent")(SlowSender()).limiter.peek("bob").remaining == 5
 
-    send = rate_limited(limiter, key="agent")(Sender())
-    assert inspect.iscoroutinefunction(send)
-    assert asyncio.run(send("bob")) == "bob"
-    assert rate_limited(limiter)(functools.partial(max, 3))(4) == 4
-    assert limiter.peek("bob").remaining == 4
+
+def test_what_has_no_name_of_its_own_needs_a_key_under_a_shared_limiter(limiter: Limiter) -> None:
+    class Sender:
+        def __call__(self) -> int:
+            return 1
+
+        @classmethod
+        def of_all(cls) -> int:
+            return 1
+
+        def of_one(self) -> int:
+            return 1
+
+    class AsyncSender:
+        async def __call__(self) -> int:
+            return 1
+
+    named = functools.update_wrapper(functools.partial(max, 3, 4), max)
+    nameless: dict[str, list[Callable[..., object]]] = {
+        "a partial has no name": [functools.partial(max, 3, 4), named],
+        "a lambda has no name": [lambda: 1, (lambda: lambda: 1)()],
+        "the bound methods of all objects have one name": [Sender().of_one, Sender.of_all, [].copy],
+        "the objects of a class have no names": [Sender(), AsyncSender()],
+    }
+    for reason, functions in nameless.items():
+        text = (
+            rf"rate_limited key: expected one under a shared limiter, such as key=lambda \*_: 'mail', as {reason}, got"
+        )
+        for function in functions:
+            with pytest.raises(InvalidInput, match=text):
+                rate_limited(limiter)(function)
+            rate_limited("5/minute")(function)  # counts for itself
+            rate_limited(limiter, key=lambda: "one")(function)
+    mail, print_ = (rate_limited(limiter, key=lambda name=name: name)(lambda: 1) for name in ("mail", "print"))
+    assert [mail() for _ in range(5)] == [1] * 5
+    with pytest.raises(RateLimited, match="agent 'mail'"):
+        mail()
+    assert print_() == 1
+
+
+def test_a_function_that_is_defined_again_is_the_same_by_its_name(limiter: Limiter) -> None:
+    """As it is in another process, and in an application that is created twice."""
+
+    def create() -> Callable[[], int]:
+        @rate_limited(limiter)
+        def view() -> int:
+            return 1
+
+        return view
+
+    assert [create()() for _ in range(5)] == [1] * 5
+    with pytest.raises(RateLimited, match=r"create\.<locals>\.view' at 5/minute"):
+        create()()
 
 
 # In a server ----------------------------------------------------------------------------------------------------------

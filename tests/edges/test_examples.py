@@ -98,7 +98,8 @@ def test_fastapi() -> None:
         assert answers[0] == (9, ["a", "b"])
         assert answers[-1] == (0, ["a"])
         assert [words for _, words in answers] == [["a", "b"] if more > 5 else ["a"] for more, _ in answers]
-        known = search(headers={"X-API-Key": "ann"})
+        assert search(headers={"X-API-Key": "invented"}).status_code == 429
+        known = search(headers={"X-API-Key": "a key of ours"})
         assert known.status_code == 200
         assert known.headers["ratelimit-policy"] == '"10/minute";q=10;w=60, "default";q=100;w=60'
         assert [http.get("/health").status_code for _ in range(101)] == [200] * 101

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response, WebSocket
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from headgate import Decision, HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore
+from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.fastapi import Denied, RateLimit
 from tests.support.asgi_server import serving
 from tests.support.greeting_app import remaining
@@ -201,7 +203,7 @@ class Sorry(Exception):
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "given_back"),
+    ("path", "status", "crashed"),
     [
         ("/crash", 500, True),
         ("/missing", 404, False),
@@ -211,10 +213,11 @@ class Sorry(Exception):
         ("/late", 200, False),
     ],
 )
-def test_a_request_is_refunded_if_nothing_handles_its_error(
-    limiter: Limiter, path: str, status: int, given_back: bool
+@pytest.mark.parametrize("refund_crashes", [False, True])
+def test_a_request_stays_counted_unless_nothing_handles_its_error_and_crashes_are_refunded(
+    limiter: Limiter, path: str, status: int, crashed: bool, refund_crashes: bool
 ) -> None:
-    app = FastAPI(dependencies=[Depends(RateLimit(limiter))])
+    app = FastAPI(dependencies=[Depends(RateLimit(limiter, refund_crashes=refund_crashes))])
 
     @app.exception_handler(Sorry)
     async def sorry(request: Request, error: Sorry) -> Response:
@@ -245,7 +248,93 @@ def test_a_request_is_refunded_if_nothing_handles_its_error(
 
     with browsing(app) as http:
         assert http.get(path).status_code == status
-    assert remaining(limiter) == (5 if given_back else 4)
+    assert remaining(limiter) == (5 if crashed and refund_crashes else 4)
+
+
+async def converted() -> AsyncIterator[None]:
+    try:
+        yield
+    except Denied:
+        raise HTTPException(400) from None
+
+
+async def hidden() -> AsyncIterator[None]:
+    try:
+        yield
+    except Denied as error:
+        raise Sorry from error
+
+
+@pytest.mark.parametrize("refund_crashes", [False, True])
+@pytest.mark.parametrize("dependency", [converted, hidden])
+def test_a_denial_that_another_dependency_turns_into_an_error_of_its_own_is_refunded_once(
+    limiter: Limiter, dependency: Any, refund_crashes: bool
+) -> None:
+    app, denying = FastAPI(), Depends(RateLimit("blocked"))
+    limiter.check("127.0.0.1", cost=2)
+    passing = Depends(RateLimit(limiter, refund_crashes=refund_crashes))
+
+    @app.get("/", dependencies=[passing, Depends(dependency), denying])
+    def never() -> None: ...
+
+    with browsing(app) as http:
+        assert http.get("/").status_code == (400 if dependency is converted else 500)
+    assert remaining(limiter) == 3
+
+
+def test_an_error_that_a_disconnect_has_caused_is_not_refunded(limiter: Limiter) -> None:
+    app = FastAPI(dependencies=[Depends(RateLimit(limiter, refund_crashes=True))])
+
+    @app.get("/")
+    def read() -> None:
+        try:
+            raise ClientDisconnect
+        except ClientDisconnect as error:
+            raise Sorry from error
+
+    with browsing(app) as http:
+        assert http.get("/").status_code == 500
+    assert remaining(limiter) == 4
+
+
+def crash(*_: object) -> None:
+    raise ValueError("crashed")
+
+
+def crashing_at_the_end() -> Iterator[None]:
+    yield
+    crash()
+
+
+async def crashing_stream() -> AsyncIterator[bytes]:
+    yield b"all"
+    crash()
+
+
+@pytest.mark.parametrize("edge", ["dependency", "middleware"])
+@pytest.mark.parametrize("options", [{}, {"refund_crashes": True}, {"key": lambda request: "127.0.0.1"}])
+@pytest.mark.parametrize("path", ["/task", "/stream", "/exit"])
+def test_nothing_is_given_back_once_the_response_has_begun(
+    limiter: Limiter, edge: str, options: dict[str, Any], path: str
+) -> None:
+    app = FastAPI(dependencies=[Depends(RateLimit(limiter, **options))] if edge == "dependency" else [])
+    if edge == "middleware":
+        app.add_middleware(RateLimitMiddleware, limiter=limiter, **options)
+
+    @app.get("/task")
+    def task(tasks: BackgroundTasks) -> None:
+        tasks.add_task(crash)
+
+    @app.get("/stream")
+    def stream() -> Response:
+        return StreamingResponse(crashing_stream(), headers={"Content-Length": "3"})
+
+    @app.get("/exit", dependencies=[Depends(crashing_at_the_end)])
+    def leave() -> None: ...
+
+    with browsing(app) as http:
+        statuses = [http.get(path, headers={"Connection": "close"}).status_code for _ in range(30)]
+    assert statuses == [200] * 5 + [429] * 25
 
 
 def test_a_body_that_breaks_off_stays_counted(limiter: Limiter) -> None:
@@ -289,8 +378,9 @@ def test_a_body_that_breaks_off_stays_counted(limiter: Limiter) -> None:
         ({"limiter": "5/minute", "settle": len}, "RateLimit: expected no settle: .*asgi.RateLimitMiddleware does"),
         ({"limiter": Limiter("5/minute"), "name": "x"}, "RateLimit name: expected none: a limiter has its own"),
         ({"limiter": "5/minute", "key": 7}, "RateLimit key: expected a function, got 7"),
+        ({"limiter": "5/minute", "refund_crashes": "no"}, "RateLimit refund_crashes: expected True or False, got 'no'"),
         ({"limiter": "5/minute", "key_func": len}, "RateLimit: expected options .*'key_func'; slowapi's key_func is"),
-        ({"limiter": "5/minute", "kye": len}, "RateLimit: expected options among key, cost, tier, exempt, headers, "),
+        ({"limiter": "5/minute", "kye": len}, "RateLimit: expected options among key, cost, tier, exempt, refund_"),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused(options: dict[str, Any], text: str) -> None:

@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
+from headgate.edges.asgi import RateLimitMiddleware
 from headgate.http import ProblemDetails
-from tests.support.greeting_app import header, maybe_async, memory_limiter, remaining
+from tests.support.greeting_app import header, hello, maybe_async, memory_limiter, remaining, served
 from tests.support.http_callers import statuses
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges, every_edge
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -21,6 +22,8 @@ sync_or_async = pytest.mark.parametrize(
     [(AsgiEdge, False), (AsgiEdge, True), (FastapiEdge, False), (FastapiEdge, True), (WsgiEdge, False)],
 )
 
+
+YEAR = 365 * 24 * 3600
 
 # What is answered -----------------------------------------------------------------------------------------------------
 
@@ -79,11 +82,31 @@ def test_responses_say_how_much_is_left(edge: type[Edge], dialect: Any, expected
 
 
 @every_edge
-def test_a_denial_can_have_another_body(edge: type[Edge]) -> None:
+def test_a_large_burst_that_refills_over_a_million_years_is_enforced_and_told(edge: type[Edge]) -> None:
+    limiter = memory_limiter("1/year burst 1000000")
+    with client_of(edge(limiter=limiter, headers="both")) as client:
+        first = client.get("/")
+        assert (first.status_code, first.headers["X-RateLimit-Remaining"]) == (200, "999999")
+        assert first.headers["RateLimit-Policy"] == f'"default";q=1000000;w={1_000_000 * YEAR}'
+        assert first.headers["RateLimit"] == f'"default";r=999999;t={YEAR}'
+        limiter.charge("127.0.0.1", 499_999)
+        half = client.get("/")
+        assert (half.status_code, half.headers["X-RateLimit-Remaining"]) == (200, "499999")
+        assert half.headers["X-RateLimit-Reset"] == "999999999"  # a larger number would be read as a date
+        limiter.charge("127.0.0.1", 499_999)
+        denied = client.get("/")
+        assert (denied.status_code, denied.headers["Retry-After"]) == (429, str(YEAR))
+        assert denied.json()["retry_after_ms"] == YEAR * 1000
+        limiter.charge("127.0.0.1", 1_000_000)
+        assert int(client.get("/").headers["Retry-After"]) > 285 * YEAR
+
+
+@sync_or_async
+def test_a_denial_can_have_another_body(edge: type[Edge], asynchronous: bool) -> None:
     def body(request: Any, problem: ProblemDetails) -> tuple[str, str]:
         return f"{request.path}: wait {problem.retry_after_ms} ms, ä", "text/plain; charset=utf-8"
 
-    with client_of(edge(limiter="blocked", body=body)) as client:
+    with client_of(edge(limiter="blocked", body=maybe_async(asynchronous, body))) as client:
         denied = client.get("/café")
         assert (denied.status_code, denied.text) == (429, "/café: wait 60000 ms, ä")
         assert denied.headers["Content-Type"] == "text/plain; charset=utf-8"
@@ -123,6 +146,27 @@ def test_functions_choose_key_cost_and_exemption(edge: type[Edge], asynchronous:
         assert [ask("b", 10).status_code, ask("c", 11).status_code] == [200, 429]
         assert (ask("admin", 100).status_code, limit_headers(ask("admin", 100))) == (200, {})
     assert [remaining(limiter, key) for key in ("a", "b", "admin", "c", "127.0.0.1")] == [0, 0, 10, 10, 10]
+
+
+@every_edge
+@pytest.mark.parametrize("sent", ["X-Api-Key", "x-api-key", "X-API-KEY"])
+def test_the_headers_of_a_request_are_found_by_names_in_any_case(edge: type[Edge], sent: str) -> None:
+    seen: list[Any] = []
+
+    def key(request: Any) -> str:
+        headers = request.headers
+        seen.append({name: value for name, value in headers.items() if name in ("x-api-key", "content-type")})
+        seen.append("X-API-Key" in headers and "Content-Type" in headers and "X-Api" not in headers)
+        seen.append(headers.get("X-Api", "none"))
+        found: str = headers["X-Api-Key"]
+        assert found == headers["x-api-key"] == headers.get("X-API-KEY")
+        return found
+
+    limiter = memory_limiter("10/minute")
+    with client_of(edge(limiter=limiter, key=key)) as client:
+        assert client.post("/", headers={sent: "ann", "content-type": "text/plain"}).status_code == 200
+    assert seen == [{"x-api-key": "ann", "content-type": "text/plain"}, True, "none"]
+    assert remaining(limiter, "ann") == 9
 
 
 @sync_or_async
@@ -205,6 +249,16 @@ def test_routes_of_a_gate_are_tiers(edge: type[Edge]) -> None:
     with client_of(edge(gate=gate, key=lambda request: "a", routes={"POST *": "heavy", "/status": "light"})) as client:
         client.post("/"), client.post("/status"), client.get("/status"), client.get("/")
     assert [gate.peek("a", "http", tier).remaining for tier in ("heavy", "light", "normal")] == [8, 119, 59]
+
+
+@pytest.mark.parametrize(("counts", "left"), [("all", 3), (lambda status: status != 429, 4)])
+def test_middlewares_with_keys_of_their_own_for_some_routes_can_be_combined(counts: Any, left: int) -> None:
+    outer, inner = memory_limiter("5/minute"), memory_limiter("1/minute")
+    by_name = RateLimitMiddleware(hello, "unlimited", key=header("x-name"), routes={"/200": inner})
+    with served(RateLimitMiddleware(by_name, outer, counts=counts, skip=["/204"])) as client:
+        assert [client.get("/200", headers={"X-Name": "ann"}).status_code for _ in range(2)] == [200, 429]
+        wait_for(lambda: remaining(outer) == left, "the remaining quota")
+        assert client.get("/204", headers={"X-Name": "ann"}).status_code == 204
 
 
 # Bodies and connections -----------------------------------------------------------------------------------------------

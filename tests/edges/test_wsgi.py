@@ -1,14 +1,12 @@
 """The middleware for WSGI, called as servers call it, and behind real ones."""
 
+import asyncio
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from wsgiref.util import FileWrapper, setup_testing_defaults
@@ -16,19 +14,18 @@ from wsgiref.validate import validator
 
 import httpx
 import pytest
+from flask import Flask, request
 
 from headgate import HeadgateError, InvalidInput, Limiter
 from headgate.edges.wsgi import RateLimitMiddleware
 from tests.support.greeting_app import remaining
 from tests.support.gunicorn_app import hello
-from tests.support.http_callers import listens, statuses
+from tests.support.http_callers import statuses
 from tests.support.http_edges import client_at
-from tests.support.ports import nobody
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.server_process import server_process
+from tests.support.valkey import Server, wait_for
 
 pytestmark = pytest.mark.once
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 class Answer:
@@ -83,19 +80,8 @@ def left(limiter: Limiter) -> int:
     return remaining(limiter, "10.0.0.1")
 
 
-@contextmanager
-def gunicorn(*options: str, **environment: str) -> Iterator[int]:
-    """Serve `gunicorn_app.limited` in processes of their own; the port."""
-    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(SUPPORT), "--log-level", "warning"]
-    command += ["--timeout", "0", "--no-control-socket", *options, "gunicorn_app:limited()"]
-    with nobody() as port:
-        process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], env={**os.environ, **environment})
-        try:
-            wait_for(partial(listens, port), "gunicorn")
-            yield port
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+def gunicorn(*options: str, **environment: str) -> AbstractContextManager[int]:
+    return server_process("gunicorn", "tests.support.gunicorn_app:limited", *options, **environment)
 
 
 # What is answered -----------------------------------------------------------------------------------------------------
@@ -176,7 +162,13 @@ def test_complete_bodies_and_files_are_returned_unchanged(limiter: Limiter) -> N
     with closing(FileWrapper(BytesIO(b"all"))) as file:
         by_server = call(RateLimitMiddleware(saying(file), limiter), "GET", "/", **{"wsgi.file_wrapper": FileWrapper})
         assert by_server.result is file
-        assert call(RateLimitMiddleware(saying(file), limiter)).result is not file
+
+
+def test_a_stream_is_returned_unchanged_unless_there_is_something_to_settle(limiter: Limiter) -> None:
+    parts = Parts([b"all"])
+    assert call(RateLimitMiddleware(saying(parts), limiter)).result is parts
+    for options in ({"counts": "failures"}, {"settle": lambda request, response: 1}, {"refund_crashes": True}):
+        assert call(RateLimitMiddleware(saying(parts), limiter, **options)).result is not parts
 
 
 def test_write_and_exc_info_still_work(limiter: Limiter) -> None:
@@ -199,17 +191,53 @@ def test_write_and_exc_info_still_work(limiter: Limiter) -> None:
 # What is given back ---------------------------------------------------------------------------------------------------
 
 
+CRASH = ValueError("crashed")
+
+
 @pytest.mark.parametrize(
-    "parts",
-    [None, [ValueError("crashed")], [b"one", ValueError("crashed")]],
-    ids=["in the handler", "before the first part", "between parts"],
+    ("parts", "begun"),
+    [(None, False), ([CRASH], False), ([b"", CRASH], False), ([b"one", CRASH], True), ([b"one", b"", CRASH], True)],
+    ids=["in the handler", "before the first part", "after an empty part", "between parts", "after the last part"],
 )
-@pytest.mark.parametrize("options", [{}, {"counts": "failures"}], ids=["counts all", "counts failures"])
-def test_a_request_whose_handler_raises_is_refunded_once(limiter: Limiter, parts: Any, options: Any) -> None:
+@pytest.mark.parametrize(
+    ("options", "before", "after"),
+    [
+        ({}, 2, 2),
+        ({"refund_crashes": True}, 0, 2),
+        ({"counts": "failures"}, 2, 0),  # before, it is a 500; after, it was a 200
+        ({"counts": "successes"}, 0, 2),
+        ({"settle": lambda request, response: 3}, 2, 3),
+        ({"settle": lambda request, response: 3, "refund_crashes": True}, 0, 3),
+    ],
+)
+def test_a_request_whose_handler_raises_stays_counted_unless_crashes_are_refunded(
+    limiter: Limiter, parts: Any, begun: bool, options: Any, before: int, after: int
+) -> None:
     fetch(RateLimitMiddleware(hello, limiter))
     with pytest.raises(ValueError, match="crashed"):
-        fetch(RateLimitMiddleware(saying(Parts(parts) if parts else ValueError("crashed")), limiter, cost=2, **options))
+        fetch(RateLimitMiddleware(saying(Parts(parts) if parts else CRASH), limiter, cost=2, **options))
+    assert left(limiter) == 4 - (after if begun else before)
+
+
+def test_nothing_is_given_back_once_something_was_written(limiter: Limiter) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])(b"written")
+        raise CRASH
+
+    with pytest.raises(ValueError, match="crashed"):
+        fetch(RateLimitMiddleware(app, limiter, refund_crashes=True))
     assert left(limiter) == 4
+
+
+def test_one_input_that_crashes_is_not_an_unlimited_endpoint(limiter: Limiter) -> None:
+    app = RateLimitMiddleware(saying(CRASH), limiter)
+    statuses = []
+    for _ in range(30):
+        try:
+            statuses.append(fetch(app).status)
+        except ValueError:
+            statuses.append("crashed")
+    assert statuses == ["crashed"] * 5 + ["429 Too Many Requests"] * 25
 
 
 @pytest.mark.parametrize(
@@ -247,6 +275,59 @@ def test_the_cost_of_a_request_is_settled_at_its_end(limiter: Limiter) -> None:
     assert left(limiter) == 2
 
 
+@pytest.mark.parametrize("ending", [GeneratorExit, SystemExit, CRASH])
+def test_a_stream_that_is_cut_is_settled_with_what_is_known(limiter: Limiter, ending: Any) -> None:
+    """By its client, by a signal, or by an error of its own."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        environ["tokens"] = 0
+        start_response("200 OK", [])
+        for _ in range(2):
+            environ["tokens"] += 2
+            yield b"part"
+        raise ending
+
+    def settle(request: Any, response: Any) -> int:
+        cost: int = request.raw["tokens"]
+        return cost
+
+    parts: Any = call(RateLimitMiddleware(app, limiter, settle=settle)).result
+    with closing(parts) as reading:
+        assert [next(reading), next(reading)] == [b"part", b"part"]
+        if ending is not GeneratorExit:
+            with pytest.raises((SystemExit, ValueError)):
+                next(reading)
+    assert left(limiter) == 1
+
+
+def cancelled(request: Any, response: Any) -> int:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("kind", [list, Parts])
+@pytest.mark.parametrize("settle", [lambda request, response: 1 // 0, lambda request, response: None, cancelled])
+def test_if_the_cost_cannot_be_told_the_reserved_one_stands(
+    limiter: Limiter, kind: Any, settle: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = fetch(RateLimitMiddleware(saying(kind([b"body"])), limiter, cost=2, settle=settle))
+    assert (answer.status, answer.written, left(limiter)) == ("200 OK", [b"body"], 3)
+    assert "could not be settled" in caplog.text
+
+
+@pytest.mark.parametrize("status", ["OK", "OK 200", "", "20", "\uff12\uff10\uff10 OK"])
+@pytest.mark.parametrize(("counts", "counted"), [("all", 1), ("failures", 1), ("successes", 0)])
+def test_a_status_that_is_no_number_is_a_failure(limiter: Limiter, status: str, counts: Any, counted: int) -> None:
+    seen: list[int] = []
+
+    def settle(request: Any, response: Any) -> int:
+        seen.append(response.status)
+        return 1
+
+    answer = fetch(RateLimitMiddleware(saying([b"body"], status), limiter, counts=counts, settle=settle))
+    assert (answer.status, answer.written) == (status, [b"body"])
+    assert (left(limiter), seen) == (5 - counted, [500] * counted)
+
+
 def test_a_body_that_is_closed_before_it_began_stays_counted(limiter: Limiter) -> None:
     def late(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [])
@@ -255,6 +336,78 @@ def test_a_body_that_is_closed_before_it_began_stays_counted(limiter: Limiter) -
     with closing(call(RateLimitMiddleware(late, limiter, counts="failures")).result):  # type: ignore[type-var]
         pass
     assert left(limiter) == 4
+
+
+class BrokenUpload(BytesIO):
+    """A request's body as servers give it to the application if the client has left, or has sent a malformed chunk."""
+
+    def _fail(self, *_: object) -> Any:
+        raise OSError("no more data")
+
+    read = readline = readlines = readinto = __next__ = _fail
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"refund_crashes": True},
+        {"counts": "successes"},
+        {"settle": lambda *_: 0},
+    ],
+)
+@pytest.mark.parametrize("reading", ["read", "readline", "readlines", "next", "flask"])
+def test_an_upload_that_breaks_off_stays_counted(limiter: Limiter, options: Any, reading: str) -> None:
+    """Whether its handler raises, or the framework handles the error."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        body = environ["wsgi.input"]
+        start_response("200 OK", [])
+        return [next(iter(body)) if reading == "next" else getattr(body, reading)()]
+
+    flask = Flask("shop")
+
+    @flask.post("/")
+    def upload() -> bytes:
+        return request.get_data()
+
+    limited = RateLimitMiddleware(flask.wsgi_app if reading == "flask" else app, limiter, cost=2, **options)
+    try:
+        fetch(limited, "POST", "/", **{"wsgi.input": BrokenUpload(), "CONTENT_LENGTH": "10"})
+    except OSError:
+        assert reading != "flask"
+    assert left(limiter) == 3
+
+
+def test_an_upload_is_passed_on_as_it_is(limiter: Limiter) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        body = environ["wsgi.input"]
+        start_response("200 OK", [])
+        return [body.read(2), body.readline(), *body.readlines(4), *body, b"%d" % body.tell()]
+
+    uploaded = BytesIO(b"one\ntwo\nthree\nfour\n")
+    answer = fetch(RateLimitMiddleware(app, limiter, counts="failures"), "POST", "/", **{"wsgi.input": uploaded})
+    assert answer.written == [b"on", b"e\n", b"two\n", b"three\n", b"four\n", b"19"]
+    assert left(limiter) == 5
+    inputs: list[object] = []
+
+    def untouched(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        inputs.append(environ["wsgi.input"])
+        start_response("200 OK", [])
+        return []
+
+    fetch(RateLimitMiddleware(untouched, limiter), "POST", "/", **{"wsgi.input": uploaded})
+    assert inputs == [uploaded]
+
+
+def test_an_upload_that_breaks_off_during_the_response_changes_nothing(limiter: Limiter) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"begun"
+        environ["wsgi.input"].read()
+
+    with pytest.raises(OSError, match="no more data"):
+        fetch(RateLimitMiddleware(app, limiter, counts="failures"), "POST", "/", **{"wsgi.input": BrokenUpload()})
+    assert left(limiter) == 5
 
 
 # Behind gunicorn ------------------------------------------------------------------------------------------------------

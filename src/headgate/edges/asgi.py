@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 from typing import Final, Unpack
 
 from headgate.edges.counters import address_key
-from headgate.edges.guard import CheckedRequest, Guard, Options
+from headgate.edges.guard import CheckedRequest, Guard, Options, acomplete
 from headgate.edges.requests import (
     UNKNOWN,
     App,
@@ -24,6 +24,9 @@ from headgate.limits.notation import LimitLike
 
 __all__ = ["App", "Message", "RateLimitMiddleware", "Receive", "Scope", "Send"]
 
+_BODIES: Final = ("http.response.body", "http.response.pathsend", "http.response.zerocopysend")
+"""The messages of which a response's body consists; the last two are extensions of servers."""
+
 
 class RateLimitMiddleware:
     """Passes requests on to an application as a limiter or a gate allows, and answers the others with 429.
@@ -35,7 +38,8 @@ class RateLimitMiddleware:
     >>> limited = RateLimitMiddleware(app, limiter="60/minute burst 10")
 
     A WebSocket counts when it connects, as a request with the method "WEBSOCKET"; `websocket` limits its messages.
-    Bodies are streamed both ways. A request whose handler raises is refunded; one whose client disconnects is not.
+    Bodies are streamed both ways. A request stays counted if its handler raises (see `refund_crashes`) or its client
+    disconnects.
     """
 
     def __init__(
@@ -56,18 +60,12 @@ class RateLimitMiddleware:
             await (self._websockets if scope["type"] == "websocket" else self._app)(scope, receive, send)
             return
         if self._fast_path is not None:
-            check, refund, cost, write_headers = self._fast_path
+            check, cost, write_headers = self._fast_path
             client = scope.get("client")
             key = address_key(client[0]) if client and client[0] else UNKNOWN
             decision = check(key, cost)
             if decision:
-                watched = _WatchedReceive(receive)
-                try:
-                    await self._app(scope, watched, _add_headers(send, write_headers(decision)))
-                except Exception:
-                    if not watched.disconnected:
-                        refund(key, cost)
-                    raise
+                await self._app(scope, receive, _add_headers(send, write_headers(decision)))
                 return
             # A denial counts nothing: the check is repeated below, and answered.
         guard = self._guard
@@ -75,56 +73,65 @@ class RateLimitMiddleware:
         if checked is None:
             await self._app(scope, receive, send)
         elif not checked.decision:
-            status, headers, body = guard.denial(checked)
+            status, headers, body = await adrive(guard.denial(checked))
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
         elif guard.settles:
-            await self._settle(checked, scope, receive, send)
-        else:
-            headers, watched = guard.headers(checked), _WatchedReceive(receive)
+            response = _WatchedResponse(guard, checked, receive, send)
             try:
-                await self._app(scope, watched, _add_headers(send, headers) if headers else send)
-            except Exception:
-                if not watched.disconnected:
-                    await adrive(guard.refund(checked))
+                await self._app(scope, response.receive, response.send)
+            except BaseException as error:
+                await response.end(crashed=isinstance(error, Exception))
                 raise
-
-    async def _settle(self, checked: CheckedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on whose cost depends on the response: it is settled when the last part has been sent."""
-        guard, response, done = self._guard, None, False
-
-        async def send_and_settle(message: Message) -> None:
-            nonlocal response, done
-            if message["type"] == "http.response.start":
-                response = HttpResponse(message["status"], decode_headers(message.get("headers", ())))
-            await send_with_headers(message)
-            if message["type"] == "http.response.body" and not message.get("more_body") and response and not done:
-                done = True
-                await adrive(guard.settle(checked, response))
-
-        send_with_headers, watched = _add_headers(send, guard.headers(checked)), _WatchedReceive(receive)
-        try:
-            await self._app(scope, watched, send_and_settle)
-        except Exception:
-            if not done and not watched.disconnected:
-                await adrive(guard.refund(checked))
-            raise
+            await response.end()
+        else:
+            headers = guard.headers(checked)
+            await self._app(scope, receive, _add_headers(send, headers) if headers else send)
 
 
-class _WatchedReceive:
-    """A `receive` that notes a disconnect: frameworks raise for that, but no handler has failed."""
+class _WatchedResponse:
+    """The response to a request that passed: it gets headers, and is settled once, however it ends."""
 
-    __slots__ = ("_receive", "disconnected")
+    __slots__ = ("_checked", "_disconnected", "_ended", "_guard", "_receive", "_response", "_send")
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.disconnected = False
+    def __init__(self, guard: Guard, checked: CheckedRequest, receive: Receive, send: Send) -> None:
+        self._guard: Final = guard
+        self._checked: Final = checked
+        self._receive: Final = receive
+        self._send: Final = send
+        self._response: HttpResponse | None = None  # once it has begun
+        self._disconnected = False
+        self._ended = False
 
-    async def __call__(self) -> Message:
+    async def receive(self) -> Message:
+        """The application's `receive`. It notes a disconnect before the response: frameworks raise for that, or send a
+        500 to nobody, but no handler has failed."""
         message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.disconnected = True
+        if message["type"] == "http.disconnect" and self._response is None:
+            self._disconnected = True
         return message
+
+    async def send(self, message: Message) -> None:
+        """The application's `send`. The response has ended with its last part; what the application does then is its
+        own affair."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            headers = list(message.get("headers", ()))
+            self._response = HttpResponse(message["status"], decode_headers(headers))
+            message = {**message, "headers": headers + self._guard.headers(self._checked)}
+        await self._send(message)
+        if kind in _BODIES and not message.get("more_body"):
+            await self.end()
+
+    async def end(self, *, crashed: bool = False) -> None:
+        """Settle the response with what is known: it was sent, or cut off, or the handler has crashed.
+
+        Without a response the request stays counted, unless the handler has crashed.
+        """
+        if not self._ended and (crashed or self._response is not None):
+            self._ended = True
+            settlement = self._guard.settle(self._checked, self._response, disconnected=self._disconnected)
+            await acomplete(settlement)
 
 
 def _add_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:

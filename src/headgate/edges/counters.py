@@ -1,16 +1,18 @@
 """The counters of an edge: a limiter, or a gate by agent or by address, behind one interface."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Final, NamedTuple, TypeAlias
 
 from headgate.errors import InvalidInput
+from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
 from headgate.limiter import Limiter
-from headgate.limits.decision import Decision, Limit
+from headgate.limits.decision import Decision, Limit, Outcome
 from headgate.stores.memory import in_process
 
 Decided: TypeAlias = Decision | Awaitable[Decision]
@@ -32,6 +34,65 @@ class RequestCounter(NamedTuple):
     """The name in headers and bodies of a tier's limit."""
     limiter: Limiter | None = None
     """The limiter that counts; None where a gate does."""
+
+    def place(self, tier: str) -> object:
+        """Where it counts under a tier, to tell whether another counter of the same edge counts in the same place."""
+        limiter = self.limiter
+        return self.label(tier) if limiter is None else (id(limiter.store), limiter.name, limiter.limit)
+
+
+def was_counted(decision: Decision) -> bool:
+    """Whether a check that passed was counted where a refund would give its cost back.
+
+    It was not if the caller is exempt, if only shadow mode let it pass, or if the store was away.
+    """
+    return not (decision.outcome is Outcome.EXEMPT or decision.would_be is Outcome.DENY or decision.degraded)
+
+
+def check_all(
+    counters: Iterable[tuple[RequestCounter, str]], key: str, cost: int
+) -> Flow[object, tuple[RequestCounter, str, Decision]]:
+    """Check a request with several counters and their tiers: it is counted by all of them, or by none.
+
+    The result is the one that denied it, or that has the least left; its charges and refunds are for all.
+    """
+    places: dict[object, tuple[RequestCounter, str]] = {}
+    for counter, tier in counters:
+        places.setdefault(counter.place(tier), (counter, tier))
+    passed: list[_Passed] = []
+    for counter, tier in places.values():
+        decision = yield counter.check(key, tier, cost)
+        if not decision:
+            for one in passed:
+                if was_counted(one.decision):
+                    yield one.counter.refund(key, one.tier, cost)
+            return counter, tier, decision
+        passed.append(_Passed(counter, tier, decision))
+    told = min(passed, key=lambda one: (one.decision.outcome is Outcome.EXEMPT, one.decision.remaining))
+    charged = [one for one in passed if one.decision.outcome is not Outcome.EXEMPT]
+    refunded = [one for one in passed if was_counted(one.decision)]
+    counter = told.counter._replace(
+        awaits=any(one.counter.awaits for one in passed),
+        charge=lambda key, _, cost: _together([one.counter.charge(key, one.tier, cost) for one in charged]),
+        refund=lambda key, _, cost: _together([one.counter.refund(key, one.tier, cost) for one in refunded]),
+    )
+    return counter, told.tier, told.decision
+
+
+class _Passed(NamedTuple):
+    counter: RequestCounter
+    tier: str
+    decision: Decision
+
+
+def _together(decided: list[Decided]) -> Decided:
+    """One of some decisions, once all of them are there."""
+    waiting = [one for one in decided if not isinstance(one, Decision)]
+
+    async def wait() -> Decision:
+        return (await asyncio.gather(*waiting))[0]
+
+    return wait() if waiting else decided[0]
 
 
 def limiter_counter(limiter: Limiter, label: str, *, awaits: bool) -> RequestCounter:

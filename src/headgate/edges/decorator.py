@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import MethodWrapperType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from headgate.edges.counters import bounded_key
@@ -20,6 +21,7 @@ S = TypeVar("S")
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 _WHERE: Final = "rate_limited"
+_CACHED: Final = type(functools.cache(len))
 
 
 class Limited(Protocol[P, R_co]):
@@ -45,8 +47,9 @@ def rate_limited(
 
     `limit` is a limit, counted in memory for this function alone, or a limiter. `key` is what a call counts for: the
     name of one of the function's parameters, or a function of the same arguments. By default all calls share one key,
-    the function's module and name. `cost` is a number, or a function of the arguments. With `wait`, a call first waits
-    up to so many seconds, first come, first served.
+    the function's module and name; under a limiter, what has no name of its own (a lambda, a partial) needs a key.
+    `cost` is a number, or a function of the arguments. With `wait`, a call first waits up to so many seconds, first
+    come, first served.
 
     >>> @rate_limited("5/minute", key="agent")
     ... def ask(agent: str, question: str) -> str:
@@ -67,6 +70,8 @@ def rate_limited(
     def decorate(function: Callable[P, R_co]) -> Limited[P, R_co]:
         asynchronous = _is_async(function)
         limiter = given if isinstance(given, Limiter) else Limiter(given)
+        if key is None and limiter is given:
+            _require_name(function)
         key_by, cost_by = _key_function(function, key), _cost_function(cost)
         limited: Callable[..., Any]
 
@@ -113,10 +118,42 @@ def _is_async(function: object) -> bool:
         refuse(_WHERE, f"a function: put it below @{type(function).__name__}", function)
     if not callable(function) or inspect.isclass(function):
         refuse(_WHERE, "a function or method", function)
-    forms = (function, getattr(function, "__call__"))  # noqa: B004, B009 - inspected, not called
-    if any(inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form) for form in forms):
+    if _generates(function):
         refuse(_WHERE, "a function that returns: calling a generator function does nothing yet", function)
-    return any(inspect.iscoroutinefunction(form) for form in forms)
+    return _awaits(function)
+
+
+def _generates(function: object) -> bool:
+    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _forwards(function))
+
+
+def _awaits(function: object) -> bool:
+    return any(inspect.iscoroutinefunction(one) for one in _forwards(function))
+
+
+def _forwards(function: object) -> Iterator[object]:
+    """A callable, and what it hands its calls on to: the function of a partial or a cache, the method of an object."""
+    while not isinstance(function, (type, MethodWrapperType)):  # the latter is where Python itself takes over
+        yield function
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, _CACHED):
+            function = function.__wrapped__
+        else:
+            function = getattr(function, "__call__")  # noqa: B004, B009 - inspected, not called
+
+
+def _require_name(function: Callable[..., object]) -> None:
+    """Refuse what shares its name with others: under a shared limiter it would share their key."""
+    owner = getattr(function, "__self__", None)
+    for shares, what in (
+        (isinstance(function, functools.partial), "a partial has no name"),
+        (getattr(function, "__name__", "") == "<lambda>", "a lambda has no name"),
+        (owner is not None and not inspect.ismodule(owner), "the bound methods of all objects have one name"),
+        (not hasattr(function, "__qualname__"), "the objects of a class have no names"),
+    ):
+        if shares:
+            refuse(f"{_WHERE} key", f"one under a shared limiter, such as key=lambda *_: 'mail', as {what}", function)
 
 
 def _key_function(function: Callable[..., object], key: object) -> Callable[[Arguments], str]:
@@ -128,7 +165,7 @@ def _key_function(function: Callable[..., object], key: object) -> Callable[[Arg
     find: Callable[[Arguments], object]
     if isinstance(key, str):
         find = _parameter(function, key)
-    elif callable(key) and not inspect.iscoroutinefunction(key):
+    elif callable(key) and not (_awaits(key) or _generates(key)):
         find = _apply(key)
     else:
         refuse(f"{_WHERE} key", "a plain function, or the name of a parameter", key)
@@ -171,7 +208,7 @@ def _parameter(function: Callable[..., object], name: str) -> Callable[[Argument
 
 def _cost_function(cost: object) -> Callable[[Arguments], int]:
     """The cost of a call, by its arguments."""
-    if callable(cost) and not inspect.iscoroutinefunction(cost):
+    if callable(cost) and not (_awaits(cost) or _generates(cost)):
         find = _apply(cost)
         return lambda call: cost_of(find(call))
     number = cost_of(cost)

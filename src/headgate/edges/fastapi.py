@@ -2,9 +2,10 @@
 
 import inspect
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Final, Unpack
 
-from headgate.edges.guard import Guard, Options
+from headgate.edges.guard import CheckedRequest, Guard, Options, acomplete
 from headgate.edges.requests import AsgiRequest, HttpRequest, Proxies, decode_headers
 from headgate.errors import HeadgateError, refuse
 from headgate.flow import adrive
@@ -23,6 +24,7 @@ except ImportError as error:
     raise HeadgateError(f"headgate.edges.fastapi: expected FastAPI, got: {error}; pip install fastapi") from error
 
 _HANDLERS: Final = "starlette.exception_handlers"  # the key of the exception handlers in the scope
+_ENDPOINT_EXITS: Final = "fastapi_function_astack"  # that of what is to be done between endpoint and response
 _UNSUPPORTED: Final = {
     "routes": "no routes: a dependency belongs to its route",
     "skip": "nothing to skip: a dependency belongs to its route",
@@ -60,8 +62,8 @@ class RateLimit:
     ... async def ask(decision: Annotated[Decision, Depends(RateLimit("5/minute"))]) -> int:
     ...     return decision.remaining
 
-    A request is refunded if its endpoint raises and nothing handles that, or if another `RateLimit` denies it. A
-    WebSocket connect counts like a request, and is never refunded.
+    A request is refunded if another `RateLimit` denies it, and with `refund_crashes` if its endpoint raises and
+    nothing handles that. A WebSocket connect counts like a request, and is never refunded.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class RateLimit:
         self._guard: Final = Guard(
             "RateLimit", options, limiter=limiter, gate=gate, awaits=True, unsupported=_UNSUPPORTED
         )
+        if self._guard.refund_crashes and "scope" not in inspect.signature(Depends).parameters:
+            refuse("RateLimit refund_crashes", "FastAPI 0.121 or later, which tells endpoint and response apart", True)
 
     async def __call__(
         self, connection: HTTPConnection, response: Response, who: Any = None
@@ -98,14 +102,16 @@ class RateLimit:
             return
         if not checked.decision:
             scope.get(_HANDLERS, ({},))[0].setdefault(Denied, _handle_denied)
-            raise Denied(checked.decision, *guard.denial(checked))
+            raise Denied(checked.decision, *(await adrive(guard.denial(checked))))
         for name, value in guard.headers(checked):
             _add_header(response, name.decode(), value.decode())
+        if guard.refund_crashes and scope["type"] == "http":
+            scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, guard, checked))
         try:
             yield checked.decision
         except Exception as error:
-            if scope["type"] == "http" and _is_refunded(scope, error):
-                await adrive(guard.refund(checked))
+            if scope["type"] == "http" and _stems_from(error, Denied):
+                await acomplete(guard.refund(checked))
             raise
 
 
@@ -133,12 +139,22 @@ def _add_header(response: Response, name: str, value: str) -> None:
         response.headers.append(name, value)
 
 
-def _is_refunded(scope: Any, error: Exception) -> bool:
-    """Whether a request that raised is refunded: nothing handles the error, or a later limit denied it."""
-    if isinstance(error, (Denied, ClientDisconnect)):
-        return isinstance(error, Denied)
-    handlers = scope.get(_HANDLERS)
-    return handlers is not None and not any(kind in handlers[0] for kind in type(error).__mro__)
+async def _refund_crash(
+    guard: Guard, checked: CheckedRequest, _: object, error: BaseException | None, trace: object
+) -> None:
+    """Refund a request if its endpoint has raised an error that nothing handles."""
+    if not isinstance(error, Exception) or _stems_from(error, (ClientDisconnect, Denied)):
+        return
+    handlers = checked.request.raw.get(_HANDLERS)
+    if handlers is not None and not any(kind in handlers[0] for kind in type(error).__mro__):
+        await acomplete(guard.refund(checked))
+
+
+def _stems_from(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
+    """Whether an error is of one of these kinds, or was raised while one of them was handled."""
+    while error is not None and not isinstance(error, kinds):
+        error = error.__context__
+    return error is not None
 
 
 async def _handle_denied(connection: HTTPConnection, error: Denied) -> Response | None:

@@ -1,9 +1,11 @@
-"""The flow that all edges share: find out who asks, check, and settle when the response is known.
+"""The flow that all edges share: find out who asks, check, and settle when the response has ended.
 
 It is written once, as generators. They yield what may have to be awaited: decisions, and results of user functions.
 `headgate.flow` carries them out, in an event loop or in a thread.
 """
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
@@ -13,12 +15,14 @@ from headgate.edges.counters import (
     address_key,
     agent_counter,
     bounded_key,
+    check_all,
     limiter_counter,
+    was_counted,
 )
-from headgate.edges.paths import PathPatterns
+from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
 from headgate.errors import HeadgateError, InvalidInput, refuse, refuse_option
-from headgate.flow import Flow
+from headgate.flow import Flow, adrive, drive
 from headgate.gate import Gate
 from headgate.gate.policy import TIERS, check_agent
 from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial
@@ -28,10 +32,17 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.memory import in_process
 
+_log = logging.getLogger("headgate")
+
+_SETTLE_SECONDS: Final = 10.0
+"""For a settlement that has to be awaited, so that none outlives its request for long."""
+
 T = TypeVar("T")
 RequestFunction: TypeAlias = Callable[[HttpRequest], T | Awaitable[T]]
 """A user's function of a request, plain or async."""
-Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool]
+Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool | Awaitable[bool]]
+_Route: TypeAlias = tuple[RequestCounter, RequestCounter, str]
+"""How requests count: by key, by address, and under which tier."""
 
 
 class Options(TypedDict, total=False):
@@ -52,14 +63,18 @@ class Options(TypedDict, total=False):
     counts: Counts
     """Which responses count: "all", "failures" (400 and above), "successes", or a function of the status. A request is
     counted when it arrives, so that no more are in progress than may pass; it is refunded if its response is not to
-    count."""
+    count. A handler that raises before its response has begun counts as a 500."""
     settle: Callable[[HttpRequest, HttpResponse], int | Awaitable[int]]
-    """The actual cost of a request, once its response is sent; until then `cost` is taken."""
+    """The actual cost of a request, once its response has ended: sent, or cut off by either side. Until then, and if
+    the function raises, `cost` is taken."""
+    refund_crashes: bool
+    """Whether a request is refunded if its handler raises before its response has begun. False by default: otherwise
+    an input that makes the handler raise could be sent without limit."""
     headers: Dialect
     """The rate limit headers of responses: "ratelimit" (the default), "x-ratelimit", "both" or "none"."""
     proxies: Iterable[str]
     """The proxies whose X-Forwarded-For is trusted: addresses, networks, or "unix". None by default."""
-    body: Callable[[HttpRequest, ProblemDetails], tuple[str, str]]
+    body: Callable[[HttpRequest, ProblemDetails], tuple[str, str] | Awaitable[tuple[str, str]]]
     """Another body for denials, and its content type."""
 
 
@@ -88,10 +103,9 @@ class CheckedRequest(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """All that is needed where a request counts for its address, in memory, and no user's function is called."""
+    """All that is needed where a request counts for its address, in memory, and nothing is left to do after it."""
 
     check: Callable[[str, int], Decision]
-    refund: Callable[[str, int], Decision]
     cost: int
     write_headers: Callable[[Decision], list[tuple[bytes, bytes]]]
 
@@ -128,12 +142,15 @@ class Guard:
         self._tier: Final = "normal" if callable(tier) else tier
         self._settle: Final = options.get("settle")
         self._counts: Final = _status_filter(where, options.get("counts", "all"))
+        self.refund_crashes: Final = options.get("refund_crashes", False)
+        if not isinstance(self.refund_crashes, bool):
+            refuse(f"{where} refund_crashes", "True or False", self.refund_crashes)
         self._body: Final = options.get("body")
         skip = options.get("skip") or ()
         if not isinstance(skip, Iterable):
             refuse(f"{where} skip", "patterns such as ['/health', '/static/*']", skip)
         skip = [skip] if isinstance(skip, str) else skip
-        self._skip: Final = PathPatterns(f"{where} skip", dict.fromkeys(skip, True)) if skip else None
+        self._skip: Final = SkipPatterns(f"{where} skip", skip) if skip else None
         routes = options.get("routes") or {}
         if not isinstance(routes, Mapping):
             refuse(
@@ -142,15 +159,15 @@ class Guard:
         self.proxies: Final = Proxies(options.get("proxies", ()))
         self._writer: Final = HeaderWriter(dialect)
         self._silent: Final = dialect == "none"
-        self.settles: Final = self._settle is not None or self._counts is not None
-        """Whether anything can be left to do once a response is known, save for a crash."""
+        self.settles: Final = self._settle is not None or self._counts is not None or self.refund_crashes
+        """Whether anything can be left to do once a request has passed."""
         self.fast_path: FastPath | None = None
         self._awaits: Final = awaits
         self._gate: Final = gate
         self._limiter: Limiter
         self._by_key: RequestCounter
         self._by_address: RequestCounter
-        self._routes: PathPatterns[tuple[RequestCounter, RequestCounter, str]] | None = None
+        self._routes: RoutePatterns[_Route] | None = None
         if gate is not None:
             self._use_gate(gate, routes, limiter)
         else:
@@ -170,8 +187,9 @@ class Guard:
             if tier not in TIERS:
                 refuse(f"{self._where} tier", f"one of {', '.join(TIERS)}", tier)
         if routes:
-            counters = {pattern: (self._by_key, self._by_address, str(tier)) for pattern, tier in routes.items()}
-            self._routes = PathPatterns(f"{self._where} routes", counters)
+            own = self._by_key, self._by_address
+            tiers: dict[str, _Route] = {pattern: (*own, str(tier)) for pattern, tier in routes.items()}
+            self._routes = RoutePatterns(f"{self._where} routes", tiers, (*own, self._tier))
 
     def _use_limiter(self, given: Limiter | LimitLike | None, routes: Mapping[str, Any]) -> None:
         if given is None:
@@ -181,14 +199,15 @@ class Guard:
             refuse(f"{self._where} tier", "a gate, which knows tiers (a limiter has none)", limiter)
         self._limiter = limiter
         self._by_key, self._by_address = self._limiter_counters(limiter, limiter.name or "default")
-        more = (self._key, self._exempt, self._cost_function, self._counts, self._settle, self._skip, self.proxies)
+        more = (self._key, self._exempt, self._cost_function, self.settles, self._skip, self.proxies)
         if self._cost and in_process(limiter.store) is not None and not any(more) and not routes:
             headers = self._writer.for_limit(limiter.limit, limiter.name or "default")
-            self.fast_path = FastPath(limiter.check, limiter.refund, self._cost, headers.write)
+            self.fast_path = FastPath(limiter.check, self._cost, headers.write)
         if routes:
-            self._routes = PathPatterns(
+            self._routes = RoutePatterns(
                 f"{self._where} routes",
                 {pattern: (*self._limit_counters(pattern, limit), "normal") for pattern, limit in routes.items()},
+                (self._by_key, self._by_address, "normal"),
             )
 
     def _limit_counters(self, name: str, given: Any) -> tuple[RequestCounter, RequestCounter]:
@@ -223,29 +242,32 @@ class Guard:
 
     def check(self, request: HttpRequest) -> Flow[object, CheckedRequest | None]:
         """Check a request; None if it isn't counted."""
-        if self._skip is not None and self._skip.find(request.method, request.path):
+        if self._skip is not None and self._skip.match(request.method, request.route_path()):
             return None
         if self._exempt is not None and (yield self._exempt(request)):
             return None
-        by_key, by_address, tier = self._by_key, self._by_address, self._tier
+        routes = [(self._by_key, self._by_address, self._tier)]
         if self._routes is not None:
-            found = self._routes.find(request.method, request.path)
-            by_key, by_address, tier = found or (by_key, by_address, tier)
+            routes = self._routes.find(request.method, request.route_path())
         if self._tier_function is not None:
             tier = yield self._tier_function(request)
             if tier not in TIERS:
                 refuse(f"{self._where} tier", f"a function that returns one of {', '.join(TIERS)}", tier)
+            routes = [(by_key, by_address, tier) for by_key, by_address, _ in routes]
         cost = self._cost
         if self._cost_function is not None:
             cost = self._whole("cost", (yield self._cost_function(request)))
         if cost == 0:
             return None
         name = None if self._key is None else self._valid_key((yield self._key(request)))
-        if name:
-            counter, key = by_key, name
-        else:  # a gate itself knows the key of an address, and the exempt ones
-            counter, key = by_address, address_key(request.address) if self._gate is None else request.address
-        decision = yield counter.check(key, tier, cost)
+        # a gate itself knows the key of an address, and the exempt ones
+        key = name or (address_key(request.address) if self._gate is None else request.address)
+        counters = [(by_key if name else by_address, tier) for by_key, by_address, tier in routes]
+        if len(counters) == 1:
+            [(counter, tier)] = counters
+            decision = yield counter.check(key, tier, cost)
+        else:
+            counter, tier, decision = yield from check_all(counters, key, cost)
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name))
 
     def _valid_key(self, key: object) -> str | None:
@@ -276,13 +298,13 @@ class Guard:
         counter, tier = checked.counter, checked.tier
         return self._writer.for_limit(counter.limit(checked.key, tier), counter.label(tier)).write(decision)
 
-    def denial(self, checked: CheckedRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    def denial(self, checked: CheckedRequest) -> Flow[object, tuple[int, list[tuple[bytes, bytes]], bytes]]:
         """The response to a denied request: status, headers, body."""
         problem = describe_denial(checked.decision, checked.counter.label(checked.tier))
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         body = problem.encode()
         if self._body is not None:
-            text, media = self._body(checked.request, problem)
+            text, media = yield self._body(checked.request, problem)
             body = text.encode()
             headers = [(b"content-type", media.encode()), *headers[1:]]
         headers += [(b"content-length", str(len(body)).encode()), *self.headers(checked)]
@@ -290,30 +312,35 @@ class Guard:
 
     # The settlement --------------------------------------------------------------------------------------------------
 
-    def settle(self, checked: CheckedRequest, response: HttpResponse) -> Flow[object, None]:
-        """Count the actual cost of a request, now that its response was sent."""
+    def settle(
+        self, checked: CheckedRequest, response: HttpResponse | None, *, disconnected: bool
+    ) -> Flow[object, None]:
+        """Count the actual cost of a request, now that its response has ended. None: the handler has raised before.
+
+        If the client was seen to have disconnected before the response, whatever that is, nothing is refunded.
+        """
         if checked.decision.outcome is Outcome.EXEMPT:
             return
-        if self._counts is not None and not self._counts(response.status):
-            yield from self._adjust(checked, 0)
+        actual = cost = checked.cost
+        status = 500 if response is None else response.status
+        if self._counts is not None and not (yield self._counts(status)):
+            actual = 0
+        elif response is None:
+            actual = 0 if self.refund_crashes else cost
         elif self._settle is not None:
             actual = self._whole("settle", (yield self._settle(checked.request, response)))
-            yield from self._adjust(checked, actual)
-
-    def refund(self, checked: CheckedRequest) -> Flow[object, None]:
-        """Refund a request whose handler has crashed."""
-        if checked.decision.outcome is not Outcome.EXEMPT:
-            yield from self._adjust(checked, 0)
-
-    def _adjust(self, checked: CheckedRequest, actual: int) -> Flow[object, None]:
-        _, counter, key, tier, cost, *_ = checked
         if actual > cost:
-            yield counter.charge(key, tier, actual - cost)
-        elif actual < cost:
-            yield counter.refund(key, tier, cost - actual)
+            yield checked.counter.charge(checked.key, checked.tier, actual - cost)
+        elif actual < cost and not disconnected:
+            yield from self.refund(checked, cost - actual)
+
+    def refund(self, checked: CheckedRequest, cost: int | None = None) -> Flow[object, None]:
+        """Refund the cost of a request, or a part of it, if it was counted."""
+        if was_counted(checked.decision):
+            yield checked.counter.refund(checked.key, checked.tier, checked.cost if cost is None else cost)
 
 
-def _status_filter(where: str, counts: Counts) -> Callable[[int], bool] | None:
+def _status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:
     if counts == "all":
         return None
     if counts == "failures":
@@ -323,6 +350,52 @@ def _status_filter(where: str, counts: Counts) -> Callable[[int], bool] | None:
     if not callable(counts):
         refuse(f"{where} counts", "'all', 'failures', 'successes' or a function of the status", counts)
     return counts
+
+
+def complete(settlement: Flow[object, None]) -> None:
+    """Carry out a settlement in a thread. An error is logged: then what was taken when the request arrived stands."""
+    try:
+        drive(settlement, reject_awaitable)
+    except _FAILURES:
+        _log.exception(_UNSETTLED)
+
+
+async def acomplete(settlement: Flow[object, None]) -> None:
+    """`complete` in an event loop: to its end, even if the request is cancelled meanwhile.
+
+    From the first step that has to be awaited, a task of its own carries it out, within a bounded time.
+    """
+    try:
+        step = next(settlement)
+        while not hasattr(step, "__await__"):
+            step = settlement.send(step)
+    except StopIteration:
+        return
+    except _FAILURES:
+        _log.exception(_UNSETTLED)
+        return
+    task = asyncio.create_task(_go_on(settlement, step))
+    _settlements.add(task)
+    task.add_done_callback(_settlements.discard)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:  # of the request
+        await asyncio.wait([task])  # if that is cancelled too, the task goes on without the request
+        raise
+
+
+async def _go_on(settlement: Flow[object, None], step: object) -> None:
+    try:
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            await adrive(settlement, step=step)
+    except _FAILURES:
+        _log.exception(_UNSETTLED)
+
+
+_settlements: Final[set[asyncio.Task[None]]] = set()  # an event loop itself keeps only weak references
+_FAILURES: Final = (Exception, asyncio.CancelledError)
+"""Of the user's function, or of the store. Something that either has awaited may have been cancelled."""
+_UNSETTLED: Final = "a response could not be settled: its request stays counted with the cost that it was checked with"
 
 
 def reject_awaitable(step: object) -> object:

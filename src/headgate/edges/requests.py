@@ -3,7 +3,9 @@
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
 
+from headgate.edges.paths import RequestPath
 from headgate.errors import InvalidInput, refuse
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Network
@@ -40,9 +42,13 @@ class HttpRequest:
         """The path, decoded, without the query."""
         raise NotImplementedError
 
+    def route_path(self) -> RequestPath:
+        """The path, as patterns need it."""
+        raise NotImplementedError
+
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by lower-case names; repeated ones are joined by commas."""
+        """The headers by name, in any case; repeated ones are joined by commas."""
         raise NotImplementedError
 
     def peer(self) -> str:
@@ -62,8 +68,29 @@ class HttpRequest:
         return self._address
 
 
+class Headers(Mapping[str, str]):
+    """Headers by name, in any case. The names are listed in lower case, and repeated headers are joined by commas."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, headers: Iterable[tuple[str, str]]) -> None:
+        self._values: Final[dict[str, str]] = {}
+        for name, value in headers:
+            lower = name.lower()
+            self._values[lower] = f"{self._values[lower]}, {value}" if lower in self._values else value
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 class AsgiHeaders(Mapping[str, str]):
-    """Headers of ASGI, decoded on demand: mostly only one is needed."""
+    """The same for headers of ASGI, decoded on demand: mostly only one is needed."""
 
     __slots__ = ("_raw",)
 
@@ -71,14 +98,14 @@ class AsgiHeaders(Mapping[str, str]):
         self._raw: Final = raw
 
     def __getitem__(self, name: str) -> str:
-        wanted = name.encode("latin-1", "replace")
-        found = [value for header, value in self._raw if header == wanted]
+        wanted = name.lower().encode("latin-1", "replace")
+        found = [value for header, value in self._raw if header.lower() == wanted]
         if not found:
             raise KeyError(name)
         return b", ".join(found).decode("latin-1")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name.decode("latin-1") for name, _ in self._raw))
+        return iter(dict.fromkeys(name.decode("latin-1").lower() for name, _ in self._raw))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -89,13 +116,21 @@ class AsgiRequest(HttpRequest):
 
     @property
     def method(self) -> str:
-        method: str = self.raw.get("method", "WEBSOCKET")
-        return method
+        if self.raw["type"] == "websocket":
+            return "WEBSOCKET"
+        method: str = self.raw["method"].upper()  # not every server does that, and some frameworks do
+        return method if method != "WEBSOCKET" else "websocket"  # no connect: patterns for these don't mean it
 
     @property
     def path(self) -> str:
         path: str = self.raw["path"]
         return path
+
+    def route_path(self) -> RequestPath:
+        raw: bytes = self.raw.get("raw_path") or b""
+        sent = unquote(raw.partition(b"?")[0].decode("latin-1"))
+        # Parameters may be those of a prefix, as in `Mount("/{tenant}")`, or of a host or an inner route.
+        return RequestPath(self.path, self.raw.get("root_path") or "", sent, bool(self.raw.get("path_params")))
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -115,18 +150,24 @@ class WsgiRequest(HttpRequest):
     @property
     def method(self) -> str:
         method: str = self.raw["REQUEST_METHOD"]
-        return method
+        return method.upper()
 
     @property
     def path(self) -> str:
-        path: str = self.raw.get("SCRIPT_NAME", "") + self.raw.get("PATH_INFO", "")
-        return path.encode("latin-1").decode(errors="replace")
+        return self._decode("SCRIPT_NAME") + self._decode("PATH_INFO")
+
+    def route_path(self) -> RequestPath:
+        return RequestPath(self.path, self._decode("SCRIPT_NAME"))
+
+    def _decode(self, name: str) -> str:
+        value: str = self.raw.get(name, "")
+        return value.encode("latin-1").decode(errors="replace")
 
     @property
     def headers(self) -> Mapping[str, str]:
-        named = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
-        found = {name[5:].replace("_", "-").lower(): self.raw[name] for name in self.raw if name.startswith("HTTP_")}
-        return found | {header: self.raw[name] for name, header in named.items() if self.raw.get(name)}
+        found = [(name[5:], self.raw[name]) for name in self.raw if name.startswith("HTTP_")]
+        found += [(name, self.raw[name]) for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if self.raw.get(name)]
+        return Headers((name.replace("_", "-"), value) for name, value in found)
 
     def peer(self) -> str:
         peer: str = self.raw.get("REMOTE_ADDR", "")
@@ -138,28 +179,19 @@ class WsgiRequest(HttpRequest):
 
 
 class HttpResponse:
-    """A response that was sent, as the function `settle` gets it."""
+    """A response that has ended, as the function `settle` gets it."""
 
     __slots__ = ("headers", "status")
 
     def __init__(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self.status: Final = status
-        self.headers: Final = join_headers(headers)
-        """The headers by lower-case names."""
+        self.headers: Final = Headers(headers)
+        """The headers by name, in any case; repeated ones are joined by commas."""
 
 
 def decode_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     """Headers of ASGI as text."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-
-
-def join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Headers by lower-case names; repeated ones are joined by commas."""
-    found: dict[str, str] = {}
-    for name, value in headers:
-        lower = name.lower()
-        found[lower] = f"{found[lower]}, {value}" if lower in found else value
-    return found
 
 
 class Proxies:

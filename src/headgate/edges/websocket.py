@@ -2,15 +2,16 @@
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from headgate.edges.counters import Decided, RequestCounter, address_key
+from headgate.edges.counters import Decided, RequestCounter, address_key, was_counted
 from headgate.edges.flood import FLOOD, pause
-from headgate.edges.guard import CheckedRequest, Guard
+from headgate.edges.guard import CheckedRequest, Guard, acomplete
 from headgate.edges.requests import App, AsgiRequest, HttpResponse, Message, Receive, Scope, Send, decode_headers
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive
@@ -23,6 +24,9 @@ OnDenied: TypeAlias = Literal["frame", "close"]
 
 TRY_LATER: Final = 1013
 TOO_BIG: Final = 1009
+_ANSWERS: Final = ("websocket.accept", "websocket.close", "websocket.http.response.start")
+_MOST_AHEAD: Final = 16  # messages that are read before the application asks for them,
+_MOST_AHEAD_BYTES: Final = 65_536  # and about how many bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,7 @@ class WebSocketMiddleware:
             try:
                 await self._app(scope, connection.receive, connection.send)
             except Exception:
-                await connection.refund()
+                await connection.crash()
                 raise
             finally:
                 await connection.end()
@@ -118,7 +122,7 @@ class WebSocketMiddleware:
         if "websocket.http.response" not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": TRY_LATER, "reason": _reason(checked.decision)})
             return
-        status, headers, body = self.guard.denial(checked)
+        status, headers, body = await adrive(self.guard.denial(checked))
         await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body})
 
@@ -156,22 +160,31 @@ class _ConnectionLimit:
     def refund(self, cost: int) -> Decided:
         return self._counter.refund(self._key, self._tier, cost)
 
-    async def take_at_once(self, cost: int) -> bool:
+    async def take_at_once(self, cost: int) -> Decision | None:
         """Take the cost if it is there and nobody waits for it."""
         limiter = self._limiter
-        return not limiter.waiting(self._key) and bool(await limiter.acheck(self._key, cost))
+        return None if limiter.waiting(self._key) else await limiter.acheck(self._key, cost)
 
-    async def take(self, cost: int) -> None:
+    async def take(self, cost: int) -> Decision:
         """Wait for the cost; the part above the capacity becomes a debt."""
         limiter, most = self._limiter, self.most
-        await limiter.aacquire(self._key, min(cost, most))
+        decision = await limiter.aacquire(self._key, min(cost, most))
         if cost > most:
-            await limiter.acharge(self._key, cost - most)
+            try:
+                await limiter.acharge(self._key, cost - most)
+            except BaseException:
+                await acomplete(_refund([(self, most, decision)]))
+                raise
+        return decision
 
     @property
     def _limiter(self) -> Limiter:
         assert self._counter.limiter is not None  # a gate counts only received messages
         return self._counter.limiter
+
+
+Spent: TypeAlias = tuple[_ConnectionLimit, int, Decision]
+"""A cost, the limit that it was taken from, and the decision that let it pass."""
 
 
 class _LimitedConnection:
@@ -189,7 +202,12 @@ class _LimitedConnection:
         self._sent_bytes = self._limit(edge.sent_bytes)
         self._answered = False
         self._closed = False  # by the middleware
-        self._disconnect: Message | None = None  # for the application, once the connection has ended
+        self._closed_by_app = False  # then the server takes no message any more, also none of the middleware's
+        self._ended = False  # by either side: nothing is waited for any more
+        self._disconnect: Message | None = None  # for the application, once it has received it
+        self._receiving = False
+        self._ahead: Final[deque[Message]] = deque()
+        self._reading: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[Message | None] | None = None
         self._waiting_sends: Final[set[asyncio.Timeout]] = set()
         self._denials = 0  # in a row
@@ -206,7 +224,7 @@ class _LimitedConnection:
     async def receive(self) -> Message:
         while self._disconnect is None:
             if self._checking is None:
-                message = await self._receive()
+                message = await self._next()
                 if message["type"] == "websocket.disconnect":
                     self._leave(message)
                 if message["type"] != "websocket.receive":
@@ -229,6 +247,43 @@ class _LimitedConnection:
                 return passed
         return self._disconnect
 
+    async def _next(self) -> Message:
+        """The next message from the server, or the first that was read ahead."""
+        while not self._ahead and self._reading is not None:
+            await asyncio.wait([self._reading])
+        if self._ahead:
+            message = self._ahead.popleft()
+            self._read_ahead()
+            return message
+        self._receiving = True
+        try:
+            return await self._receive()
+        finally:
+            self._receiving = False
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        """Read on while a `send` waits and the application doesn't receive: nothing else tells of a disconnect.
+
+        What is read is kept for the application, as far as there is room.
+        """
+        if not self._waiting_sends or self._receiving or self._ended or self._reading is not None:
+            return
+        if len(self._ahead) < _MOST_AHEAD and sum(map(_size, self._ahead)) < _MOST_AHEAD_BYTES:
+            self._reading = asyncio.create_task(self._read_one())
+
+    async def _read_one(self) -> None:
+        try:
+            message = await self._receive()
+            self._ahead.append(message)
+            gone = message["type"] == "websocket.disconnect"
+        except Exception:  # noqa: BLE001 - the application meets it in its own `receive`
+            gone = True
+        self._reading = None
+        if gone:
+            self._end_waits()
+        self._read_ahead()
+
     async def _check(self, message: Message) -> Message | None:
         reaction = await adrive(self._count(message))
         return message if reaction is None else await reaction()
@@ -238,13 +293,13 @@ class _LimitedConnection:
         size = _size(message)
         if self._received_bytes is not None and size > (most := self._received_bytes.most) > 0:
             return partial(self._close, TOO_BIG, f"message too big: at most {most} bytes can pass")
-        passed: list[tuple[_ConnectionLimit, int, Decision]] = []
+        passed: list[Spent] = []
         for limit, cost in ((self._received, 1), (self._received_bytes, size)):
             if limit is None or cost == 0:
                 continue
             decision = yield limit.check(cost)
             if not decision:
-                yield from _refund([(other, spent) for other, spent, _ in passed])
+                yield from _refund(passed)
                 return partial(self._deny, limit, decision)
             passed.append((limit, cost, decision))
         self._denials = 0
@@ -265,6 +320,8 @@ class _LimitedConnection:
         return message
 
     async def _deny(self, limit: _ConnectionLimit, decision: Decision) -> Message | None:
+        if self._closed_by_app:
+            return None
         if self._edge.limits.on_denied == "close":
             return await self._close(TRY_LATER, _reason(decision))
         await self._send_frame({"type": "rate_limited", "tier": limit.label, "retry_after_ms": wait_ms(decision)})
@@ -276,11 +333,15 @@ class _LimitedConnection:
         return None
 
     async def _send_frame(self, frame: dict[str, object]) -> None:
+        if self._closed_by_app:
+            return
         with suppress(OSError):  # if the client is gone, the next `receive` says so
             await self._send({"type": "websocket.send", "text": json.dumps(frame, separators=(",", ":"))})
 
-    async def _close(self, code: int, reason: str) -> Message:
+    async def _close(self, code: int, reason: str) -> Message | None:
         """Close the connection. To the application it looks as if the client had closed it."""
+        if self._closed_by_app:
+            return None
         message = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._closed = True
         self._leave(message)
@@ -292,10 +353,11 @@ class _LimitedConnection:
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
-        if not self._answered:
+        self._closed_by_app = self._closed_by_app or kind == "websocket.close"
+        if not self._answered and kind in _ANSWERS:
             await self._answer(kind, message)
             return
-        if kind == "websocket.send" and self._disconnect is None:
+        if kind == "websocket.send" and self._answered and self._disconnect is None:
             await self._take(_size(message))
         if not self._closed:  # by the middleware; if the client is gone, that is for the server to say
             await self._send(message)
@@ -304,28 +366,33 @@ class _LimitedConnection:
 
     async def _take(self, size: int) -> None:
         """Wait for the cost of a message, or until the connection ends. A cancelled wait costs nothing."""
-        spent: list[tuple[_ConnectionLimit, int]] = []
+        spent: list[Spent] = []
         try:
             for limit, cost in ((self._sent, 1), (self._sent_bytes, size)):
                 if limit is not None and cost:
-                    if not await limit.take_at_once(cost):
-                        await self._wait(limit, cost)
-                    spent.append((limit, cost))
+                    decision = await limit.take_at_once(cost) or await self._wait(limit, cost)
+                    spent.append((limit, cost, decision))
         except BaseException as error:
-            await adrive(_refund(spent))
+            await acomplete(_refund(spent))
             if self._disconnect is None or not isinstance(error, TimeoutError):
                 raise
 
-    async def _wait(self, limit: _ConnectionLimit, cost: int) -> None:
-        """Wait for a message's turn; TimeoutError if the connection ends first."""
-        async with asyncio.timeout(None) as timeout:
-            if self._disconnect is not None:
-                raise TimeoutError
-            self._waiting_sends.add(timeout)
-            try:
-                await limit.take(cost)
-            finally:
-                self._waiting_sends.discard(timeout)
+    async def _wait(self, limit: _ConnectionLimit, cost: int) -> Decision:
+        """Wait for a message's turn. If the connection ends first: TimeoutError, or ConnectionError if that is news."""
+        try:
+            async with asyncio.timeout(None) as timeout:
+                if self._ended:
+                    raise TimeoutError
+                self._waiting_sends.add(timeout)
+                self._read_ahead()
+                try:
+                    return await limit.take(cost)
+                finally:
+                    self._waiting_sends.discard(timeout)
+        except TimeoutError:
+            if self._ended and self._disconnect is None:
+                raise ConnectionError("the client has disconnected") from None
+            raise
 
     async def _answer(self, kind: str, message: Message) -> None:
         """Answer the connect, and settle it."""
@@ -333,37 +400,51 @@ class _LimitedConnection:
         if kind != "websocket.close":
             message = {**message, "headers": [*headers, *guard.headers(self._checked)]}
         self._answered = True
-        await self._send(message)
-        if guard.settles:
-            status = {"websocket.accept": 101, "websocket.close": 403}.get(kind) or message["status"]
-            await adrive(guard.settle(self._checked, HttpResponse(status, decode_headers(headers))))
+        try:
+            await self._send(message)
+        finally:
+            if guard.settles:
+                status = {"websocket.accept": 101, "websocket.close": 403}.get(kind) or message.get("status", 500)
+                await self._settle(HttpResponse(status, decode_headers(headers)))
+
+    async def _settle(self, response: HttpResponse | None) -> None:
+        """Settle the connect."""
+        gone = self._disconnect is not None
+        await acomplete(self._edge.guard.settle(self._checked, response, disconnected=gone))
 
     # The end ---------------------------------------------------------------------------------------------------------
 
     def _leave(self, disconnect: Message) -> None:
-        """The connection has ended: end the waits of `send`."""
+        """The connection has ended, and the application knows."""
         self._disconnect = disconnect
+        self._end_waits()
+
+    def _end_waits(self) -> None:
+        """The connection has ended: end the waits of `send`."""
+        self._ended = True
         now = asyncio.get_running_loop().time()
         while self._waiting_sends:
             self._waiting_sends.pop().reschedule(now)
 
-    async def refund(self) -> None:
-        """Refund the connect if the application has crashed before it answered, and the client is still there."""
-        if not self._answered and self._disconnect is None:
-            await adrive(self._edge.guard.refund(self._checked))
+    async def crash(self) -> None:
+        """Settle the connect if the application has crashed before it answered."""
+        if not self._answered:
+            await self._settle(None)
 
     async def end(self) -> None:
         """The application has returned."""
         self._edge.flooding.discard(self)
         self._leave({"type": "websocket.disconnect", "code": 1006})
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
+        tasks = [task for task in (self._checking, self._reading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _refund(spent: list[tuple[_ConnectionLimit, int]]) -> Flow[object, None]:
-    for limit, cost in spent:
-        yield limit.refund(cost)
+def _refund(spent: list[Spent]) -> Flow[object, None]:
+    for limit, cost, decision in spent:
+        if was_counted(decision):
+            yield limit.refund(cost)
 
 
 def _size(message: Message) -> int:

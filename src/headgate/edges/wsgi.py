@@ -1,13 +1,14 @@
 """WSGI: middleware for Flask, Django and any other WSGI application."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Final, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from headgate.edges.guard import CheckedRequest, Guard, Options, reject_awaitable
+from headgate.edges.guard import CheckedRequest, Guard, Options, complete, reject_awaitable
 from headgate.edges.requests import HttpResponse, WsgiRequest, decode_headers
 from headgate.errors import refuse
 from headgate.flow import drive
@@ -32,8 +33,8 @@ class RateLimitMiddleware:
     [404, 404, 429]
 
     A denied request never reaches the application, and its body isn't read. Other bodies are streamed both ways. A
-    request whose handler raises is refunded; one whose client disconnects is not. (Flask and Django answer for a
-    handler that raises, with a 500: to refund these too, pass `counts=lambda status: status < 500`.)
+    request stays counted if its handler raises (see `refund_crashes`) or its upload breaks off. (Flask and Django
+    answer for a handler that raises, with a 500: to refund these too, pass `counts=lambda status: status < 500`.)
     """
 
     def __init__(
@@ -55,47 +56,74 @@ class RateLimitMiddleware:
         if checked is None:
             return self._app(environ, start_response)
         if not checked.decision:
-            status, headers, body = guard.denial(checked)
+            status, headers, body = drive(guard.denial(checked), reject_awaitable)
             start_response(f"{status} {HTTPStatus(status).phrase}", decode_headers(headers))
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
         response = _WatchedResponse(guard, checked, start_response)
+        if guard.settles and "wsgi.input" in environ:
+            environ["wsgi.input"] = _WatchedInput(environ["wsgi.input"], response.note_broken_upload)
         try:
             parts = self._app(environ, response.start)
-        except Exception:
-            response.refund()
+        except BaseException as error:
+            response.end(crashed=isinstance(error, Exception))
             raise
-        return response.watch(parts, environ.get("wsgi.file_wrapper"))
+        return response.watch(parts, environ.get("wsgi.file_wrapper")) if guard.settles else parts
 
 
 class _WatchedResponse:
-    """The response to a request that passed: it gets headers, and is settled once, at its end."""
+    """The response to a request that passed: it gets headers, and is settled once, however it ends."""
 
-    __slots__ = ("_checked", "_guard", "_iterator", "_parts", "_response", "_settled", "_start_response")
+    __slots__ = (
+        "_begun",
+        "_broken_upload",
+        "_checked",
+        "_ended",
+        "_guard",
+        "_iterator",
+        "_parts",
+        "_response",
+        "_start_response",
+    )
 
     def __init__(self, guard: Guard, checked: CheckedRequest, start_response: StartResponse) -> None:
         self._guard: Final = guard
         self._checked: Final = checked
         self._start_response: Final = start_response
         self._response: HttpResponse | None = None
-        self._settled = False
+        self._begun = False  # whether any of the body was passed to the server, which then sends status and headers
+        self._broken_upload = False  # before that
+        self._ended = False
         self._parts: Iterable[bytes] = ()
         self._iterator: Iterator[bytes] | None = None
+
+    def note_broken_upload(self) -> None:
+        """The request's body can't be read: frameworks raise for that, or send an error, but no handler has failed."""
+        if not self._begun:
+            self._broken_upload = True
 
     def start(
         self, status: str, headers: list[tuple[str, str]], exc_info: Failure | None = None
     ) -> Callable[[bytes], object]:
         """The application's `start_response`."""
-        if self._guard.settles:
-            self._response = HttpResponse(int(status[:3]), headers)
-        headers = [*headers, *decode_headers(self._guard.headers(self._checked))]
+        more = decode_headers(self._guard.headers(self._checked))
         if exc_info is None:
-            return self._start_response(status, headers)
-        return self._start_response(status, headers, exc_info)
+            write = self._start_response(status, [*headers, *more])
+        else:
+            write = self._start_response(status, [*headers, *more], exc_info)
+        if not self._guard.settles:
+            return write
+        self._response = HttpResponse(_status_code(status), headers)
+
+        def begin_and_write(part: bytes) -> object:
+            self._begun = True
+            return write(part)
+
+        return begin_and_write
 
     def watch(self, parts: Iterable[bytes], file_wrapper: object) -> Iterable[bytes]:
         """The body, watched to its end. A complete body, or a file that the server sends itself, stays as it is."""
         if isinstance(parts, (list, tuple)) or (isinstance(file_wrapper, type) and isinstance(parts, file_wrapper)):
-            self._settle()
+            self.end()
             return parts
         self._parts = parts
         return self
@@ -107,13 +135,16 @@ class _WatchedResponse:
         try:
             if self._iterator is None:
                 self._iterator = iter(self._parts)
-            return next(self._iterator)
+            part = next(self._iterator)
         except StopIteration:
-            self._settle()
+            self.end()
             raise
-        except Exception:
-            self.refund()
+        except BaseException as error:
+            self.end(crashed=isinstance(error, Exception))
             raise
+        if part:
+            self._begun = True
+        return part
 
     def close(self) -> None:
         """Called by the server when the response was sent, or the client has disconnected."""
@@ -122,15 +153,53 @@ class _WatchedResponse:
             if close is not None:
                 close()
         finally:
-            self._settle()
+            self.end()
 
-    def _settle(self) -> None:
-        if not self._settled:
-            self._settled = True
-            if self._response is not None:
-                drive(self._guard.settle(self._checked, self._response), reject_awaitable)
+    def end(self, *, crashed: bool = False) -> None:
+        """Settle the response with what is known: it was sent, or cut off, or the handler has crashed.
 
-    def refund(self) -> None:
-        if not self._settled:
-            self._settled = True
-            drive(self._guard.refund(self._checked), reject_awaitable)
+        Without a response the request stays counted, unless the handler has crashed.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        response = None if crashed and not self._begun else self._response
+        if crashed or response is not None:
+            complete(self._guard.settle(self._checked, response, disconnected=self._broken_upload))
+
+
+class _WatchedInput:
+    """The body of a request. It reports if reading fails: the client has left, or has sent something malformed."""
+
+    __slots__ = ("_body", "_report")
+
+    def __init__(self, body: Any, report: Callable[[], None]) -> None:
+        self._body: Final = body
+        self._report: Final = report
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._body
+        except Exception:
+            self._report()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._body, name)
+        if not name.startswith("read"):
+            return found
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return found(*args, **kwargs)
+            except Exception:
+                self._report()
+                raise
+
+        return read
+
+
+def _status_code(status: str) -> int:
+    """The number of a status; 500 if it doesn't begin with one."""
+    code = re.match("[0-9]{3}", str(status))
+    return int(code[0]) if code else 500

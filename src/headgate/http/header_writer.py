@@ -6,13 +6,15 @@ from typing import Final, get_args
 
 from headgate._native import i64
 from headgate.errors import refuse
-from headgate.http.headers import LARGEST, Dialect
+from headgate.http.headers import EPOCH, LARGEST, Dialect
 from headgate.http.structured_fields import format_string
 from headgate.limits.decision import DENY, NEVER, Decision, Limit
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import TokenBucket
 
 _SECOND: Final[i64] = 1_000_000
+_LONGEST: Final[i64] = 2**53 - 1  # microseconds: longer times are counted as this
+_LARGEST_RESET: Final[i64] = EPOCH - 1  # seconds in X-RateLimit-Reset: more would be taken for a moment
 _MOST_LIMITS: Final = 1024  # limits may be made for each of many agents
 
 
@@ -74,7 +76,7 @@ class LimitHeaders:
         if self._triple:
             headers += [self._capacities[bound], (b"x-ratelimit-remaining", remaining)]
             if reset >= 0:
-                headers.append((b"x-ratelimit-reset", str(reset).encode()))
+                headers.append((b"x-ratelimit-reset", str(min(reset, _LARGEST_RESET)).encode()))
         return headers
 
 
@@ -86,6 +88,8 @@ def reset_seconds(decision: Decision) -> i64:
         return NEVER if wait == NEVER else whole_seconds(wait)
     if decision._remaining:
         return whole_seconds(decision._reset)
+    if decision._reset == _LONGEST:  # at least: when the next one passes isn't known, but it is within one token's time
+        return _seconds_of_one(decision._limit)
     return whole_seconds(decision._reset - i64(_refill_after_first(decision._limit)))
 
 
@@ -103,11 +107,24 @@ def _refill_after_first(limit: Limit) -> int:
     return int((capacity - 1) * per * 1_000_000 / refill)
 
 
+@lru_cache(maxsize=1024)
+def _seconds_of_one(limit: Limit) -> int:
+    """Whole seconds, rounded up, in which one token comes back."""
+    if not isinstance(limit, TokenBucket):
+        return int(whole_seconds(_LONGEST))
+    _, refill, per = limit.fields()
+    return min(ceil(per / refill), int(whole_seconds(_LONGEST)))
+
+
 def _window(limit: Limit) -> str:
-    """The parameter for the whole seconds in which the full quota comes back; "" for a limit that never refills."""
+    """The parameter for the whole seconds in which the full quota comes back.
+
+    "" for a limit that never refills, or takes longer than headers can say.
+    """
+    seconds = 0
     if isinstance(limit, TokenBucket):
         capacity, refill, per = limit.fields()
-        return f";w={max(ceil(capacity * per / refill), 1)}"
-    if isinstance(limit, SlidingWindow):
-        return f";w={max(ceil(limit.window), 1)}"
-    return ""
+        seconds = max(ceil(capacity * per / refill), 1)
+    elif isinstance(limit, SlidingWindow):
+        seconds = max(ceil(limit.window), 1)
+    return f";w={seconds}" if 0 < seconds <= LARGEST else ""

@@ -26,7 +26,8 @@ Dialect: TypeAlias = Literal["ratelimit", "x-ratelimit", "both", "none"]
 
 LARGEST: Final = 999_999_999_999_999
 """The largest Integer that a structured field can hold."""
-_EPOCH: Final = 1_000_000_000  # a Reset from here on is a moment, not a span
+EPOCH: Final = 1_000_000_000
+"""A Reset from here on is a moment, not a span."""
 
 
 class QuotaPolicy(NamedTuple):
@@ -119,7 +120,7 @@ def _read_triple(
         if remaining is None:
             continue
         limit, reset = _number(headers.get(f"{prefix}limit", "")), _number(headers.get(f"{prefix}reset", ""))
-        if reset is not None and reset >= _EPOCH:
+        if reset is not None and reset >= EPOCH:
             reset = max(ceil(reset - now), 0)
         policies = () if limit is None else (QuotaPolicy("", ceil(limit)),)
         return policies, (ServiceLimit("", int(remaining), None if reset is None else ceil(reset)),)
