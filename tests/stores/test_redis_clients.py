@@ -29,7 +29,7 @@ from headgate import (
     per_day,
 )
 from headgate.stores.base import Ask, Verb
-from headgate.stores.redis.clients import PERMISSIONS, check_server
+from headgate.stores.redis.startup import PERMISSIONS, check_server
 from tests.support.valkey import PATIENCE, Server, cluster, replicated, wait_for
 
 pytestmark = pytest.mark.once
@@ -304,8 +304,9 @@ def test_bad_options_are_refused() -> None:
         ({"prefix": ""}, "RedisStore prefix: expected some text without braces, got ''"),
         ({"prefix": 5}, "RedisStore prefix: expected some text without braces, got 5"),
         ({"prefix": "a{b"}, "RedisStore prefix: expected some text without braces, got 'a{b'"),
-        ({"timeout": 0}, "RedisStore timeout: expected a number of seconds above 0, got 0"),
-        ({"timeout": "1"}, "RedisStore timeout: expected a number of seconds, 0 or more, got '1'"),
+        ({"timeout": 1e300}, "RedisStore timeout: expected a number of seconds from 0.000001 to 3600, got 1e+300"),
+        ({"timeout": 0}, "RedisStore timeout: expected a number of seconds from 0.000001 to 3600, got 0"),
+        ({"timeout": "1"}, "RedisStore timeout: expected a number of seconds from 0.000001 to 3600, got '1'"),
         ({"on_failure": "hope"}, "RedisStore on_failure: expected one of open, closed, local, got 'hope'"),
         ({"nodes": 0}, "RedisStore nodes: expected a whole number from 1 to 9007199254740991, got 0"),
         ({"draw_ahead": 2}, "RedisStore draw_ahead: expected a number from 0 to 1 with at most three decimals, got 2"),

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from collections.abc import Callable
 from itertools import count
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from headgate import (
 )
 from headgate.events import Alerted, Event, Violated
 from headgate.limits.violations import Backoff
-from headgate.stores.base import Ask, Offence
+from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis.local_cache import LimitCache
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -49,7 +50,7 @@ class Fleet:
         self.plain = RedisStore(server.url, **patient)
         if not sends:
             for store in self.stores:
-                store._sender = _IDLE
+                store._flusher._thread = _IDLE  # type: ignore[union-attr]
 
     def calls(self) -> int:
         with self._server.client() as client:
@@ -284,7 +285,7 @@ def test_a_draw_that_is_granted_late_returns_no_token_in_use(server: Server) -> 
         assert limiter.check("a")
         late = table.start_draw(Ask("", "a", limit, 1), 0, None, store.keys)
         assert late is not None
-        table.end_draw("a", None, fleet.clock.now())  # no answer in time
+        table.end_draw("a", late, False, fleet.clock.now())  # no answer in time
         assert limiter.check("a")  # draws 20
         assert plain.peek("a").remaining == 78
         store.execute(late)
@@ -292,3 +293,74 @@ def test_a_draw_that_is_granted_late_returns_no_token_in_use(server: Server) -> 
         fleet.clock.advance(0.9)
         assert plain.reset("a")
         assert plain.peek("a").remaining == 60  # what is in hand still counts
+
+
+@pytest.mark.parametrize(("name", "left"), [("charge", 89), ("refund", 91)])
+def test_a_charge_or_refund_of_a_key_that_is_drawn_ahead_is_counted(
+    server: Server, verb: Callable[[Any, str], Any], name: str, left: int
+) -> None:
+    """The drawn tokens go back first, so that both see the whole bucket."""
+    limit = per_minute(60, burst=100)
+    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+        limiter = Limiter(limit, store=fleet.stores[0])
+        assert all(limiter.check("a") for _ in range(10))
+        assert Limiter(limit, store=fleet.plain).peek("a").remaining < 60
+        assert verb(limiter, name)("a", 1).remaining == left
+        assert Limiter(limit, store=fleet.plain).peek("a").remaining == left
+
+
+@pytest.mark.parametrize("name", ["clear", "reset"])
+def test_dropped_counts_take_tokens_that_are_drawn_ahead_with_them(
+    server: Server, verb: Callable[[Any, str], Any], name: str
+) -> None:
+    limit = per_minute(1, burst=100)
+    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+        store = fleet.stores[0]
+        limiter = Limiter(limit, store=store)
+        assert all(limiter.check("a") for _ in range(5))
+        verb(store, name)(*{"clear": ("", limit), "reset": ()}[name])
+        assert sum([bool(limiter.check("a")) for _ in range(200)]) == 100
+
+
+def test_a_draw_that_is_under_way_when_the_counts_are_dropped_gives_no_tokens(server: Server) -> None:
+    limit = per_minute(1, burst=100)
+    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+        store = fleet.stores[0]
+        limiter, table = Limiter(limit, store=store), store.local_cache("", limit)
+        assert isinstance(table, LimitCache)
+        assert limiter.check("a")
+        draw = table.start_draw(Ask("", "a", limit, 1), 0, None, store.keys)
+        assert draw is not None
+        store.execute(draw)
+        store.clear("", limit)
+        passed = bool(limiter.check("a"))
+        table.end_draw("a", draw, True, fleet.clock.now())
+        assert passed + sum([bool(limiter.check("a")) for _ in range(200)]) == 100
+
+
+def test_a_draw_whose_caller_was_interrupted_is_given_up(server: Server) -> None:
+    limit = per_minute(60, burst=100)
+    with Fleet(server, 1, draw_ahead=0.1) as fleet:
+        store = fleet.stores[0]
+        limiter, table = Limiter(limit, store=store), store.local_cache("", limit)
+        assert isinstance(table, LimitCache)
+        assert limiter.check("a")
+        assert table.start_draw(Ask("", "a", limit, 1), 0, None, store.keys) is not None  # and nobody ends it
+        fleet.clock.advance(1)
+        before = fleet.calls()
+        assert all(limiter.check("a") for _ in range(10))
+        assert fleet.calls() - before <= 4
+
+
+@pytest.mark.parametrize("name", ["clear", "reset"])
+def test_dropped_violations_are_not_sent_later(server: Server, verb: Callable[[Any, str], Any], name: str) -> None:
+    backoff = Backoff()
+    with Fleet(server, 1, remember_denials=True) as fleet:
+        store = fleet.stores[0]
+        offence = Offence("agents", "a", backoff)
+        ask = Ask("", "a", per_minute(1), 1)
+        for _ in range(5):
+            store.apply(Verb.CHECK, [ask], 0, offence)
+        verb(store, name)(*{"clear": ("agents", backoff), "reset": ()}[name])
+        store.flush()
+        assert fleet.plain.standing(offence).violations == 0

@@ -89,8 +89,8 @@ def test_an_agent_whose_row_cannot_be_read_keeps_its_name(
             assert await agents.verify("b", b"2" * 32)
             assert await agents.page("", 10) == [("a", 0.0, True), ("b", 5.0, False)]
             assert await agents.add("a", b"3" * 32, 6.0, None) == "exists", "a stranger doesn't get it"
-            assert await agents.replace("a", b"4" * 32, False) == "revoked", "nor can anybody but the admin rotate it"
-            assert await agents.replace("a", b"4" * 32, True) == "done"
+            assert await agents.replace("a", b"4" * 32, b"1" * 32) == "revoked", "only the admin rotates it"
+            assert await agents.replace("a", b"4" * 32) == "done"
             assert await agents.verify("a", b"4" * 32)
         finally:
             await agents.close()

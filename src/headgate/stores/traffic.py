@@ -1,8 +1,9 @@
 """Statistics of the requests that a store sends to its server."""
 
-import threading
 from bisect import bisect_left
 from typing import Final
+
+from headgate.lifecycle import new_lock
 
 BATCH_SIZES: Final = tuple(2**power for power in range(9))
 """The upper ends of the histogram of how many requests were sent together."""
@@ -12,16 +13,12 @@ class Traffic:
     """The numbers of sent requests, calls and errors. Threads and tasks add to them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock: Final = new_lock()
         self.round_trips = 0
         self.errors = 0
         self.requests = 0
         self.batches: Final = [0] * (len(BATCH_SIZES) + 1)
         """How many calls carried up to as many requests as each of the `BATCH_SIZES`, but more than the one before."""
-
-    def after_fork(self) -> None:
-        """In a forked process: nobody holds the lock."""
-        self._lock = threading.Lock()
 
     def sent(self, requests: int) -> None:
         """So many requests go out together, for the first time."""

@@ -10,14 +10,12 @@ from typing import Any, Final
 import redis
 
 from headgate.errors import StoreAway
+from headgate.events import emit
 from headgate.stores.base import AddOutcome, ReplaceOutcome
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.fallback import CircuitBreaker
-from headgate.stores.redis.generation import RedisGeneration
-from headgate.stores.redis.protocol import FORMAT, admin_prefix
-from headgate.stores.redis.script import part
+from headgate.stores.redis.generation import AGENTS, RedisGeneration
 
-_CHANGE: Final = part("agents.lua")
 _MAX_CALLS: Final = 16  # under way at the same time, so that many agents at once need few connections
 _RETRY_AFTER: Final = 0.25  # seconds until a lost connection is tried again
 _POLL_AFTER: Final = 5.0  # seconds without a message after which changes are read: a connection can die in silence
@@ -37,10 +35,8 @@ class RedisAgents:
     server keeps the time at which each agent's token was changed last.
     """
 
-    def __init__(self, clients: Clients, prefix: str, generation: RedisGeneration) -> None:
-        start = f"{admin_prefix(prefix)}{{agents}}{FORMAT}:"  # the braces keep all in one slot of a cluster
-        self._keys: Final = [f"{start}{name}" for name in ("tokens", "owners", "names", "invitations", "changes")]
-        self._tokens, self._owners, self._names, self._invitations, self._changes = self._keys
+    def __init__(self, clients: Clients, generation: RedisGeneration) -> None:
+        self._tokens, self._owners, self._names, _, self._changes, _ = generation.keys_of_agents
         self._clients: Final = clients
         self._generation: Final = generation
         self._breaker: Final = CircuitBreaker(lambda _down, _reason: None)
@@ -79,21 +75,23 @@ class RedisAgents:
         outcome, _ = await self._change("add", agent, digest.hex(), repr(at), code, "" if most is None else str(most))
         return outcome  # type: ignore[return-value]
 
-    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
-        new = "" if digest is None else digest.hex()
-        outcome, when = await self._change("replace", agent, new, "1" if revoked_too else "", self._changes)
+    async def replace(self, agent: str, digest: bytes | None, known: bytes | None = None) -> ReplaceOutcome:
+        new, old = ["" if given is None else given.hex() for given in (digest, known)]
+        outcome, when = await self._change("replace", agent, new, old, self._changes)
         if outcome == "done":
             self._report(agent, float(when))
         return outcome  # type: ignore[return-value]
 
-    async def _change(self, *words: str) -> tuple[str, str]:
+    async def _change(self, verb: str, *words: str) -> tuple[str, str]:
         generation = self._generation
         generation.require()
-        keys = (*self._keys, generation.beside_agents)
-        answer = await self._ask(lambda client: client.eval(_CHANGE, len(keys), *keys, generation.expected, *words))
+        keys, expected, seen = generation.keys_of_agents, generation.expected, generation.seen
+        arguments = (*keys, verb, expected, str(seen.agents), str(seen.change), *words)
+        answer = await self._ask(lambda client: client.eval(AGENTS, len(keys), *arguments))
         if answer is None:
             raise generation.lost()
-        outcome, when = answer
+        outcome, when, agents = answer
+        generation.see(expected, agents=agents, change=int(when or 0))
         return text_of(outcome), text_of(when)
 
     async def verify(self, agent: str, digest: bytes) -> bool:
@@ -212,7 +210,7 @@ class RedisAgents:
             self._reported.move_to_end(agent)
             if len(self._reported) > _MAX_REMEMBERED:
                 self._reported.popitem(last=False)
-            self._on_change(agent)
+            emit([self._on_change], agent)
 
     def _reported_since(self, before: int, agent: str) -> bool:
         return self._reported.get(agent, (0.0, 0))[1] > before
@@ -220,7 +218,7 @@ class RedisAgents:
     async def _follow(self) -> None:
         while True:
             try:
-                await self._clients.acall(self._listen)
+                await self._clients.acall(self._listen, timeouts=None)
             except (*ERRORS, StoreAway) as error:
                 _log.debug("tokens changed elsewhere can't be followed: %s", describe_error(error))
             except Exception:  # noqa: BLE001 - no error ends the follower

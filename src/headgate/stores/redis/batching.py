@@ -7,9 +7,12 @@ for others, and two thousand at once need a handful of connections.
 
 import asyncio
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from itertools import islice
+from queue import Empty, SimpleQueue
 from typing import Any, Final, cast
 
 import redis
@@ -17,10 +20,11 @@ from redis.crc import key_slot
 from redis.exceptions import NoScriptError
 
 from headgate.errors import HeadgateError, StoreAway
+from headgate.lifecycle import new_lock
 from headgate.limits.clock import ManualClock
-from headgate.stores.redis.clients import ERRORS, Clients, Reply, describe_error
+from headgate.stores.redis.clients import ERRORS, FAULTS, Clients, Reply, describe_error, running_loop
 from headgate.stores.redis.fallback import CircuitBreaker
-from headgate.stores.redis.protocol import Answer, Request, command, read_all
+from headgate.stores.redis.protocol import Answer, ForeignData, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
 from headgate.stores.traffic import Traffic
 
@@ -60,17 +64,23 @@ class ScriptRunner:
         self.traffic: Final = Traffic()
 
     def fail(self, requests: list[Request[Any]], error: BaseException) -> None:
-        """Give requests an error as their answer. One that nobody expects is logged, too."""
+        """Give requests that have no answer yet an error as theirs. One that nobody expects is logged, too.
+
+        Each gets an error of its own, since each may be raised in another thread.
+        """
+        unanswered = [request for request in requests if request.answer is None]
         if isinstance(error, HeadgateError):
-            for request in requests:
-                request.answer = error
+            if isinstance(error, StoreAway):
+                self.log(logging.WARNING, f"decisions are degraded: {error}")
+            for request in unanswered:
+                request.answer = copy(error)
             return
         if not isinstance(error, ERRORS):
             _log.error("the store can't be asked", exc_info=error)
-        away = self.record_failure(error)
-        for request in requests:  # each has an error of its own, since each may be raised in another thread
-            request.answer = StoreAway(str(away))
+        for request in unanswered:
+            request.answer = StoreAway(describe_error(error))
             request.answer.__cause__ = error
+        self.record_failure(error)
 
     def record_failure(self, error: BaseException) -> StoreAway:
         """Report an error of the server, or on the way to it, to the breaker."""
@@ -106,10 +116,10 @@ class ScriptCall:
             elif isinstance(reply, BaseException):
                 self._runner.fail(group, reply)
             else:
+                read_all(group, reply)
                 self._runner.breaker.record_success()
                 if reply[1]:
                     self._runner.log(logging.WARNING, _STEPPED_BACK)
-                read_all(group, reply)
         self._groups, self.commands = unknown, []
         if unknown:
             self._runner.traffic.sent_again()
@@ -124,52 +134,72 @@ def _by_slot(requests: list[Request[Any]]) -> list[list[Request[Any]]]:
 
 
 class PendingRequest:
-    """A thread's request that waits to be sent."""
+    """A thread's request, until the thread has its answer."""
+
+    __slots__ = ("_woken", "batch", "request")
 
     def __init__(self, request: Request[Any]) -> None:
-        self.request = request
-        self.done = False
-        self.batch: list[PendingRequest] | None = None  # set when it is this thread's turn to send them
-        self._done_lock = threading.Lock()
-        self._done_lock.acquire()
+        self.request: Final = request
+        self.batch: Sequence[PendingRequest] = ()  # all that this thread sends together, if others wait
+        self._woken: SimpleQueue[None] | None = None
+
+    def prepare(self) -> None:
+        """Make ready to wait."""
+        self._woken = SimpleQueue()
 
     def wait(self, seconds: float) -> None:
-        self._done_lock.acquire(timeout=seconds)
+        """Wait for `wake`."""
+        assert self._woken is not None
+        with suppress(Empty):
+            self._woken.get(timeout=seconds)
 
     def wake(self) -> None:
-        self._done_lock.release()
+        """End a wait. Once too often does no harm."""
+        assert self._woken is not None
+        self._woken.put(None)
 
 
 class ThreadBatcher:
-    """Batches the requests of threads."""
+    """Batches the requests of threads.
+
+    A thread can be interrupted between any two steps: by the exception of a signal handler, or by gevent. So whatever a
+    thread has taken is given back by steps that may be made twice, and are made again if they were interrupted.
+    """
 
     def __init__(self, runner: ScriptRunner, timeout: float) -> None:
         self._runner: Final = runner
-        self._timeout: Final = 2 * timeout  # for the call before one's own, and for that
-        self._lock = threading.Lock()
-        self._sending = 0
+        self._timeout: Final = timeout
+        self._lock: Final = new_lock()
+        self._senders: Final[set[PendingRequest]] = set()
         self._waiting: Final[deque[PendingRequest]] = deque()
 
     def after_fork(self) -> None:
         """In a forked process: the parent's threads are not here."""
-        self._lock = threading.Lock()
-        self._sending = 0
+        self._senders.clear()
         self._waiting.clear()
 
     def execute(self, request: Request[Answer]) -> Answer:
         """The answer to a request; raises `StoreAway` if there is none."""
         self._runner.breaker.allow()
-        pending = None
-        with self._lock:
-            if self._sending < _MAX_SENDERS:
-                self._sending += 1
+        mine = PendingRequest(request)
+        try:
+            with self._lock:
+                sends = len(self._senders) < _MAX_SENDERS
+                if sends:
+                    self._senders.add(mine)
+                else:
+                    mine.prepare()
+                    self._waiting.append(mine)
+            if sends:
+                self._perform([request])
             else:
-                pending = PendingRequest(request)
-                self._waiting.append(pending)
-        if pending is None:
-            self._send([request])
-        else:
-            self._wait(pending)
+                self._wait(mine)
+        finally:
+            try:
+                self._leave(mine)
+            except BaseException:
+                self._leave(mine)
+                raise
         answer = request.answer
         if isinstance(answer, BaseException):
             raise answer
@@ -182,81 +212,105 @@ class ThreadBatcher:
             try:
                 self._runner.breaker.allow()
             except StoreAway as away:
-                self._runner.fail(some, away)
+                for request in some:
+                    request.answer = away
             else:
                 self._perform(some)
 
-    def _wait(self, pending: PendingRequest) -> None:
+    def _wait(self, mine: PendingRequest) -> None:
         """Wait until another thread has sent the request, or it is this thread's turn to send for all that wait."""
-        pending.wait(self._timeout)
+        mine.wait(self._timeout)
+        if mine.request.answer is not None:
+            return
         with self._lock:
-            if pending.batch is None and not pending.done:
-                if pending in self._waiting:
-                    self._waiting.remove(pending)
-                pending.request.answer = StoreAway("no connection was free in time")
+            if mine in self._senders:
+                mine.batch = [mine, *islice(self._waiting, MAX_BATCH - 1)]
+                for _ in range(len(mine.batch) - 1):
+                    self._waiting.popleft()
+            elif mine in self._waiting:
+                self._waiting.remove(mine)
+                mine.request.answer = StoreAway("no connection was free in time")
                 return
-        if pending.batch is not None:
-            try:
-                self._send([other.request for other in pending.batch])
-            finally:
-                for other in pending.batch:
-                    other.done = True
-                    if other is not pending:
-                        other.wake()
+        if mine.batch:
+            self._perform([one.request for one in mine.batch])
+            return
+        mine.wait(self._timeout)  # another thread is sending it
+        if mine.request.answer is None:
+            mine.request.answer = StoreAway("no answer in time")
 
-    def _send(self, requests: list[Request[Any]]) -> None:
-        try:
-            self._perform(requests)
-        except BaseException:  # only this thread is interrupted, not those that it sends for
-            for request in requests:
-                request.answer = StoreAway("the thread that asked was interrupted")
-            raise
-        finally:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Let the first waiting thread send for all of them."""
+    def _leave(self, mine: PendingRequest) -> None:
+        """Wake up those that this thread has sent for, and let the first ones that wait send next."""
+        for other in mine.batch:
+            if other.request.answer is None:  # only this thread is interrupted, not those that it sends for
+                other.request.answer = StoreAway("the thread that sent the request was interrupted")
+            other.wake()
         with self._lock:
-            if not self._waiting:
-                self._sending -= 1
-                return
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
-            batch[0].batch = batch
-        batch[0].wake()
+            self._senders.discard(mine)
+            if mine.request.answer is None and mine in self._waiting:
+                self._waiting.remove(mine)
+            while self._waiting:
+                first = self._waiting[0]
+                if first not in self._senders and len(self._senders) >= _MAX_SENDERS:
+                    break
+                self._senders.add(first)
+                first.wake()
+                self._waiting.popleft()
 
     def _perform(self, requests: list[Request[Any]]) -> None:
         try:
             call = ScriptCall(self._runner, requests)
             while call.commands:
                 call.take(self._runner.clients.exchange(call.commands))
-        except Exception as error:  # noqa: BLE001 - every caller gets an answer
+        except FAULTS as error:
             self._runner.fail(requests, error)
 
 
 class LoopBatcher:
     """Batches the requests of one event loop's tasks."""
 
-    def __init__(self, runner: ScriptRunner, timeout: float) -> None:
+    def __init__(self, runner: ScriptRunner) -> None:
         self._runner: Final = runner
-        self._timeout: Final = timeout
         self._waiting: Final[deque[tuple[Request[Any], asyncio.Future[None]]]] = deque()
-        self._calls: Final[set[asyncio.Task[None]]] = set()
+        self._calls: Final[dict[asyncio.Task[None], list[tuple[Request[Any], asyncio.Future[None]]]]] = {}
+        self._refunds: Final[set[asyncio.Task[None]]] = set()
         self._scheduled = False
 
     async def execute(self, request: Request[Answer]) -> Answer:
-        """The answer to a request; raises `StoreAway` if there is none."""
+        """The answer to a request; raises `StoreAway` if there is none.
+
+        A cancelled task ends when what its request has spent is given back.
+        """
         self._runner.breaker.allow()
-        loop = asyncio.get_running_loop()  # not kept: a closed loop should not be kept alive by its batcher
+        loop = running_loop()  # not kept: a closed loop should not be kept alive by its batcher
         done: asyncio.Future[None] = loop.create_future()
         self._waiting.append((request, done))
         if not self._scheduled:
-            self._scheduled = True
             loop.call_soon(self._send_waiting)
-        await done
+            self._scheduled = True
+        try:
+            await done
+        except asyncio.CancelledError:
+            call = next((call for call, batch in self._calls.items() if any(one is request for one, _ in batch)), None)
+            if call is not None or request.answer is not None:
+                refund = loop.create_task(self._refund(request, call))
+                self._refunds.add(refund)
+                refund.add_done_callback(self._refunds.discard)
+                await asyncio.shield(refund)  # cancelled once more, the task ends at once
+            raise
         answer = request.answer
         if isinstance(answer, BaseException):
             raise answer
         return cast("Answer", answer)
+
+    async def _refund(self, request: Request[Any], call: asyncio.Task[None] | None) -> None:
+        """Give back what a cancelled request has spent, when its call is over."""
+        if call is not None:
+            await asyncio.wait([call])
+        for refund in request.refunds():
+            try:
+                await self.execute(refund)
+            except (StoreAway, ForeignData) as error:
+                _log.debug("what a cancelled request has spent can't be given back: %s", error)
 
     def _send_waiting(self) -> None:
         self._scheduled = False
@@ -267,28 +321,38 @@ class LoopBatcher:
             batch = [one for one in batch if not one[1].done()]  # of a cancelled task nothing is sent
             if batch:
                 call = asyncio.get_running_loop().create_task(self._send(batch))
-                self._calls.add(call)
+                self._calls[call] = batch
                 call.add_done_callback(self._call_done)
 
     def _call_done(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         if self._waiting and not self._scheduled:
             self._send_waiting()
 
     async def _send(self, batch: list[tuple[Request[Any], asyncio.Future[None]]]) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
-                call = ScriptCall(self._runner, [request for request, _ in batch])
-                while call.commands:
-                    call.take(await self._runner.clients.aexchange(call.commands))
-        except Exception as error:  # noqa: BLE001 - every caller gets an answer
+            call = ScriptCall(self._runner, [request for request, _ in batch])
+            while call.commands:
+                call.take(await self._runner.clients.aexchange(call.commands))
+        except FAULTS as error:
+            if batch[0][1].get_loop().is_closed():  # this is only being cleaned up: nobody waits, and nothing is wrong
+                return
             if isinstance(error, ERRORS):
                 batch += self._waiting  # they would fail the same way
                 self._waiting.clear()
             self._runner.fail([request for request, _ in batch], error)
+        except Exception as error:  # noqa: BLE001 - a signal handler's: one caller raises it, the others get an answer
+            self._runner.fail([request for request, _ in batch], StoreAway("the call was interrupted"))
+            for request in [request for request, done in batch if not done.done()][:1]:
+                request.answer = error
+        except GeneratorExit:  # the event loop is closed
+            raise
         except BaseException:
-            for _, done in batch:
-                done.cancel()
+            for request, done in batch:
+                if request.answer is None:
+                    done.cancel()
+                elif not done.done():
+                    done.set_result(None)
             raise
         for _, done in batch:
             if not done.done():

@@ -17,13 +17,11 @@ from headgate.lifecycle import after_fork
 from headgate.stores.base import Change, Edit, LogPage
 from headgate.stores.change_rows import to_changes, to_edit, to_rows
 from headgate.stores.redis.clients import ERRORS, Clients, describe_error
-from headgate.stores.redis.generation import RedisGeneration
-from headgate.stores.redis.protocol import admin_prefix
-from headgate.stores.redis.script import part
+from headgate.stores.redis.generation import CHANGE_LOG, RedisGeneration
 
-_SCRIPT: Final = part("changelog.lua")
 _POLL: Final = 0.1  # seconds that one wait for a message takes at most; closing waits for it
 _RETRY: Final = 0.25  # seconds until a lost connection is tried again
+_PATIENCE: Final = 10  # timeouts that a call may take: the log may be long
 
 _log = logging.getLogger("headgate")
 
@@ -34,20 +32,29 @@ class RedisChangeLog:
     Followers are notified by pub/sub. After a lost connection they read everything: the server may have lost changes.
     """
 
-    def __init__(self, clients: Clients, prefix: str, generation: RedisGeneration) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        generation: RedisGeneration,
+        start_later: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._clients: Final = clients
         self._generation: Final = generation
-        self._key: Final = f"{admin_prefix(prefix)}changes"
+        self._key: Final = generation.keys_of_changes[0]
+        self._start_later: Final = start_later
         self._follower: _Follower | None = None
 
     def read(self, after: int = 0) -> LogPage:
+        generation = self._generation.expected
         position, known, texts = self._run("the changes can't be read", "read", after)
+        self._generation.see(generation, position=position)
         snapshot, rows = _split([_row(text) for text in texts])
         return LogPage(None if known else tuple(map(to_edit, snapshot[1:])), to_changes(rows), position)
 
     def write(self, change: Change) -> int:
-        rows = [_text(row) for row in to_rows(change)]
+        generation, rows = self._generation.expected, [_text(row) for row in to_rows(change)]
         position: int = self._run("the change was not made, since it can't be recorded", "write", *rows)
+        self._generation.see(generation, position=position)
         return position
 
     def compact(self, keep: int, condense: Callable[[Sequence[Edit]], Sequence[Edit]]) -> int:
@@ -64,13 +71,14 @@ class RedisChangeLog:
         self._run(failure, "compact", texts[0], len(snapshot) + dropped, *reversed(new))
         return keep
 
-    def _run(self, failure: str, *arguments: str | bytes | int) -> Any:
+    def _run(self, failure: str, verb: str, *arguments: str | bytes | int) -> Any:
         generation = self._generation
         generation.require()
-        keys = (self._key, generation.beside_changes)
+        keys, expected = generation.keys_of_changes, generation.expected
+        words = (*keys, verb, expected, generation.seen.position, *arguments)
         try:
-            answer = self._clients.client().eval(_SCRIPT, len(keys), *keys, generation.expected, *arguments)
-        except ERRORS as error:
+            answer = self._clients.call(lambda client: client.eval(CHANGE_LOG, len(keys), *words), _PATIENCE)
+        except (*ERRORS, StoreAway) as error:
             raise StoreAway(f"{failure}: {describe_error(error)}") from error
         if answer is None:
             raise generation.lost()
@@ -78,19 +86,29 @@ class RedisChangeLog:
 
     def follow(self, on_change: Callable[[bool], None]) -> None:
         """See `SharedChangeLog.follow`. A forked process follows with a thread of its own."""
-        self._on_change = on_change
         self._follower = _Follower(self._clients, self._key, on_change)
-        self._follower.start()
+        self._start()
         after_fork(self)  # after the listener: in a forked process the thread calls it at once
+
+    def _start(self) -> None:
+        """Start the thread; if it can't be started, later."""
+        follower = self._follower
+        if follower is not None:
+            try:
+                follower.start()
+            except RuntimeError as error:
+                _log.error("changes made elsewhere can't be followed yet: %s", error)
+                self._start_later(self._start)
 
     def _after_fork(self) -> None:
         if self._follower is not None:
-            self.follow(self._on_change)
+            self._follower = self._follower.anew()
+            self._start()
 
     def close(self) -> None:
-        if self._follower is not None:
-            self._follower.stop()
-            self._follower = None
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.stop()
 
 
 class _Follower(threading.Thread):
@@ -101,9 +119,13 @@ class _Follower(threading.Thread):
         self._on_change = on_change
         self._stopped = threading.Event()
 
+    def anew(self) -> "_Follower":
+        """Another thread that does the same."""
+        return _Follower(self._clients, self._channel, self._on_change)
+
     def stop(self) -> None:
         self._stopped.set()
-        if threading.current_thread() is not self:
+        if self.is_alive() and threading.current_thread() is not self:
             self.join()
 
     def run(self) -> None:

@@ -12,9 +12,9 @@ The query goes to redis-py: `?ssl_ca_certs=ca.pem`. A prefix `async+` changes no
 
 import asyncio
 import re
-import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
@@ -29,18 +29,17 @@ import redis.cluster
 import redis.retry
 import redis.sentinel
 from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterError,
-    InvalidResponse,
-    NoPermissionError,
+    ChildDeadlockedError,
+    MaxConnectionsError,
     ReadOnlyError,
     RedisClusterException,
     RedisError,
-    ResponseError,
 )
 
-from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreError
+from headgate.errors import HeadgateError, InvalidInput, StoreAway
+from headgate.lifecycle import new_lock
+from headgate.stores.redis.bounded_calls import BoundedCalls
+from headgate.stores.redis.connection_cache import ConnectionCache
 from headgate.stores.schemes import scheme_of, wrong_url
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
@@ -49,21 +48,28 @@ Command: TypeAlias = list[Any]
 Reply: TypeAlias = Any
 T = TypeVar("T")
 
-ERRORS: Final = (RedisError, RedisClusterException, OSError)
+ERRORS: Final = (RedisError, RedisClusterException, ChildDeadlockedError, OSError)
 """Errors of a server, or on the way to it."""
+
+FAULTS: Final = (
+    *ERRORS,
+    HeadgateError,
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError),
+)
+"""All that a call to a server may raise, one that answers nonsense included.
+
+Any other exception is somebody else's: that of a signal handler, or of gevent. It ends the call and is passed on.
+"""
 
 STALE_CLIENT: Final = (ReadOnlyError, RedisClusterException)
 """The client knows no master, or one that no longer is one."""
 
-PERMISSIONS: Final = "+@scripting +@read +@write +@keyspace +@pubsub +@connection +info +time ~headgate* &headgate*"
-"""The permissions that a user needs, in the notation of ACL SETUSER."""
-
-OLDEST: Final = (6, 2)
-"""The oldest version of Redis that is supported. (Valkey's versions go on from 7.2.)"""
-
-_TRUSTED_FOR: Final = 0.02  # seconds for which a connection that has just worked isn't looked at
 _CLOSED_BY_UVLOOP: Final = "the handler is closed"  # the end of its RuntimeError for a connection closed meanwhile
 _PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
+_CALL_TIMEOUTS: Final = 4  # that a call other than a check may take
+_MIN_POOL_SIZE: Final = 16  # connections: a pool that has fewer can't spare those of a `ConnectionCache`
+_POOL_POLL: Final = 0.002  # seconds until a pool that has no free connection is asked again
+_POOL_TEXTS: Final = ("Too many connections", "No connection available.")  # with which it says so
 
 
 class Clients:
@@ -71,7 +77,7 @@ class Clients:
 
     def __init__(self, where: object, timeout: float) -> None:
         self.cluster = False
-        self._lock = threading.Lock()
+        self._lock: Final = new_lock()
         self._make: Callable[[], Client] | None = None
         self._make_async: Callable[[], AsyncClient] | None = None
         self._client: Client | None = None
@@ -79,6 +85,8 @@ class Clients:
         self._owned: Final = isinstance(where, str)
         self._given_async: AsyncClient | None = None
         self._timeout: Final = timeout
+        self._bounded: Final = BoundedCalls()
+        self._parents: Final[list[object]] = []
         self._by_loop: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]] = WeakKeyDictionary()
         self._retired: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[AsyncClient, asyncio.Task[None]]]] = (
             WeakKeyDictionary()
@@ -130,50 +138,75 @@ class Clients:
 
     def exchange(self, commands: list[Command]) -> list[Reply]:
         """Have commands carried out for a thread: one reply to each, which may be an error."""
-        client = None
+        connections = self._connections
+        client = self._client if connections is None else connections.client
         try:
-            client, connections = self.client(), self._connections
-            if len(commands) == 1 and connections is not None:
+            if connections is not None and len(commands) == 1:
                 return [connections.call(commands[0])]
-            if len(commands) == 1:
-                return [client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
-            with client.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                replies = pipe.execute(raise_on_error=False)
+            replies = self.call(lambda client: _send(client, commands), timeouts=1)
         except ERRORS as error:
             replies = [error] * len(commands)
         if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
-            self.renew(client)
+            self.renew(self._client if client is None else client)
         return replies
 
     async def aexchange(self, commands: list[Command]) -> list[Reply]:
+        """`exchange` for a task; raises `TimeoutError` if it takes too long."""
         client = await self.aclient()
-        try:
-            if len(commands) == 1:
-                return [await client.execute_command(*commands[0])]
-            async with client.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                replies = await pipe.execute(raise_on_error=False)
-        except ERRORS as error:
-            replies = [error] * len(commands)
-        except RuntimeError as error:
-            replies = [_lost_connection(error)] * len(commands)
+        deadline = time.monotonic() + self._timeout
+        while True:
+            await self._wait_for_room(deadline)
+            async with asyncio.timeout(self._timeout):
+                replies = await _asend(client, commands)
+            if not _is_pool_exhausted(replies[0]):
+                break
+            await _pause(deadline)
         if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
             self._arenew(client)
         return replies
 
-    async def acall(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Have something done with the client of the running loop."""
+    def call(self, work: Callable[[Client], T], timeouts: int = _CALL_TIMEOUTS) -> T:
+        """Have something done with the client for threads, within so many timeouts if the client was made here.
+
+        An application's pool that has no free connection is waited for; `StoreAway`, if that takes too long.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                if not self._owned:
+                    return work(self.client())
+                return self._bounded.call(lambda: work(self.client()), timeouts * self._timeout)
+            except redis.ConnectionError as error:
+                if not _is_pool_exhausted(error):
+                    raise
+                if time.monotonic() > deadline:
+                    raise _pool_exhausted() from error
+            time.sleep(_POOL_POLL)
+
+    async def acall(self, work: Callable[[AsyncClient], Awaitable[T]], timeouts: int | None = _CALL_TIMEOUTS) -> T:
+        """Have something done with the client of the running loop, within so many timeouts; None for no bound."""
         client = await self.aclient()
-        try:
-            return await work(client)
-        except STALE_CLIENT:
-            self._arenew(client)
-            raise
-        except RuntimeError as error:
-            raise _lost_connection(error) from error
+        deadline = time.monotonic() + self._timeout
+        while True:
+            await self._wait_for_room(deadline)
+            try:
+                async with asyncio.timeout(None if timeouts is None else timeouts * self._timeout):
+                    return await work(client)
+            except STALE_CLIENT:
+                self._arenew(client)
+                raise
+            except redis.ConnectionError as error:
+                if not _is_pool_exhausted(error):
+                    raise
+            except RuntimeError as error:
+                raise _lost_connection(error) from error
+            await _pause(deadline)
+
+    async def _wait_for_room(self, deadline: float) -> None:
+        """Wait until an application's pool has a free connection; `StoreAway`, if that takes too long."""
+        pool = getattr(self._given_async, "connection_pool", None)
+        while pool is not None and not pool.can_get_connection():
+            await _pause(deadline)
 
     @property
     def for_threads(self) -> bool:
@@ -193,7 +226,8 @@ class Clients:
                             "pass both, as RedisStore((client, asyncio_client)), or call the async verbs"
                         )
                     client = self._make()
-                    self._connections = ConnectionCache(client) if isinstance(client, redis.Redis) else None
+                    if isinstance(client, redis.Redis) and client.connection_pool.max_connections > _MIN_POOL_SIZE:
+                        self._connections = ConnectionCache(client, self._timeout, self._bounded)
                     self._client = client
         return client
 
@@ -201,9 +235,10 @@ class Clients:
         """The client of the running loop."""
         if self._given_async is not None:
             return self._given_async
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         found = self._by_loop.get(loop)
         if found is None:
+            self._drop_closed_loops()
             if self._make_async is None:
                 raise HeadgateError(
                     "RedisStore: expected a client for asyncio, got only one for threads; "
@@ -214,6 +249,15 @@ class Clients:
                 self._closers[loop] = self._close_with_loop(loop)
                 await anext(self._closers[loop])
         return found
+
+    def _drop_closed_loops(self) -> None:
+        """Close the connections of event loops that were closed without shutting down their generators."""
+        for loop in [loop for loop in list(self._closers) if loop.is_closed()]:
+            del self._closers[loop]
+            retired, client = self._retired.pop(loop, {}), self._by_loop.pop(loop, None)
+            for one in [*retired, *([] if client is None else [client])]:
+                for part in _all_of(one):
+                    _cut_connections(part)
 
     async def _close_with_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
         """Close a loop's client when the loop shuts down its generators, which is the last thing that it runs."""
@@ -249,12 +293,16 @@ class Clients:
         await _aclose(client)
 
     def after_fork(self) -> None:
-        """In a forked process: share no connection with the parent.
+        """In a forked process: share no connection with the parent, and none with its event loops.
 
-        The parent's client is kept alive: its deallocation takes a lock that one of the parent's threads may have held.
+        The parent's clients are kept alive: their deallocation takes locks that one of its threads may have held, and
+        their event loop shares its selector with the parent's.
         """
-        self._lock = threading.Lock()
-        self._parents = (self._client, self._connections)
+        self._bounded.after_fork()
+        by_loop = (self._by_loop, self._retired, self._closers)
+        self._parents.append((self._client, self._connections, *[dict(one) for one in by_loop]))
+        for one in by_loop:
+            one.clear()
         self._connections = None
         if self._owned:
             self._client = None
@@ -268,6 +316,8 @@ class Clients:
             if client is not None:
                 for one in _all_of(client):
                     one.close()
+        self._bounded.close()
+        self._drop_closed_loops()
 
     async def aclose(self) -> None:
         """Close the client of the running loop."""
@@ -276,43 +326,75 @@ class Clients:
             await closer.aclose()
 
 
-class ConnectionCache:
-    """Connections of one client that threads use one after the other, without the way through its pool each time.
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The running event loop of asyncio. There is none under trio, or without any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise HeadgateError(
+            "RedisStore: expected a running event loop of asyncio, got none; under trio, call the verbs without an a "
+            "in a thread: await trio.to_thread.run_sync(limiter.check, key)"
+        ) from None
 
-    One that was idle is looked at first: if the server has closed it, it is opened again before anything is sent.
-    """
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._client: Final = client  # which closes its connections when it is gone
-        self._pool: Final = client.connection_pool
-        self._idle: Final[list[tuple[Any, float]]] = []
+def _send(client: Client, commands: list[Command]) -> list[Reply]:
+    if len(commands) == 1:
+        return [client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
+    with client.pipeline(transaction=False) as pipe:
+        for command in commands:
+            pipe.execute_command(*command)
+        replies: list[Reply] = pipe.execute(raise_on_error=False)
+        return replies
 
-    def call(self, command: list[Any]) -> Any:
-        try:
-            connection, used = self._idle.pop()
-        except IndexError:
-            connection, used = self._pool.get_connection(), 0.0
-        try:
-            if used and time.monotonic() - used > _TRUSTED_FOR and _is_closed(connection):
-                connection.disconnect()
-                connection.connect()  # which asks the Sentinels anew, where there are some
-            connection.send_command(*command)
-            reply = connection.read_response()
-        except ResponseError:  # the server has answered
-            self._idle.append((connection, time.monotonic()))
-            raise
-        except BaseException:
-            connection.disconnect()
-            self._pool.release(connection)
-            raise
-        self._idle.append((connection, time.monotonic()))
-        return reply
 
-    def close(self) -> None:
-        while self._idle:
-            connection, _ = self._idle.pop()
-            connection.disconnect()
-            self._pool.release(connection)
+async def _asend(client: AsyncClient, commands: list[Command]) -> list[Reply]:
+    try:
+        if len(commands) == 1:
+            return [await client.execute_command(*commands[0])]
+        async with client.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            replies: list[Reply] = await pipe.execute(raise_on_error=False)
+            return replies
+    except ERRORS as error:
+        return [error] * len(commands)
+    except RuntimeError as error:
+        return [_lost_connection(error)] * len(commands)
+
+
+def _is_pool_exhausted(error: object) -> bool:
+    """Whether an error says that a client's pool has no free connection."""
+    return isinstance(error, MaxConnectionsError) or (
+        isinstance(error, redis.ConnectionError) and str(error) in _POOL_TEXTS
+    )
+
+
+async def _pause(deadline: float) -> None:
+    """Wait a moment before a pool without a free connection is asked again."""
+    if time.monotonic() > deadline:
+        raise _pool_exhausted()
+    await asyncio.sleep(_POOL_POLL)
+
+
+def _pool_exhausted() -> StoreAway:
+    return StoreAway("the pool of the store's client had no free connection in time")
+
+
+def _cut_connections(client: Any) -> None:
+    """Close the sockets of a client whose event loop is closed and can't do it any more."""
+    pool, nodes = getattr(client, "connection_pool", None), getattr(client, "nodes_manager", None)
+    connections = [] if pool is None else [*pool._available_connections, *pool._in_use_connections]
+    for node in () if nodes is None else nodes.nodes_cache.values():
+        connections.extend(node._connections)
+    for connection in connections:
+        writer = getattr(connection, "_writer", None)
+        if writer is not None:
+            connection._writer = connection._reader = None
+            finish = getattr(writer.transport, "_call_connection_lost", None)  # what asyncio's loop would call
+            if finish is not None:  # uvloop has closed them with itself
+                for step in (writer.transport.abort, lambda finish=finish: finish(None)):
+                    with suppress(RuntimeError):  # the event loop is closed
+                        step()
 
 
 def _all_of(client: Any) -> list[Any]:
@@ -333,52 +415,8 @@ def _lost_connection(error: RuntimeError) -> redis.ConnectionError:
     return redis.ConnectionError(str(error))
 
 
-def _is_closed(connection: Any) -> bool:
-    try:
-        return bool(connection.can_read(timeout=0))
-    except ERRORS:
-        return True
-
-
 def _asentinel(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.asyncio.sentinel.Sentinel:
     return redis.asyncio.sentinel.Sentinel(nodes, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
-
-
-def check_server(info: Mapping[str, Any]) -> list[str]:
-    """Warnings for the operator about a server, from its INFO; raises `StoreError` if it can't be used."""
-    version = str(info.get("redis_version", ""))
-    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
-    if tuple(numbers) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise StoreError(f"store: expected Redis {oldest} or later, or Valkey, got version {version or 'unknown'}")
-    notes = []
-    policy = str(info.get("maxmemory_policy", "noeviction"))
-    if policy.startswith("allkeys-"):
-        notes.append(
-            f"the server's maxmemory-policy is {policy}: short of memory it may forget a key that is blocked, and so "
-            "unblock it; use noeviction, or a server of its own"
-        )
-    elif policy.startswith("volatile-"):
-        notes.append(
-            f"the server's maxmemory-policy is {policy}: short of memory it may forget keys before they expire, and so "
-            "unblock somebody; use noeviction, or a server of its own"
-        )
-    return notes
-
-
-def startup_error(error: BaseException) -> StoreError:
-    """The error for an operator when the first contact with a server fails."""
-    cause = error.__cause__ or error
-    said = describe_error(cause)
-    if isinstance(cause, AuthenticationError):
-        return StoreError(f"store: expected a user and a password that the server accepts, got {said}")
-    if isinstance(cause, NoPermissionError):
-        return StoreError(
-            f"store: expected a user that may run scripts and read and write our keys ({PERMISSIONS}), got {said}"
-        )
-    if isinstance(cause, (InvalidResponse, ResponseError)) and not isinstance(cause, BusyLoadingError | ClusterError):
-        return StoreError(f"store: expected a Redis or Valkey server that takes writes, got {said}")
-    return StoreAway(f"store: expected a Redis or Valkey server that answers, got {said}")
 
 
 def describe_error(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """Decisions while the server is away: a circuit breaker, and a fallback that decides instead."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -8,6 +7,7 @@ from math import ceil
 from typing import Final
 
 from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.lifecycle import new_lock
 from headgate.limits.decision import ALLOW, DENY, Decision, Details, Limit, Rule
 from headgate.limits.numbers import LARGEST, whole
 from headgate.limits.sliding_window import SlidingWindow
@@ -29,8 +29,8 @@ class CircuitBreaker:
 
     def __init__(self, on_change: Callable[[bool, str], None]) -> None:
         self._on_change: Final = on_change
-        self._lock = threading.Lock()
-        self._notify_lock = threading.RLock()
+        self._lock: Final = new_lock()
+        self._notify_lock: Final = new_lock()
         self._notified = False
         self._failures = 0
         self._next_try = 0.0
@@ -49,10 +49,6 @@ class CircuitBreaker:
             if now < self._next_try:
                 raise StoreAway(self.reason)
             self._next_try = now + _PAUSE
-
-    def after_fork(self) -> None:
-        """In a forked process: nobody holds the locks."""
-        self._lock, self._notify_lock = threading.Lock(), threading.RLock()
 
     def record_failure(self, reason: str, *, retry_at_once: bool) -> None:
         with self._lock:

@@ -1,12 +1,16 @@
 """The generation of a server's data: a random id, by which hubs see that the data is lost or another's."""
 
+import threading
 from collections.abc import Callable
+from operator import lt
 from typing import Any, Final
 from uuid import uuid4
 
 from headgate.errors import StoreAway, StoreLost
+from headgate.stores.base import DataAge
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.protocol import FORMAT, admin_prefix
+from headgate.stores.redis.script import part
 
 _LOST: Final = "the server has lost its data, or is another one"
 _MISSING: Final = "the server has lost its data, or is another, empty one"
@@ -17,7 +21,12 @@ _REPLACE: Final = """
 if (redis.call('GET', KEYS[1]) or '') == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 """
 _MAX_STEPS: Final = 100  # of one acceptance; it takes three, and a few more if other hubs accept at the same time
+_OLDER: Final = "the server's data is older than what this hub has seen, or a part of it is lost"
 _OTHER: Final = "the server has the data of other hubs: it is another one, or its data was replaced"
+
+
+AGENTS: Final = part("agents.lua")
+CHANGE_LOG: Final = part("changelog.lua")
 
 
 class RedisGeneration:
@@ -29,11 +38,19 @@ class RedisGeneration:
 
     def __init__(self, clients: Clients, prefix: str) -> None:
         start = admin_prefix(prefix)
+        agents = f"{start}{{agents}}{FORMAT}:"  # the braces keep all in one slot of a cluster
         self._clients: Final = clients
-        self.beside_agents: Final = f"{start}{{agents}}{FORMAT}:generation"
+        self.beside_agents: Final = f"{agents}generation"
         self.beside_changes: Final = f"{start}{{{start}changes}}:generation"
+        names = ("tokens", "owners", "names", "invitations", "changes")
+        self.keys_of_agents: Final = (*[f"{agents}{name}" for name in names], self.beside_agents)
+        """Those of `AGENTS`."""
+        self.keys_of_changes: Final = (f"{start}changes", self.beside_changes)
+        """Those of `CHANGE_LOG`."""
         self._expected = ""
+        self.seen = DataAge()
         self._reason = ""
+        self._lock: Final = threading.Lock()  # changes are read and written by threads
 
     @property
     def expected(self) -> str:
@@ -41,7 +58,14 @@ class RedisGeneration:
 
     @expected.setter
     def expected(self, generation: str) -> None:
-        self._expected, self._reason = generation, ""
+        with self._lock:
+            self._expected, self._reason, self.seen = generation, "", DataAge()
+
+    def see(self, generation: str, agents: int = 0, change: int = 0, position: int = 0) -> None:
+        """Remember what was seen of a generation, if it is the expected one."""
+        with self._lock:
+            if generation and generation == self._expected:
+                self.seen = DataAge(*map(max, self.seen, (agents, change, position)))
 
     @property
     def reason(self) -> str:
@@ -58,56 +82,63 @@ class RedisGeneration:
             raise StoreLost(self._reason)
 
     async def check(self) -> None:
-        found = await self._read()
-        expected = self._expected or found[0]  # before the first claim any, but both halves must be the same
-        if found != (expected, expected):
-            raise self.lost(_reason(*found))
+        while True:
+            expected, seen = self._expected, self.seen  # before the store is asked: it has at least as much
+            agents, changes, age = await self._read()
+            if self._expected == expected:  # otherwise the store was accepted meanwhile
+                break
+        if agents != changes:
+            raise self.lost(_PARTIAL)
+        if agents != expected != "":  # before the first claim any will do
+            raise self.lost(_OTHER if agents else _MISSING)
+        if _is_older(age, seen):
+            raise self.lost(_OLDER)
         self._reason = ""
+        self.see(agents, *age)
 
     async def claim(self) -> str:
-        found = await self._read()
-        if found == ("", ""):
-            await self._set(self.beside_changes, uuid4().hex, only_first=True)
-            first = await self._get(self.beside_changes)  # another hub may have been quicker
-            await self._set(self.beside_agents, first, only_first=True)
-            found = await self._read()
-        if found[0] != found[1]:  # another hub may be about to write the second
+        agents, changes, _ = await self._read()
+        if agents == changes == "":
+            await self._ask(lambda client: client.set(self.beside_changes, uuid4().hex, nx=True))
+            _, first, _ = await self._read()  # another hub may have been quicker
+            await self._ask(lambda client: client.set(self.beside_agents, first, nx=True))
+            agents, changes, _ = await self._read()
+        if agents != changes:  # another hub may be about to write the second
             raise self.lost(_PARTIAL)
-        self.expected = found[0]
+        self.expected = agents
         return self.expected
 
     async def accept(self) -> str:
         """See `StoreGeneration.accept`.
 
-        Several hubs may accept at once. The new id is first written beside the changes, by one of them, and marked as
-        new. Each hub that reads the mark copies the id, and then removes the mark.
+        Several hubs may accept at once, and the data may be restored meanwhile. The new id is first written beside the
+        changes, by one of them and only if these still have the id that was read, and marked as new. Each hub that
+        reads the mark copies the id, and then removes the mark.
         """
         for _ in range(_MAX_STEPS):
-            agents, changes = await self._read()
+            seen = self.seen
+            agents, changes, age = await self._read()
             if changes.startswith(_NEW):
                 new = changes.removeprefix(_NEW)
-                await self._set(self.beside_agents, new)
+                await self._replace(self.beside_agents, agents, new)
                 await self._replace(self.beside_changes, changes, new)
-            elif agents != changes or agents in ("", self._expected):
+            elif agents != changes or agents == "" or (agents == self._expected and _is_older(age, seen)):
                 await self._replace(self.beside_changes, changes, _NEW + uuid4().hex)
             else:
-                self.expected = agents
-                return agents
+                return "" if agents == self._expected else agents
         raise StoreAway("the store can't be accepted: its generation changes all the time")
 
-    async def _read(self) -> tuple[str, str]:
-        """The ids beside the agents and beside the changes, or "".
+    async def _read(self) -> tuple[str, str, DataAge]:
+        """The ids beside the agents and beside the changes, or "", and the age of the data.
 
         That beside the changes is read first, since it is completed last.
         """
-        changes = await self._get(self.beside_changes)
-        return await self._get(self.beside_agents), changes
+        changes, position = await self._state(CHANGE_LOG, self.keys_of_changes)
+        agents, number, change = await self._state(AGENTS, self.keys_of_agents)
+        return text_of(agents), text_of(changes), DataAge(number, int(change), position)
 
-    async def _get(self, key: str) -> str:
-        return text_of(await self._ask(lambda client: client.get(key)) or "")
-
-    async def _set(self, key: str, generation: str, *, only_first: bool = False) -> None:
-        await self._ask(lambda client: client.set(key, generation, nx=only_first))
+    async def _state(self, script: str, keys: tuple[str, ...]) -> Any:
+        return await self._ask(lambda client: client.eval(script, len(keys), *keys, "state"))
 
     async def _replace(self, key: str, old: str, new: str) -> None:
         """Replace an id, unless another hub was quicker."""
@@ -120,7 +151,5 @@ class RedisGeneration:
             raise StoreAway(f"the generation of the store can't be read or written: {describe_error(error)}") from error
 
 
-def _reason(agents: str, changes: str) -> str:
-    if agents != changes:
-        return _PARTIAL
-    return _OTHER if agents else _MISSING
+def _is_older(age: DataAge, seen: DataAge) -> bool:
+    return any(map(lt, age, seen))

@@ -10,12 +10,12 @@ keys, and gives back unused ones.
 """
 
 import secrets
-import threading
 from typing import Final
 
 from headgate._native import i64, mypyc_attr
+from headgate.lifecycle import new_lock
 from headgate.limits.clock import Clock
-from headgate.limits.decision import DENY, NEVER, Decision, Limit, Violation
+from headgate.limits.decision import DENY, NEVER, Decision, Limit, Rule, Violation
 from headgate.limits.numbers import LARGEST
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.stores.base import Ask, Offence
@@ -50,12 +50,21 @@ class DrawnTokens:
         self.until: i64 = now
         self.used_at: i64 = now
         self.clock_ahead: i64 = 0  # by how much the server's clock is ahead of this process's
-        self.in_flight = False  # whether more are being drawn
+        self.draw: i64 = 0  # the number of the draw that is under way; 0 for none
+        self.draw_ends: i64 = now  # when that is given up: whoever made it may have been interrupted
         self.bucket = BucketState(0, 0)
+
+    def is_drawing(self, now: i64) -> bool:
+        """Whether more are being drawn."""
+        return self.draw != 0 and now < self.draw_ends
 
 
 class LimitCache:
-    """The `LocalCache` of one limiter's name and limit."""
+    """The `LocalCache` of one limiter's name and limit.
+
+    Its lock is reentrant: a finalizer may use the cache in the middle of a step, wherever something is allocated. So
+    copies are walked through, and what is dropped may be gone.
+    """
 
     def __init__(self, caches: "LocalCaches", name: str, limit: Limit, slice_: i64) -> None:
         self.name: Final = name
@@ -75,7 +84,7 @@ class LimitCache:
             if denial is not None and cost >= denial.cost:
                 if now < denial.until:
                     return self._deny(key, denial, now, offence)
-                del self._denials[key]
+                self._denials.pop(key, None)
             if self.slice == 0:
                 return None
             drawn = self._drawn.get(key)
@@ -110,26 +119,26 @@ class LimitCache:
                 self._drawn[ask.key] = DrawnTokens(now)
                 return None
             busy, drawn.used_at = now - drawn.used_at < _BUSY_WITHIN, now
-            if drawn.in_flight or not busy:
+            if drawn.is_drawing(now) or not busy:
                 return None
-            drawn.in_flight = True
             unused, drawn.tokens = drawn.tokens if now < drawn.until else i64(0), 0
             new = self._caches.next_number()
+            drawn.draw, drawn.draw_ends = new, now + LIFETIME
             return DrawRequest(keys, ask, low, offence, self.slice, unused, drawn.number, new, LIFETIME)
 
-    def end_draw(self, key: str, answered: DrawRequest | None, asked_at: i64) -> None:
-        """Take in the granted tokens; none, if the server didn't answer."""
+    def end_draw(self, key: str, draw: DrawRequest, answered: bool, asked_at: i64) -> None:
+        """Take in the granted tokens; none, if the server didn't answer, or the key was dropped here meanwhile."""
         with self._caches.lock:
             drawn = self._drawn.get(key)
-            if drawn is None:
+            if drawn is None or drawn.draw != draw.number:
                 return
-            drawn.in_flight = False
-            if answered is not None and answered.granted > 0:
-                drawn.number = answered.number
-                drawn.tokens = answered.granted
+            drawn.draw = 0
+            if answered and draw.granted > 0:
+                drawn.number = draw.number
+                drawn.tokens = draw.granted
                 drawn.until = asked_at + LIFETIME
-                drawn.clock_ahead = answered.now - self._caches.now()
-                drawn.bucket = answered.bucket
+                drawn.clock_ahead = draw.now - self._caches.now()
+                drawn.bucket = draw.bucket
 
     def remember_denial(self, key: str, cost: i64, decision: Decision, asked_at: i64) -> None:
         """Remember a denial of the server's."""
@@ -158,12 +167,12 @@ class LimitCache:
         """Drop denials that are over and tokens that are idle, or all tokens; the requests that give them back."""
         now: i64 = self._caches.now()
         with self._caches.lock:
-            for key in [key for key, denial in self._denials.items() if now >= denial.until]:
-                del self._denials[key]
+            for key in [key for key, denial in list(self._denials.items()) if now >= denial.until]:
+                self._denials.pop(key, None)
             found = [
                 key
-                for key, drawn in self._drawn.items()
-                if not drawn.in_flight and (everything or now - drawn.used_at > _IDLE_AFTER)
+                for key, drawn in list(self._drawn.items())
+                if not drawn.is_drawing(now) and (everything or now - drawn.used_at > _IDLE_AFTER)
             ]
             return self._give_back(found, now, keys)
 
@@ -178,8 +187,9 @@ class LimitCache:
 
     def _make_room(self, now: i64) -> None:
         if len(self._drawn) >= _MAX_KEYS:  # tokens that are dropped here expire in the server
-            for key in [key for key, drawn in self._drawn.items() if now >= drawn.until and not drawn.in_flight]:
-                del self._drawn[key]
+            for key, drawn in list(self._drawn.items()):
+                if now >= drawn.until and not drawn.is_drawing(now):
+                    self._drawn.pop(key, None)
             if len(self._drawn) >= _MAX_KEYS:
                 self._drawn.clear()
 
@@ -192,7 +202,7 @@ class LocalCaches:
 
     def __init__(self, clock: Clock, remember_denials: bool, draw_ahead: i64) -> None:
         self.now: Final = clock.now
-        self.lock = threading.Lock()
+        self.lock: Final = new_lock()
         self._remember_denials: Final = remember_denials
         self._draw_ahead: Final = draw_ahead  # share of a capacity, in thousandths
         self._caches: Final[dict[tuple[str, Limit], LimitCache]] = {}
@@ -237,6 +247,22 @@ class LocalCaches:
         with self.lock:
             self._owed[offence] = min(self._owed.get(offence, 0) + times, LARGEST)
 
+    def clear(self, name: str, rule: Rule) -> None:
+        """Drop what is cached of every key under a name and a rule, and give nothing back."""
+        if isinstance(rule, Limit):
+            self.of(name, rule).clear()
+            return
+        with self.lock:
+            for offence in [one for one in self._owed if (one.name, one.backoff) == (name, rule)]:
+                del self._owed[offence]
+
+    def reset(self) -> None:
+        """Drop everything that is cached, and give nothing back."""
+        with self.lock:
+            self._owed = {}
+        for cache in list(self._caches.values()):
+            cache.clear()
+
     def drop_idle(self, keys: Keys, everything: bool = False) -> list[DrawRequest]:
         """`LimitCache.drop_idle` for all of them. Empty ones that nobody keeps go: rare limits must not pile up."""
         requests = []
@@ -248,11 +274,8 @@ class LocalCaches:
 
     def after_fork(self) -> None:
         """In a forked process: drop the parent's state."""
-        self.lock = threading.Lock()
-        self._owed = {}
         self._last_number = secrets.randbits(51)
-        for cache in self._caches.values():
-            cache.clear()
+        self.reset()
 
     def need_flush(self) -> bool:
         """Whether there is anything to send or to give back, now or later."""

@@ -165,6 +165,10 @@ class Request(Generic[Answer]):
         """Read the answer from a row of numbers, from a position on, and return the position after it."""
         raise NotImplementedError
 
+    def refunds(self) -> "list[Request[Any]]":
+        """The requests that give back what this one has spent, if nobody learns of its answer."""
+        return []
+
 
 class ApplyRequest(Request[Decision]):
     """A verb on some asks."""
@@ -175,6 +179,9 @@ class ApplyRequest(Request[Decision]):
         self._verb: Final = verb
         self._low: Final = low
         self._backoff: Final = None if offence is None else offence.backoff
+        self._keys: Final = keys
+        self._asks: Final = asks
+        self._request_id: Final = request_id
         self._codecs: Final[list[LimitCodec]] = []
         self._costs: Final[list[int]] = []
         names: list[bytes] = []
@@ -213,6 +220,13 @@ class ApplyRequest(Request[Decision]):
             at += 3
         self.answer = decision
         return at
+
+    def refunds(self) -> list[Request[Any]]:
+        """For a check that passed. One with an id may be asked again, and gets the same answer then."""
+        answer = self.answer
+        if self._verb is not CHECK or self._request_id or not isinstance(answer, Decision) or not answer:
+            return []
+        return [ApplyRequest(self._keys, Verb.REFUND, self._asks, self._low, None, "")]
 
 
 def _identity(verb: Verb, asks: Sequence[Ask], request_id: str) -> bytes:
@@ -283,6 +297,8 @@ class DrawRequest(Request[Decision]):
         if offence is not None:
             names.append(keys.violations(offence))
         self.number: Final = new
+        self._keys: Final = keys
+        self._ask: Final = ask
         numbers = pack("<6d", ask.cost, slice_, unused, old, new, span)
         super().__init__(keys.spec(b"l", codec.spec, self._backoff), names, numbers)
 
@@ -300,6 +316,19 @@ class DrawRequest(Request[Decision]):
             at += 3
         self.answer = decision
         return at
+
+    def refunds(self) -> list[Request[Any]]:
+        """The drawn tokens, and the cost if it passed."""
+        answer, keys, ask = self.answer, self._keys, self._ask
+        if not isinstance(answer, Decision) or not answer:
+            return []
+        found: list[Request[Any]] = []
+        if self.granted > 0:
+            nothing = Ask(ask.name, ask.key, ask.limit, 0)
+            found.append(DrawRequest(keys, nothing, 0, None, 0, self.granted, self.number, 0, 0))
+        if ask.cost > 0:
+            found.append(ApplyRequest(keys, Verb.REFUND, [ask], self._low, None, ""))
+        return found
 
 
 class ForgetRequest(Request[bool]):

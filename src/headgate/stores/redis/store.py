@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,29 +12,29 @@ from weakref import WeakKeyDictionary
 
 from redis.crc import key_slot
 
-from headgate.errors import StoreAway, StoreError, refuse
+from headgate.errors import StoreAway, refuse
 from headgate.events import Degraded, emit
 from headgate.flow import Flow, adrive, drive
-from headgate.lifecycle import Closable, after_fork
+from headgate.lifecycle import Closable, after_fork, new_lock
 from headgate.limits.clock import Clock, ManualClock, MonotonicClock
 from headgate.limits.decision import Decision, Limit, Rule, Violation
-from headgate.limits.numbers import Number, microseconds, permille
+from headgate.limits.numbers import Number, duration, permille
 from headgate.limits.token_bucket import per_second
 from headgate.limits.violations import Backoff, Standing
-from headgate.stores.base import Ask, LocalCache, Offence, RecordedViolation, StoreEvent, Verb
+from headgate.stores.base import MAX_TIMEOUT, Ask, LocalCache, Offence, RecordedViolation, StoreEvent, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.alerts import RedisAlerts
 from headgate.stores.redis.batching import LoopBatcher, ScriptRunner, ThreadBatcher
+from headgate.stores.redis.cache_flusher import CacheFlusher
 from headgate.stores.redis.changelog import RedisChangeLog
 from headgate.stores.redis.clients import (
     ERRORS,
     AsyncClient,
     Client,
     Clients,
-    check_server,
     describe_error,
-    startup_error,
+    running_loop,
 )
 from headgate.stores.redis.fallback import CircuitBreaker, Fallback
 from headgate.stores.redis.generation import RedisGeneration
@@ -51,11 +50,11 @@ from headgate.stores.redis.protocol import (
     StandingRequest,
     ViolationRequest,
 )
+from headgate.stores.redis.startup import Startup, startup_error
 from headgate.stores.redis.windows import RedisWindows, checked_prefix
 
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 _RESET_TIMEOUT: Final = 10.0  # seconds
-_FLUSH_EVERY: Final = 0.5  # seconds
 _LOG_EVERY: Final = 60.0  # seconds before the same text is logged again
 
 _log = logging.getLogger("headgate")
@@ -93,10 +92,7 @@ class RedisStore(Closable):
         given: object = prefix
         if not isinstance(given, str) or not re.fullmatch(r"[^{}]+", given):
             refuse("RedisStore prefix", "some text without braces", prefix)
-        seconds = microseconds("RedisStore timeout", timeout) / 1_000_000
-        if not seconds:
-            refuse("RedisStore timeout", "a number of seconds above 0", timeout)
-        self._timeout: Final = seconds
+        seconds = duration("RedisStore timeout", timeout, MAX_TIMEOUT)
         self._where: Final = where
         self._prefix: Final = prefix
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
@@ -110,10 +106,11 @@ class RedisStore(Closable):
         self.traffic: Final = self._runner.traffic
         self._thread_batcher: Final = ThreadBatcher(self._runner, seconds)
         self._loop_batchers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher]] = WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._parents: Final[list[object]] = []
+        self._lock: Final = new_lock()
         self._listeners: tuple[Callable[[Any], object], ...] = ()
         self._logged: Final[dict[str, float]] = {}
-        self._server_checked = False
+        self._startup: Final = Startup(self._runner)
         share = permille("RedisStore draw_ahead", draw_ahead)
         self._caches: Final = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
         if self._caches is not None and not self._clients.for_threads:
@@ -122,8 +119,11 @@ class RedisStore(Closable):
                 "a client for threads with remember_denials or draw_ahead: a thread sends owed violations",
                 where,
             )
-        self._sender: threading.Thread | None = None
-        self._closed: Final = threading.Event()
+        self._flusher: Final = (
+            None
+            if self._caches is None
+            else CacheFlusher(self._caches, self.keys, self._thread_batcher, self._emit, self._log_rarely)
+        )
         after_fork(self)
 
     @property
@@ -193,7 +193,8 @@ class RedisStore(Closable):
         decision: Decision
         if verb is not Verb.CHECK:
             if verb is not Verb.PEEK:
-                yield from cache.forget(ask.key, self.keys)
+                for unused in cache.forget(ask.key, self.keys):  # noqa: UP028 - a list takes no results
+                    yield unused
             decision = yield request
             return decision
         served = None if request_id else cache.serve(ask.key, ask.cost, low, offence)
@@ -203,16 +204,17 @@ class RedisStore(Closable):
             yield from self._send_owed(caches, offence)
         asked_at = self.clock.now()
         draw = None if request_id else cache.start_draw(ask, low, offence, self.keys)
-        got = None
+        answered = False
         try:
             decision = yield request if draw is None else draw
-            got = draw
+            answered = True
         finally:
             if draw is not None:
-                cache.end_draw(ask.key, got, asked_at)
+                cache.end_draw(ask.key, draw, answered, asked_at)
         if caches.remember_denials and not decision:
             cache.remember_denial(ask.key, ask.cost, decision, asked_at)
-        self._start_sender(caches)
+        assert self._flusher is not None
+        self._flusher.start()
         return decision
 
     def _send_owed(self, caches: LocalCaches, offence: Offence) -> Flow[Request[Any], None]:
@@ -220,10 +222,10 @@ class RedisStore(Closable):
         for owed in caches.take_owed(self.keys, offence):
             try:
                 violation = yield owed
-            except (StoreAway, ForeignData):
+            except BaseException:
                 caches.owe_again(offence, owed.times)
                 raise
-            emit(self._listeners, RecordedViolation(offence, violation))
+            self._emit(RecordedViolation(offence, violation))
 
     def local_cache(self, name: str, limit: Limit) -> LocalCache | None:
         """See `CachedStore.local_cache`."""
@@ -233,34 +235,10 @@ class RedisStore(Closable):
         cache.pinned = True
         return cache
 
-    def _start_sender(self, caches: LocalCaches) -> None:
-        """Start the thread that sends owed violations and gives back unused tokens, if there are any."""
-        if caches.need_flush():
-            with self._lock:
-                if self._sender is None and not self._closed.is_set():
-                    self._sender = threading.Thread(target=self._send_loop, name="headgate-cache", daemon=True)
-                    self._sender.start()
-
-    def _send_loop(self) -> None:
-        while not self._closed.wait(_FLUSH_EVERY):
-            self.flush()
-            with self._lock:
-                if self._caches is None or not self._caches.need_flush():
-                    self._sender = None
-                    return
-
     def flush(self, *, everything: bool = False) -> None:
         """Send owed violations to the server, and give back drawn tokens that are idle, or all of them."""
-        caches = self._caches
-        if caches is None:
-            return
-        owed, unused = caches.take_owed(self.keys), caches.drop_idle(self.keys, everything)
-        self._thread_batcher.execute_all([*owed, *unused])
-        for request in owed:
-            if isinstance(request.answer, Violation):
-                emit(self._listeners, RecordedViolation(request.offence, request.answer))
-            else:
-                caches.owe_again(request.offence, request.times)
+        if self._flusher is not None:
+            self._flusher.flush(everything=everything)
 
     def record_violation(self, offence: Offence) -> Violation:
         """See `Store.record_violation`."""
@@ -315,29 +293,49 @@ class RedisStore(Closable):
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
-        self._fallback.clear(name, rule)
-        self._drop(self._clients, self.keys.patterns(name, rule))
+        self._clear_here(name, rule)
+        try:
+            self._drop(self._clients, self.keys.patterns(name, rule))
+        finally:
+            self._clear_here(name, rule)  # once more: of tokens that were drawn meanwhile the server knows nothing
 
     async def aclear(self, name: str, rule: Rule) -> None:
+        self._clear_here(name, rule)
+        try:
+            await self._adrop(self._clients, self.keys.patterns(name, rule))
+        finally:
+            self._clear_here(name, rule)
+
+    def _clear_here(self, name: str, rule: Rule) -> None:
+        """`clear` in this process."""
         self._fallback.clear(name, rule)
-        await self._adrop(self._clients, self.keys.patterns(name, rule))
+        if self._caches is not None:
+            self._caches.clear(name, rule)
 
     def reset(self) -> Counter[str]:
         """See `ResettableStore.reset`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
-        self._fallback.memory.reset()
+        self._reset_here()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
             return self._drop(clients, [self.keys.every()])
         finally:
             clients.close()
+            self._reset_here()
 
     async def areset(self) -> Counter[str]:
-        self._fallback.memory.reset()
+        self._reset_here()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
             return await self._adrop(clients, [self.keys.every()])
         finally:
             await clients.aclose()
+            self._reset_here()
+
+    def _reset_here(self) -> None:
+        """`reset` in this process."""
+        self._fallback.memory.reset()
+        if self._caches is not None:
+            self._caches.reset()
 
     def _drop(self, clients: Clients, patterns: list[bytes]) -> Counter[str]:
         """Drop the keys that match patterns, and count those of limits by the limiter's name."""
@@ -362,33 +360,35 @@ class RedisStore(Closable):
                         dropped.update(self.keys.limiter_of(key))
 
         try:
-            await clients.acall(drop)
+            await clients.acall(drop, timeouts=None)
         except ERRORS as error:
             raise StoreAway(describe_error(error)) from error
         return dropped
 
     def execute(self, request: Request[Answer]) -> Answer:
         """Have a request carried out; raises `StoreAway` or `ForeignData`."""
-        if not self._server_checked and self._claim_server_check():
-            drive(self._check_server(), lambda _: self._clients.client().info())
+        if not self._startup.done:
+            drive(self._startup.run(), lambda _: self._clients.call(_info, timeouts=1))
         return self._thread_batcher.execute(request)
 
     async def aexecute(self, request: Request[Answer]) -> Answer:
-        if not self._server_checked and self._claim_server_check():
-            await adrive(self._check_server(), lambda _: self._ainfo())
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
+        if not self._startup.done:
+            await adrive(self._startup.run(), lambda _: self._clients.acall(_info, timeouts=1))
         batcher = self._loop_batchers.get(loop)
         if batcher is None:
-            batcher = self._loop_batchers[loop] = LoopBatcher(self._runner, self._timeout)
+            for closed in [other for other in list(self._loop_batchers) if other.is_closed()]:
+                self._loop_batchers.pop(closed, None)  # its tasks would keep it alive
+            batcher = self._loop_batchers[loop] = LoopBatcher(self._runner)
         return await batcher.execute(request)
 
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""
-        return RedisChangeLog(self._clients, self._prefix, self.generation)
+        return RedisChangeLog(self._clients, self.generation, self._startup.start_later)
 
     def agents(self) -> RedisAgents:
         """The agents and their tokens, shared by several hubs."""
-        return RedisAgents(self._clients, self._prefix, self.generation)
+        return RedisAgents(self._clients, self.generation)
 
     def alerts(self) -> RedisAlerts:
         """The open alerts, shared by several hubs."""
@@ -404,8 +404,7 @@ class RedisStore(Closable):
     def verify(self) -> None:
         """See `ServerStore.verify`."""
         try:
-            self._log_notes(self._clients.client().info())
-            self._server_checked = True
+            drive(self._startup.look_at_server(), lambda _: self._clients.call(_info, timeouts=1))
             for request in self._probes():
                 self._thread_batcher.execute(request)
         except (*ERRORS, StoreAway) as error:
@@ -413,8 +412,7 @@ class RedisStore(Closable):
 
     async def averify(self) -> None:
         try:
-            self._log_notes(await self._clients.acall(lambda client: client.info()))
-            self._server_checked = True
+            await adrive(self._startup.look_at_server(), lambda _: self._clients.acall(_info, timeouts=1))
             for request in self._probes():
                 await self.aexecute(request)
         except (*ERRORS, StoreAway) as error:
@@ -425,32 +423,6 @@ class RedisStore(Closable):
         key, limit = f"verify-{uuid4().hex}", per_second(1)
         check = ApplyRequest(self.keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
         return [check, ForgetRequest(self.keys, "", key, limit)]
-
-    def _claim_server_check(self) -> bool:
-        """Whether it is this caller that checks the server: one does, if it isn't away, and the others don't wait."""
-        with self._lock:
-            claimed = not self._server_checked and not self._breaker.down
-            self._server_checked = self._server_checked or claimed
-            return claimed
-
-    async def _ainfo(self) -> Any:
-        async with asyncio.timeout(self._timeout):
-            return await self._clients.acall(lambda client: client.info())
-
-    def _check_server(self) -> Flow[None, None]:
-        """Once, on the first call: log problems of the server. Its one step has the result of INFO."""
-        try:
-            self._log_notes((yield None))
-        except StoreError as error:
-            self._log_rarely(logging.ERROR, str(error))
-        except ERRORS as error:
-            self._server_checked = False
-            raise self._runner.record_failure(error) from error
-
-    def _log_notes(self, info: dict[str, Any]) -> None:
-        for of_node in [info] if "redis_version" in info else info.values():
-            for note in check_server(of_node):
-                self._log_rarely(logging.WARNING, note)
 
     # Events and the log ----------------------------------------------------------------------------------------------
 
@@ -470,7 +442,10 @@ class RedisStore(Closable):
             _log.error("the store is away, decisions are degraded: %s", reason)
         else:
             _log.warning("the store is back")
-        emit(self._listeners, Degraded(degraded, reason))
+        self._emit(Degraded(degraded, reason))
+
+    def _emit(self, event: StoreEvent) -> None:
+        emit(self._listeners, event)
 
     def _log_rarely(self, level: int, text: str) -> None:
         """Log a text, but not again within a minute."""
@@ -485,22 +460,23 @@ class RedisStore(Closable):
 
     def _after_fork(self) -> None:
         """In a forked process: replace what can't be shared with the parent."""
-        self._lock = threading.Lock()
-        for part in (self._clients, self._breaker, self._thread_batcher, self.traffic, self._caches):
+        self._parents.append(dict(self._loop_batchers))  # kept alive, like the parent's clients
+        self._loop_batchers.clear()
+        for part in (self._clients, self._thread_batcher, self._caches, self._flusher):
             if part is not None:
                 part.after_fork()
-        self._sender = None
 
     def close(self) -> None:
         """Close the connections of threads. Those of an event loop are closed with it, or by `aclose`."""
-        self._closed.set()
-        sender = self._sender
-        if sender is not None:
-            sender.join()
-        self.flush(everything=True)
+        if self._flusher is not None:
+            self._flusher.close()
         self._clients.close()
 
     async def aclose(self) -> None:
         """Close the connections of this event loop, and those of threads."""
         await self._clients.aclose()
         await asyncio.to_thread(self.close)
+
+
+def _info(client: Any) -> Any:
+    return client.info()

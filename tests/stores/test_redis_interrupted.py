@@ -1,0 +1,248 @@
+"""Checks that are interrupted: by the exception of a signal handler, by gevent, or by a cancellation."""
+
+import asyncio
+import gc
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from headgate import Decision, Limiter, RedisStore, SlidingWindow, per_day
+from headgate.stores.redis import batching
+from tests.support.threads import run_together
+from tests.support.valkey import PATIENCE, Server, wait_for
+
+pytestmark = pytest.mark.once
+
+LIMIT = per_day(10**6)  # no refill while a test runs
+SOON = 5.0
+"""A timeout: a thread that is left alone shows after so many seconds."""
+
+
+WEAK_SET_CALLBACK = weakref.WeakSet()._remove.__code__  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_collection() -> Iterator[None]:
+    """Finalizers of other tests' objects don't run in the middle of a check that is interrupted."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Interrupted(BaseException):
+    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
+
+
+class SoftTimeLimitExceeded(Exception):
+    """As Celery's is."""
+
+
+def interrupt(step: int, work: Callable[[], object], error: type[BaseException]) -> bool:
+    """Interrupt work at one of the points at which Python runs signal handlers; whether there were that many.
+
+    Callbacks of weak references are left out: Python reports what they raise, and goes on.
+    """
+    passed = 0
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal passed
+        if event in ("call", "c_return") and frame.f_code is not WEAK_SET_CALLBACK:
+            passed += 1
+            if passed == step:
+                sys.setprofile(None)
+                raise error
+
+    try:
+        sys.setprofile(profile)
+        work()
+    except error:
+        return True
+    finally:
+        sys.setprofile(None)
+    return passed >= step
+
+
+def works(store: RedisStore) -> bool:
+    """Whether as many threads as ever are served at the same time."""
+    limiter = Limiter(LIMIT, store=store)
+    return not any(decision.degraded for decision in run_together(16, lambda _: limiter.check("works")))
+
+
+@pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
+@pytest.mark.parametrize("draw_ahead", [0, 0.01])
+def test_a_check_may_be_interrupted_anywhere(server: Server, error: type[BaseException], draw_ahead: float) -> None:
+    """However often: the exception passes, and the next check is answered by the server."""
+    with RedisStore(server.url, timeout=SOON, draw_ahead=draw_ahead) as store:
+        limiter = Limiter(LIMIT, store=store)
+        assert works(store)
+        for step in count(1):
+            if not interrupt(step, lambda: limiter.check("a"), error):
+                break
+            assert not limiter.check("b").degraded, f"after an interruption at step {step}"
+        assert step > 50
+        assert works(store)
+
+
+@pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
+def test_a_thread_may_be_interrupted_while_it_waits_for_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """One sends, the second is interrupted, and the third waits behind it."""
+    monkeypatch.setattr(batching, "_MAX_SENDERS", 1)
+    with RedisStore(server.url, timeout=SOON) as store:
+        limiter = Limiter(LIMIT, store=store)
+        batcher, exchange, gate = store._thread_batcher, store._clients.exchange, threading.Event()
+        limiter.check("before")
+
+        def held_up(commands: list[Any]) -> list[Any]:
+            if threading.current_thread() is threads[0]:
+                held.set()
+                gate.wait()
+            return exchange(commands)
+
+        monkeypatch.setattr(store._clients, "exchange", held_up)
+        for step in count(1):
+            decisions: list[Decision] = []
+            interruptions: list[bool] = []
+            gate.clear()
+            held = threading.Event()
+            threads = [
+                threading.Thread(target=work, daemon=True)
+                for work in (
+                    lambda decisions=decisions: decisions.append(limiter.check("first")),
+                    lambda step=step, interruptions=interruptions: interruptions.append(
+                        interrupt(step, lambda: limiter.check("b"), error)
+                    ),
+                    lambda decisions=decisions: decisions.append(limiter.check("third")),
+                )
+            ]
+            threads[0].start()
+            assert held.wait(SOON), f"after an interruption at step {step - 1}"
+            for number, thread in enumerate(threads[1:], 1):
+                thread.start()
+                wait_for(
+                    lambda number=number, interruptions=interruptions: (  # type: ignore[misc]
+                        len(batcher._waiting) + len(interruptions) == number
+                    ),
+                    "another in line",
+                )
+            gate.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+            assert len(decisions) == 2
+            assert not decisions[0].degraded
+            assert not limiter.check("c").degraded, f"after an interruption at step {step}"
+            if not interruptions[0]:
+                break
+        assert step > 50
+
+
+def test_the_exception_of_a_signal_handler_is_no_outage(server: Server) -> None:
+    def handle(*_: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with RedisStore(server.url, timeout=PATIENCE, on_failure="closed") as store:
+            limiter = Limiter(LIMIT, store=store)
+            for _ in range(10):  # more than there are senders
+                limiter.check("a")
+                server.signal(signal.SIGSTOP)
+                signal.setitimer(signal.ITIMER_REAL, 0.02)
+                with pytest.raises(SoftTimeLimitExceeded):
+                    limiter.check("a")
+                server.signal(signal.SIGCONT)
+                assert not store.degraded
+            assert works(store)
+    finally:
+        server.signal(signal.SIGCONT)
+        signal.signal(signal.SIGALRM, before)
+
+
+async def test_an_interrupted_call_of_an_event_loop_is_raised_by_one_caller(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = Limiter(LIMIT, store=store)
+    await limiter.acheck("a")
+
+    async def interrupted(_: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._clients, "aexchange", interrupted)
+        found = await asyncio.gather(*[limiter.acheck("a") for _ in range(3)], return_exceptions=True)
+    assert isinstance(found[0], SoftTimeLimitExceeded)
+    assert [isinstance(one, Decision) and one.degraded for one in found[1:]] == [True, True]
+    assert not store.degraded
+    assert not (await limiter.acheck("a")).degraded
+    await store.aclose()
+
+
+# Cancellation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["aacquire", "acheck"])
+@pytest.mark.parametrize("limit", [per_day(10), SlidingWindow(10, 86_400)], ids=str)
+async def test_a_check_that_is_cancelled_after_it_was_sent_has_spent_nothing(
+    server: Server, name: str, limit: Any
+) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        limiter = Limiter(limit, store=store)
+        await limiter.apeek("a")
+        sent = store.traffic.requests
+        server.signal(signal.SIGSTOP)
+        try:
+            task = asyncio.create_task(getattr(limiter, name)("a", 3))
+            while store.traffic.requests == sent:  # noqa: ASYNC110 - there is nothing else to wait for
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+            task.cancel()
+        finally:
+            server.signal(signal.SIGCONT)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await limiter.apeek("a")).remaining == 10
+
+
+@pytest.mark.parametrize("draw_ahead", [0, 0.1])
+async def test_whatever_the_moment_of_a_cancellation_only_what_passed_is_spent(
+    server: Server, draw_ahead: float
+) -> None:
+    async with RedisStore(server.url, timeout=PATIENCE, draw_ahead=draw_ahead) as store:
+        limiter = Limiter(per_day(1000), store=store)
+        passed = 0
+        for turns in range(60):
+            task = asyncio.create_task(limiter.aacquire("a"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            passed += (
+                sum([bool(one) for one in await asyncio.gather(task, return_exceptions=True)][:1]) - task.cancelled()
+            )
+        assert 0 < passed < 60
+        store.flush(everything=True)
+        assert (await limiter.apeek("a")).remaining == 1000 - passed
+
+
+async def test_a_cancelled_check_with_an_id_stays_counted(server: Server) -> None:
+    """It may be asked again, and gets the same answer then."""
+    async with RedisStore(server.url, timeout=PATIENCE) as store:
+        limiter = Limiter(per_day(10), store=store)
+        await limiter.apeek("a")
+        sent = store.traffic.requests
+        task = asyncio.create_task(limiter.acheck("a", request_id="1"))
+        while store.traffic.requests == sent:  # noqa: ASYNC110 - there is nothing else to wait for
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await limiter.acheck("a", request_id="1")).remaining == 9
+        assert (await limiter.apeek("a")).remaining == 9
