@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from headgate import Decision, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, per_minute, per_second
+from headgate import (
+    Decision,
+    HeadgateError,
+    InvalidInput,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    per_minute,
+    per_second,
+    wait_queue,
+)
 from tests.support.valkey import PATIENCE, wait_for
 
 
@@ -215,6 +226,92 @@ def test_a_closed_loop_delays_nobody() -> None:
     assert limiter.waiting("a") == 0
     clock.advance(1)
     assert limiter.acquire("a", timeout=0)
+
+
+class AbandonedTask:
+    """A task that waits for "a" when its loop is closed, as by a program that doesn't cancel it first."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self.loop = asyncio.new_event_loop()
+        before = limiter.waiting("a")
+        self.task = self.loop.create_task(limiter.aacquire("a"))
+        self.loop.run_until_complete(auntil(lambda: limiter.waiting("a") == before + 1))
+
+    def close_loop(self) -> None:
+        self.loop.close()
+        self.task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_task_whose_loop_was_closed_is_not_in_line() -> None:
+    limiter, clock = limiter_and_clock()
+    limiter.check("a")
+    abandoned = AbandonedTask(limiter)
+    abandoned.close_loop()
+    assert limiter.waiting("a") == 0
+    clock.advance(1)
+    assert limiter.acquire("a", timeout=0)
+    clock.advance(1)
+    assert asyncio.run(limiter.aacquire("a", timeout=0))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_loop_that_is_closed_delays_nobody_behind_its_task(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither threads nor tasks, wherever it is in line, though nobody is told."""
+    monkeypatch.setattr(wait_queue, "_LOOK_AGAIN", 0.01)
+    limiter, clock = limiter_and_clock(burst=4)
+    limiter.check("a", 4)
+    abandoned, waiters = [], []
+    for number in range(3):
+        if number == place:
+            abandoned = [AbandonedTask(limiter), AbandonedTask(limiter)]
+        waiters.append(Waiter(limiter))
+    task = threading.Thread(target=lambda: asyncio.run(limiter.aacquire("a")), daemon=True)
+    task.start()
+    wait_for(lambda: limiter.waiting("a") == 6, "the queue")
+    for one in abandoned:
+        one.close_loop()
+    assert limiter.waiting("a") == 4
+    clock.advance(4)
+    assert all(waiter.result() for waiter in waiters)
+    task.join(PATIENCE)
+    assert not task.is_alive()
+    assert limiter.peek("a").remaining == 0, "each was served once"
+
+
+def test_queues_of_tasks_whose_loops_were_closed_do_not_pile_up() -> None:
+    limiter, _ = limiter_and_clock()
+    limiter.check("a")
+    AbandonedTask(limiter).close_loop()
+    assert limiter.acquire("b")
+    assert list(limiter._queues._queues) == []
+
+
+@pytest.mark.parametrize("timeout", [1e10, 10**12, 2**53, 1e300])
+async def test_a_timeout_may_be_longer_than_anything_lasts(timeout: float) -> None:
+    """No lock and no loop takes such a number of seconds."""
+    limiter = Limiter(per_second(200, burst=1))
+    limiter.check("a")
+    assert await asyncio.to_thread(limiter.acquire, "a", timeout=timeout)
+    assert await limiter.aacquire("a", timeout=timeout)
+
+
+async def test_a_wait_may_be_longer_than_anything_lasts() -> None:
+    """The store says 285 years, the longest that it counts."""
+    limiter = Limiter("1 per 1000000 years burst 5")
+    limiter.check("a", 5)
+    waiter, task = Waiter(limiter), asyncio.create_task(limiter.aacquire("a"))
+    await auntil(lambda: limiter.waiting("a") == 2)
+    limiter.refund("a", 2)
+    assert await task
+    assert waiter.result()
+
+
+def test_without_an_event_loop_of_asyncio_there_is_a_clear_error() -> None:
+    """As under trio, which runs coroutines in its own way."""
+    limiter, _ = limiter_and_clock()
+    with pytest.raises(HeadgateError, match=r"expected a running event loop of asyncio, got none; under trio"):
+        limiter.aacquire("a").send(None)
+    assert limiter.waiting("a") == 0
 
 
 def test_each_of_many_waiting_threads_is_served_once() -> None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class HeadgateError(Exception):
-    """The base of every error that headgate raises on purpose."""
+    """The base of every error that headgate raises on purpose. Each can be pickled, with its fields."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_error(self)
 
 
 class InvalidInput(HeadgateError, ValueError):
@@ -56,6 +59,21 @@ class SessionClosed(HeadgateError):
     def __init__(self, session: str) -> None:
         self.session = session
         super().__init__(f"session {session} is closed")
+
+
+def reduce_error(error: BaseException) -> tuple[Any, ...]:
+    """For `__reduce__` of an error whose text is made from its arguments: by default it couldn't be unpickled."""
+    reduced: Any = BaseException.__reduce__(error)
+    _, args, *fields = reduced
+    return _restore_error, (type(error), args, *fields)
+
+
+def _restore_error(
+    kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any] | None = None
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.__setstate__(fields)
+    return error
 
 
 def refuse(where: str, expected: str, got: object) -> NoReturn:

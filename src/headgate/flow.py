@@ -44,10 +44,16 @@ def drive(flow: Flow[Step, Result], perform: Callable[[Step], object] | None = N
         return result
 
 
-async def adrive(flow: Flow[Step, Result], perform: Callable[[Step], Any] | None = None) -> Result:
-    """`drive` in an event loop: the result of a step may be an awaitable."""
+async def adrive(
+    flow: Flow[Step, Result], perform: Callable[[Step], Any] | None = None, *, step: Step | None = None
+) -> Result:
+    """`drive` in an event loop: the result of a step may be an awaitable.
+
+    `step` is the one that the flow has arrived at, if it has been begun already.
+    """
     try:
-        step = next(flow)
+        if step is None:
+            step = next(flow)
         while True:
             try:
                 done = step if perform is None else perform(step)

@@ -2,9 +2,13 @@
 
 import logging
 import os
+import threading
+import time
 from types import TracebackType
-from typing import Final, Protocol, Self
-from weakref import WeakKeyDictionary
+from typing import Any, Final, Protocol, Self
+from weakref import WeakKeyDictionary, ref
+
+_FORK_SECONDS: Final = 1.0  # seconds that a fork waits for all locks together
 
 _log = logging.getLogger("headgate")
 
@@ -40,7 +44,17 @@ class Forkable(Protocol):
         """In the forked process: replace what can't be shared with the parent."""
 
 
+class Suspendable(Protocol):
+    """An object with something open that must not cross a fork. It is opened again when it is used."""
+
+    def _before_fork(self) -> None:
+        """In the forking process: close it."""
+
+
 _forkables: Final[WeakKeyDictionary[Forkable, None]] = WeakKeyDictionary()
+_suspendables: Final[WeakKeyDictionary[Suspendable, None]] = WeakKeyDictionary()
+_locks: Final[dict[int, ref[Any]]] = {}  # by id, as a dict that threads may add to while it is read
+_held: Final = threading.local()  # `locks`: those that this thread holds while it forks
 
 
 def after_fork(one: Forkable) -> None:
@@ -51,7 +65,48 @@ def after_fork(one: Forkable) -> None:
     _forkables.setdefault(one)
 
 
-def _call_all() -> None:
+def before_fork(one: Suspendable) -> None:
+    """Call `one._before_fork` before every fork from now on, as long as `one` is alive, while no thread uses it."""
+    _suspendables.setdefault(one)
+
+
+def new_lock() -> threading.RLock:
+    """A lock of an object's state that finalizers and forks may meet.
+
+    It is reentrant: the garbage collector may run a finalizer in the thread that holds it. A fork waits until no other
+    thread holds it, so that the child finds the state whole, but for a second at most; in the child it is free.
+    """
+    lock = threading.RLock()
+    number = id(lock)
+    _locks[number] = ref(lock, lambda _: _locks.pop(number, None))
+    return lock
+
+
+def _hold_locks() -> None:
+    deadline = time.monotonic() + _FORK_SECONDS
+    # The newest first: the lock of a whole is made after those of its parts, and held while these are taken.
+    found = [lock for known in reversed(list(_locks.values())) if (lock := known()) is not None]
+    _held.locks = [lock for lock in found if lock.acquire(timeout=max(deadline - time.monotonic(), 0))]
+    for one in list(_suspendables):
+        try:
+            one._before_fork()
+        except Exception:  # noqa: BLE001 - it must not keep the process from forking
+            _log.exception("could not suspend a %s before a fork", type(one).__name__)
+
+
+def _release_locks() -> None:
+    for lock in _held.locks:
+        lock.release()
+    _held.locks = []
+
+
+def _start_over() -> None:
+    held = {id(lock) for lock in _held.locks}
+    for number, known in list(_locks.items()):
+        lock = known()
+        if lock is not None and number not in held:
+            lock._at_fork_reinit()  # its holder doesn't exist here
+    _release_locks()
     for one in list(_forkables):
         try:
             one._after_fork()
@@ -59,4 +114,5 @@ def _call_all() -> None:
             _log.exception("could not reset a %s in a forked process", type(one).__name__)
 
 
-os.register_at_fork(after_in_child=_call_all)
+if hasattr(os, "register_at_fork"):  # where processes can fork
+    os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_start_over)

@@ -3,19 +3,29 @@
 Callers who acquire a key join its queue. Only the first in the queue asks the store, and sleeps until the store lets it
 pass; the others sleep until they are first. So a large cost is not overtaken by small ones behind it. A caller that
 leaves the queue, because it passed, ran out of time, was cancelled or failed, wakes up the new first.
+
+A task whose event loop was closed can't leave, and nobody is told of it. So the first of each loop in a queue, and its
+first thread, look once a second whether those before them are gone like that. One per loop is enough: it wakes others.
 """
 
 import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+from contextlib import suppress
+from math import inf
+from typing import Final, Protocol, TypeAlias
 
+from headgate.errors import HeadgateError
 from headgate.flow import Flow, adrive, drive
+from headgate.lifecycle import after_fork, new_lock
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import microseconds
 from headgate.stores.base import Verb
+
+_LOOK_AGAIN: Final = 1.0  # seconds until a caller looks whether those before it are gone
+_LONGEST_SLEEP: Final = 86_400.0  # seconds: neither locks nor loops take any number of them
 
 Step: TypeAlias = Verb | int | None
 """A verb to be carried out, or the moment until which to sleep (None: until woken)."""
@@ -24,44 +34,89 @@ Step: TypeAlias = Verb | int | None
 class Waiter(Protocol):
     """A place in a queue."""
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop of the task that holds it; None for a thread."""
+
     def wake(self) -> None:
         """Wake up the caller that holds it, from any thread."""
 
 
 class WaitQueues:
-    """The queues of one limiter, one for each key that somebody waits for."""
+    """The queues of one limiter, one for each key that somebody waits for. A forked process begins with none."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queues: dict[str, deque[Waiter]] = {}
+        self._lock: Final = new_lock()
+        self._queues: Final[dict[str, deque[Waiter]]] = {}
+        after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._queues.clear()
 
     def length(self, key: str) -> int:
         with self._lock:
-            return len(self._queues.get(key, ()))
+            return sum(not _is_gone(waiter) for waiter in self._queues.get(key, ()))
 
     def wake(self, key: str) -> None:
         """Wake up the first in the queue, who may pass earlier than the store has said."""
         with self._lock:
             queue = self._queues.get(key)
-            if queue:
-                queue[0].wake()
+            while queue and _is_gone(queue[0]):
+                queue.popleft()
+            if not queue:
+                self._queues.pop(key, None)
+                return
+            queue[0].wake()
 
     def join(self, key: str, waiter: Waiter) -> None:
         with self._lock:
+            self._look_at_another()
             self._queues.setdefault(key, deque()).append(waiter)
 
+    def _look_at_another(self) -> None:
+        """Drop the next queue if all of its waiters are gone: perhaps nobody ever comes for its key again."""
+        key = next(iter(self._queues), "")
+        queue = self._queues.pop(key, deque())
+        if not all(map(_is_gone, queue)):
+            self._queues[key] = queue
+
     def is_first(self, key: str, waiter: Waiter) -> bool:
+        """Whether it is a caller's turn."""
         with self._lock:
-            return self._queues[key][0] is waiter
+            queue = self._queues.setdefault(key, deque())
+            if waiter not in queue:  # it joined in the process that this one was forked from
+                queue.append(waiter)
+            if _is_gone(queue[0]):
+                self.wake(key)
+            return queue[0] is waiter
+
+    def longest_sleep(self, key: str, waiter: Waiter) -> float:
+        """Seconds after which a caller has to look again, even if nobody wakes it up."""
+        with self._lock:
+            tasks = False
+            for other in self._queues.get(key, ()):
+                if other is waiter:
+                    return _LOOK_AGAIN if tasks else _LONGEST_SLEEP
+                if other.loop is waiter.loop:  # which looks for both
+                    break
+                tasks = tasks or other.loop is not None
+            return _LONGEST_SLEEP
 
     def leave(self, key: str, waiter: Waiter) -> None:
         with self._lock:
-            queue = self._queues[key]
-            queue.remove(waiter)
-            if queue:
-                queue[0].wake()
-            else:
-                del self._queues[key]
+            queue = self._queues.get(key)
+            if queue is not None and waiter in queue:  # else it was found to be gone before
+                queue.remove(waiter)
+                self.wake(key)
+                for other in queue:
+                    if other.loop is waiter.loop:  # which may have to look from now on
+                        other.wake()
+                        break
+
+
+def _is_gone(waiter: Waiter) -> bool:
+    """Whether a waiter is that of a task which will never run again."""
+    return waiter.loop is not None and waiter.loop.is_closed()
 
 
 def acquire(
@@ -73,7 +128,7 @@ def acquire(
     def carry_out(step: Step) -> Decision | None:
         if isinstance(step, Verb):
             return perform(step)
-        waiter.sleep(None if step is None else clock.alarm(step, waiter.wake))
+        waiter.sleep(_seconds(queues, key, clock, waiter, step))
         return None
 
     return drive(_flow(queues, key, clock, timeout, waiter), carry_out)
@@ -88,7 +143,7 @@ async def aacquire(
     async def carry_out(step: Step) -> Decision | None:
         if isinstance(step, Verb):
             return await perform(step)
-        await waiter.sleep(None if step is None else clock.alarm(step, waiter.wake))
+        await waiter.sleep(_seconds(queues, key, clock, waiter, step))
         return None
 
     return await adrive(_flow(queues, key, clock, timeout, waiter), carry_out)
@@ -115,26 +170,45 @@ def _flow(queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: W
         queues.leave(key, waiter)
 
 
-class _ThreadWaiter:
-    def __init__(self) -> None:
-        self._woken = threading.Event()
-        self.wake = self._woken.set
+def _seconds(queues: WaitQueues, key: str, clock: Clock, waiter: Waiter, until: int | None) -> float:
+    """How long to sleep."""
+    alarm = None if until is None else clock.alarm(until, waiter.wake)
+    return min(queues.longest_sleep(key, waiter), inf if alarm is None else alarm)
 
-    def sleep(self, seconds: float | None) -> None:
-        self._woken.wait(seconds)
-        self._woken.clear()
+
+class _ThreadWaiter:
+    """Sleeps by waiting for a lock. A finalizer in its own thread may release it, while an `Event` would deadlock."""
+
+    loop: Final = None
+
+    def __init__(self) -> None:
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # it is awake
+            self._asleep.release()
+
+    def sleep(self, seconds: float) -> None:
+        self._asleep.acquire(timeout=seconds)
 
 
 class _TaskWaiter:
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        try:
+            self.loop: Final = asyncio.get_running_loop()
+        except RuntimeError:
+            raise HeadgateError(
+                "aacquire: expected a running event loop of asyncio, got none; under trio, call acquire in a thread: "
+                "await trio.to_thread.run_sync(limiter.acquire, key)"
+            ) from None
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._woken.set)
+        with suppress(RuntimeError):  # its loop is closed
+            self.loop.call_soon_threadsafe(self._woken.set)
 
-    async def sleep(self, seconds: float | None) -> None:
+    async def sleep(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from headgate import InvalidInput
+from headgate import InvalidInput, ManualClock, MemoryStore, per_minute
 from headgate.limits.violations import Backoff, ViolationRecord
+from headgate.stores.base import Ask, Offence, Verb
 
 SECOND = 1_000_000
 
@@ -96,3 +97,23 @@ def test_bad_arguments_of_a_backoff_are_refused(options: Any, text: str) -> None
     with pytest.raises(InvalidInput) as caught:
         Backoff(**options)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("field", ["steps", "quiet", "alert_window"])
+def test_times_longer_than_any_clock_counts_are_refused(field: str) -> None:
+    for bad in (9_007_199_255, 1e300, 10**5000):
+        with pytest.raises(InvalidInput, match=rf"^Backoff {field}: expected at most 9007199254 seconds, got "):
+            Backoff(**{field: [bad] if field == "steps" else bad})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("enforce", [False, True])
+def test_the_longest_times_are_counted(enforce: bool) -> None:
+    """No sum of them overflows."""
+    longest = 9_007_199_254
+    backoff = Backoff(steps=[longest], quiet=longest, enforce=enforce, alert_after=1, alert_window=longest)
+    clock = ManualClock(start=longest)
+    store = MemoryStore(clock=clock)
+    ask, offence = [Ask("", "a", per_minute(1), 1)], Offence("agents", "a", backoff)
+    decisions = [store.apply(Verb.CHECK, ask, 0, offence) for _ in range(3)]
+    assert [decision.retry_after for decision in decisions] == [0, longest, longest]
+    assert store.standing(offence).quiet_left == longest

@@ -2,12 +2,14 @@
 
 import sys
 import tracemalloc
+from typing import Any
 
 import pytest
 
 from headgate import (
     UNLIMITED,
     Gate,
+    InvalidInput,
     Limit,
     Limiter,
     ManualClock,
@@ -224,3 +226,33 @@ def test_max_keys_bad_input() -> None:
     for bad in (0, -1, True, 1.5, "many"):
         with pytest.raises(ValueError, match=r"^MemoryStore max_keys: expected a whole number from 1 to 9007"):
             MemoryStore(max_keys=bad)  # type: ignore[arg-type]
+
+
+def test_a_request_id_belongs_to_the_limit() -> None:
+    """Another limiter of the same name gets a decision of its own, and not the one of the first."""
+    store = MemoryStore()
+    decisions = [Limiter(limit, store=store).check("a", request_id="1") for limit in (per_day(60), per_day(5))]
+    assert [(str(decision.limit), decision.remaining) for decision in decisions] == [("60/day", 59), ("5/day", 4)]
+    asks = [Ask("", "a", per_day(60), 1), Ask("", "a", per_day(7), 1)]
+    assert store.apply(Verb.CHECK, asks, 0, None, "1").remaining == 6
+
+
+def test_a13_request_ids_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Of more than so many within a minute the oldest are forgotten."""
+    store = MemoryStore(max_request_ids=3)
+    limiter = Limiter(per_day(100), store=store)
+    for number in range(10):
+        limiter.check("a", request_id=str(number))
+    assert [limiter.check("a", request_id=number).remaining for number in "987"] == [90, 91, 92]
+    assert limiter.check("a", request_id="6").remaining == 89, "counted again"
+    (record,) = caplog.records
+    text = "MemoryStore: more than 3 request ids within a minute; the oldest are forgotten, "
+    assert record.getMessage() == text + "so that a retry may be counted twice"
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "many", None])
+def test_a_bad_bound_of_request_ids_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        MemoryStore(max_request_ids=bad)
+    expected = "a whole number from 1 to 9007199254740991"
+    assert str(caught.value) == f"MemoryStore max_request_ids: expected {expected}, got {bad!r}"

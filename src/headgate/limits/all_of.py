@@ -5,7 +5,7 @@ from typing import Final
 
 from headgate._native import i64, mypyc_attr
 from headgate.errors import refuse
-from headgate.limits.decision import NEVER, Decision, Limit, State, binding_of
+from headgate.limits.decision import NEVER, Decision, Limit, State, more_binding
 
 
 @mypyc_attr(acyclic=True)
@@ -56,7 +56,8 @@ class AllOf(Limit):
     def fresh(self, now: i64) -> State:
         return AllOfState([part.fresh(now) for part in self._parts])
 
-    # Plain loops: a generator or a zip would be an object that the garbage collector tracks.
+    # Plain loops: a list, a generator or a zip would be an object that the garbage collector tracks. Making one may let
+    # a finalizer or another thread change the states between two parts, or between a wait and its decision.
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, AllOfState)
@@ -86,12 +87,17 @@ class AllOf(Limit):
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         assert isinstance(state, AllOfState)
-        decisions = []
-        for i in range(len(self._parts)):
-            part, inner = self._parts[i], state.states[i]
-            part_wait = part.wait(inner, now, cost) if wait != 0 else i64(0)
-            decisions.append(part.decide(inner, now, cost, part_wait, low))
-        return binding_of(decisions)
+        if wait != 0:
+            slowest: i64 = 0  # unless, in plain Python, a finalizer has changed the states meanwhile
+            for i in range(len(self._parts)):
+                if self._parts[i].wait(state.states[i], now, cost) == wait:
+                    slowest = i
+                    break
+            return self._parts[slowest].decide(state.states[slowest], now, cost, wait, low).at(slowest)
+        bound = self._parts[0].decide(state.states[0], now, cost, 0, low).at(0)
+        for i in range(1, len(self._parts)):
+            bound = more_binding(bound, self._parts[i].decide(state.states[i], now, cost, 0, low), i)
+        return bound
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AllOf) and self._parts == other._parts

@@ -1,11 +1,11 @@
 """Clocks: microseconds that only go forward, and a way to wait on them."""
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from headgate.errors import refuse
+from headgate.lifecycle import new_lock
 from headgate.limits.numbers import LARGEST, Number, microseconds
 
 
@@ -48,7 +48,7 @@ class ManualClock:
     """
 
     def __init__(self, start: Number = 0) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._alarms: list[tuple[int, Callable[[], None]]] = []
         self._set(microseconds("ManualClock start", start))
 
@@ -68,7 +68,8 @@ class ManualClock:
         with self._lock:
             if when <= self._now:
                 return 0.0
-            self._alarms.append((when, wake))
+            if (when, wake) not in self._alarms:
+                self._alarms.append((when, wake))
         return None
 
     def _set(self, now: int) -> None:

@@ -31,6 +31,8 @@ class Outcome(Enum):
     EXEMPT = "exempt"
 
 
+setattr(Outcome, "__doc__", "The outcome of a check.")  # noqa: B010 - mypyc gives an enum a text of its own, and refuses =
+
 # Looking a member up in an enum costs more than a whole bucket's arithmetic.
 ALLOW: Final = Outcome.ALLOW
 WARN: Final = Outcome.WARN
@@ -248,6 +250,10 @@ class Decision:
     def __bool__(self) -> bool:
         return self._outcome is not DENY
 
+    def at(self, place: i64) -> "Decision":
+        """The same, as that of one of several limits: the one at this place."""
+        return Decision(self._outcome, self._limit, self._remaining, self._retry, self._reset, place)
+
     def as_denied(self) -> "Decision":
         """The same, denied: for a request that something other than the limit holds up."""
         wait = self._retry if self._outcome is DENY else 1
@@ -355,12 +361,15 @@ def decide_one(limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64) -> 
 
 def binding_of(decisions: list[Decision]) -> Decision:
     """Of several decisions the one that bound: the denial with the longest wait, or a warning, or the least left."""
-    bound: i64 = 0
+    bound = decisions[0].at(0)
     for i in range(1, len(decisions)):
-        if _outranks(decisions[i], decisions[bound]):
-            bound = i
-    one = decisions[bound]
-    return Decision(one._outcome, one._limit, one._remaining, one._retry, one._reset, bound)
+        bound = more_binding(bound, decisions[i], i)
+    return bound
+
+
+def more_binding(bound: Decision, one: Decision, place: i64) -> Decision:
+    """Of two decisions the one that binds: `bound`, or the one on the limit at a place."""
+    return one.at(place) if _outranks(one, bound) else bound
 
 
 def _outranks(one: Decision, other: Decision) -> bool:

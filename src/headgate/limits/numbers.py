@@ -16,6 +16,11 @@ LARGEST: Final = 2**53 - 1
 DIGITS: Final = 22
 """Digits on each side of the point in a limit's text: enough for every rate that can be counted."""
 
+YEAR: Final = 31_536_000
+"""The seconds of a year."""
+
+_MICROSECOND: Final = Fraction(1, 1_000_000)
+_EXPONENT: Final = 400  # of a Decimal: more than a float has, and few enough digits to compute with
 _SHORT: Final = 12  # significant digits: few enough that a quotient such as 1 / 3 hardly ever has so few by chance
 _PERIODS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
@@ -48,12 +53,15 @@ def positive(where: str, value: object) -> Fraction:
     return number
 
 
-def microseconds(where: str, seconds: object) -> int:
-    """Seconds, 0 or more, to the nearest microsecond."""
+def microseconds(where: str, seconds: object, most: int | None = None) -> int:
+    """Seconds, 0 or more, to the nearest microsecond; at most so many microseconds."""
     number = _fraction(seconds)
     if number is None or number < 0:
         refuse(where, "a number of seconds, 0 or more", seconds)
-    return round(number * 1_000_000)
+    found = round(number * 1_000_000)
+    if most is not None and found > most:
+        refuse(where, f"at most {most // 1_000_000} seconds", seconds)
+    return found
 
 
 def permille(where: str, value: object) -> int:
@@ -62,6 +70,14 @@ def permille(where: str, value: object) -> int:
     if number is None or not 0 <= number <= 1 or (number * 1000).denominator != 1:
         refuse(where, "a number from 0 to 1 with at most three decimals", value)
     return int(number * 1000)
+
+
+def duration(where: str, value: object, most: int = YEAR) -> float:
+    """A number of seconds, from a microsecond to `most`: within what every store, clock and timer can count."""
+    number = _fraction(value)
+    if number is None or not _MICROSECOND <= number <= most:
+        refuse(where, f"a number of seconds from 0.000001 to {most}", value)
+    return float(number)
 
 
 def _int(value: object) -> int | None:
@@ -79,7 +95,7 @@ def _fraction(value: object) -> Fraction | None:
         text = float.__repr__(value)
         return None if text.endswith(("n", "f")) else _of_float(text)  # nan, inf
     if isinstance(value, Decimal):
-        return Fraction(value) if value.is_finite() else None
+        return Fraction(value) if value.is_finite() and abs(value.adjusted()) <= _EXPONENT else None
     if isinstance(value, Fraction):
         return value
     number = _int(value)

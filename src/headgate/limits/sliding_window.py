@@ -19,6 +19,9 @@ class WindowLog:
     """Requests in the order of their times: the time of each, and the sum of all costs up to it.
 
     Entries before `first` have been dropped, though their place may still be there; `gone` is the sum up to them.
+
+    Whatever the garbage collector tracks is made before the log is changed: making it may run a finalizer that checks
+    the same key.
     """
 
     __slots__ = ("first", "gone", "sums", "times")
@@ -50,11 +53,13 @@ class WindowLog:
         self.gone = self.sums[first - 1]
         self.first = first
         if first * 2 >= len(self.times):  # so each entry is moved once at most on average
-            del self.times[:first]
-            del self.sums[:first]
-            self.first = 0
-            if not self.sums:
-                self.gone = 0
+            dropped = slice(first)
+            if self.first == first:  # unless a finalizer has done it
+                del self.times[dropped]
+                del self.sums[dropped]
+                self.first = 0
+                if not self.sums:
+                    self.gone = 0
 
     def add(self, now: i64, cost: i64) -> None:
         """Add a request. One at the time of the newest, or before it by a clock that stepped back, joins that entry."""
@@ -138,17 +143,19 @@ class SlidingWindow(Limit):
 
     def refund(self, state: State, cost: i64) -> None:
         assert isinstance(state, WindowLog)
+        empty = WindowLog()
         used = state.used()
         if cost >= used:
-            del state.times[:]
-            del state.sums[:]
+            state.times = empty.times
+            state.sums = empty.sums
             state.first = 0
             state.gone = 0
         else:  # the newest are given back first
             total = state.gone + used - cost
             last = bisect_left(state.sums, total, state.first)
-            del state.times[last + 1 :]
-            del state.sums[last + 1 :]
+            while len(state.times) > last + 1:
+                state.times.pop()
+                state.sums.pop()
             state.sums[last] = total
 
     def idle(self, state: State, now: i64) -> bool:

@@ -121,7 +121,9 @@ class TokenBucket(Limit):
             if state.level == self._full:
                 state.stamp = now
         elif 0 < elapsed <= self._most_elapsed:
-            state.level = min(state.level + elapsed * self._gain, self._full)
+            # Not `min`: in plain Python its call allocates, and a finalizer could spend before the level is written.
+            level = state.level + elapsed * self._gain
+            state.level = self._full if level > self._full else level  # noqa: FURB136
             state.stamp = now
         elif elapsed > 0:
             if elapsed >= self._to_full(state.level):
@@ -157,7 +159,8 @@ class TokenBucket(Limit):
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, BucketState)
         if cost <= self._capacity:
-            state.level = max(state.level - cost * self._unit, -_DEBT)
+            level = state.level - cost * self._unit
+            state.level = level if level > -_DEBT else -_DEBT  # noqa: FURB136
         elif cost > (state.level + _DEBT) // self._unit:
             state.level = -_DEBT
         else:

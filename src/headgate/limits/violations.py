@@ -14,12 +14,13 @@ An *alert* is raised by the violation that makes `alert_after` of them within a 
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Final
 
 from headgate._native import i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import Rule, State
-from headgate.limits.numbers import Number, microseconds, whole
+from headgate.limits.numbers import LARGEST, Number, microseconds, whole
 
 _NEVER_ALERTED: Final[i64] = -(2**60)
 
@@ -51,13 +52,13 @@ class Backoff(Rule):
         alert_after: int = 10,
         alert_window: Number = 300.0,
     ) -> None:
-        self._steps: Final = tuple([microseconds("Backoff steps", step) for step in steps])
+        self._steps: Final = tuple([microseconds("Backoff steps", step, LARGEST) for step in steps])
         if not self._steps:
             refuse("Backoff steps", "at least one", steps)
-        self._quiet: Final[i64] = microseconds("Backoff quiet", quiet)
+        self._quiet: Final[i64] = microseconds("Backoff quiet", quiet, LARGEST)
         self._enforce: Final = enforce
         self._after: Final[i64] = whole("Backoff alert_after", alert_after, 1000)
-        self._window: Final[i64] = microseconds("Backoff alert_window", alert_window)
+        self._window: Final[i64] = microseconds("Backoff alert_window", alert_window, LARGEST)
 
     @property
     def steps(self) -> tuple[float, ...]:
@@ -138,11 +139,25 @@ class Backoff(Rule):
     def __hash__(self) -> int:
         return hash(self._fields())
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, self._fields()
+
     def __repr__(self) -> str:
         return (
             f"Backoff(steps={self.steps}, quiet={self.quiet}, enforce={self.enforce}, "
             f"alert_after={self.alert_after}, alert_window={self.alert_window})"
         )
+
+
+def _restore(steps: Sequence[int], quiet: int, enforce: bool, after: int, window: int) -> Backoff:
+    """A backoff from its fields."""
+    return Backoff(
+        steps=[Fraction(step, 1_000_000) for step in steps],
+        quiet=Fraction(quiet, 1_000_000),
+        enforce=enforce,
+        alert_after=after,
+        alert_window=Fraction(window, 1_000_000),
+    )
 
 
 class Standing:
@@ -172,6 +187,18 @@ class Standing:
 
     def __bool__(self) -> bool:
         return self._count > 0
+
+    def _fields(self) -> tuple[int, int, int]:
+        return self._count, self._wait_left, self._quiet_left
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Standing) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Standing, self._fields()
 
     def __repr__(self) -> str:
         return f"Standing(violations={self.violations}, wait_left={self.wait_left}, quiet_left={self.quiet_left})"

@@ -24,6 +24,10 @@ ON_FAILURE: Final = ("open", "closed", "local")
 """How to decide while a store is away: all requests pass, none does, or this process counts by itself."""
 
 
+MAX_TIMEOUT: Final = 3600
+"""Seconds that a check may wait for a store at the most."""
+
+
 class Verb(Enum):
     """An operation of a store on a cost."""
 
@@ -313,7 +317,7 @@ class SharedStore(Store, Protocol):
 
 
 AddOutcome: TypeAlias = Literal["done", "exists", "uninvited", "full"]
-ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked"]
+ReplaceOutcome: TypeAlias = Literal["done", "unknown", "revoked", "other"]
 
 
 class AgentDirectory(Protocol):
@@ -332,8 +336,12 @@ class AgentDirectory(Protocol):
         With an `invitation`, only if there is one of that digest, which is used up by it.
         """
 
-    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
-        """Give an agent another digest, or none; one that has none only if `revoked_too`."""
+    async def replace(self, agent: str, digest: bytes | None, known: bytes | None = None) -> ReplaceOutcome:
+        """Give an agent another digest, or none.
+
+        With a `known` digest only in place of that: otherwise the agent has an "other", or none ("revoked"). Without it
+        in place of any or none; but none in place of none is "revoked".
+        """
 
     async def verify(self, agent: str, digest: bytes) -> bool: ...
 
@@ -376,6 +384,17 @@ class SharedAlerts(Protocol):
         """End an alert, and keep its last text for later callers: "done", or "other" as with `put`."""
 
 
+class DataAge(NamedTuple):
+    """Numbers that only grow while agents and changes are added, by which older data is told from newer."""
+
+    agents: int = 0
+    """How many there are, including those with a revoked token."""
+    change: int = 0
+    """When a token was changed last."""
+    position: int = 0
+    """In the change log."""
+
+
 class StoreGeneration(Protocol):
     """A random id of the data in a store, by which a hub sees that the data is lost or another's.
 
@@ -388,7 +407,15 @@ class StoreGeneration(Protocol):
         """The id that the store should have; "" where any will do."""
 
     @expected.setter
-    def expected(self, generation: str) -> None: ...
+    def expected(self, generation: str) -> None:
+        """Expect an id; nothing of its data was seen yet."""
+
+    @property
+    def seen(self) -> DataAge:
+        """How much of the data was seen. The store is lost while it has less: it is older, or a part is missing."""
+
+    @seen.setter
+    def seen(self, age: DataAge) -> None: ...
 
     @property
     def reason(self) -> str:
@@ -401,10 +428,10 @@ class StoreGeneration(Protocol):
         """Expect the id that the store has; one without an id is given a new one first."""
 
     async def accept(self) -> str:
-        """Expect the store's data as it is from now on.
+        """Accept lost data as it is: the id to expect from now on, or "" if the store has the expected data.
 
         The id is the store's, if it has another than was expected: another hub has accepted the data before. Otherwise
-        it is a new one.
+        it is a new one, which the store has from now on.
         """
 
 

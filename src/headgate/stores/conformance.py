@@ -196,6 +196,39 @@ def warnings_begin_below_a_fifth(make: MakeStore) -> None:
         expect(f"outcomes on {limit}", "".join(outcomes), "aaaaaaaawwdd")
 
 
+def a_request_id_is_counted_once(make: MakeStore) -> None:
+    harness, limit, other = StoreHarness(make), per_day(60), per_day(50)
+
+    def apply(verb: Verb, cost: int = 1, key: str = "a", name: str = "", limit: Limit = limit) -> Decision:
+        return harness.store.apply(verb, [Ask(name, key, limit, cost)], LOW, None, "id")
+
+    for verb, left in ((Verb.CHECK, 59), (Verb.CHARGE, 57), (Verb.REFUND, 58)):
+        cost = 2 if verb is Verb.CHARGE else 1
+        first = apply(verb, cost)
+        expect(f"left after {verb.value}", first.remaining, left)
+        expect(f"{verb.value} again", apply(verb, cost), first)
+    for what, decision, left in (
+        ("another key", apply(Verb.CHECK, key="b"), 59),
+        ("another name", apply(Verb.CHECK, name="other"), 59),
+        ("another limit", apply(Verb.CHECK, limit=other), 49),
+    ):
+        expect(f"the same id under {what}", (decision.limit.capacity, decision.remaining), (left + 1, left))
+    denied = apply(Verb.CHECK, 50, limit=other)
+    expect("the same id with another cost", denied.remaining, 49)
+    expect("a peek", apply(Verb.PEEK).remaining, 58)
+    harness.clock.advance(61)
+    expect("a minute later", apply(Verb.CHECK).remaining, 57)
+
+
+def a_denied_request_id_is_decided_again(make: MakeStore) -> None:
+    harness = StoreHarness(make)
+    ask = [Ask("", "a", per_minute(1), 1)]
+    passed = [bool(harness.store.apply(Verb.CHECK, ask, LOW, None, request_id)) for request_id in ("1", "2", "2")]
+    harness.clock.advance(60)
+    passed.append(bool(harness.store.apply(Verb.CHECK, ask, LOW, None, "2")))
+    expect("passed", passed, [True, False, False, True])
+
+
 def threads_are_counted_exactly(make: MakeStore) -> None:
     for limit in (per_day(50), SlidingWindow(50, 3600)):
         harness = StoreHarness(make)
@@ -334,6 +367,8 @@ CASES: Final[tuple[Case, ...]] = (
     several_keys_pass_together_or_not_at_all,
     unlimited_and_blocked_count_nothing,
     warnings_begin_below_a_fifth,
+    a_request_id_is_counted_once,
+    a_denied_request_id_is_decided_again,
     threads_are_counted_exactly,
     a_denial_is_recorded_in_the_same_step,
     an_enforced_backoff_denies_an_early_return,

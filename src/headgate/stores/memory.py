@@ -8,7 +8,11 @@ once large dict is freed with it. One round through all entries begins at most o
 How it stays exact. Uncompiled, or without a GIL, a lock guards every step. Compiled and under the GIL none is needed
 as long as nothing between reading and writing a state can let another thread run. Only Python code can, and it can only
 come in through an allocation that triggers the garbage collector. So a value that was read before an allocation is
-read again after it. A sliding window can't keep to this; a store that has one takes the lock.
+read again after it, and a decision says what was decided: nothing is allocated before it is made. A sliding window
+can't keep to this; a store that has one takes the lock.
+
+There is one lock for everything in a store, and it is reentrant: a finalizer may check a limit in the middle of another
+check, and two locks could be taken in either order then.
 """
 
 import logging
@@ -23,8 +27,9 @@ from typing import Final, SupportsIndex
 
 from headgate._native import i64
 from headgate.errors import refuse
+from headgate.lifecycle import new_lock
 from headgate.limits.clock import Clock, MonotonicClock
-from headgate.limits.decision import DENY, Decision, Details, Limit, Rule, State, Violation, binding_of
+from headgate.limits.decision import DENY, Decision, Details, Limit, Rule, State, Violation, more_binding
 from headgate.limits.numbers import whole
 from headgate.limits.violations import Backoff, Standing
 from headgate.stores.base import REMEMBERED, Ask, Offence, Store, Verb
@@ -43,7 +48,6 @@ CHARGE: Final = Verb.CHARGE
 REFUND: Final = Verb.REFUND
 
 _NO_LOCK: Final[AbstractContextManager[None]] = nullcontext()
-_tables_lock: Final = threading.Lock()
 _log = logging.getLogger("headgate")
 
 
@@ -275,6 +279,9 @@ class MemoryStore:
     counted. Known keys are never dropped to make room, so a blocked key stays blocked. (`charge` on an unknown key is
     always kept: what has been spent is counted.)
 
+    At most `max_request_ids` are remembered, each with its decision. Beyond that, the oldest is forgotten before its
+    minute is over, so that its request would be counted again.
+
     >>> from headgate import Limiter, MemoryStore, per_minute
     >>> store = MemoryStore(max_keys=2)
     >>> limiter = Limiter(per_minute(1), store=store)
@@ -284,17 +291,25 @@ class MemoryStore:
     2
     """
 
-    def __init__(self, *, clock: Clock | None = None, max_keys: SupportsIndex | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        max_keys: SupportsIndex | None = None,
+        max_request_ids: SupportsIndex = 100_000,
+    ) -> None:
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
         self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
         self._tables: Final[dict[tuple[str, Rule], Table]] = {}
         self._order: Final[list[Table]] = []
         self._warned = False
+        self._warned_of_ids = False
         self.max_keys: Final[i64] = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
-        self.lock: threading.RLock | None = None if _uninterruptible() else threading.RLock()
-        self._answers_lock: Final = threading.Lock()
-        self._answers: Final[dict[tuple[str, str, str, str], tuple[int, Decision]]] = {}  # by request id, oldest first
+        self.max_request_ids: Final = whole("MemoryStore max_request_ids", max_request_ids)
+        self._lock: Final = new_lock()
+        self.lock: threading.RLock | None = None if _uninterruptible() else self._lock  # the one that every step takes
+        self._answers: Final[dict[tuple[object, ...], tuple[int, Decision]]] = {}  # by request id, oldest first
         self.size: i64 = 0
         self.until_sweep: i64 = 0  # checks of known keys until the next sweep
         self.position: i64 = 0  # of the round, in the order of the tables; behind the last: no round is under way
@@ -312,7 +327,7 @@ class MemoryStore:
         """The entries of a limiter's name and limit. The table is made once, and stays: frequent callers keep it."""
         while True:
             found = self._limit_table(name, limit)
-            with _tables_lock:
+            with self._lock:
                 found.pinned = True
                 if not found.dropped:
                     return found
@@ -330,15 +345,13 @@ class MemoryStore:
         return found
 
     def _add_table(self, name: str, table: Table) -> Table:
-        with _tables_lock:
-            found = self._tables.get((name, table.rule))
-            if found is not None:
-                return found
-            if self.lock is None and not table.rule.uninterrupted:
-                self.lock = threading.RLock()
-            self._order.append(table)
-            self._tables[(name, table.rule)] = table  # last: from here on it is found without the lock
-            return table
+        with self._lock:
+            if not table.rule.uninterrupted:
+                self.lock = self._lock
+            found = self._tables.setdefault((name, table.rule), table)  # from here on it is found without the lock
+            if found is table:
+                self._order.append(table)
+            return found
 
     def apply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
@@ -346,20 +359,33 @@ class MemoryStore:
         """See `Store.apply`."""
         if not request_id:
             return self._apply_all(verb, asks, low, offence)
-        identity = (verb.value, asks[0].name, asks[0].key, request_id)
-        with self._answers_lock:
+        identity = (verb, asks[0].name, asks[0].key, request_id, *[ask.limit for ask in asks])
+        with self._lock:
             now = self.now()
             for known, answer in list(islice(self._answers.items(), 2)):  # the oldest
                 if answer[0] <= now:
-                    del self._answers[known]
+                    self._answers.pop(known, None)
             found = self._answers.get(identity)
             if found is not None and found[0] > now:
                 return found[1]
             decision = self._apply_all(verb, asks, low, offence)
             if verb is CHARGE or verb is REFUND or (verb is CHECK and decision):
-                self._answers.pop(identity, None)
-                self._answers[identity] = (now + REMEMBERED, decision)
+                self._remember(identity, (now + REMEMBERED, decision))
             return decision
+
+    def _remember(self, identity: tuple[object, ...], answer: tuple[int, Decision]) -> None:
+        """Remember the answer to a request, as the newest of them."""
+        self._answers.pop(identity, None)
+        for oldest in list(islice(self._answers, max(len(self._answers) + 1 - self.max_request_ids, 0))):
+            self._answers.pop(oldest, None)
+            if not self._warned_of_ids:
+                self._warned_of_ids = True
+                _log.warning(
+                    "MemoryStore: more than %d request ids within a minute; the oldest are forgotten, so that a retry "
+                    "may be counted twice",
+                    self.max_request_ids,
+                )
+        self._answers[identity] = answer
 
     def _apply_all(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
         if self.size >= self.max_keys:  # before the tables are looked up: it may drop empty ones
@@ -379,28 +405,33 @@ class MemoryStore:
         self, verb: Verb, entries: list[Entry], now: i64, low: i64, violations: ViolationTable | None, agent: str
     ) -> Decision | None:
         """None if a table was dropped meanwhile, and nothing has been done."""
-        # From here to the last write nothing is allocated that the garbage collector tracks.
-        for entry in entries:
-            if entry.table.dropped:
+        # From here until the decision is made nothing is allocated that the garbage collector tracks, not even an
+        # iterator of a list in plain Python.
+        count: i64 = len(entries)
+        for i in range(count):
+            if entries[i].table.dropped:
                 return None
         passes = violations is None or not violations.blocks(agent, now)
         new: i64 = 0
-        for entry in entries:
-            entry.find(now)
-            passes = passes and entry.wait == 0
-            if not entry.known:
+        for i in range(count):
+            entries[i].find(now)
+            passes = passes and entries[i].wait == 0
+            if not entries[i].known:
                 new += 1
         if verb is CHECK and passes and new and self.size + new > self.max_keys:
             return self.deny_for_room(entries[0].table.limit)
         if verb is CHARGE or (verb is CHECK and passes):
-            for entry in entries:
-                entry.spend(now)
+            for i in range(count):
+                entries[i].spend(now)
         elif verb is REFUND:
-            for entry in entries:
-                entry.table.limit.refund(entry.state, entry.cost)
-        decisions = [entry.decide(verb, passes, now, low) for entry in entries]
+            for i in range(count):
+                entries[i].table.limit.refund(entries[i].state, entries[i].cost)
+        decision = entries[0].decide(verb, passes, now, low)
+        if count > 1:
+            decision = decision.at(0)
+            for i in range(1, count):
+                decision = more_binding(decision, entries[i].decide(verb, passes, now, low), i)
         self.sweep(now)
-        decision = decisions[0] if len(decisions) == 1 else binding_of(decisions)
         if violations is not None and verb is CHECK and not passes:
             decision = decision.with_violation(violations.record(agent, now))
         return decision
@@ -421,8 +452,10 @@ class MemoryStore:
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
-        state = self.violation_table(offence.name, offence.backoff).find(offence.key)
-        return Standing(0, 0, 0) if state is None else offence.backoff.standing(state, self.now())
+        violations = self.violation_table(offence.name, offence.backoff)
+        with self.lock or _NO_LOCK:
+            state = violations.find(offence.key)
+            return Standing(0, 0, 0) if state is None else offence.backoff.standing(state, self.now())
 
     async def astanding(self, offence: Offence) -> Standing:
         return self.standing(offence)
@@ -456,7 +489,7 @@ class MemoryStore:
     def reset(self) -> dict[str, int]:
         """See `ResettableStore.reset`."""
         dropped: dict[str, int] = {}
-        with self._answers_lock:
+        with self._lock:
             self._answers.clear()
         for (name, rule), table in list(self._tables.items()):
             if isinstance(rule, Limit):
@@ -501,7 +534,7 @@ class MemoryStore:
         """Drop a table that is empty and that nobody keeps, and say whether it was."""
         if table.size > 0 or not isinstance(table, LimitTable):
             return False
-        with _tables_lock:
+        with self._lock:
             if table.pinned or table.dropped or table.size > 0:
                 return False
             table.dropped = True

@@ -1,11 +1,11 @@
 """Sliding windows in this process's memory whose limit and length come with each call."""
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Final
 
+from headgate.lifecycle import new_lock
 from headgate.limits.sliding_window import WindowLog
 from headgate.stores.base import WindowCount
 
@@ -22,7 +22,7 @@ class MemoryWindows:
     def __init__(self, now: Callable[[], int], max_keys: int) -> None:
         self._now: Final = now
         self._max_keys: Final = min(max_keys, _MOST_KEYS)
-        self._lock: Final = threading.Lock()
+        self._lock: Final = new_lock()
         self._logs: Final[OrderedDict[str | bytes, _KeyLog]] = OrderedDict()
         self._entries = 0  # of all logs
 
@@ -31,6 +31,7 @@ class MemoryWindows:
         with self._lock:
             now = self._now()
             self._sweep(now)
+            fresh = _KeyLog()  # before anything is read: making it may run a finalizer that counts, too
             found = self._find(stored, now)
             used = 0 if found is None else found.log.used_after(now - span)
             if used >= most:
@@ -39,7 +40,7 @@ class MemoryWindows:
             if self._entries >= _MOST_ENTRIES or (found is None and len(self._logs) >= self._max_keys):
                 return WindowCount(False, used, 0, _NO_ROOM)
             if found is None:
-                found = self._logs[stored] = _KeyLog()
+                found = self._logs[stored] = fresh
             self._entries += found.add(now, span)
             return WindowCount(True, used + 1, most - used - 1, 0)
 
@@ -91,7 +92,9 @@ class _KeyLog:
 
     def add(self, now: int, span: int) -> int:
         """Count a request, drop those that have left the longest window, and say by how much the log has grown."""
-        before, self._horizon = len(self.log.times), max(self._horizon, span)
+        before = len(self.log.times)
+        if span > self._horizon:
+            self._horizon = span
         self.log.drop_until(now - self._horizon)
         self.log.add(now, 1)
         return len(self.log.times) - before
