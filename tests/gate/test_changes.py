@@ -1,6 +1,6 @@
 """Changes made while running take effect, are recorded, and once acknowledged survive a kill at any moment.
 
-How a log is compacted: test_change_log.py.
+How a log is compacted: test_change_log.py. How its file is made: stores/test_sqlite.py.
 """
 
 import os
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,20 @@ import pytest
 from headgate import Gate, InvalidInput, Policy, parse
 from headgate.errors import HeadgateError
 from headgate.events import Event, PolicyChanged
-from headgate.gate.changes import default, effective, exemption, no_override, override
-from headgate.stores.base import Change
+from headgate.gate.changes import (
+    AgentRules,
+    Effective,
+    apply_edits,
+    default,
+    effective,
+    exemption,
+    no_override,
+    override,
+)
+from headgate.gate.immutable_map import ImmutableMap
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 from tests.support.lookups import count_lookups
+from tests.support.valkey import PATIENCE, wait_for
 
 
 def make_changes(gate: Gate) -> None:
@@ -106,12 +117,87 @@ def test_a_file_that_is_not_a_change_log_is_refused(tmp_path: Path) -> None:
         Gate(remember=newer)
 
 
-def test_two_gates_can_write_one_log(tmp_path: Path) -> None:
+# Several processes on one file ----------------------------------------------------------------------------------------
+
+
+def test_gates_on_one_file_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.stores.sqlite._POLL", 0.01)
+    path, heard = tmp_path / "headgate.db", list[str]()
+    with Gate(remember=path) as one, Gate(remember=path) as two:
+        two.subscribe(lambda event: heard.append(str(event)), PolicyChanged)
+        two.check("a", "ws", "heavy", cost=10)
+        one.set_override("a", "heavy", "20/minute", by="ada")
+        wait_for(lambda: two.capacity("a", "ws", "heavy") == 20, "the change of the other gate")
+        one.remove_override("a")
+        wait_for(lambda: two.capacity("a", "ws", "heavy") == 10, "the removal")
+        assert two.peek("a", "ws", "heavy").remaining == 10, "the affected bucket begins full, as in the other gate"
+        two.add_exemption("b")
+        one.add_exemption("c")
+        wait_for(lambda: one.effective == two.effective and two.is_exempt("c"), "both gates to agree")
+        assert one.history() == two.history()
+        made = ["override of 'a' for heavy set to 20/minute", "override of 'a' removed"]
+        made += ["exemption of 'b' set to exempt", "exemption of 'c' set to exempt"]
+        assert heard == [str(PolicyChanged(what, "ada" if number == 0 else "")) for number, what in enumerate(made)]
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_followed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headgate.stores.sqlite._POLL", 0.01)
     path = tmp_path / "headgate.db"
-    with closing(SqliteChangeLog(path)) as one, closing(SqliteChangeLog(path)) as two:
-        for i in range(20):
-            (one if i % 2 else two).write(Change((exemption(f"agent-{i}"),)))
-        assert [edit.agent for edit in one.read().edits()] == [f"agent-{i}" for i in range(20)]
+    with Gate(remember=path) as one, Gate(remember=path) as two:
+        failures = iter([ValueError("odd"), ValueError("odd"), OSError("other")])
+        read = two._log.read
+
+        def fail(after: int = 0) -> Any:
+            for error in failures:
+                raise error
+            return read(after)
+
+        monkeypatch.setattr(two._log, "read", fail)
+        one.add_exemption("a")
+        wait_for(lambda: two.is_exempt("a"), "the change")
+        told = "changes of other processes can't be read, and are tried again: "
+        assert [record.getMessage() for record in caplog.records] == [f"{told}odd", f"{told}other"]
+
+
+FORK = """
+import os, signal, sqlite3, sys, time
+from headgate import Gate
+
+gate = Gate(remember=sys.argv[1])
+gate.add_exemption("before")
+connection = gate._log._file
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # rather than hang for ever
+    try:
+        connection.execute("SELECT 1")
+    except sqlite3.ProgrammingError:  # it is closed: SQLite forbids to use it here, even to close it
+        pass
+    else:
+        os._exit(1)
+    gate.add_exemption("child")
+    while not gate.is_exempt("parent"):
+        time.sleep(0.01)
+    gate.close()
+    os._exit(0)
+gate.add_exemption("parent")
+signal.alarm(60)
+while not gate.is_exempt("child"):
+    time.sleep(0.01)
+print(os.waitpid(child, 0)[1], [edit.agent for change in gate.history() for edit in change.edits][0])
+gate.close()
+"""
+
+
+def test_a_forked_process_has_a_connection_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.db"
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE, check=True)
+    assert done.stdout == "0 before\n"
+    with Gate(remember=path) as gate:
+        assert gate.effective.exempt == {"before", "child", "parent"}
 
 
 def test_a_change_to_a_removed_channel_is_ignored(tmp_path: Path) -> None:
@@ -209,6 +295,32 @@ def test_a_change_builds_one_lookup_and_shares_the_unchanged_part(monkeypatch: p
     gate.set_default("heavy", "30/minute")
     assert gate._lookup.own is after
     assert [gate.capacity(agent, "ws", "heavy") for agent in ("agent-1", "new", "agent-3")] == [7, 30, 5]
+
+
+def test_many_edits_update_the_rules_once() -> None:
+    """So that a start and a reload take time in proportion to the number of edits."""
+
+    class Counted:
+        """A map that counts its updates; a compiled class can't be extended."""
+
+        updates = 0
+        empty: ImmutableMap[AgentRules] = ImmutableMap()
+
+        def get(self, agent: str) -> AgentRules | None:
+            return self.empty.get(agent)
+
+        def update(self, changes: Mapping[str, AgentRules | None]) -> ImmutableMap[AgentRules]:
+            self.updates += 1
+            return self.empty.update(changes)
+
+    edits = [override(f"agent-{number % 700}", "heavy", f"{number + 1}/hour") for number in range(1000)]
+    edits += [no_override(f"agent-{number}") for number in range(300)]
+    policy = Policy()
+    counted: Any = Counted()
+    found = apply_edits(Effective(policy.limits, counted, policy.session_limit, {}), policy, edits)
+    assert counted.updates == 1
+    assert found == effective(policy, edits)
+    assert sorted(found.overrides) == sorted(f"agent-{number}" for number in range(300, 700))
 
 
 def test_listeners_are_called_without_the_lock() -> None:

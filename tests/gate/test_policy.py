@@ -1,7 +1,9 @@
 """Policies: the defaults, the file, and every error in it."""
 
+import os
 import re
 import tomllib
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import InvalidInput, Policy, PolicyError, parse
-from headgate.gate.policy import check_agent
+from headgate import Gate, InvalidInput, Policy, PolicyError, parse
+from headgate.cli import main
+from headgate.gate.policy import MAX_FILE, check_agent
 from headgate.hub.api.http import UNKNOWN
 from headgate.hub.app import ROUTES
 from headgate.hub.sockets.frames import TYPES
@@ -147,6 +150,8 @@ NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing 
 A_LIMIT = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 LETTERS = "letters, digits and underscores"
 TAKEN = "light, normal, heavy, session, shadow"
+SECONDS = "a number of seconds from 0.000001"
+TOO_DEEP = "expected tables and lists a few levels deep, got hundreds of levels"
 SECTIONS = (
     "warn_at, channels, exempt, shadow, limits, actions, addresses, sessions, agents, backoff, alerts, store, hub"
 )
@@ -166,7 +171,8 @@ SECTIONS = (
         ({"limits": {"ws": {"huge": "1/s"}}}, "limits.ws.huge: expected one of light, normal, heavy"),
         ({"limits": []}, "limits: expected a table, got []"),
         ({"warn_at": 1.5}, "warn_at: expected a number from 0 to 1 with at most three decimals, got 1.5"),
-        ({"channels": []}, "channels: expected at least one channel, got []"),
+        ({"channels": []}, "channels: expected a list of 1 to 1000 entries, got []"),
+        ({"channels": ()}, "channels: expected a list of 1 to 1000 entries, got ()"),
         ({"channels": ["a b"]}, f"channels[0]: expected a name of {LETTERS} other than {TAKEN}, got 'a b'"),
         ({"channels": "ws"}, "channels: expected a list, got 'ws'"),
         ({"exempt": ["", 5]}, "exempt[0]: expected 1 to 128 printable characters, got ''"),
@@ -181,13 +187,25 @@ SECTIONS = (
         ({"agents": {"a": {"heavy": "x", "shadow": 1}}}, f"agents.a.heavy: expected {A_LIMIT}, got 'x'"),
         ({"agents": {"a": {"shadow": 1}}}, "agents.a.shadow: expected true or false, got 1"),
         ({"agents": {"a": 5}}, "agents.a: expected a table, got 5"),
-        ({"backoff": {"steps": []}}, "backoff.steps: expected at least one step, got []"),
-        ({"backoff": {"steps": [1, 0]}}, "backoff.steps[1]: expected a number above 0, got 0"),
-        ({"backoff": {"quiet": True}}, "backoff.quiet: expected a number above 0, got True"),
+        ({"backoff": {"steps": []}}, "backoff.steps: expected a list of 1 to 100 entries, got []"),
+        ({"backoff": {"steps": (2,) * 101}},
+         "backoff.steps: expected a list of 1 to 100 entries, got (" + "2, " * 32 + "..."),
+        ({"backoff": {"steps": [1, 0]}}, f"backoff.steps[1]: expected {SECONDS} to 31536000, got 0"),
+        ({"backoff": {"steps": [1e-7]}}, f"backoff.steps[0]: expected {SECONDS} to 31536000, got 1e-07"),
+        ({"backoff": {"quiet": True}}, f"backoff.quiet: expected {SECONDS} to 31536000, got True"),
+        ({"backoff": {"quiet": 9999999999999}},
+         f"backoff.quiet: expected {SECONDS} to 31536000, got 9999999999999"),
+        ({"backoff": {"quiet": float("inf")}}, f"backoff.quiet: expected {SECONDS} to 31536000, got inf"),
+        ({"backoff": {"quiet": Decimal("1e999999999")}},
+         f"backoff.quiet: expected {SECONDS} to 31536000, got Decimal('1E+999999999')"),
+        ({"alerts": {"window": 16**5000}},
+         f"alerts.window: expected {SECONDS} to 31536000, got an int of thousands of digits"),
         ({"backoff": {"enforce": "yes"}}, "backoff.enforce: expected true or false, got 'yes'"),
         ({"alerts": {"violations": 0}}, "alerts.violations: expected a whole number from 1 to 1000, got 0"),
         ({"store": {"on_failure": "retry"}}, "store.on_failure: expected one of open, closed, local, got 'retry'"),
-        ({"store": {"timeout": -1}}, "store.timeout: expected a number above 0, got -1"),
+        ({"store": {"timeout": -1}}, f"store.timeout: expected {SECONDS} to 3600, got -1"),
+        ({"store": {"timeout": 1e10}}, f"store.timeout: expected {SECONDS} to 3600, got 10000000000.0"),
+        ({"store": {"nodes": 10_001}}, "store.nodes: expected a whole number from 1 to 10000, got 10001"),
         ({"tiers": 5}, f"tiers: expected one of {SECTIONS}"),
     ],
 )  # fmt: skip
@@ -216,6 +234,85 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PolicyError, match="expected TOML, got: 'utf-8' codec"):
         Policy.load(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "mistake"),
+    [
+        (b"warn_at = 0.8\n\n[store]\nnodes = " + b"9" * 5000,
+         "line 4: expected a number of 64 bits, got one of thousands of digits"),
+        (b"[store]\nnodes = 0x" + b"f" * 5000,
+         "store.nodes: expected a whole number from 1 to 10000, got an int of thousands of digits"),
+        (b"[limits]\nheavy = " + b"[" * 5000 + b"]" * 5000, TOO_DEEP),
+        (b"[hub]\nport = " + b"{a=" * 5000 + b"1" + b"}" * 5000, TOO_DEEP),
+        (b"[backoff]\nquiet = 1e400", f"backoff.quiet: expected {SECONDS} to 31536000, got inf"),
+        (b"warn_at = nan", "warn_at: expected a number from 0 to 1 with at most three decimals, got nan"),
+        (b"#" * (MAX_FILE + 1), f"expected a file of at most {MAX_FILE} bytes, got a larger one"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_file_with_absurd_values_is_refused_by_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, mistake: str
+) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_bytes(content)
+    with pytest.raises(PolicyError) as caught:
+        Policy.load(path)
+    assert caught.value.mistakes == (mistake,)
+    assert main(["policy", "check", str(path)]) == 1
+    assert capsys.readouterr().err == f"{path}: 1 mistake\n  {mistake}\n"
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):  # the one never begins, the other never ends
+        with pytest.raises(PolicyError, match="expected a regular file, got a pipe or a device"):
+            Policy.load(path)
+    with pytest.raises(PolicyError, match="expected a readable file, got: Is a directory"):
+        Policy.load(tmp_path)
+    with pytest.raises(PolicyError, match="expected the path of a file, got: embedded null byte"):
+        Policy.load("a\0b")
+
+
+def test_settings_that_contain_themselves_are_refused() -> None:
+    limits: list[Any] = []
+    limits.append(limits)
+    with pytest.raises(PolicyError) as caught:
+        Policy(limits={"heavy": limits})
+    assert caught.value.mistakes == (TOO_DEEP,)
+
+
+WHERE = (
+    "warn_at channels exempt shadow limits limits.heavy limits.ws limits.ws.heavy actions actions.ws "
+    "actions.ws.ping addresses addresses.limit addresses.exempt sessions sessions.limit agents agents.a "
+    "agents.a.heavy agents.a.session agents.a.shadow backoff backoff.steps backoff.quiet backoff.enforce alerts "
+    "alerts.violations alerts.window store store.on_failure store.timeout store.nodes"
+)
+numbers = st.integers() | st.integers(-(10**30), 10**30) | st.floats() | st.sampled_from([2**63, 1e-300, 10**400])
+plain = st.none() | st.booleans() | numbers | st.text() | st.sampled_from(["1/s", "ws", "9" * 22 + "/year"])
+values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
+
+
+@given(st.dictionaries(st.sampled_from(WHERE.split()), values, max_size=3))
+def test_a_policy_is_refused_by_text_or_can_be_used(given: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {}
+    for path, value in given.items():
+        *tables, name = path.split(".")
+        table = settings
+        for key in tables:
+            inner = table.setdefault(key, {})
+            table = inner if isinstance(inner, dict) else {}
+        table[name] = value
+    try:
+        policy = Policy(**settings)
+    except PolicyError:
+        return
+    assert Policy(**policy.settings()) == policy
+    gate = Gate(policy)
+    for _ in range(3):
+        gate.check("a", policy.channels[0], "heavy")
+    gate.record_violation("a")
+    gate.check_address("192.0.2.1")
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 129, "a\n", "\0", 5, None, "\N{ZERO WIDTH SPACE}"])

@@ -14,8 +14,9 @@ from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
-from headgate.limits.notation import LimitLike, limit_of, parse
+from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.base import UNREADABLE, Change, Edit, LogPage
+from headgate.stores.change_rows import read_limit
 
 KINDS: Final = ("override", "exemption", "default", "session")
 """The kinds of edits."""
@@ -138,44 +139,46 @@ class Effective:
 
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
     """The rules in effect after these edits to a policy."""
-    agents: ImmutableMap[AgentRules] = ImmutableMap()
-    for agent in {*policy.overrides, *policy.exempt, *policy.session_overrides}:
-        session = policy.session_overrides.get(agent)
-        agents = agents.set(agent, AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt, session))
-    return apply_edits(Effective(policy.limits, agents, policy.session_limit, {}), policy, edits)
+    agents: dict[str, AgentRules | None] = {
+        agent: AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt, policy.session_overrides.get(agent))
+        for agent in {*policy.overrides, *policy.exempt, *policy.session_overrides}
+    }
+    empty: ImmutableMap[AgentRules] = ImmutableMap()
+    return apply_edits(Effective(policy.limits, empty.update(agents), policy.session_limit, {}), policy, edits)
 
 
 def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Effective:
     """The rules in effect after some more edits."""
     after = before
+    changed: dict[str, AgentRules | None] = {}
     for edit in edits:
         if edit.kind == "default":
             after = _with_default(after, policy, edit)
         elif edit.kind == "session" and not edit.agent:
-            after = replace(after, session_limit=policy.session_limit if edit.value is None else parse(edit.value))
+            after = replace(after, session_limit=policy.session_limit if edit.value is None else read_limit(edit.value))
         elif edit.kind in KINDS:  # a kind of a later version is ignored
-            rules = _with_rules(after.agents.get(edit.agent) or _NO_RULES, policy, edit)
-            agents = after.agents.delete(edit.agent) if rules == _NO_RULES else after.agents.set(edit.agent, rules)
-            after = replace(after, agents=agents)
-    return after
+            found = changed[edit.agent] if edit.agent in changed else before.agents.get(edit.agent)
+            rules = _with_rules(found or _NO_RULES, policy, edit)
+            changed[edit.agent] = None if rules == _NO_RULES else rules
+    return replace(after, agents=before.agents.update(changed))
 
 
 def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
     if edit.kind == "exemption":
         return replace(before, exempt=edit.value is not None)
     if edit.kind == "session":
-        return replace(before, session=None if edit.value is None else parse(edit.value))
+        return replace(before, session=None if edit.value is None else read_limit(edit.value))
     places = _places(policy, edit)
     own = {place: limit for place, limit in before.overrides.items() if place not in places}
     if edit.value is not None:
-        own |= dict.fromkeys(places, parse(edit.value))
+        own |= dict.fromkeys(places, read_limit(edit.value))
     return replace(before, overrides=own)
 
 
 def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
     limits, generations = dict(before.limits), dict(before.generations)
     for place in _places(policy, edit):
-        limits[place] = policy.limits[place] if edit.value is None else parse(edit.value)
+        limits[place] = policy.limits[place] if edit.value is None else read_limit(edit.value)
         if edit.generation:
             generations[place] = edit.generation
         elif limits[place] != before.limits[place]:

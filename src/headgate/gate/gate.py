@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from typing import Final, SupportsIndex, get_args
 
@@ -16,7 +15,7 @@ from headgate.gate.changes import KEPT, Effective, MemoryChangeLog, condense, ef
 from headgate.gate.lookup import ADDRESSES, AGENTS, ActiveLimit, Lookup
 from headgate.gate.policy import Policy, check_agent
 from headgate.gate.sessions import Session, Sessions
-from headgate.lifecycle import Closable, after_fork
+from headgate.lifecycle import Closable, new_lock
 from headgate.limits.decision import Decision, Limit, Violation
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
@@ -47,8 +46,8 @@ class Gate(GateChecks, Closable):
     """Says whether an agent may do something, and counts it.
 
     `store` counts: a store, the URL of a Redis or Valkey server, or None for this process's memory. `remember` is the
-    path of a file for the changes made while running. Without it they are kept in the server, where all gates share
-    them; in memory they end with the process.
+    path of a file for the changes made while running, which several processes of one machine may use. Without it they
+    are kept in the server, where all gates share them; in memory they end with the process.
 
     >>> from headgate import Gate, Policy
     >>> gate = Gate(Policy())
@@ -75,12 +74,11 @@ class Gate(GateChecks, Closable):
         )
         self._owns_store: Final = isinstance(store, str)
         self._log: Final[ChangeLog] = _change_log(remember, opened)
-        self._shared: Final = isinstance(self._log, SharedChangeLog)
+        self._counts_shared: Final = isinstance(opened, SharedStore)
         self._position = 0  # in the log: the changes up to there are in effect
         self._logged = 0  # changes in the log
         self._reported_unreadable = False
-        self._change_lock = threading.RLock()
-        after_fork(self)
+        self._change_lock: Final = new_lock()
         self._sessions: Final = Sessions(opened, lambda: self._lookup, self._session_violated)
         super().__init__(opened, Lookup(rules, effective(rules, self._first_edits()), opened))
         self._unsubscribe_store: Final = (
@@ -88,10 +86,6 @@ class Gate(GateChecks, Closable):
         )
         if isinstance(self._log, SharedChangeLog):
             self._log.follow(self._sync)
-
-    def _after_fork(self) -> None:
-        """In a forked process: the parent's thread that may hold the lock doesn't exist here."""
-        self._change_lock = threading.RLock()
 
     def _first_edits(self) -> list[Edit]:
         """The edits in the log; none yet, if the server that has it is away."""
@@ -304,12 +298,9 @@ class Gate(GateChecks, Closable):
         with self._change_lock:
             before = self._lookup
             after = Lookup(before.policy, before.effective, self._store, before, change.edits)
-            for agent in after.changed & {edit.agent for edit in change.edits if edit.kind != "session"}:
-                # First, so that listeners find them empty: they may be left from a time when that limit was in effect.
-                # No check uses them until the switch, except where a limit stays the same.
-                self._drop_buckets(after, agent)
+            self._drop_edited(after, change.edits)
             position = self._log.write(change)
-            if self._shared and position - len(change.edits) != self._position:
+            if position - len(change.edits) != self._position:
                 events = self._catch_up(self._position)
             else:
                 self._lookup, self._position, events = after, position, [PolicyChanged(str(change), change.by)]
@@ -328,7 +319,8 @@ class Gate(GateChecks, Closable):
     def remove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
         """Put an agent back to the defaults, for a tier or for all and for its sessions."""
         edits = [changes.no_override(agent, tier)]
-        if tier is None and agent in self.effective.session_overrides:
+        rules = self.effective.agents.get(agent)
+        if tier is None and rules is not None and rules.session is not None:
             edits.append(changes.session_limit(None, agent))
         self.change(edits, by=by)
 
@@ -361,7 +353,7 @@ class Gate(GateChecks, Closable):
         with self._change_lock:
             before, page, position = self._lookup, self._log.read(), self._position
             after = Lookup(policy, effective(policy, page.edits()), self._store, before)
-            if not self._shared:
+            if not self._counts_shared:
                 self._drop_changed(before, after)
             self._lookup, self._position, self._logged = after, page.position, len(page.changes)
         for event in _events_since(position, page):
@@ -394,12 +386,19 @@ class Gate(GateChecks, Closable):
         if page.snapshot is None:
             if not page.changes:
                 return []
-            self._lookup = Lookup(before.policy, before.effective, self._store, before, page.edits())
+            edits = page.edits()
+            lookup = Lookup(before.policy, before.effective, self._store, before, edits)
+            if not self._counts_shared:
+                self._drop_edited(lookup, edits)
+            self._lookup = lookup
             self._logged += len(page.changes)
         else:
             current = effective(before.policy, page.edits())
             if current != before.effective:
-                self._lookup = Lookup(before.policy, current, self._store, before)
+                lookup = Lookup(before.policy, current, self._store, before)
+                if not self._counts_shared:
+                    self._drop_changed(before, lookup)
+                self._lookup = lookup
                 events = events or [PolicyChanged("changes read again", "")]
             self._logged = len(page.changes)
         self._position = page.position
@@ -411,6 +410,15 @@ class Gate(GateChecks, Closable):
             self._logged = self._log.compact(KEPT, lambda edits: condense(policy, edits))
         except HeadgateError as error:  # it will be tried again; the change itself was made
             _log.warning("%s", error)
+
+    def _drop_edited(self, after: Lookup, edits: Sequence[Edit]) -> None:
+        """Let agents begin with full buckets under edited limits.
+
+        It is done first, so that listeners find them empty: they may be left from a time when that limit was in effect.
+        No check uses them until the switch, except where a limit stays the same.
+        """
+        for agent in after.changed & {edit.agent for edit in edits if edit.kind != "session"}:
+            self._drop_buckets(after, agent)
 
     def _drop_changed(self, before: Lookup, after: Lookup) -> None:
         """Let a new policy begin with full buckets wherever a limit has changed."""

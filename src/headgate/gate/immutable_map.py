@@ -1,9 +1,11 @@
-"""A map that is never changed: setting a key makes a new map, which shares nearly everything with the old one.
+"""A map that is never changed: an update makes a new map, which shares nearly everything with the old one.
 
-A tree: inner nodes are lists of 32 nodes, chosen by five bits of the key's hash at each level; leaves are dicts. A new
-map copies one leaf and the nodes above it, within a few microseconds, however many keys there are.
+A tree: inner nodes are lists of 32 nodes, chosen by five bits of the key's hash at each level; leaves are dicts. An
+update copies the leaves of its keys and the nodes above them, each once: a single key costs a few microseconds, however
+many keys there are, and a new map of many keys takes time in proportion to their number.
 """
 
+from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
 from headgate._native import i64
@@ -34,14 +36,14 @@ class ImmutableMap(Generic[V]):
         found: V | None = node.get(key)
         return found
 
-    def set(self, key: str, value: V) -> "ImmutableMap[V]":
-        """This map with one more key, or with another value for it."""
-        size = self._size if key in self else self._size + 1
-        return ImmutableMap(_with(self._root, 0, key, value), size)
-
-    def delete(self, key: str) -> "ImmutableMap[V]":
-        """This map without a key."""
-        return ImmutableMap(_without(self._root, 0, key), self._size - 1) if key in self else self
+    def update(self, changes: Mapping[str, V | None]) -> "ImmutableMap[V]":
+        """This map with some keys set, and those without a value deleted."""
+        if not changes:
+            return self
+        size = self._size
+        for key, value in changes.items():
+            size += (value is not None) - (key in self)
+        return ImmutableMap(_updated(self._root, 0, dict(changes)), size)
 
     def items(self) -> list[tuple[str, V]]:
         found: list[tuple[str, V]] = []
@@ -66,38 +68,44 @@ class ImmutableMap(Generic[V]):
     def __hash__(self) -> int:
         return self._size
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _of_items, (self.items(),)  # not the tree: in another process, strings have other hashes
+
     def __repr__(self) -> str:
         return f"ImmutableMap({dict(self.items())})"
 
 
-def _child(key: str, depth: i64) -> i64:
-    return (i64(hash(key)) >> (depth * _BITS)) & _MASK
+def _of_items(items: list[tuple[str, V]]) -> ImmutableMap[V]:
+    found: ImmutableMap[V] = ImmutableMap()
+    return found.update({key: value for key, value in items})  # noqa: C416 - a dict of the items would have another type
 
 
-def _with(node: object, depth: i64, key: str, value: object) -> object:
+def _updated(node: object, depth: i64, changes: dict[str, object]) -> object:
     if isinstance(node, list):
         nodes = node.copy()
-        child = _child(key, depth)
-        nodes[child] = _with(node[child], depth + 1, key, value)
+        for child, of_child in enumerate(_by_child(changes, depth)):
+            if of_child:
+                nodes[child] = _updated(node[child], depth + 1, of_child)
         return nodes
     assert isinstance(node, dict)
     leaf = node.copy()
-    leaf[key] = value
+    for key, value in changes.items():
+        if value is None:
+            leaf.pop(key, None)
+        else:
+            leaf[key] = value
+    return _split(leaf, depth)
+
+
+def _split(leaf: dict[str, object], depth: i64) -> object:
+    """A leaf, or the node of several if it has too many keys."""
     if len(leaf) <= _LEAF or depth == _DEPTH:
         return leaf
-    leaves: list[dict[str, object]] = [{} for _ in range(_MASK + 1)]
-    for each, of_each in leaf.items():
-        leaves[_child(each, depth)][each] = of_each
-    return leaves
+    return [_split(part, depth + 1) for part in _by_child(leaf, depth)]
 
 
-def _without(node: object, depth: i64, key: str) -> object:
-    if isinstance(node, list):
-        nodes = node.copy()
-        child = _child(key, depth)
-        nodes[child] = _without(node[child], depth + 1, key)
-        return nodes
-    assert isinstance(node, dict)
-    leaf = node.copy()
-    del leaf[key]
-    return leaf
+def _by_child(values: dict[str, object], depth: i64) -> list[dict[str, object]]:
+    parts: list[dict[str, object]] = [{} for _ in range(_MASK + 1)]
+    for key, value in values.items():
+        parts[(i64(hash(key)) >> (depth * _BITS)) & _MASK][key] = value
+    return parts

@@ -95,10 +95,7 @@ class Lookup:
         else:
             own, changed = before.own, {edit.agent for edit in edits if edit.agent}
         self.changed: Final[set[str]] = changed  # the agents that are not shared with the lookup before
-        for agent in changed:
-            limits = self._own_limits(agent)
-            own = own.delete(agent) if limits is None else own.set(agent, limits)
-        self.own: Final[ImmutableMap[OwnLimits]] = own
+        self.own: Final[ImmutableMap[OwnLimits]] = own.update({agent: self._own_limits(agent) for agent in changed})
         self.any_own: Final = len(self.own) > 0
         self.addresses: Final = {
             purpose: ActiveLimit(self, ADDRESSES, "address", purpose, "default", limit, policy.shadow, 0)

@@ -6,21 +6,23 @@ path.
 """
 
 import difflib
+import os
+import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError, InvalidInput, refuse
 from headgate.limits.decision import Limit
 from headgate.limits.notation import limit_of, parse
-from headgate.limits.numbers import permille, positive, whole
+from headgate.limits.numbers import duration, permille, whole
 from headgate.limits.violations import Backoff
-from headgate.stores.base import ON_FAILURE
+from headgate.stores.base import MAX_TIMEOUT, ON_FAILURE
 
 Network: TypeAlias = IPv4Network | IPv6Network
 ChannelTier: TypeAlias = tuple[str, str]
@@ -31,6 +33,8 @@ TIERS: Final = ("light", "normal", "heavy")
 UNKNOWN_TIER: Final = "normal"
 """The tier of unclassified actions."""
 MAX_AGENT: Final = 128
+MAX_FILE: Final = 8 * 1024 * 1024
+"""Bytes of a policy file: enough for the overrides of 100,000 agents."""
 
 PURPOSES: Final = {
     "request": ("limit", "60/minute"),
@@ -44,6 +48,9 @@ requests without a token, registrations, connects of WebSockets, and wrong token
 """
 
 _OF_AGENTS: Final = ("session", "shadow")  # keys in the table of an agent, beside tiers and channels
+_MAX_CHANNELS: Final = 1000
+_MAX_STEPS: Final = 100  # of the backoff: each violation sends them to the store
+_TOO_DEEP: Final = "expected tables and lists a few levels deep, got hundreds of levels"
 _LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
 _ACTIONS: Final = {
     "ws": {
@@ -115,13 +122,21 @@ class Policy:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Policy":
         """Read a TOML file."""
+        return cls.from_settings(fspath(path), read_toml(path))
+
+    @classmethod
+    def from_settings(cls, source: str, settings: Mapping[str, Any]) -> "Policy":
+        """A policy from the content of a file. `source` is the file's name in errors."""
         policy = cls.__new__(cls)
-        policy._read(fspath(path), read_toml(path))
+        policy._read(source, settings)
         return policy
 
     def _read(self, source: str, settings: Mapping[str, Any]) -> None:
         reader = _Reader()
-        values = reader.policy(settings)
+        try:
+            values = reader.policy(settings)
+        except RecursionError:
+            raise PolicyError(source, [_TOO_DEEP]) from None
         if reader.mistakes:
             raise PolicyError(source, reader.mistakes)
         for name, value in values.items():
@@ -187,12 +202,43 @@ class Policy:
 
 def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
     """The content of a TOML file; a `PolicyError` if it can't be read."""
+    return parse_toml(fspath(path), read_file(path))
+
+
+def read_file(path: str | PathLike[str]) -> bytes:
+    """The bytes of a policy file; a `PolicyError` if they can't be read. It never waits, as on a pipe."""
+    source = fspath(path)
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb", opener=_open_at_once) as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(MAX_FILE + 1) if regular else b""
     except OSError as error:
-        raise PolicyError(fspath(path), [f"expected a readable file, got: {error.strerror}"]) from error
+        raise PolicyError(source, [f"expected a readable file, got: {error.strerror}"]) from error
+    except ValueError as error:  # NUL in the path
+        raise PolicyError(source, [f"expected the path of a file, got: {error}"]) from error
+    if not regular:
+        raise PolicyError(source, ["expected a regular file, got a pipe or a device"])
+    if len(content) > MAX_FILE:
+        raise PolicyError(source, [f"expected a file of at most {MAX_FILE} bytes, got a larger one"])
+    return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no named pipes among its files
+
+
+def parse_toml(source: str, content: bytes) -> dict[str, Any]:
+    """The settings in a TOML file; a `PolicyError` that names the source if it is none."""
+    try:
+        return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PolicyError(fspath(path), [f"expected TOML, got: {error}"]) from error
+        raise PolicyError(source, [f"expected TOML, got: {error}"]) from error
+    except RecursionError:
+        raise PolicyError(source, [_TOO_DEEP]) from None
+    except ValueError:  # Python's bound on the digits of an int
+        lines = [i for i, line in enumerate(content.splitlines(), 1) if re.search(rb"[\d_]{640}", line)]
+        where = f"line {lines[0]}: " if lines else ""
+        raise PolicyError(source, [f"{where}expected a number of 64 bits, got one of thousands of digits"]) from None
 
 
 def check_agent(agent: object) -> str:
@@ -245,14 +291,12 @@ class _Reader:
             "exempt_addresses": tuple(self._list("addresses.exempt", addresses.get("exempt", []), _network)),
             "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
             "on_failure": self._value("store.on_failure", store, "local", _on_failure),
-            "store_timeout": self._value("store.timeout", store, 0.25, _seconds),
+            "store_timeout": self._value("store.timeout", store, 0.25, _timeout),
             "nodes": self._value("store.nodes", store, 1, _nodes),
         }
 
     def _channels(self, given: object) -> tuple[str, ...]:
-        if given == []:
-            self._add_mistake("channels", "at least one channel", given)
-        return tuple(dict.fromkeys(self._list("channels", given, _channel)))
+        return tuple(dict.fromkeys(self._list("channels", given, _channel, within=(1, _MAX_CHANNELS))))
 
     def _limits(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
@@ -311,10 +355,7 @@ class _Reader:
         self._check_keys("backoff", backoff, ["steps", "quiet", "enforce"])
         self._check_keys("alerts", alerts, ["violations", "window"])
         default = Backoff()
-        given = backoff.get("steps", list(default.steps))
-        steps = self._list("backoff.steps", given, _seconds)
-        if given == []:
-            self._add_mistake("backoff.steps", "at least one step", given)
+        steps = self._list("backoff.steps", backoff.get("steps", default.steps), _seconds, within=(1, _MAX_STEPS))
         return Backoff(
             steps=steps or default.steps,
             quiet=self._value("backoff.quiet", backoff, default.quiet, _seconds),
@@ -347,9 +388,14 @@ class _Reader:
         value = self._parsed(path, table[key], read)
         return default if value is None else value
 
-    def _list(self, path: str, given: object, read: Callable[[object], T]) -> list[T]:
+    def _list(
+        self, path: str, given: object, read: Callable[[object], T], within: tuple[int, int] | None = None
+    ) -> list[T]:
         if not isinstance(given, (list, tuple, set, frozenset)):
             self._add_mistake(path, "a list", given)
+            return []
+        if within is not None and not within[0] <= len(given) <= within[1]:
+            self._add_mistake(path, f"a list of {within[0]} to {within[1]} entries", given)
             return []
         found = [self._parsed(f"{path}[{i}]", value, read) for i, value in enumerate(given)]
         return [value for value in found if value is not None]
@@ -372,14 +418,12 @@ class _Reader:
 _limit: Final = partial(limit_of, "limit")
 _count: Final = partial(whole, "", most=1000)
 _nodes: Final = partial(whole, "", most=10_000)
+_seconds: Final = partial(duration, "")
+_timeout: Final = partial(duration, "", most=MAX_TIMEOUT)
 
 
 def _fraction(value: object) -> float:
     return permille("", value) / 1000
-
-
-def _seconds(value: object) -> float:
-    return float(positive("", value))
 
 
 def _bool(value: object) -> bool:

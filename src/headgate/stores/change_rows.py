@@ -20,10 +20,12 @@ of the kind `UNREADABLE`, so that positions stay what they are.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import isfinite
 from typing import Any, Final
 
 from headgate.errors import InvalidInput
+from headgate.limits.decision import Limit
 from headgate.limits.notation import parse
 from headgate.stores.base import UNREADABLE, Change, Edit
 
@@ -59,9 +61,15 @@ def to_edit(row: Mapping[str, Any]) -> Edit:
 
 def _is_limit(value: str | None) -> bool:
     try:
-        return value is None or bool(parse(value))
+        return value is None or bool(read_limit(value))
     except InvalidInput:
         return False
+
+
+@lru_cache(maxsize=16_384)
+def read_limit(text: str) -> Limit:
+    """The limit that a row sets. Many rows set the same, and all are read again at every reload."""
+    return parse(text)
 
 
 def to_changes(rows: Iterable[Mapping[str, Any]]) -> list[Change]:
