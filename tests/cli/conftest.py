@@ -4,17 +4,20 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from headgate import Policy
+from headgate import Policy, cli
 from headgate.cli import main
 from headgate.cli.hub_api import hub_from
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, Running, running
 from tests.support.valkey import PATIENCE
+
+build_parser = cache(cli.build_parser)  # most of the time of a command
 
 
 @pytest.fixture
@@ -24,6 +27,7 @@ def headgate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         if name.startswith("HEADGATE_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
+    monkeypatch.setattr(cli, "build_parser", build_parser)
     monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
 
     def run(*arguments: str) -> tuple[int, str, str]:

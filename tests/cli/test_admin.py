@@ -278,6 +278,11 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
     assert headgate("agents", "--token-file", str(file)) == (
         1, "", f"{file}: expected a file with a token, got: binary data\n",
     )  # fmt: skip
+    for absent in ("~nobody-has-this-name/token", str(tmp_path), "x" * 5000):
+        code, out, err = headgate("agents", "--token-file", absent)
+        assert (code, out) == (1, "")
+        assert err.startswith(f"{absent}: expected a file with a token, got: ")
+    assert headgate("agents", "--token-file", "/dev/zero") == (1, "", f"the file /dev/zero: {A_TOKEN}\n")
     file.write_text("secret\r\nX-Evil: 1, and long enough")
     assert headgate("agents", "--token-file", str(file)) == (1, "", f"the file {file}: {A_TOKEN}\n")
     monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", "too-short")
@@ -366,16 +371,14 @@ def test_the_store_of_a_hub_of_another_version_is_no_traceback(headgate: Command
 @pytest.mark.parametrize("verb", EVERY, ids=" ".join)
 def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: list[str]) -> None:
     undecided = 3 if verb[0] == "check" else 1
-    prefix = "headgate check: " if verb[0] == "check" else ""
+    prefix = "headgate check: undecided: " if verb[0] == "check" else ""
 
     def refused(hub: object, text: str) -> None:
         assert headgate(*verb, "--hub", f"http://{hub}") == (undecided, "", f"{prefix}http://{hub}: {text}\n")
 
     with nobody() as port:
         refused(f"127.0.0.1:{port}", NOBODY_THERE)
-    bodies: list[Any] = [b"<html>", b"[]", b"\xff"]
-    if verb[:2] not in (["override", "remove"], ["exempt", "add"], ["exempt", "remove"], ["violations", "reset"]):
-        bodies += [{}, {"agents": 5, "overrides": [5], "override": 5}]  # the others pass it on, or don't need it
+    bodies: list[Any] = [b"<html>", b"[]", b"\xff", {}, {"agents": 5, "overrides": [5], "override": 5}]
     for body in bodies:
         with impostor(body) as one:
             refused(one, NOT_A_HUB)

@@ -141,7 +141,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["bench", "--store", "redis://localhost"], 1,
          f"--store: {NO_REDIS}"),
         (["check", "a", "--tier", "light", "--store", "redis://localhost"], 3,
-         f"headgate check: --store: {NO_REDIS}"),
+         f"headgate check: undecided: --store: {NO_REDIS}"),
         (["serve"], 1,
          r"the hub needs more than the core: No module named '\w+'; install the extra headgate\[server\]"),
         (["agents", "--hub", "http://127.0.0.1:1"], 1, r"http://127\.0\.0\.1:1: expected a hub that answers, .*"),

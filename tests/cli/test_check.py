@@ -32,6 +32,7 @@ SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slidin
 def check(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `headgate check`."""
     monkeypatch.setattr(module, "_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(module, "_WITHIN", 2 * PATIENCE)
     return partial(headgate, "check")
 
 
@@ -101,10 +102,13 @@ def test_a_limit_in_shadow_mode_shows_the_outcome_it_would_have_had(running_hub:
         assert check("planner", "--tier", "heavy", "--cost", "11") == (0, watched, "")
 
 
-def test_a_hub_whose_store_is_away_says_so(check: Command) -> None:
-    with impostor(verdict(degraded=True)) as one:
-        text = "allow: ws light, 2/minute: 1 of 2 left; decided without the store, which is away\n"
-        assert check("planner", "--tier", "light", "--hub", f"http://{one}") == (0, text, "")
+def test_a_hub_whose_store_is_away_decides_nothing(check: Command) -> None:
+    away = "the hub's store is away, so the hub doesn't know what was used elsewhere"
+    for outcome in ("allow", "warn", "deny"):
+        with impostor(verdict(outcome=outcome, degraded=True)) as one:
+            text = f"headgate check: undecided: http://{one}: {away}\n"
+            for more in ([], ["--json"], ["--peek"]):
+                assert check("planner", "--tier", "light", "--hub", f"http://{one}", *more) == (3, "", text)
 
 
 @pytest.mark.parametrize("broken", [{"outcome": "perhaps"}, {"outcome": None}, {"remaining": "some"}, {"limit": 5}])
@@ -116,7 +120,7 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
         code, out, err = check("planner", "--tier", "light", "--hub", f"http://{one}", "--json")
         assert (code, out) == (3, "")
         assert err.startswith(
-            f"headgate check: http://{one}: expected the answer of a headgate hub, got something else"
+            f"headgate check: undecided: http://{one}: expected the answer of a headgate hub, got something else"
         )
 
 
@@ -178,11 +182,11 @@ def test_a_request_the_hub_rejects_is_a_usage_error_and_a_refused_token_is_not(
             assert check(*arguments) == (2, "", f"headgate check: http://{hub}: {text}\n")
         monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", VIEWER)
         refused = "this needs the token of the admin; got the token from HEADGATE_ADMIN_TOKEN"
-        assert check(*light) == (3, "", f"headgate check: http://{hub}: {refused}\n")
+        assert check(*light) == (3, "", f"headgate check: undecided: http://{hub}: {refused}\n")
         monkeypatch.delenv("HEADGATE_ADMIN_TOKEN")
         code, out, err = check(*light)
         assert (code, out) == (3, "")
-        assert err.startswith("headgate check: the hub requires a token: set HEADGATE_ADMIN_TOKEN, ")
+        assert err.startswith("headgate check: undecided: the hub requires a token: set HEADGATE_ADMIN_TOKEN, ")
         assert hub.hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
 
 
@@ -266,7 +270,7 @@ def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.Lo
             code, out, err = check("a", *what, "--store", f"redis://127.0.0.1:{port}")
             assert (code, out) == (3, "")
             assert err.startswith(
-                "headgate check: store: expected a Redis or Valkey server that answers, got Connection"
+                "headgate check: undecided: store: expected a Redis or Valkey server that answers, got Connection"
             )
             assert err.count("\n") == 1
 
@@ -318,7 +322,7 @@ def cut_off(server: Server, at: bytes) -> Iterator[str]:
 def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: Server) -> None:
     with cut_off(redis_server, b"a-key-to-stop-at") as url:
         told = check("a-key-to-stop-at", "--limit", "1/s", "--store", url)
-        assert told == (3, "", "headgate check: the server went away before the decision\n")
+        assert told == (3, "", "headgate check: undecided: the server went away before the decision\n")
 
 
 def test_the_wait_is_rounded_up_to_a_millisecond() -> None:

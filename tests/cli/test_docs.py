@@ -3,13 +3,12 @@
 import argparse
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headgate.cli import build_parser
-from tests.support.cli import Command, StartHub
+from tests.support.cli import Command, StartHub, leaves
 
 pytestmark = pytest.mark.once
 
@@ -17,17 +16,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cli.md").read_text(encoding="utf-8")
 ELSEWHERE = ("serve", "replay")  # these have pages of their own
 EVERYWHERE = ("--help", "-h", "--json", "--hub", "--token-file")
-
-
-def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, list[argparse.Action]]]:
-    """Every command that does something, with its arguments."""
-    actions = [one for one in parser._actions if not isinstance(one, argparse._SubParsersAction)]
-    if parser.get_default("run") is not None:
-        yield " ".join(words), actions
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield from leaves(below, (*words, name))
 
 
 COMMANDS = dict(leaves(build_parser()))

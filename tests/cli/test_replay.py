@@ -5,6 +5,8 @@ import io
 import json
 import os
 import re
+import resource
+import stat
 import sys
 import threading
 from html.parser import HTMLParser
@@ -321,7 +323,7 @@ def test_a_page_without_denials_says_so(tmp_path: Path) -> None:
             (["--suggest", bad, "x"],
              (f"argument --suggest: expected a share below 1, such as 0.1% or 0.001, got '{bad}'; "
               "put logs before the options"))
-            for bad in ("access.log", "1", "100%", "1/0", "nan", "")
+            for bad in ("access.log", "1", "100%", "1/0", "nan", "", "1e999999999", "1e-999999999%", "0.5e-100")
         ],
     ],
 )  # fmt: skip
@@ -342,7 +344,7 @@ def test_failures_are_one_line_errors(log: str, tmp_path: Path, capsys: pytest.C
     nowhere = tmp_path / "none" / "page.html"
     assert refused(log, "--html", str(nowhere)) == f"--html: expected a file in an existing folder, got {nowhere}\n"
     assert refused(log, "--html", str(tmp_path)).startswith("--html: expected a file in an existing folder")
-    assert refused(log, "--html", log) == f"--html: expected a file other than the log, got {log}\n"
+    assert refused(log, "--html", log) == f"--html: expected a file other than the logs and policies, got {log}\n"
     assert Path(log).read_text().startswith("time,agent,tier")
     assert refused(log, "--policy", "none.toml").startswith("none.toml: 1 mistake")
     policy = tmp_path / "p.toml"
@@ -355,9 +357,98 @@ def test_failures_are_one_line_errors(log: str, tmp_path: Path, capsys: pytest.C
     assert refused(log, "--channel", "grpc") == "channel: expected one of ws, http, got 'grpc'\n"
 
 
-def test_a_page_that_cannot_be_written_is_an_error(log: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(log, "--html", "/dev/full") == 1
-    assert capsys.readouterr().err == "/dev/full: can't write the page: No space left on device\n"
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A page of an earlier replay."""
+    page = tmp_path / "page.html"
+    page.write_text("an old page")
+    page.chmod(0o640)
+    return page
+
+
+def test_an_input_is_never_overwritten(
+    log: str, policies: list[str], page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = "--html: expected a file other than the logs and policies, got"
+    before = {name: Path(name).read_bytes() for name in (log, *policies)}
+    for number, name in enumerate(before):
+        link, hard, far = [tmp_path / f"{kind} {number}" for kind in ("link", "hard", "far")]
+        link.symlink_to(name)
+        far.symlink_to(link)
+        hard.hardlink_to(name)
+        for given in (name, str(tmp_path / "." / ".." / tmp_path.name / Path(name).name), link, hard, far):
+            code = run(log, "--policy", policies[0], "--compare", policies[1], "--html", str(given))
+            out = capsys.readouterr()
+            assert (code, out.out, out.err) == (1, "", f"{expected} {given}\n")
+    assert {name: Path(name).read_bytes() for name in before} == before
+    with Path(log).open() as source:
+        for given in ("-", "/dev/stdin"):
+            done = run_process("replay", given, "--html", log, stdin=source)
+            assert (done.returncode, done.stderr) == (1, f"{expected} {log}\n")
+    assert run(log, str(page), "--html", str(page)) == 1
+    assert page.read_text() == "an old page"
+
+
+def test_a_page_is_written_to_files_only(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for device in ("/dev/full", "/dev/null", str(fifo)):
+        assert run(log, "--html", device) == 1
+        error = f"--html: expected a file, got {device}, which is a device, a pipe or a circular link\n"
+        assert capsys.readouterr().err == error
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for bad in (str(loop), str(tmp_path / ("x" * 5000))):
+        assert run(log, "--html", bad) == 1
+        out = capsys.readouterr()
+        assert (out.out, out.err.count("\n")) == ("", 1)
+        assert out.err.startswith(f"--html: expected a file, got {bad}")
+
+
+def test_a_page_is_written_as_a_whole_or_not_at_all(
+    log: str, page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, limits = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        assert run(log, "--html", str(page)) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err == f"{page}: can't write the page: File too large\n"
+    assert (page.read_text(), sorted(tmp_path.iterdir())) == ("an old page", files)
+    link = tmp_path / "link.html"
+    link.symlink_to(page)
+    assert run(log, "--html", str(link)) == 0
+    assert link.is_symlink()
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert stat.S_IMODE(page.stat().st_mode) == 0o640
+    assert sorted(tmp_path.iterdir()) == sorted([*files, link])
+
+
+@pytest.mark.usefixtures("capsys")
+def test_names_that_are_not_utf_8_are_shown_escaped(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    odd.mkdir()
+    policy = odd / os.fsdecode(b"\xfe.toml")
+    policy.touch()
+    rows = [{"time": 1, "agent": f"a\ud800 {number}", "action": "go \udfff"} for number in range(3)]
+    rows += [{"time": 1, "agent": "a", "action": "go \udfff"}] * 70
+    write_log(odd, "\n".join(map(json.dumps, rows)), os.fsdecode(b"\xfd.jsonl"))
+    target = odd / os.fsdecode(b"\xfc.html")
+    assert run(str(odd / os.fsdecode(b"\xfd.jsonl")), "--policy", str(policy), "--html", str(target)) == 0
+    text = Page(target.read_text(encoding="utf-8")).text
+    for shown in ("\\udcff/\\udcfd.jsonl", "\\udcfe.toml", "go \\udfff"):
+        assert shown in text
+
+
+def test_a_closed_standard_input_harms_only_who_reads_it(
+    log: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(log) == 0
+    capsys.readouterr()
+    assert run("-") == 1
+    assert capsys.readouterr().err == "-: can't read the log: standard input is closed\n"
 
 
 # As a process of its own ---------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The command `headgate` in a process of its own: in a pipe, or on a pseudo-terminal."""
 
+import argparse
 import os
 import pty
 import select
@@ -25,6 +26,17 @@ Command = Callable[..., tuple[int, str, str]]
 """Runs a command within this process; its exit code, output and errors."""
 StartHub = Callable[..., AbstractContextManager[Running]]
 """Starts a hub that the commands find, until the block ends."""
+
+
+def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, list[argparse.Action]]]:
+    """Every command that does something, with its arguments."""
+    actions = [one for one in parser._actions if not isinstance(one, argparse._SubParsersAction)]
+    if parser.get_default("run") is not None:
+        yield " ".join(words), actions
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from leaves(below, (*words, name))
 
 
 def surroundings(packages: Path = PACKAGES) -> dict[str, str]:

@@ -1,10 +1,8 @@
 """The command `headgate`. Each module is named after the command in it."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 
 from headgate.cli import (
     agents,
@@ -22,16 +20,36 @@ from headgate.cli import (
     violations,
 )
 from headgate.cli.parser import CommandParser
-from headgate.cli.terminal import version_text
+from headgate.cli.terminal import discard, prepare_output, print_error, version_text
 from headgate.errors import HeadgateError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 1 for an error, 2 for invalid arguments."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack characters of a name
+    prepare_output()
+    options = argparse.Namespace(code=None)
+    code = 0
+    try:
+        code = _run(options, arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of the output has closed it
+        discard(sys.stdout)
+    except OSError as error:  # of the output: a command expects all others
+        print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        discard(sys.stdout)
+        code = 1
+    return code if options.code is None else int(options.code)
+
+
+def _run(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
     parser = build_parser()
-    options = parser.parse_args(arguments)
+    try:
+        parser.parse_args(arguments, options)
+    except SystemExit:  # after --help, too
+        sys.stdout.flush()
+        raise
     if options.version:
         print(version_text())
         return 0
@@ -39,26 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        options.code = options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would write the rest at exit
-    except KeyboardInterrupt:
-        return 130
+        return int(options.run(options))
     except HeadgateError as error:
-        print(error, file=sys.stderr)
+        print_error(error)
         return 1
-    return int(options.code)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands. Its defaults are `run`, the command's function, and `code`, its exit code so far."""
+    """The parser of all commands. It sets `run`, the command's function.
+
+    A command whose exit code is an answer sets `code` before it prints: it holds even if the output can't be written.
+    """
     parser = CommandParser(
         prog="headgate",
         description="Exact rate limiting for platforms where many agents talk to one hub.",
         epilog="Run headgate COMMAND --help for details and examples.",
     )
-    parser.set_defaults(run=None, code=0, json=False)
+    parser.set_defaults(run=None, code=None, json=False)
     parser.add_argument("--version", action="store_true", help="print the version, and whether it is compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in (serve, top, agents, override, exempt, violations, store, check, policy, replay, bench, demo):

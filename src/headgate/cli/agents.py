@@ -1,14 +1,15 @@
 """`headgate agents`: list agents and their limits."""
 
 import argparse
-import sys
 from typing import Any, Final
 
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError, add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
-from headgate.cli.terminal import Cell, Column, ProgressLine, print_json, print_table, usage_colour
+from headgate.cli.terminal import Cell, Column, ProgressLine, print_error, print_json, print_table, usage_colour
+from headgate.errors import HeadgateError, InvalidInput
 
 _MOST: Final = 1000  # agents that a hub lists at once
+_MOST_REGISTERED: Final = 1_000_000  # more are not the answer of a hub
 
 
 def add(commands: Commands) -> None:
@@ -33,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.all:
         found = _registered(hub, {one["agent_id"]: one for one in found})
     elif len(found) == _MOST:
-        print(f"only the first {_MOST:,} are listed; --all lists all", file=sys.stderr)
+        print_error(f"only the first {_MOST:,} are listed; --all lists all")
     if options.json:
         print_json({"agents": found})
         return 0
@@ -54,19 +55,21 @@ def _registered(hub: HubApi, active: dict[str, dict[str, Any]]) -> list[dict[str
     """The status of every registered agent."""
     agents: list[dict[str, Any]] = []
     with ProgressLine() as progress:
-        page = hub.registered_agents()
-        while page:
+        for page in hub.registered_agents():
             for one in page:
+                if len(agents) == _MOST_REGISTERED:
+                    raise HeadgateError(f"{hub.url}: expected at most {_MOST_REGISTERED:,} agents, got more")
                 name = one["agent_id"]
                 agents.append({**(active.get(name) or _status(hub, name)), "revoked": bool(one.get("revoked"))})
                 progress.show(lambda: f"agents: {len(agents):,}")
-            page = hub.registered_agents(after=page[-1]["agent_id"])
     return agents
 
 
 def _status(hub: HubApi, agent: str) -> dict[str, Any]:
     try:
         return hub.agent(agent)
+    except InvalidInput:  # registered before its name was reserved: no path leads to it
+        pass
     except HubError as error:
         if error.status != 404:
             raise

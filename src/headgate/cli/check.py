@@ -2,12 +2,15 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import closing
-from typing import Any, Final
+from threading import Thread
+from typing import Any, Final, TypeVar
 
-from headgate.cli.hub_api import HubError, add_hub_options, hub_from
+from headgate.cli.hub_api import HubError, add_hub_options, hub_from, whole
 from headgate.cli.parser import Commands, add_command, whole_number
-from headgate.cli.terminal import GREEN, RED, YELLOW, coloured, print_json, waiting_for
+from headgate.cli.terminal import GREEN, RED, YELLOW, coloured, print_error, print_json, waiting_for
 from headgate.errors import HeadgateError, InvalidInput, printable
 from headgate.gate import Gate
 from headgate.gate.policy import TIERS, Policy, PolicyError
@@ -15,6 +18,7 @@ from headgate.http import describe_decision
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
 from headgate.limits.fixed import UNLIMITED
+from headgate.limits.notation import parse
 from headgate.stores.base import Store
 from headgate.stores.urls import server_store
 
@@ -24,7 +28,10 @@ UNDECIDED: Final = 3
 
 _COLOURS: Final = {"allow": GREEN, "warn": YELLOW, "deny": RED, "exempt": GREEN}
 _CHANNEL: Final = "ws"
-_TIMEOUT: Final = 5.0  # seconds
+_TIMEOUT: Final = 5.0  # seconds for one answer of a server
+_WITHIN: Final = 10.0  # seconds for all of them
+
+T = TypeVar("T")
 
 
 def add(commands: Commands) -> None:
@@ -36,7 +43,8 @@ def add(commands: Commands) -> None:
         "Check one request of an agent and count it, as if the agent had sent it: a denial is a violation. The hub "
         "decides. With --store, a Redis or Valkey server decides, without a hub; with --store and --limit, AGENT is "
         "any key, under that limit.\n\n"
-        f"Exit codes: 0 allowed, {DENIED} denied, {INVALID} invalid arguments, {UNDECIDED} no decision.",
+        f"Exit codes: 0 allowed, {DENIED} denied, {INVALID} invalid arguments, {UNDECIDED} undecided: the hub or its "
+        "store is unreachable, or refused.",
         "headgate check planner --tier heavy && ./expensive-job",
         "headgate check planner --channel http --action post_task --peek --json",
         "headgate check planner --tier heavy --store redis://localhost --policy headgate.toml",
@@ -63,13 +71,15 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     try:
         _validate(options)
-        answer = _by_hub(options) if options.store is None else _by_store(options)
+        answer = _by_hub(options) if options.store is None else _in_time(lambda: _by_store(options))
     except (InvalidInput, PolicyError) as error:
-        return _fail(INVALID, error)
+        return _fail(INVALID, str(error))
     except HubError as error:
-        return _fail(INVALID if error.status == 400 else UNDECIDED, error)
+        return _fail(INVALID, str(error)) if error.status == 400 else _fail(UNDECIDED, f"undecided: {error}")
     except HeadgateError as error:
-        return _fail(UNDECIDED, error)
+        return _fail(UNDECIDED, f"undecided: {error}")
+    except Exception as error:  # noqa: BLE001 - the exit code of a traceback would mean that the request is denied
+        return _fail(UNDECIDED, f"undecided: {type(error).__name__}: {printable(str(error))}")
     options.code = 0 if answer["outcome"] != "deny" else DENIED  # first: printing may fail
     if options.json:
         print_json(answer)
@@ -78,8 +88,8 @@ def _run(options: argparse.Namespace) -> int:
     return int(options.code)
 
 
-def _fail(code: int, error: HeadgateError) -> int:
-    print(f"headgate check: {error}", file=sys.stderr)
+def _fail(code: int, text: str) -> int:
+    print_error(f"headgate check: {text}")
     return code
 
 
@@ -92,6 +102,7 @@ def _validate(options: argparse.Namespace) -> None:
             raise InvalidInput("--limit: expected --store too")
         if options.channel is not None or options.policy is not None:
             raise InvalidInput("--limit: expected neither --channel nor --policy, which it replaces")
+        parse(options.limit)
         return
     if options.tier is None and options.action is None:
         raise InvalidInput("expected --tier or --action" + ("" if options.store is None else ", or --limit"))
@@ -107,17 +118,37 @@ def _by_hub(options: argparse.Namespace) -> dict[str, Any]:
     body = {"agent_id": options.agent, "channel": options.channel or _CHANNEL, "peek": options.peek}
     answer = hub.check(body | {name: one for name, one in given.items() if one is not None})
     hub.parse(lambda: _summary(answer))
+    if answer["degraded"]:
+        raise HeadgateError(f"{hub.url}: the hub's store is away, so the hub doesn't know what was used elsewhere")
     return answer
 
 
 def _by_store(options: argparse.Namespace) -> dict[str, Any]:
     policy = Policy() if options.policy is None else Policy.load(options.policy)
-    with waiting_for("the server"), closing(server_store("--store", options.store, timeout=_TIMEOUT)) as store:
+    with closing(server_store("--store", options.store, timeout=_TIMEOUT)) as store:
         store.verify()
         subject, decision = _by_gate(options, policy, store) if options.limit is None else _by_limiter(options, store)
     if decision.degraded:
         raise HeadgateError("the server went away before the decision")
     return subject | describe_decision(decision)
+
+
+def _in_time(decide: Callable[[], T]) -> T:
+    """Decide in a thread: the timeout of a server's client begins anew with every byte that comes."""
+    decided: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            decided.set_result(decide())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            decided.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    with waiting_for("the server"):
+        finished, _ = wait([decided], _WITHIN)
+    if not finished:
+        raise HeadgateError(f"--store: expected a server that decides, got no decision within {_WITHIN:g} s")
+    return decided.result()
 
 
 def _by_gate(options: argparse.Namespace, policy: Policy, store: Store) -> tuple[dict[str, Any], Decision]:
@@ -141,7 +172,7 @@ def _summary(answer: dict[str, Any]) -> str:
     """A decision in one line."""
     outcome, limit, wait = answer["outcome"], printable(str(answer["limit"])), answer["retry_after_ms"]
     where = limit if "key" in answer else printable(f"{answer['channel']} {answer['tier']}, {limit}")
-    left = f"{where}: {int(answer['remaining']):,} of {int(answer['capacity']):,} left"
+    left = f"{where}: {whole(answer['remaining']):,} of {whole(answer['capacity']):,} left"
     if answer["exempt"]:
         text = "all requests pass, none is counted"
     elif limit == str(UNLIMITED):
@@ -151,9 +182,7 @@ def _summary(answer: dict[str, Any]) -> str:
     elif wait is None:
         text = f"no wait would help ({left})"
     else:
-        text = f"retry in {int(wait) / 1000:g} s ({left})"
+        text = f"retry in {whole(wait) / 1000:g} s ({left})"
     if answer["would_be"] is not None:
         text += f"; in shadow mode, otherwise: {printable(str(answer['would_be']))}"
-    if answer["degraded"]:
-        text += "; decided without the store, which is away"
     return f"{coloured(outcome, _COLOURS[outcome], sys.stdout)}: {text}"

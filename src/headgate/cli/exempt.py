@@ -36,11 +36,9 @@ def add(commands: Commands) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer = hub.exemptions()
-    agents = hub.parse(lambda: [str(agent) for agent in answer["agents"]])
+    answer = hub_from(options).exemptions()
     if options.json:
         print_json(answer)
     else:
-        print("\n".join(map(printable, agents)) or "no agent is exempt")
+        print("\n".join([printable(str(agent)) for agent in answer["agents"]]) or "no agent is exempt")
     return 0

@@ -3,18 +3,19 @@
 import argparse
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote
 
 from headgate.cli.parser import Commands, add_command
-from headgate.cli.terminal import print_json, waiting_for
+from headgate.cli.terminal import print_error, print_json, waiting_for
 from headgate.client.url import is_hub_url, is_loopback
 from headgate.errors import HeadgateError, printable
-from headgate.gate.policy import check_agent
+from headgate.gate.policy import MAX_AGENT
+from headgate.hub.agents.names import check_path_name
 from headgate.hub.settings import A_TOKEN, usable_token, variable
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ ADMIN_FILE_VARIABLE: Final = variable("admin_token_file")
 VIEWER_VARIABLE: Final = variable("viewer_token")
 
 _MAX_ANSWER: Final = 64 * 1024 * 1024  # bytes
-_TIMEOUT: Final = 10.0  # seconds
+_MAX_DETAIL: Final = 1000  # characters of an error that are shown
+_MAX_DEPTH: Final = 32  # of an answer's objects and arrays
+_MAX_NUMBER: Final = 10**30  # in an answer
+_TIMEOUT: Final = 10.0  # seconds for a request and its answer
 _PAGE: Final = 100  # agents per request
+_MAX_TOKEN_FILE: Final = 65_536  # characters
 
 _AGENTS: Final = "/api/admin/agents"
 _LIMITS: Final = "/api/admin/rate-limits"
@@ -70,12 +75,12 @@ class AgentSummary:
         return cls(
             name=str(data["agent_id"]),
             connected=bool(data["connected"]),
-            used=None if usage is None else float(usage["used"]),
-            left="" if usage is None else f"{int(usage['remaining'])}/{int(usage['capacity'])}",
+            used=None if usage is None else _number(usage["used"]),
+            left="" if usage is None else f"{whole(usage['remaining'])}/{whole(usage['capacity'])}",
             bucket="" if usage is None else f"{usage['channel']} {usage['tier']}",
-            violations=int(data["violations"]),
-            last_hour=int(data["violations_last_hour"]),
-            wait_ms=int(data["wait_left_ms"]),
+            violations=whole(data["violations"]),
+            last_hour=whole(data["violations_last_hour"]),
+            wait_ms=whole(data["wait_left_ms"]),
             exempt=bool(data["exempt"]),
             override=bool(data["override"]),
             revoked=bool(data.get("revoked")),
@@ -112,11 +117,11 @@ class HubStatus:
         summary = data["summary"]
         return cls(
             agents=[AgentSummary.parse(one) for one in data["agents"]],
-            violations=int(summary["violations_last_hour"]),
-            worst=[(str(one["agent_id"]), int(one["violations"])) for one in summary["worst_offenders"]],
-            exempt=int(summary["exempt"]),
-            rate=float(summary["checks_per_second"]),
-            denied=float(summary["denied_share"]),
+            violations=whole(summary["violations_last_hour"]),
+            worst=[(str(one["agent_id"]), whole(one["violations"])) for one in summary["worst_offenders"]],
+            exempt=whole(summary["exempt"]),
+            rate=_number(summary["checks_per_second"]),
+            denied=_number(summary["denied_share"]),
             store=str(summary["store"]),
         )
 
@@ -125,21 +130,17 @@ class HubApi:
     """The HTTP API of a hub. `origin` says where the token comes from."""
 
     def __init__(self, url: str, token: str, origin: str, timeout: float = _TIMEOUT) -> None:
-        from urllib.request import HTTPRedirectHandler, ProxyHandler, build_opener
-
-        class NoRedirects(HTTPRedirectHandler):
-            """Follows no redirect: it would carry the token elsewhere."""
-
-            def redirect_request(self, *_: object) -> None:
-                return None
+        from headgate.cli.bounded_http import bounded_opener  # here, for a quick start of other commands
 
         self.url: Final = url
         self._token, self._origin, self._timeout = token, origin, timeout
-        no_proxy = [ProxyHandler({})] if is_loopback(url) else []
-        self._opener = build_opener(NoRedirects(), *no_proxy)
+        self._opener = bounded_opener(proxies=not is_loopback(url))
 
-    def request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """Send a request and return the answer; `HubError` if there is none, or a refusal."""
+    def request(self, method: str, path: str, body: object = None, **fields: type) -> dict[str, Any]:
+        """Send a request and return the answer, which has fields of these types.
+
+        `HubError` if there is none in time, or a refusal, or an answer that no hub gives.
+        """
         from http.client import HTTPException
         from urllib.error import HTTPError, URLError
         from urllib.request import Request
@@ -151,21 +152,21 @@ class HubApi:
         request = Request(self.url + path, data, headers, method=method)  # noqa: S310 - http or https, see _url
         try:
             with waiting_for(self.url), self._opener.open(request, timeout=self._timeout) as answer:
-                text = answer.read(_MAX_ANSWER)
+                text = answer.read(_MAX_ANSWER + 1)
         except HTTPError as error:
             with error:
                 self._raise_refusal(error)
         except URLError as error:
             self._raise_unreachable(error.reason if isinstance(error.reason, Exception) else error)
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: a host that is none, or a proxy
             self._raise_unreachable(error)
-        return self.parse(lambda: _object(text))
+        return self.parse(lambda: _object(text, fields))
 
     def parse(self, parser: Callable[[], T]) -> T:
         """Parse an answer; `HubError` if it isn't that of a headgate hub."""
         try:
             return parser()
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise HubError(
                 0, f"{self.url}: expected the answer of a headgate hub, got something else; is the address right?"
             ) from error
@@ -177,62 +178,68 @@ class HubApi:
     def active_agents(self, limit: int) -> list[dict[str, Any]]:
         return self._agents(f"/api/dashboard/state?limit={limit}")
 
-    def registered_agents(self, after: str = "") -> list[dict[str, Any]]:
-        """A page of registered agents, by name; empty after the last."""
-        return self._agents(f"{_AGENTS}?limit={_PAGE}&after={quote(after, safe='')}")
+    def registered_agents(self) -> Iterator[list[dict[str, Any]]]:
+        """All registered agents by name, in pages. Each name comes after the last, so that there is an end."""
+        names = [""]
+        while page := self._agents(f"{_AGENTS}?limit={_PAGE}&after={_quoted(names[-1])}"):
+            names = [names[-1], *[one["agent_id"] for one in page]]
+            self.parse(partial(_check_order, names))
+            yield page
 
     def _agents(self, path: str) -> list[dict[str, Any]]:
-        answer = self.request("GET", path)
+        answer = self.request("GET", path, agents=list)
         return self.parse(lambda: [{**one, "agent_id": str(one["agent_id"])} for one in answer["agents"]])
 
     def agent(self, agent: str) -> dict[str, Any]:
-        return self.request("GET", _path(_AGENTS, agent))
+        return self.request("GET", _path(_AGENTS, agent), agent_id=str)
 
     def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self.request("POST", "/api/admin/check", body)
+        return self.request("POST", "/api/admin/check", body, outcome=str, exempt=bool, degraded=bool)
 
     def overrides(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The overrides of tiers, and those of sessions."""
-        answer = self.request("GET", _LIMITS)
-        return self.parse(lambda: (dict(answer["overrides"]), dict(answer.get("session_overrides", {}))))
+        answer = self.request("GET", _LIMITS, overrides=dict)
+        return self.parse(lambda: (answer["overrides"], dict(answer.get("session_overrides", {}))))
 
     def set_override(self, agent: str, limits: Mapping[str, Any]) -> dict[str, Any]:
-        return self.request("PUT", _path(_LIMITS, agent), limits)
+        return self.request("PUT", _path(_LIMITS, agent), limits, override=dict)
 
     def remove_override(self, agent: str) -> dict[str, Any]:
-        return self.request("DELETE", _path(_LIMITS, agent))
+        return self.request("DELETE", _path(_LIMITS, agent), override=dict)
 
     def exemptions(self) -> dict[str, Any]:
-        return self.request("GET", _EXEMPT)
+        return self.request("GET", _EXEMPT, agents=list)
 
     def add_exemption(self, agent: str) -> dict[str, Any]:
-        return self.request("POST", _EXEMPT, {"agent_id": agent})
+        return self.request("POST", _EXEMPT, {"agent_id": agent}, agents=list)
 
     def remove_exemption(self, agent: str) -> dict[str, Any]:
-        return self.request("DELETE", _path(_EXEMPT, agent))
+        return self.request("DELETE", _path(_EXEMPT, agent), agents=list)
 
     def store(self) -> dict[str, Any]:
-        return self.request("GET", _STORE)
+        return self.request("GET", _STORE, store=str, problems=list)
 
     def accept_store(self, agent_data: str) -> dict[str, Any]:
-        return self.request("POST", f"{_STORE}/accept", {"agent_data": agent_data})
+        return self.request("POST", f"{_STORE}/accept", {"agent_data": agent_data}, accepted=bool)
 
     def violations(self) -> dict[str, Any]:
-        return self.request("GET", _VIOLATIONS)
+        return self.request("GET", _VIOLATIONS, agents=list)
 
     def reset_violations(self, agent: str) -> dict[str, Any]:
-        return self.request("DELETE", _path(_VIOLATIONS, agent))
+        return self.request("DELETE", _path(_VIOLATIONS, agent), reset=bool)
 
     def _raise_refusal(self, error: "HTTPError") -> NoReturn:
+        from http.client import HTTPException
+
         status = error.code
         if 300 <= status < 400:
             target = printable(str(error.headers.get("Location", "elsewhere")))
             raise HubError(status, f"{self.url}: expected an answer, got a redirect to {target}; set that as --hub")
         try:
-            problem = _object(error.read(_MAX_ANSWER))
-        except (ValueError, TypeError, OSError):
+            problem = _object(error.read(_MAX_ANSWER), {})
+        except (ValueError, TypeError, RecursionError, OSError, HTTPException):
             problem = {}
-        detail = printable(str(problem.get("detail", "")))
+        detail = printable(str(problem.get("detail", ""))[:_MAX_DETAIL])
         if status == 401:
             detail = f"unknown token, from {self._origin}"
         elif status == 403:
@@ -260,7 +267,12 @@ class HubApi:
 
 
 def _path(path: str, agent: str) -> str:
-    return f"{path}/{quote(agent, safe='')}"
+    """The path of an agent. A name that would be another path is refused, and nothing is sent."""
+    return f"{path}/{_quoted(check_path_name(agent))}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="", errors="surrogatepass")
 
 
 def add_hub_options(parser: argparse.ArgumentParser, *, viewer: bool = False, agent: bool = False) -> None:
@@ -316,7 +328,8 @@ def _token(file: str | None, viewer: bool) -> tuple[str, str]:
     if file is not None:
         origin = f"the file {file}"
         try:
-            token = Path(file).expanduser().read_text(encoding="utf-8").strip()
+            with open(os.path.expanduser(file), encoding="utf-8") as stream:
+                token = stream.read(_MAX_TOKEN_FILE).strip()
         except OSError as error:
             raise HeadgateError(f"{file}: expected a file with a token, got: {error.strerror}") from error
         except UnicodeDecodeError:
@@ -340,7 +353,7 @@ def _url(text: str) -> str:
 
 def _agent_name(text: str) -> str:
     try:
-        return check_agent(text)
+        return check_path_name(text)
     except HeadgateError as error:
         raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
 
@@ -382,11 +395,59 @@ def note_unregistered(hub: HubApi, agent: str) -> None:
     except HubError as error:
         if error.status == 404:
             escaped = "" if agent.isascii() else f" ({agent.encode('ascii', 'backslashreplace').decode()})"
-            print(f"note: no agent named {printable(agent)}{escaped} is registered", file=sys.stderr)
+            print_error(f"note: no agent named {printable(agent)}{escaped} is registered")
 
 
-def _object(text: bytes) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
+# Answers, which may be anything: `HubApi.parse` turns these errors into a `HubError` ----------------------------------
+
+
+def _object(text: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
+    """An object with fields of these types, in which nothing is too deep or too large to be printed."""
+    if len(text) > _MAX_ANSWER:
+        raise ValueError
+    numbers: Any = {"parse_int": _parse_int, "parse_float": _parse_float, "parse_constant": _parse_float}
+    found = json.loads(text, **numbers)
+    if not isinstance(found, dict) or not all([isinstance(found[name], kind) for name, kind in fields.items()]):
         raise TypeError
+    level = [found]
+    for _ in range(_MAX_DEPTH):
+        level = [below for one in level for below in _below(one)]
+    if level:
+        raise ValueError
     return found
+
+
+def _below(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _parse_int(text: str) -> int:
+    return int(_bounded(int(text)))
+
+
+def _parse_float(text: str) -> float:
+    return _bounded(float(text))
+
+
+def _bounded(number: float) -> float:
+    if not -_MAX_NUMBER <= number <= _MAX_NUMBER:  # nor is NaN
+        raise ValueError
+    return number
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)):
+        raise TypeError
+    return value
+
+
+def whole(value: Any) -> int:
+    """A number of an answer, without its fraction."""
+    return int(_number(value))
+
+
+def _check_order(names: Sequence[str]) -> None:
+    if not all([earlier < later and len(later) <= MAX_AGENT for earlier, later in pairwise(names)]):
+        raise ValueError

@@ -1,12 +1,11 @@
 """`headgate override`: limits for single agents."""
 
 import argparse
-import sys
 from typing import Any, Final
 
 from headgate.cli.hub_api import HubApi, add_agent_command, add_hub_options, hub_from, note_unregistered
 from headgate.cli.parser import Commands, add_command, add_group
-from headgate.cli.terminal import Column, print_json, print_table
+from headgate.cli.terminal import Column, print_error, print_json, print_table
 from headgate.errors import HeadgateError, printable
 from headgate.gate.policy import TIERS
 from headgate.limits.notation import parse
@@ -81,8 +80,7 @@ class _TierLimits(argparse.Action):
 
 def _set(options: argparse.Namespace) -> int:
     if options.channel is not None and _SESSION in options.limits:
-        text = "headgate override set: --channel: sessions have no channel: set session=… without --channel"
-        print(text, file=sys.stderr)
+        print_error("headgate override set: --channel: sessions have no channel: set session=… without --channel")
         return 2
     hub, agent = hub_from(options), options.agent
     answer = hub.set_override(agent, options.limits if options.channel is None else {options.channel: options.limits})

@@ -27,10 +27,13 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Lists the commands in the error about an unknown one."""
+    """Lists the commands in the error about an unknown one, and fails if its help can't be written."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Formatter, **options)
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse would hide that it can't be written
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"argument COMMAND: invalid choice: ('.*?') \(choose from (.*)\)", message)
@@ -68,7 +71,7 @@ def add_group(commands: Commands, name: str, about: str) -> Commands:
 def duration(text: str) -> float:
     """A number of seconds, for argparse."""
     try:
-        number = float(text)
+        number = float(text) if text.isascii() else math.nan
     except ValueError:
         number = math.nan
     if not 0 < number <= 3600:

@@ -1,13 +1,19 @@
 """`headgate replay`: what a policy would have done to the traffic in a log."""
 
 import argparse
+import os
+import re
+import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 from headgate.cli.parser import Commands, add_command, whole_number
 from headgate.cli.terminal import (
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS: Final = "the default policy"
 _SHARE: Final = "0.1%"
+_SHORT_NUMBER: Final = re.compile(r"[0-9./]{1,40}(e-?[0-9]{1,2})?", re.IGNORECASE)  # a fraction is exact at any size
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
 _COLUMNS: Final = 60  # of the timeline
@@ -110,6 +117,7 @@ def _add_log_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from headgate.replay.html_report import render_page  # here, for a quick start of other commands
+    from headgate.replay.logfile import STDIN
     from headgate.replay.report import replay
 
     policies = {options.policy or _DEFAULTS: Policy() if options.policy is None else Policy.load(options.policy)}
@@ -117,7 +125,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.compare in policies:
             raise HeadgateError(f"--compare: expected a policy other than {options.compare}, got the same")
         policies[options.compare] = Policy.load(options.compare)
-    target = None if options.html is None else _target(options.html, options.logs)
+    files = [one for one in (options.policy, options.compare) if one is not None]
+    inputs = [*files, *[0 if log == STDIN else log for log in options.logs]]
+    target = None if options.html is None else _target(options.html, inputs)
     log_options = LogOptions(
         options.format, options.key, options.channel, options.tier, tuple(options.route), dict(options.field)
     )
@@ -135,21 +145,47 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _target(name: str, logs: Sequence[str]) -> Path:
-    """The file for the page: checked before the work begins, and never one of the logs."""
-    target = Path(name)
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise HeadgateError(f"--html: expected a file in an existing folder, got {name}")
-    if target.exists() and any([Path(log).exists() and target.samefile(log) for log in logs]):
-        raise HeadgateError(f"--html: expected a file other than the log, got {name}")
+def _target(name: str, inputs: Sequence[str | int]) -> Path:
+    """The file for the page: checked before the work begins, and never one of the inputs (names or open files)."""
+    target = Path(os.path.realpath(name))  # a link stays one
+    try:
+        if target.is_dir() or not target.parent.is_dir():
+            raise HeadgateError(f"--html: expected a file in an existing folder, got {name}")
+        if not stat.S_ISREG(target.lstat().st_mode):  # a link is left only if it leads nowhere
+            raise HeadgateError(f"--html: expected a file, got {name}, which is a device, a pipe or a circular link")
+        if any([_is_same(target, one) for one in inputs]):
+            raise HeadgateError(f"--html: expected a file other than the logs and policies, got {name}")
+        if not os.access(target, os.W_OK):
+            raise HeadgateError(f"--html: expected a file that may be written, got {name}")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise HeadgateError(f"--html: expected a file, got {name}: {error.strerror}") from error
     return target
 
 
-def _write(target: Path, text: str) -> None:
+def _is_same(target: Path, given: str | int) -> bool:
+    """Whether an input is this file, by whatever name."""
     try:
-        target.write_text(text, encoding="utf-8")
+        return os.path.samestat(target.stat(), os.stat(given))
+    except OSError:  # it can't be read anyway
+        return False
+
+
+def _write(target: Path, page: str) -> None:
+    """Write the page as a whole or not at all. What isn't UTF-8 in a name is escaped."""
+    unfinished = target.with_name(f".headgate-{uuid4().hex}")
+    try:
+        with unfinished.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(page)
+        if target.exists():
+            shutil.copymode(target, unfinished)
+        unfinished.replace(target)
     except OSError as error:
         raise HeadgateError(f"{target}: can't write the page: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def _print_summary(report: "Report") -> None:
@@ -341,7 +377,7 @@ class _ReplayProgress:
 def _share(text: str) -> Fraction:
     number, percent = text.removesuffix("%"), text.endswith("%")
     try:
-        share = Fraction(number) / (100 if percent else 1)
+        share = Fraction(number if _SHORT_NUMBER.fullmatch(number) else "") / (100 if percent else 1)
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if not 0 <= share < 1:

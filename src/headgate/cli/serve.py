@@ -3,12 +3,15 @@
 import argparse
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
 from headgate.cli.hub_api import SecretOption
 from headgate.cli.parser import Commands, requires
+from headgate.cli.terminal import ClosedOutput
+from headgate.errors import HeadgateError
 from headgate.hub.settings import HubSettings, flag, variable
 
 _METAVARS: Final = {
@@ -53,6 +56,8 @@ def _metavar(name: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if os.name != "posix":
+        raise HeadgateError("the hub needs a POSIX system, such as Linux or macOS; the library and the clients don't")
     with requires("server", "the hub"):
         from headgate.hub import logs, server
     chosen = options.config or os.environ.get("HEADGATE_CONFIG")
@@ -60,5 +65,9 @@ def _run(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if value is not None}
     settings = HubSettings.load(given, config=config)
     logs.configure(settings)
-    server.serve(settings, config, sys.stdout)
+    with ExitStack() as stack:
+        out = sys.stdout
+        if isinstance(out, ClosedOutput):  # a hub runs without one, too
+            out = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        server.serve(settings, config, out)
     return 0

@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
 def _show(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.store()
-    state, problems = hub.parse(lambda: (str(answer["store"]), [str(problem) for problem in answer["problems"]]))
+    state, problems = answer["store"], [str(problem) for problem in answer["problems"]]
     if options.json:
         print_json(answer)
     else:
@@ -69,7 +69,7 @@ def _accept(options: argparse.Namespace) -> int:
     answer = hub.accept_store(options.agent_data)
     if options.json:
         print_json(answer)
-    elif hub.parse(lambda: bool(answer["accepted"])):
+    elif answer["accepted"]:
         print("the store is accepted as it is: agents have to register again")
     else:
         print("the store has its data: there was nothing to accept")

@@ -1,5 +1,6 @@
 """Terminal output: tables that fit the terminal, colours and progress where a person looks at it, JSON elsewhere."""
 
+import errno
 import json
 import os
 import shutil
@@ -7,8 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final, NamedTuple, Self, TextIO
+from contextlib import contextmanager, suppress
+from io import TextIOBase, TextIOWrapper, UnsupportedOperation
+from typing import Final, NamedTuple, Self, TextIO, cast
 from unicodedata import category, east_asian_width
 
 from headgate._version import VERSION
@@ -74,9 +76,52 @@ def usage_colour(used: float) -> str:
     return GREEN if used < 0.5 else YELLOW if used <= 0.8 else RED
 
 
-def is_interactive(out: TextIO) -> bool:
+class ClosedOutput(TextIOBase):
+    """A standard output that is closed: what is written can't be flushed."""
+
+    _written = False
+
+    def write(self, text: str) -> int:
+        self._written = True
+        return len(text)
+
+    def flush(self) -> None:
+        if self._written:
+            self._written = False
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def prepare_output() -> None:
+    """Make the standard streams usable: their encoding may lack characters of a name, and they may be closed."""
+    if sys.stdout is None:
+        sys.stdout = cast(TextIO, ClosedOutput())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def discard(stream: TextIO) -> None:
+    """Drop what a stream couldn't write: otherwise Python would try again at exit, and fail."""
+    with suppress(UnsupportedOperation):  # it is no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+
+
+def print_error(text: object) -> None:
+    """Print a line on standard error, if that takes it."""
+    if sys.stderr is not None:
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except OSError:
+            discard(sys.stderr)
+
+
+def is_interactive(out: TextIO | None) -> bool:
     """Whether `out` is a terminal that can move the cursor."""
-    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return out is not None and out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def coloured(text: str, colour: str, out: TextIO) -> str:

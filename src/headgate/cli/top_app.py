@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError, HubStatus
 from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
-from headgate.errors import HeadgateError, printable
+from headgate.errors import printable
 
 _BAR: Final = 10  # columns
 _STYLES: Final = {GREEN: "green", YELLOW: "yellow", RED: "red"}
@@ -87,6 +87,8 @@ class StatusPoller(threading.Thread):
                 result = self._hub.status()
             except HubError as error:
                 result = error
+            except Exception as error:  # noqa: BLE001 - no error ends the thread
+                result = HubError(0, f"{self._hub.url}: {error!r}")
             self._post(StatusPolled(result))
             self._now.wait(self._interval)
 
@@ -359,8 +361,8 @@ class TopApp(App[int]):
     def _act(self, action: Callable[[str], object], agent: str, done: str) -> None:
         try:
             action(agent)
-        except HeadgateError as error:
-            self.post_message(ActionFinished(str(error), False))
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is shown
+            self.post_message(ActionFinished(str(error) or repr(error), False))
         else:
             self.post_message(ActionFinished(done, True))
 

@@ -43,7 +43,7 @@ class LogFile:
 
     def close(self) -> None:
         for stream in (self._stream, self._copy):
-            if stream is not None and stream is not sys.stdin.buffer:
+            if stream is not None and stream is not _stdin():
                 stream.close()
 
     def rewind(self) -> None:
@@ -134,9 +134,15 @@ def _decode(data: bytes) -> list[str]:
 
 def _open(name: str) -> IO[bytes]:
     if name == STDIN:
-        return sys.stdin.buffer
+        if (stream := _stdin()) is None:
+            raise ReplayError(f"{name}: can't read the log: standard input is closed")
+        return stream
     try:
         return open(name, "rb")
     except OSError as error:
         hint = "; '-' reads standard input" if isinstance(error, FileNotFoundError) else ""
         raise ReplayError(f"{name}: can't read the log: {error.strerror}{hint}") from error
+
+
+def _stdin() -> IO[bytes] | None:
+    return None if sys.stdin is None else sys.stdin.buffer

@@ -1,0 +1,111 @@
+"""Names of agents in the hub's paths: each leads to its agent, or is refused before anything is sent."""
+
+import pytest
+
+from headgate.hub.agents.names import RESERVED, check_path_name
+from headgate.hub.api.routing import Router
+from headgate.hub.app import ROUTES
+from tests.support.cli import Command, StartHub
+from tests.support.hub import ADMIN
+from tests.support.scripted_server import impostor
+
+pytestmark = pytest.mark.once
+
+COMMANDS = {
+    "override set": ["heavy=1/minute"],
+    "override remove": [],
+    "exempt add": [],
+    "exempt remove": [],
+    "violations reset": [],
+}
+"""The commands that take the name of an agent, and their other arguments."""
+HIDDEN = [
+    *sorted(RESERVED),
+    "defaults/",
+    "/defaults",
+    "//whitelist",
+    "a/../defaults",
+    "./a",
+    "..\\defaults",
+    "%64efaults",
+    "a%2F..%2Fdefaults",
+    "%2e%2e",
+]
+"""Names that are other paths, at the hub or behind a proxy that decodes paths and resolves their dots."""
+ODD = ["a/b", "/", "a b", "100%", "%2F", "a?b=c&d#e", "a+b;c", "...", "Defaults", "ß漢", "-"]
+"""Names that need an escape, or look like others."""
+
+
+def test_the_reserved_names_are_those_of_the_route_table() -> None:
+    assert Router(ROUTES).reserved("agent") == RESERVED, "a new route beside {agent}? reserve its name for clients"
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_name_that_is_another_path_is_refused_and_nothing_is_sent(headgate: Command, name: str) -> None:
+    with impostor({}) as one:
+        for command, arguments in COMMANDS.items():
+            code, out, err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments)
+            assert (code, out) == (2, "")
+            assert err.splitlines()[-1] == (
+                f"headgate {command}: error: argument AGENT: expected a name without the parts ., .., defaults, "
+                f"whitelist, which the hub uses in its paths, got {name!a}"
+            )
+        assert one.asked == []
+
+
+def test_nobody_changes_the_limits_of_all_by_a_name(running_hub: StartHub, headgate: Command) -> None:
+    with running_hub() as hub:
+        before = hub.hub.gate.effective
+        assert headgate("override", "set", "defaults", "heavy=1/minute")[0] == 2
+        assert hub.hub.gate.effective == before
+
+
+@pytest.mark.parametrize("name", ["a/../defaults", "./a", "whitelist/a", "..\\a", "%64efaults"])
+def test_such_a_name_cannot_be_registered(running_hub: StartHub, name: str) -> None:
+    with running_hub() as hub, hub.http(ADMIN) as admin:
+        answer = admin.post("/api/admin/agents", json={"agent_id": name})
+        expected = "a name without the parts ., .., defaults, whitelist, which the hub uses in its paths"
+        detail = f"agent: expected {expected}, got {name!a}"
+        assert (answer.status_code, answer.json()) == (400, {"error": "bad_agent", "detail": detail})
+
+
+def test_every_other_name_leads_to_its_agent(running_hub: StartHub, headgate: Command) -> None:
+    with running_hub() as hub:
+        gate = hub.hub.gate
+        for name in ODD:
+            assert check_path_name(name) == name
+            hub.register(name)
+
+            def run(command: str, *more: str, name: str = name) -> None:
+                code, _, err = headgate(*command.split(), "--json", "--", name, *more)
+                assert (code, err) == (0, "")
+
+            run("override set", "heavy=1/minute")
+            assert list(gate.effective.overrides) == [name]
+            run("override remove")
+            assert list(gate.effective.overrides) == []
+            run("exempt add")
+            assert gate.effective.exempt == {name}
+            run("exempt remove")
+            assert gate.effective.exempt == set()
+            gate.check(name, "ws", "light", cost=1000)
+            assert gate.standing(name).violations == 1
+            run("violations reset")
+            assert gate.standing(name).violations == 0
+
+
+def test_an_agent_that_was_registered_before_its_name_was_reserved_still_works(
+    running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_hub() as hub:
+        with monkeypatch.context() as before:
+            before.setattr(hub.hub.registry, "_reserved", frozenset())
+            token = hub.register("defaults")
+        with hub.agent("defaults", token) as wire:
+            assert wire.ask("ping")["type"] == "pong"
+            assert headgate("check", "defaults", "--tier", "heavy")[0] == 0
+            assert "\ndefaults  yes " in headgate("agents", "--all")[1]
+        hub.hub.gate.check("other", "ws", "light")
+        code, out, err = headgate("agents", "--all")
+        assert (code, err) == (0, "")
+        assert "defaults" in out

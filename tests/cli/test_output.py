@@ -1,0 +1,116 @@
+"""Standard output that is full, closed, or read no more: a text, and the exit code that the docs name."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headgate import Policy
+from headgate.cli import build_parser
+from tests.support.cli import DEADLINE, Command, StartHub, leaves, run, surroundings
+from tests.support.log_files import write_csv
+from tests.support.valkey import PATIENCE
+
+pytestmark = pytest.mark.once
+
+ARGUMENTS = {
+    "agents": ["--all"],
+    "override set": ["a", "light=9/second"],
+    "override remove": ["a"],
+    "override list": [],
+    "exempt add": ["a"],
+    "exempt remove": ["a"],
+    "exempt list": [],
+    "violations": [],
+    "violations reset": ["a"],
+    "store": [],
+    "store accept": ["--agent-data", "keep"],
+    "check": ["a", "--tier", "light"],
+    "policy check": ["headgate.toml"],
+    "policy show": [],
+    "replay": ["log.csv"],
+    "bench": ["--seconds", "0.001"],
+    "demo": ["--seconds", "0.001"],
+    "completion": ["bash"],
+}
+"""The arguments of each command that ends by itself; `top` is no command for a pipe."""
+SLOW = ("bench", "demo")
+FULL = "standard output: No space left on device\n"
+CLOSED = "standard output: Bad file descriptor\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path, [(0, "a", "light")], name="log.csv")
+    (tmp_path / "headgate.toml").touch()
+    return tmp_path
+
+
+def test_every_command_is_in_the_table() -> None:
+    assert {*ARGUMENTS, "serve", "top"} == {name for name, _ in leaves(build_parser())}
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_full_or_closed_output_is_an_error_of_every_command(
+    running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_hub(Policy(limits={"light": "1/minute"})) as hub:
+        hub.register("a")
+        for command, arguments in ARGUMENTS.items():
+            codes = (0, 1) if command == "check" else (1, 1)  # the second check is denied
+            texts = (FULL,) if command in SLOW else (FULL, CLOSED)
+            for code, text in zip(codes, texts, strict=False):
+                with monkeypatch.context() as now, open("/dev/full", "w", encoding="utf-8") as full:
+                    now.setattr(sys, "stdout", full if text == FULL else None)
+                    found = headgate(*command.split(), *arguments)
+                assert found == (code, "", text), command
+
+
+def test_an_undecided_check_stays_so_if_nothing_can_be_printed(
+    headgate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_HUB", "http://127.0.0.1:1")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert headgate("check", "a", "--tier", "light") == (3, "", "")
+        monkeypatch.setattr(sys, "stderr", None)
+        assert headgate("check", "a", "--tier", "light") == (3, "", "")
+
+
+@pytest.mark.parametrize("arguments", [["policy", "show"], ["--help"]], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_process_ends_as_documented(arguments: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = run(*arguments, stdout=full, more={"PYTHONUNBUFFERED": unbuffered})
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+def test_a_process_without_standard_streams_ends_as_documented() -> None:
+    shell = f'"{sys.executable}" -m headgate "$@"'
+    closed = run("-c", f"{shell} >&-", "-", "policy", "show", command=["bash"])
+    assert (closed.returncode, closed.stderr) == (1, CLOSED)
+    silent = run("-c", f"{shell} >&- 2>&- <&-", "-", "policy", "show", command=["bash"])
+    assert silent.returncode == 1
+    cut = run("-c", f"set -o pipefail; {shell} | head -1", "-", "policy", "show", command=["bash"])
+    assert (cut.returncode, cut.stderr) == (0, "")
+
+
+def test_a_hub_runs_without_an_output(tmp_path: Path) -> None:
+    shell = 'exec "$0" -m headgate serve --port 0 --data "$1" >&-'
+    command = ["bash", "-c", shell, sys.executable, str(tmp_path)]
+    with subprocess.Popen(command, env=surroundings(), text=True, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr
+            while not (started := re.search(r"started.*(127\.0\.0\.1:\d+)", line := process.stderr.readline())):
+                assert line, "the hub ended"
+            assert httpx.get(f"http://{started[1]}/live", timeout=PATIENCE, trust_env=False).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=DEADLINE)
+            assert process.returncode == 0
+        finally:
+            process.kill()
