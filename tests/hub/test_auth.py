@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from hashlib import sha256
 from inspect import getsource
 from pathlib import Path
@@ -253,6 +255,38 @@ def test_the_agent_itself_and_the_admin_rotate_and_revoke_its_token(hub: Running
         third = client.post("/api/admin/agents/turns/token").json()["token"]
     with hub.http(third) as client:
         assert client.get("/api/tasks").status_code == 200
+
+
+def test_of_concurrent_rotations_with_one_token_one_succeeds(hub: Running) -> None:
+    token = hub.register("rotates")
+
+    def rotate(_: int) -> httpx.Response:
+        with hub.http(token) as client:
+            return client.post("/api/onboard/rotate")
+
+    with ThreadPoolExecutor(10) as threads:
+        answers = list(threads.map(rotate, range(10)))
+    assert sorted(answer.status_code for answer in answers) == [200] + [401] * 9
+    (new,) = [answer.json()["token"] for answer in answers if answer.status_code == 200]
+    assert hub.run(hub.hub.registry.owner(new)) == "rotates"
+
+
+@pytest.mark.parametrize("how", ["rotate", "revoke"])
+def test_a_token_that_becomes_invalid_before_the_body_is_complete_does_nothing(hub: Running, how: str) -> None:
+    agent = f"slow: {how}"
+    token, other = hub.register(agent), hub.register(f"{agent}, other")
+    path = f"/api/admin/agents/{quote(agent, safe='')}/token"
+    bodies = {"/api/messages": {"to": agent, "body": 1}, "/api/tasks": {"payload": 1}, "/v1/check": {"key": "k"}}
+    with ExitStack() as stack, hub.http(ADMIN) as admin:
+        begun = [stack.enter_context(hub.unfinished(token, *request)) for request in bodies.items()]
+        bystander = stack.enter_context(hub.unfinished(other, "/v1/check", {"key": "k"}))
+        answer = admin.request("POST" if how == "rotate" else "DELETE", path)
+        assert [request.finish() for request in begun] == [401] * len(begun)
+        assert bystander.finish() == 200
+        token = answer.json()["token"] if how == "rotate" else admin.post(path).json()["token"]
+    with hub.http(token) as client:
+        assert (client.get("/api/mailbox").json(), client.get("/api/tasks").json()) == ({"messages": []}, {"tasks": []})
+        assert client.get("/v1/counters/k").json()["current_count"] == 0
 
 
 # Sockets --------------------------------------------------------------------------------------------------------------

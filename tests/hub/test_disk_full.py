@@ -3,6 +3,7 @@
 import json
 import resource
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from headgate import RedisStore
 from headgate.gate.changes import override
 from headgate.hub.app import ROUTES
-from headgate.stores.base import Change
+from headgate.stores.base import Change, DataAge
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 from tests.support.hub import identified, running
 from tests.support.hub_process import ADMIN, RAISED, Program, program
@@ -204,7 +205,7 @@ def test_a_probe_that_fails_again_and_again_is_logged_once(tmp_path: Path, logge
 
     def fail_twice() -> None:
         """The id of the store's data has to be saved, and the database can't be written."""
-        shared.hub.store_guard._saved = ""
+        shared.hub.store_guard._saved = "", DataAge()
         with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             for _ in range(2):
@@ -222,6 +223,23 @@ def test_a_probe_that_fails_again_and_again_is_logged_once(tmp_path: Path, logge
         shared.run(shared.hub._probe_once())
         fail_twice()
         assert len(lines()) == 2, "again after it had succeeded"
+
+
+def test_an_unforeseen_failure_does_not_end_the_probes(logged: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([RuntimeError("can't start new thread"), ZeroDivisionError()])
+    succeeded = threading.Event()
+
+    async def probe() -> None:
+        for error in failures:
+            raise error
+        succeeded.set()
+
+    monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 0.01)
+    with running() as hub:
+        monkeypatch.setattr(hub.hub.store_guard, "probe", probe)
+        assert succeeded.wait(PATIENCE)
+    failed = [line["reason"] for line in logged if line["event"] == "probe failed"]
+    assert failed == ["can't start new thread", "ZeroDivisionError()"]
 
 
 def test_the_change_log_remembers_a_full_disk_until_it_can_be_written(tmp_path: Path) -> None:

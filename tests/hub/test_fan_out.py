@@ -119,3 +119,44 @@ def test_a_subscriber_that_leaves_during_a_delivery_gets_nothing_more() -> None:
 
         stays, leaves = hub.run(publish())
         assert (len(stays), leaves) == (1, [])
+
+
+def test_a_reader_that_subscribes_again_is_not_told_of_the_deletion_before() -> None:
+    with running() as hub:
+        messages = hub.hub.messages
+
+        async def delete_and_create() -> list[str]:
+            reader = Reader()
+            await messages.create_chat_channel("room", "boss", "")
+            messages.subscribe("room", reader.socket)
+            reader.socket.hold()  # as while it reads slowly
+            await messages.delete_chat_channel("room", "boss", by_admin=False)
+            await messages.create_chat_channel("room", "boss", "")
+            messages.subscribe("room", reader.socket)
+            reader.socket.release()
+            await messages.publish("room", "boss", Raw(b"1"))
+            await until(lambda: bool(reader.heard))
+            return [msgspec.json.decode(frame)["type"] for frame in reader.heard]
+
+        assert hub.run(delete_and_create()) == ["channel_message"]
+
+
+def test_a_subscription_has_ended_when_the_reader_has_got_what_came_before() -> None:
+    with running() as hub:
+        messages = hub.hub.messages
+
+        async def unsubscribe() -> tuple[list[str], list[str]]:
+            reader = Reader()
+            messages.subscribe("general", reader.socket)
+            reader.socket.hold()  # as while it reads slowly
+            await messages.publish("general", "boss", Raw(b"1"))
+            end = asyncio.ensure_future(messages.unsubscribe("general", reader.socket))
+            await until(lambda: not messages.chat_channel("general").subscribers)
+            assert not end.done()
+            before = list(reader.heard)
+            reader.socket.release()
+            await end
+            return before, reader.heard
+
+        before, after = hub.run(unsubscribe())
+        assert (len(before), len(after)) == (0, 1)

@@ -234,7 +234,7 @@ AGENTS = [
     Trial("nested_messages", "agent_attacks", RAISED, others_have_mail),
     Trial("create_channels", "agent_attacks", RAISED, others_have_channels),
     Trial("fill_mailbox", "agent_attacks", RAISED, others_have_mail),
-    Trial("fill_counters", "agent_attacks", RAISED, others_have_counters),
+    Trial("fill_counters", "agent_attacks", f"{RAISED}\n[hub]\nmax_counters = 1000\n", others_have_counters),
     Trial("fill_signals", "agent_attacks", RAISED),
     # Everybody has the usual limits.
     Trial("register_agents", "agent_attacks", check=few_registered),

@@ -1,17 +1,24 @@
 """Messages to connected, absent and slow agents, and to chat channels."""
 
 import asyncio
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
+from struct import pack
 from typing import Any
 
 import httpx
 import pytest
 from msgspec import Raw
+from websockets.exceptions import ConnectionClosed
 
 from headgate import Policy
+from headgate.hub.connections.connection import GuardedConnection
 from headgate.hub.sockets.frames import Message
 from headgate.hub.sockets.socket import Socket
-from tests.support.agent_connections import LARGE, overfill, read_ahead, slow_reader, waiting
-from tests.support.hub import running
+from headgate.hub.storage.database import DatabaseError
+from tests.support.agent_connections import LARGE, ended, overfill, read_ahead, slow_reader, waiting
+from tests.support.hub import AgentConnection, Running, running
 from tests.support.valkey import wait_for
 
 
@@ -19,6 +26,14 @@ def mail(http: httpx.Client, query: str = "") -> list[tuple[int, str, Any]]:
     """What waits in an agent's mailbox: number, sender and body."""
     messages = http.get(f"/api/mailbox{query}").json()["messages"]
     return [(message["number"], message["from"], message["body"]) for message in messages]
+
+
+def all_mail(http: httpx.Client) -> list[tuple[int, str, Any]]:
+    """Likewise, page after page."""
+    found: list[tuple[int, str, Any]] = []
+    while page := mail(http, f"?after={found[-1][0] if found else 0}&limit=100"):
+        found += page
+    return found
 
 
 # To agents -----------------------------------------------------------------------------------------------------------
@@ -56,6 +71,55 @@ def test_a_message_to_an_agent_that_is_away_waits_in_its_mailbox() -> None:
             assert mail(caller) == [], "nobody sees another's"
         with hub.socket() as friend:
             assert friend.ask("identify", agent_id="friend", token=token)["mail"] == 3
+
+
+def test_a_message_to_an_agent_that_is_identifying_is_counted_or_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as hub:
+        token, messages = hub.register("friend"), hub.hub.messages
+        count = messages.waiting
+
+        async def count_before_a_message(agent: str) -> int:
+            found = await count(agent)
+            await messages.send("planner", agent, Raw(b'"just now"'))
+            return found
+
+        monkeypatch.setattr(messages, "waiting", count_before_a_message)
+        with hub.socket() as friend, hub.http(token) as mailbox:
+            assert friend.ask("identify", agent_id="friend", token=token)["mail"] == len(mail(mailbox)) == 0
+            assert friend.hear()["body"] == "just now"
+
+
+def test_a_message_whose_recipient_identifies_meanwhile_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as hub, hub.agent("planner") as planner:
+        token, registry = hub.register("friend"), hub.hub.registry
+        looked_up, go_on, knows = asyncio.Event(), asyncio.Event(), registry.knows
+
+        async def look_up(agent: str) -> bool:
+            looked_up.set()
+            await go_on.wait()
+            return await knows(agent)
+
+        monkeypatch.setattr(registry, "knows", look_up)
+        planner.say("message", to="friend", body="just now")
+        hub.run(looked_up.wait())
+        with hub.socket() as friend:
+            assert friend.ask("identify", agent_id="friend", token=token)["mail"] == 0
+            hub.call(go_on.set)
+            assert planner.hear()["delivered"] is True
+            assert friend.hear()["body"] == "just now"
+
+
+def test_an_agent_whose_mail_cannot_be_counted_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_agent: str) -> int:
+        raise DatabaseError("hub.db: disk I/O error")
+
+    with running() as hub, hub.socket() as friend:
+        token = hub.register("friend")
+        monkeypatch.setattr(hub.hub.messages, "waiting", fail)
+        refused = friend.ask("identify", agent_id="friend", token=token, id=1)
+        assert (refused["id"], refused["error"]) == (1, "unavailable")
+        assert ended(friend)[0] == 1013
+        wait_for(lambda: not hub.hub.presence.is_connected("friend"), "it to be gone")
 
 
 def test_only_acknowledged_messages_leave_the_mailbox() -> None:
@@ -131,6 +195,48 @@ def test_the_queue_of_a_slow_reader_is_bounded_and_goes_to_its_mailbox() -> None
         assert untaken == [("planner", number) for number in range(taken - 4, taken)]
 
 
+def test_a_message_that_never_left_the_hub_is_not_lost_when_the_hub_gives_a_reader_up() -> None:
+    """It was in the transport's buffer: written, and not taken by the operating system."""
+    with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as planner:
+        token = hub.register("slow")
+        with slow_reader(hub, "slow", token) as slow:
+            taken = overfill(planner, slow)
+            assert hub.server is not None
+            transports = [one.transport for one in hub.server.server_state.connections]
+            (it,) = [one for one in transports if isinstance(one, GuardedConnection) and one._blocked]
+            assert hub.call(it.get_write_buffer_size) > 0
+            for time_passed in (0.0, it.write_within):
+                hub.call(it.check, hub.loop.time() + time_passed)
+            read = []
+            with suppress(ConnectionClosed):
+                while True:
+                    read.append(slow.hear()["body"][0])
+        with hub.http(token) as mailbox:
+            wait_for(lambda: not hub.hub.presence.is_connected("slow"), "it to be gone")
+            wait_for(lambda: len(mail(mailbox)) > 1, "what it has not taken")
+            kept = [body[0] for *_, body in all_mail(mailbox)]
+        assert kept[0] == taken, "which had found no room"
+        assert sorted({*read, *kept}) == list(range(taken + 1))
+
+
+def test_a_message_that_was_read_is_not_in_the_mailbox_too() -> None:
+    with running() as hub, hub.agent("planner") as planner:
+        token = hub.register("friend")
+        with hub.agent("friend", token) as friend:
+            for number in range(5):
+                planner.ask("message", to="friend", body=number)
+            assert [friend.hear()["body"] for _ in range(5)] == list(range(5))
+        with hub.agent("friend", token) as friend:
+            planner.ask("message", to="friend", body=5)
+            assert friend.hear()["body"] == 5
+            wait_for(lambda: waiting(hub, "friend") == 0, "the hub to know that it has left")
+            friend.socket.socket.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))  # a reset instead of a goodbye
+            friend.socket.socket.close()
+        wait_for(lambda: not hub.hub.presence.is_connected("friend"), "it to be gone")
+        with hub.http(token) as mailbox:
+            assert mail(mailbox) == []
+
+
 def test_hanging_up_without_reading_does_not_fill_a_mailbox_beyond_its_bound(logged: list[Any]) -> None:
     policy = Policy(limits=dict.fromkeys(("light", "normal"), "1000000/minute"))
     with running(policy, max_waiting=4, max_mail=5, max_mail_per_sender=2) as hub, hub.agent("greedy") as greedy:
@@ -166,6 +272,66 @@ def test_hanging_up_without_reading_does_not_fill_a_mailbox_beyond_its_bound(log
         assert hub.hub.messages.lost == 9
         told = [line["messages"] for line in logged if line["event"].startswith("undelivered messages are lost")]
         assert told == [2, 3, 4]
+
+
+def test_the_queues_of_all_connections_of_an_agent_fit_into_its_mailbox() -> None:
+    policy = Policy(exempt=["planner"])
+    with ExitStack() as open_sockets:
+        hub = open_sockets.enter_context(running(policy, max_waiting=4, max_mail_per_sender=2))
+        planner = open_sockets.enter_context(hub.agent("planner"))
+        token = hub.register("slow")
+        *_, newest = [open_sockets.enter_context(slow_reader(hub, "slow", token)) for _ in range(3)]
+        taken = overfill(planner, newest)
+        assert planner.ask("message", to="slow", body=[taken + 1])["delivered"] is False
+        assert planner.ask("message", to="slow", body=[taken + 2])["error"] == "mailbox_full"
+        sockets = hub.hub.presence.sockets_of("slow")
+        queued = hub.call(lambda: sum(socket.queued for socket in sockets))
+        assert queued == 4
+        for socket in sockets:
+            hub.call(socket.close_revoked)
+        wait_for(lambda: not hub.hub.presence.is_connected("slow"), "all of them to be gone")
+        with hub.http(token) as mailbox:
+            wait_for(lambda: len(mail(mailbox)) == 6, "what was queued")
+            assert [body[0] for *_, body in mail(mailbox)] == [taken, taken + 1, *range(taken - 4, taken)]
+        assert hub.hub.messages.lost == 0
+
+
+def test_the_queues_of_connections_that_end_at_once_are_saved_in_the_order_of_time() -> None:
+    async def never(_message: Any = None) -> Any:
+        await asyncio.Event().wait()
+
+    with running(max_waiting=4, max_mail=1) as hub, hub.http(hub.register("slow")) as mailbox:
+
+        async def hang_up(numbers: range) -> None:
+            socket = Socket(never, never, "127.0.0.1", 4)
+            for number in numbers:
+                socket.push("x", Message(sender="planner", body=Raw(b"%d" % number), at=float(number)))
+            socket.closed = True
+            await hub.hub.messages.save_unsent("slow", socket)
+
+        async def hang_up_at_once() -> None:
+            await asyncio.gather(hang_up(range(4, 8)), hang_up(range(4)))
+
+        hub.run(hang_up_at_once())
+        assert [body for *_, body in mail(mailbox)] == [0, 1, 2, 3, 4], "the newest are lost"
+        assert hub.hub.messages.lost == 3
+
+
+def test_messages_that_the_disk_has_not_taken_at_the_end_are_counted_as_lost(
+    tmp_path: Path, logged: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_job: Any) -> Any:
+        raise DatabaseError("hub.db: nothing was written: disk I/O error")
+
+    with running(data=tmp_path) as hub:
+        unsent = [Message(sender="planner", body=Raw(b"1"), at=1.0)] * 3
+        hub.hub.messages._unwritten["slow"] = unsent
+        monkeypatch.setattr(hub.hub.messages._database, "run", full)
+        hub.run(hub.hub.messages.close())
+        monkeypatch.undo()
+        assert hub.hub.messages.lost == 3
+    (line,) = [line for line in logged if line["event"] == "undelivered messages are lost: the disk can't be written"]
+    assert (line["messages"], line["log_level"]) == (3, "error")
 
 
 def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
@@ -260,6 +426,65 @@ def test_unknown_chat_channels_are_refused() -> None:
             assert (answer.status_code, answer.json()) == (404, unknown)
 
 
+def fall_behind(boss: AgentConnection, slow: AgentConnection, hub: Running, channel: str) -> int:
+    """Publish until a slow reader misses three messages of a chat channel; the number of those before."""
+
+    def publish(body: object) -> int:
+        number: int = boss.ask("channel_publish", channel=channel, body=body)["number"]
+        return number
+
+    last = [publish(LARGE) for _ in range(2)][-1]
+    read_ahead(slow)
+    while waiting(hub, "slow") < 4:
+        last = publish(LARGE)
+    for _ in range(3):
+        publish("missed")
+    return last
+
+
+def test_a_slow_reader_is_told_that_its_chat_channel_was_deleted() -> None:
+    with (
+        running(Policy(exempt=["boss"]), max_waiting=4) as hub,
+        hub.agent_and_http("boss") as (boss, http),
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
+    ):
+        assert http.post("/api/channels", json={"name": "room"}).status_code == 201
+        assert slow.ask("channel_subscribe", channel="room")["type"] == "subscribed"
+        sent = fall_behind(boss, slow, hub, "room")
+        assert http.delete("/api/channels/room").status_code < 300
+        assert [slow.hear()["number"] for _ in range(sent)] == list(range(1, sent + 1))
+        assert slow.hear() == {"type": "lagged", "channel": "room", "missed": 3}
+        assert slow.hear() == {"type": "unsubscribed", "channel": "room"}
+        assert http.post("/api/channels", json={"name": "room"}).status_code == 201
+        boss.ask("channel_publish", channel="room", body="in another room")
+        assert slow.ask("ping") == {"type": "pong"}
+
+
+def test_nothing_of_a_chat_channel_comes_after_the_end_of_the_subscription() -> None:
+    with (
+        running(Policy(exempt=["boss"]), max_waiting=4) as hub,
+        hub.agent("boss") as boss,
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
+    ):
+        assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
+        sent = fall_behind(boss, slow, hub, "general")
+        slow.say("channel_unsubscribe", channel="general", id=7)
+        assert [slow.hear()["number"] for _ in range(sent)] == list(range(1, sent + 1))
+        assert slow.hear() == {"type": "lagged", "channel": "general", "missed": 3}
+        assert slow.hear() == {"type": "unsubscribed", "channel": "general", "id": 7}
+        boss.ask("channel_publish", channel="general", body="later")
+        assert slow.ask("ping") == {"type": "pong"}
+
+
+def test_a_slow_reader_that_hangs_up_while_it_unsubscribes_is_gone() -> None:
+    with running(Policy(exempt=["boss"]), max_waiting=4) as hub, hub.agent("boss") as boss:
+        with slow_reader(hub, "slow", hub.register("slow")) as slow:
+            assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
+            fall_behind(boss, slow, hub, "general")
+            slow.say("channel_unsubscribe", channel="general")
+        wait_for(lambda: not hub.hub.presence.is_connected("slow"), "it to be gone")
+
+
 def test_a_slow_reader_is_told_how_many_chat_messages_it_has_missed() -> None:
     with (
         running(Policy(exempt=["boss"]), max_waiting=4) as hub,
@@ -272,11 +497,8 @@ def test_a_slow_reader_is_told_how_many_chat_messages_it_has_missed() -> None:
             number: int = boss.ask("channel_publish", channel="general", body=body)["number"]
             return number
 
-        last = [publish(LARGE) for _ in range(2)][-1]
-        read_ahead(slow)
-        while waiting(hub, "slow") < 4:
-            last = publish(LARGE)
-        missed = [publish("missed") for _ in range(3)]
+        last = fall_behind(boss, slow, hub, "general")
+        missed = [last + 1, last + 2, last + 3]
         assert [slow.hear()["number"] for _ in range(last)] == list(range(1, last + 1))
         assert slow.hear() == {"type": "lagged", "channel": "general", "missed": 3}, "as soon as it has caught up"
         again = publish("again")

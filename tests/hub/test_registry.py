@@ -122,6 +122,18 @@ async def test_a_rotated_token_replaces_the_old_one(opened: Open) -> None:
         assert await refused(registry.rotate("b")) == (404, "unknown_agent")
 
 
+async def test_a_token_replaces_itself_once(opened: Open) -> None:
+    async with opened() as registry:
+        old = await registry.register("a")
+        rotations = await asyncio.gather(*[registry.rotate("a", old) for _ in range(20)], return_exceptions=True)
+        (new,) = [token for token in rotations if isinstance(token, str)]
+        errors = {(error.status, error.error) for error in rotations if isinstance(error, RequestError)}
+        assert (errors, await registry.owner(new)) == ({(401, "unauthorized")}, "a")
+        assert await refused(registry.revoke("a", old)) == (401, "unauthorized")
+        assert await registry.verify("a", new)
+        assert await registry.revoke("a", new)
+
+
 async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(opened: Open) -> None:
     told: list[str] = []
     async with opened() as registry:
@@ -134,8 +146,9 @@ async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(opened: Open) -
         assert (await registry.verify("a", token), await registry.owner(token)) == (False, None)
         assert not await registry.knows("a")
         assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
-        assert await refused(registry.rotate("a")) == (403, "revoked")
-        again = await registry.rotate("a", by_admin=True)
+        assert await refused(registry.rotate("a", token)) == (403, "revoked")
+        assert not await registry.revoke("a", token)
+        again = await registry.rotate("a")
         assert await registry.verify("a", again)
         assert not await registry.verify("a", token)
         assert await refused(registry.revoke("b")) == (404, "unknown_agent")

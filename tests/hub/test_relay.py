@@ -66,7 +66,7 @@ def test_b2_failed_hellos_are_limited_by_address() -> None:
         assert (answer.type, answer.rate_limited.retry_after_ms) == (LIMITED, 1000)
         assert "failed attempts" in answer.rate_limited.reason
         assert agent.hello("alice").type == LIMITED, "no token is looked at any more"
-        hub.clock.advance(10)
+        hub.clock.advance(1)  # with 10 it would be closed, as one that has not identified
         assert agent.hello("alice").type == wire.MESSAGE_TYPE_WELCOME
 
 

@@ -335,6 +335,26 @@ async def test_one_agent_does_not_fill_the_queue(tmp_path: Path) -> None:
         assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks")
 
 
+async def test_tasks_count_for_the_admin_after_their_agents_were_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with open_harness(path, most_per_agent=2) as harness:
+        add = harness.scheduler.add
+        await add("a", b"1")
+        under_way = asyncio.create_task(add("a", b"2"))
+        for _ in range(3):
+            await asyncio.sleep(0)  # it is in the queue of the database
+        await harness.scheduler.drop_agent_data()
+        await under_way
+        assert harness.scheduler._unfinished == {"": 2}
+        await add("a", b"3")
+        await harness.arrive("worker")
+        ((_, first),) = harness.told
+        await harness.scheduler.complete("worker", first, None)
+        assert harness.scheduler._unfinished == {"": 1, "a": 1}
+    async with open_harness(path) as harness:
+        assert harness.scheduler._unfinished == {"": 1, "a": 1}, "as the database has it"
+
+
 async def test_tasks_that_could_not_be_added_count_for_nobody() -> None:
     async with open_harness(most_per_agent=1) as harness:
         await harness.database.run(lambda db: db.execute("ALTER TABLE tasks RENAME TO moved").close())

@@ -143,6 +143,9 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
     (broken / "hub.db").write_bytes(b"no database at all" * 100)
     policy = tmp_path / "headgate.toml"
     policy.write_text('[limits]\nhevy = "1/s"\nlight = 5\n')
+    absurd, pipe = tmp_path / "absurd.toml", tmp_path / "pipe"
+    absurd.write_text("[backoff]\nquiet = " + "9" * 5000)
+    os.mkfifo(pipe)
     a_directory = "expected a directory that can be written, got:"
     in_pem = "expected a certificate and its key in PEM, got:"
     expected = {
@@ -156,6 +159,8 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
         f"--tls-certificate {file} --tls-key {file}": f"{file} and {file}: {in_pem} ",
         f"--config {file}": f"{file}: 1 mistake\n  expected TOML, got: ",
         f"--config {none}": f"{none}: 1 mistake\n  expected a readable file, got: No such file or directory",
+        f"--config {absurd}": f"{absurd}: 1 mistake\n  line 2: expected a number of 64 bits, got one",
+        f"--config {pipe}": f"{pipe}: 1 mistake\n  expected a regular file, got a pipe or a device",
         f"--config {policy}": f"{policy}: 2 mistakes\n  limits.hevy: expected one of ",
         "--max-mail x --log-level loud": "settings of the hub: 2 mistakes\n  --max-mail: expected a whole number",
         f"--relay-rate-limit x --data {tmp_path}/a": "HEADGATE_RELAY_RATE_LIMIT: expected messages per second",
@@ -254,6 +259,25 @@ def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: light() == "9/minute", "the new policy")
         assert hub.stop() == 0
+
+
+def test_a_hub_without_a_policy_file_survives_sighup(tmp_path: Path) -> None:
+    with program(tmp_path) as hub, hub.http() as admin:
+        os.kill(hub.pid, signal.SIGHUP)
+        wait_for(lambda: any("SIGHUP ignored: without --config" in line for line in hub.err), "the log")
+        assert admin.get(LIMITS).status_code == 200
+        assert hub.stop() == 0
+
+
+def test_a_policy_file_that_became_empty_is_applied_by_an_admin_alone(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limits]\nlight = "2/minute"\n')
+    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
+        file.write_text("")
+        wait_for(lambda: any("expected settings, got an empty file" in line for line in hub.err), "the log")
+        assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "2/minute"
+        assert admin.post("/api/admin/reload").json() == {"reloaded": True}
+        assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "120/minute"
 
 
 def test_it_serves_tls(tmp_path: Path) -> None:

@@ -249,6 +249,14 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_number_of_thousands_of_digits_is_a_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text(f"[hub]\nport = 0x{'f' * 5000}\n")
+    assert mistakes({}, {}, file) == [
+        "hub.port: expected a whole number from 0 to 65535, got 'an int of thousands of digits'"
+    ]
+
+
 def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     assert mistakes({}, {}, tmp_path / "none.toml") == ["expected a readable file, got: No such file or directory"]
     (told,) = mistakes({}, {}, config(tmp_path, "[hub\n"))

@@ -13,7 +13,8 @@ from headgate import ManualClock, Policy
 from headgate.hub.agents import counter_shares
 from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.errors import RequestError
-from headgate.hub.storage.database import TotalRetention
+from headgate.hub.storage import database
+from headgate.hub.storage.database import Retention, TotalRetention
 from tests.support.hub import ADMIN, AgentConnection, Running, running
 
 ROOMY = Policy(limits=dict.fromkeys(("light", "normal", "heavy"), "1000000/minute"))
@@ -181,6 +182,31 @@ def test_a_hub_keeps_so_many_signals() -> None:
         }
 
 
+def test_few_rows_in_each_run_do_not_grow_beyond_the_bound(signals: Connection) -> None:
+    for _ in range(120):
+        each, total = Retention("signals", "agent", 100), TotalRetention("signals", "agent", 1000)
+        for number in range(9):
+            for agent in ("talks a lot", f"talks rarely {number}"):
+                signals.execute("INSERT INTO signals (agent) VALUES (?)", (agent,))
+            each.added(signals, "talks a lot")
+            total.added(signals)
+    found = dict(signals.execute("SELECT agent, COUNT(*) FROM signals GROUP BY agent"))
+    assert found["talks a lot"] <= 110
+    assert sum(found.values()) <= 1020
+
+
+def test_rows_are_counted_for_so_many_values(signals: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_MAX_COUNTED", 10)
+    retention = Retention("signals", "agent", 100)
+    for number in range(1000):
+        for agent in ("stays", f"comes and goes: {number}"):
+            signals.execute("INSERT INTO signals (agent) VALUES (?)", (agent,))
+            retention.added(signals, agent)
+    assert len(retention._added) <= 10
+    (kept,) = signals.execute("SELECT COUNT(*) FROM signals WHERE agent = 'stays'").fetchone()
+    assert 100 <= kept <= 110
+
+
 # The decision service -------------------------------------------------------------------------------------------------
 
 
@@ -199,9 +225,63 @@ def test_one_agent_does_not_take_all_counters() -> None:
             assert [admin.post("/v1/check", json={"key": str(n)}).status_code for n in range(9)] == [200] * 9
         assert greedy.delete("/v1/counters/b").json()["reset"]
         assert [check("d")[0], check("e")[0]] == [200, 409], "a reset makes room"
-        hub.clock.advance(1)
+        hub.clock.advance(2)
         assert check("e") == (200, ""), "and so does time"
         assert check("f") == (409, "too_many_counters")
+
+
+def test_a_key_stays_reserved_as_long_as_a_short_window_renews_it_for_a_long_one() -> None:
+    with running(ROOMY, max_counters=3) as hub, hub.http(hub.register("greedy")) as greedy:
+
+        def check(key: str, window_ms: int) -> int:
+            return greedy.post("/v1/check", json={"key": key, "window_ms": window_ms}).status_code
+
+        assert [check(key, 10_000) for key in "abc"] == [200] * 3
+        for _ in range(5):
+            hub.clock.advance(6)
+            assert [check(key, 1) for key in "abc"] == [200] * 3
+            hub.clock.advance(1)
+            counted = [greedy.get(f"/v1/counters/{key}?window_ms=10000").json()["current_count"] for key in "abc"]
+            assert (counted, check("d", 1)) == ([2] * 3, 409)
+        hub.clock.advance(11)
+        assert [check(key, 1) for key in "def"] == [200] * 3
+        hub.clock.advance(2)
+        assert check("a", 1) == 200, "its long window is over"
+
+
+def check_key(shares: CounterShares, agent: str, key: str) -> None:
+    with shares.checking(agent, key, None):
+        pass
+
+
+def test_a_key_that_is_checked_while_it_is_reset_stays_reserved() -> None:
+    """In the store the check may come after the reset."""
+    shares = CounterShares(ManualClock(start=1000), 1, 60_000)
+    with shares.checking("a", "key", None), shares.resetting("a", "key"):
+        pass
+    with pytest.raises(RequestError):
+        check_key(shares, "a", "other")
+    with shares.resetting("a", "key"):
+        check_key(shares, "a", "key")
+    with pytest.raises(RequestError):
+        check_key(shares, "a", "other")
+    with shares.resetting("a", "key"):
+        pass
+    check_key(shares, "a", "other")
+
+
+def test_a_key_is_reserved_from_the_end_of_its_check() -> None:
+    clock = ManualClock(start=1000)
+    shares = CounterShares(clock, 1, 60_000)
+    with shares.checking("a", "key", None):
+        clock.advance(90)
+        with pytest.raises(RequestError):
+            check_key(shares, "a", "other")
+    clock.advance(60)
+    with pytest.raises(RequestError):
+        check_key(shares, "a", "other")
+    clock.advance(1)
+    check_key(shares, "a", "other")
 
 
 def test_keys_of_all_agents_are_bounded_and_then_shared_equally(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,17 +295,18 @@ def test_keys_of_all_agents_are_bounded_and_then_shared_equally(monkeypatch: pyt
         """How many of so many new keys an agent gets."""
         for number in range(wanted):
             try:
-                shares.reserve(agent, str(next(numbers)), None)
+                check_key(shares, agent, str(next(numbers)))
             except RequestError:
                 return number
         return wanted
 
     assert [reserve("greedy", 90), reserve("other", 30)] == [80, 30], "together more than all may have"
     assert [reserve("greedy", 1), reserve("modest", 40)] == [0, 33], "a third of a hundred"
-    clock.advance(60)
+    clock.advance(61)
     assert reserve("greedy", 90) == 80
     for _ in range(200):
-        shares.reserve("modest", "again", None)
-        shares.release("modest", "again")
-    assert sum(len(share.ends) for share in shares._shares.values()) == shares._total == 80
+        check_key(shares, "modest", "again")
+        with shares.resetting("modest", "again"):
+            pass
+    assert sum(len(share.keys) for share in shares._shares.values()) == shares._total == 80
     assert "other" not in shares._shares, "what has expired is dropped"

@@ -8,12 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from socket import SHUT_RDWR
 from textwrap import dedent
-from typing import Any
+from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 from msgspec import Raw
@@ -21,7 +23,7 @@ from websockets.exceptions import ConnectionClosed
 
 from headgate import RedisStore
 from headgate.cli import main
-from headgate.errors import StoreLost
+from headgate.errors import StoreAway, StoreLost
 from headgate.gate.reload import reload_file
 from headgate.hub.api import admin_routes
 from headgate.hub.sockets.frames import Message
@@ -31,7 +33,14 @@ from tests.support.hub import ADMIN, AgentConnection, Running, running
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 OVERRIDE = "/api/admin/rate-limits/planner"
+OLDER = "the server's data is older than what this hub has seen, or a part of it is lost"
 LOST = "the server has lost its data, or is another, empty one"
+
+
+@pytest.fixture(autouse=True)
+def _frequent_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let hubs notice a loss at once."""
+    monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 0.05)
 
 
 @pytest.fixture
@@ -256,6 +265,109 @@ def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: Server, tmp_
         assert limit_of_planner(hub) == "7/minute"
 
 
+# Older data, and missing parts ----------------------------------------------------------------------------------------
+
+
+def dump(server: Server) -> dict[bytes, bytes]:
+    """A backup."""
+    with server.client() as client:
+        return {key: client.dump(key) for key in client.keys("*admin*")}
+
+
+def restore(server: Server, backup: dict[bytes, bytes]) -> None:
+    with server.client() as client:
+        for key, value in backup.items():
+            client.restore(key, 0, value, replace=True)
+
+
+@pytest.mark.parametrize("change", ["register", "rotate", "revoke", "override"])
+def test_a_store_from_an_older_backup_is_lost(server: Server, tmp_path: Path, change: str) -> None:
+    """A stranger could register a name that was taken since, a replaced token would be valid, a limit would be gone."""
+    with hub_on(server, tmp_path) as hub:
+        old = hub.register("eve")
+        older = dump(server)
+        if change == "register":
+            hub.register("bank")
+        elif change == "rotate":
+            hub.run(hub.hub.registry.rotate("eve"))
+        elif change == "revoke":
+            hub.run(hub.hub.registry.revoke("eve"))
+        else:
+            assert set_override(hub) == 200
+        newer = dump(server)
+        flush(server)
+        restore(server, older)
+        until_store_is(hub, "lost")
+        wait_for(lambda: health(hub)["problems"][0].startswith(OLDER), "the probe")
+        assert (register(hub, "bank"), set_override(hub, "8/minute")) == ((503, "store_lost"), 503)
+        with hub.http(old) as caller:
+            assert caller.get("/api/mailbox").json()["error"] == "store_lost"
+        assert limit_of_planner(hub) == ("7/minute" if change == "override" else "10/minute")
+    with hub_on(server, tmp_path) as hub:
+        assert health(hub)["store"] == "lost", "after a restart as well"
+        restore(server, newer)
+        until_store_is(hub, "ok")
+
+
+def test_what_was_seen_right_before_a_stop_counts_too(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 3600.0)
+    with hub_on(server, tmp_path) as hub:
+        older = dump(server)
+        hub.register("bank")
+    flush(server)
+    restore(server, older)
+    with hub_on(server, tmp_path) as hub:
+        assert register(hub, "bank") == (503, "store_lost")
+
+
+@pytest.mark.parametrize("part", ["{agents}1:tokens", "{agents}1:names", "{agents}1:changes", "changes"])
+def test_a_part_of_the_data_that_is_missing_is_noticed(server: Server, tmp_path: Path, part: str) -> None:
+    with hub_on(server, tmp_path) as hub:
+        hub.register("bank")
+        hub.run(hub.hub.registry.rotate("bank"))
+        assert set_override(hub) == 200
+        with server.client() as client:
+            assert client.delete(f"headgate-admin:{part}") == 1
+        changed = set_override(hub, "8/minute") if part == "changes" else register(hub, "bank")[0]
+        assert changed == 503, "before the next probe"
+        until_store_is(hub, "lost")
+        wait_for(lambda: health(hub)["problems"][0].startswith(OLDER), "the probe")
+    with hub_on(server, tmp_path) as hub:
+        assert health(hub)["store"] == "lost"
+
+
+def test_an_older_store_can_be_accepted(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path / "one") as one, hub_on(server, tmp_path / "two") as two:
+        old = one.register("eve")
+        older = dump(server)
+        one.register("bank")
+        for hub in (one, two):
+            wait_for(lambda hub=hub: hub.hub.store_guard._saved[1].agents == 2, "the probe")  # type: ignore[misc]
+        restore(server, older)
+        for hub in (one, two):
+            until_store_is(hub, "lost")
+        with ThreadPoolExecutor() as admins:
+            answers = list(admins.map(lambda hub: accept(hub, "drop"), [one, two, one, two]))
+        assert sum(answer["accepted"] for _, answer in answers) == 2
+        for hub in (one, two):
+            assert hub.run(hub.hub.registry.verify("eve", old)), "it has the agents of the backup"
+        assert register(two, "bank") == (201, "")
+        assert one.hub.store_guard._saved[0] == two.hub.store_guard._saved[0]
+
+
+def test_numbers_that_cannot_be_read_are_seen_anew(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path) as hub:
+        hub.register("bank")
+        change = "UPDATE settings SET value = 'many' WHERE name = 'store_seen'"
+        wait_for(lambda: hub.hub.store_guard._saved[1].agents == 1, "the probe")
+        assert hub.run(hub.hub.database.run(lambda db: db.execute(change).rowcount)) == 1
+    with hub_on(server, tmp_path) as hub:
+        assert health(hub)["store"] == "ok"
+        wait_for(lambda: hub.hub.store_guard._saved[1].agents == 1, "the probe")
+
+
 # Several hubs ---------------------------------------------------------------------------------------------------------
 
 
@@ -286,16 +398,18 @@ def test_hubs_that_accept_at_the_same_time_agree_on_the_generation(server: Serve
         generations = [store.generation for store in stores]
         for generation in generations:
             await generation.claim()
-        for _ in range(20):
+        for another in map(str, range(20)):
             with server.client() as client:
                 old = client.get(generations[0].beside_changes)
                 client.flushall()
                 for name in kept:  # both: as they were, but by then they are another's
-                    client.set(getattr(generations[0], name), b"another" if len(kept) == 2 else old)
+                    client.set(getattr(generations[0], name), another if len(kept) == 2 else old)
             accepted = await asyncio.gather(*[generation.accept() for generation in generations])
             assert len(set(accepted)) == 1
             for generation in generations:
+                generation.expected = accepted[0]
                 await generation.check()
+                assert await generation.accept() == "", "it isn't lost any more"
 
     with ExitStack() as stack:
         asyncio.run(accept_all([stack.enter_context(RedisStore(server.url, timeout=PATIENCE)) for _ in range(4)]))
@@ -456,12 +570,29 @@ def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Ser
         assert hub.run(hub.hub.database.run(lambda db: db.execute(query).fetchall())) == [("", None)]
 
 
+def test_the_next_owner_of_a_name_has_the_whole_share_of_an_agent(server: Server) -> None:
+    with hub_on(server, max_counters=1, max_tasks_per_agent=1) as hub:
+
+        def use_up(token: str, keys: str) -> list[int]:
+            with hub.http(token) as http:
+                checks = [http.post("/v1/check", json={"key": key, "window_ms": 31_536_000_000}) for key in keys]
+                return [answer.status_code for answer in checks] + [
+                    http.post("/api/tasks", json={"payload": 1}).status_code for _ in range(2)
+                ]
+
+        assert use_up(hub.register("bank"), "ab") == [200, 409, 201, 409]
+        flush(server)
+        until_store_is(hub, "lost")
+        assert accept(hub, "drop")[0] == 200
+        assert use_up(hub.register("bank"), "cd") == [200, 409, 201, 409]
+
+
 def test_undelivered_messages_in_memory_are_dropped_too(server: Server, tmp_path: Path) -> None:
     """The disk was full when a connection ended, so its messages wait for the disk."""
     with hub_on(server, tmp_path) as hub:
         hub.register("bank")
         messages = hub.hub.messages
-        messages._unwritten.append(("bank", [Message(sender="clerk", body=Raw(b'"secret"'), at=1.0)]))
+        messages._unwritten["bank"] = [Message(sender="clerk", body=Raw(b'"secret"'), at=1.0)]
         flush(server)
         until_store_is(hub, "lost")
         assert accept(hub, "drop")[0] == 200
@@ -516,6 +647,91 @@ def test_a_store_is_not_accepted_while_a_connection_stays_open(
         assert accept(hub, "drop")[0] == 200
 
 
+def test_admins_who_accept_at_the_same_time_start_one_generation(server: Server, tmp_path: Path) -> None:
+    with hub_on(server, tmp_path / "one") as one, hub_on(server, tmp_path / "two") as two:
+        for _ in range(3):
+            flush(server)
+            for hub in (one, two):
+                until_store_is(hub, "lost")
+            with ThreadPoolExecutor() as admins:
+                answers = list(admins.map(lambda hub: accept(hub, "drop"), [one, one, one, two, two]))
+            assert [status for status, _ in answers] == [200] * 5
+            accepted = [answer["accepted"] for _, answer in answers]
+            assert (sum(accepted[:3]), sum(accepted[3:])) == (1, 1), "there was nothing left to accept for the others"
+            assert one.hub.store_guard._saved[0] == two.hub.store_guard._saved[0]
+            assert [register(hub, f"agent-{uuid4()}") for hub in (one, two)] == [(201, "")] * 2
+
+
+class Leaving:
+    """Something happens while an acceptance waits until the agents have left."""
+
+    def __init__(self, hub: Running, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
+        self._happen: Final = happen
+        self._drop_all: Final = hub.hub.agent_sockets.drop_all
+        monkeypatch.setattr(hub.hub.agent_sockets, "drop_all", self)
+
+    async def __call__(self, within: float) -> bool:
+        left = await self._drop_all(within)
+        await asyncio.to_thread(self._happen)
+        return left
+
+
+def test_a_store_that_has_its_data_again_meanwhile_is_not_accepted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub_on(server, tmp_path) as hub, hub.agent("clerk") as clerk, server.client() as client:
+        hub.register("bank")
+        assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
+        saved = {key: client.dump(key) for key in client.keys("*admin*")}
+        flush(server)
+        until_store_is(hub, "lost")
+        Leaving(hub, monkeypatch, lambda: [client.restore(key, 0, value) for key, value in saved.items()])
+        assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
+        assert hub.run(hub.hub.messages.waiting("bank")) == 1
+        assert register(hub, "bank") == (409, "exists")
+
+
+def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub_on(server, tmp_path) as hub, hub.agent("clerk") as clerk:
+        hub.register("bank")
+        assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
+        flush(server)
+        until_store_is(hub, "lost")
+        with monkeypatch.context() as until_here:
+            Leaving(hub, until_here, server.kill)
+            status, answer = accept(hub, "drop")
+        assert (status, answer["error"]) == (503, "unavailable")
+        assert hub.run(hub.hub.messages.waiting("bank")) == 1
+        server.start()
+        until_store_is(hub, "lost")
+        assert accept(hub, "drop")[1]["accepted"]
+        assert hub.run(hub.hub.messages.waiting("bank")) == 0
+
+
+@pytest.mark.parametrize("step", ["messages.drop_agent_data", "gate.areload"])
+def test_a_store_stays_lost_until_every_step_of_the_acceptance_is_done(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Otherwise the admin couldn't accept it again, and a stranger could inherit, or old limits stay in effect."""
+    with hub_on(server, tmp_path) as hub:
+        assert set_override(hub) == 200
+        flush(server)
+        until_store_is(hub, "lost")
+
+        async def fail(*_: object, **__: object) -> None:
+            raise StoreAway("out of order")
+
+        with monkeypatch.context() as until_here:
+            part, name = step.split(".")
+            until_here.setattr(getattr(hub.hub, part), name, fail)
+            assert accept(hub, "drop")[0] == 503
+        assert register(hub, "bank") == (503, "store_lost")
+        assert accept(hub, "drop") == (200, {"accepted": True, "store": "ok", "problems": []})
+        assert limit_of_planner(hub) == "10/minute"
+
+
 def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store(server: Server) -> None:
     """Otherwise the old agent could connect again until the store is accepted, and stay beside the next one."""
     with hub_on(server) as hub:
@@ -530,6 +746,19 @@ def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store
         hub.run(forget())
         with pytest.raises(StoreLost):
             hub.run(hub.hub.registry.verify("bank", token))
+
+
+def test_a_request_of_the_last_owner_is_not_carried_out_in_the_name_of_the_next(server: Server) -> None:
+    with hub_on(server) as hub:
+        bank, clerk = hub.register("bank"), hub.register("clerk")
+        with hub.unfinished(bank, "/api/messages", {"to": "clerk", "body": "pay the last owner"}) as request:
+            flush(server)
+            until_store_is(hub, "lost")
+            assert accept(hub, "drop")[0] == 200
+            clerk = hub.register("clerk")
+            assert request.finish() == 401
+        with hub.http(clerk) as reader:
+            assert reader.get("/api/mailbox").json() == {"messages": []}
 
 
 def test_there_is_nothing_to_accept_unless_the_store_is_lost(server: Server, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def ping(wire: AgentConnection, times: int) -> None:
 def waiting(hub: Running, agent: str) -> int:
     """How many frames wait until an agent reads."""
     (found,) = hub.hub.presence.sockets_of(agent)
-    return found.queued
+    return hub.call(lambda: found.queued)
 
 
 def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -> None:

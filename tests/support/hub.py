@@ -1,8 +1,10 @@
 """A real hub for tests: served by uvicorn in a thread of its own, on a clock that stands still."""
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from http.client import HTTPResponse
 from typing import Any
 
 import httpx
@@ -52,6 +54,20 @@ def identified(where: object, name: str, token: str) -> Iterator[AgentConnection
         yield wire
 
 
+class UnfinishedRequest:
+    """A POST whose headers have passed, and whose body is awaited."""
+
+    def __init__(self, raw: socket.socket, body: bytes) -> None:
+        self._raw, self._body = raw, body
+
+    def finish(self) -> int:
+        """Send the body; the status of the response."""
+        self._raw.sendall(self._body)
+        response = HTTPResponse(self._raw)
+        response.begin()
+        return response.status
+
+
 class Running(Threaded):
     """A hub that runs."""
 
@@ -84,6 +100,16 @@ class Running(Threaded):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # To load certificates takes longer than most tests do.
         return httpx.Client(base_url=f"http://{self}", headers=headers, timeout=PATIENCE, trust_env=False, verify=False)
+
+    @contextmanager
+    def unfinished(self, token: str, path: str, body: Any) -> Iterator[UnfinishedRequest]:
+        """A request that the hub has authenticated: it asks for the body only then."""
+        content = json.dumps(body).encode()
+        head = f"Host: {self}\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(content)}\r\n"
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as raw:
+            raw.sendall(f"POST {path} HTTP/1.1\r\n{head}Expect: 100-continue\r\n\r\n".encode())
+            assert raw.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            yield UnfinishedRequest(raw, content)
 
     def register(self, agent: str) -> str:
         """An agent's token; without the registration's limit by address."""

@@ -20,7 +20,7 @@ from tests.support.valkey import PATIENCE
 @asynccontextmanager
 async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
     clients = Clients(url, timeout)
-    registry = Registry(RedisAgents(clients, prefix, RedisGeneration(clients, prefix)), **options)
+    registry = Registry(RedisAgents(clients, RedisGeneration(clients, prefix)), **options)
     await registry.start()
     try:
         yield registry

@@ -163,6 +163,7 @@ class Hub:
             make_private(file)
         self._open_store()
         await self.store_guard.start()  # before the gate reads the changes
+        stack.push_async_callback(self.store_guard.close)
         self._open_gate()
         self.stats = Stats(self.gate, self.clock)
         stack.callback(self.stats.stop)
@@ -201,7 +202,10 @@ class Hub:
         settings, store, gate, clock, database = self.settings, self.store, self.gate, self.clock, self.database
         stats, alerts, health = self.stats, self.alerts, self.health
         presence = self.presence = Presence(
-            settings.max_connections, settings.max_connections_per_address, settings.max_connections_per_agent
+            settings.max_connections,
+            settings.max_connections_per_address,
+            settings.max_connections_per_agent,
+            settings.max_waiting,
         )
         tokens = self.tokens = Tokens(database, settings)
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
@@ -308,7 +312,8 @@ class Hub:
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"
-        socket = Socket(receive, send, address, MAX_QUEUED if watches else self.settings.max_waiting)
+        most = MAX_QUEUED if watches else self.settings.max_waiting
+        socket = Socket(receive, send, address, most, scope.get("state", {}).get("connection"))
         try:
             self._allowed_hosts.check_host(scope["headers"])
             self._allowed_hosts.check_origin(scope["headers"])
@@ -355,16 +360,16 @@ class Hub:
     async def _probe_once(self) -> None:
         """One probe; a failure is logged unless it is that of the probe before."""
         failure = ""
-        if isinstance(self.store, ServerStore):
-            await self.gate.astanding(".")  # no agent has this name
         try:
+            if isinstance(self.store, ServerStore):
+                await self.gate.astanding(".")  # no agent has this name
             await self.store_guard.probe()
             if self.database.failure:
                 await self.database.probe()
             if self._change_log is not None and self._change_log.failure:
                 await asyncio.to_thread(self._change_log.probe)
-        except HeadgateError as error:
-            failure = str(error)
+        except Exception as error:  # noqa: BLE001 - no error ends the probes
+            failure = str(error) or repr(error)
         if failure and failure != self._probe_failure:
             _log.error("probe failed", reason=failure)
         self._probe_failure = failure

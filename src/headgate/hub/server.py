@@ -6,7 +6,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TextIO
@@ -66,8 +66,12 @@ def serve(settings: HubSettings, config: Path | None, out: TextIO) -> None:
     policy = Policy() if config is None else Policy.load(config)
     tls = tls_context(settings)  # an unusable certificate is refused before anything is started
     settings = _within_file_limit(settings)
-    with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, policy, config, listener, tls, out))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by default it kills, also while starting
+    try:
+        with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, policy, config, listener, tls, out))
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 async def _serve(
@@ -80,10 +84,22 @@ async def _serve(
 ) -> None:
     async with Hub(settings, policy, config=config) as hub:
         server = Server(hub, *server_config(hub, settings, tls))
-        with nullcontext() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
+        with _sighup_refused() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
             await _print_welcome(hub, settings, listener, out)
             await server.serve([listener])
     _log.info("stopped")
+
+
+@contextmanager
+def _sighup_refused() -> Iterator[None]:
+    """Log a SIGHUP to a hub that has no policy file, which would end it otherwise."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, _log.warning, "SIGHUP ignored: without --config there is nothing to reload")
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the process ends
 
 
 def server_config(

@@ -228,8 +228,9 @@ def _read(
     about: Mapping[str, Any], given: Any, place: str, values: dict[str, Any], name: str, mistakes: list[str]
 ) -> None:
     expected, parse = about["parser"]
-    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
+    text = "an int of thousands of digits"
     try:
+        text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
         values[name] = parse(text)
     except (ValueError, KeyError):
         mistakes.append(f"{place}: expected {expected}" + (f", got {text!r}" if about["shown"] else ""))

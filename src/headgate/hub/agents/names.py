@@ -7,9 +7,17 @@ script of a letter is the first word of its Unicode name. docs/decisions/0015-na
 import re
 import unicodedata
 from typing import Final, NoReturn
+from urllib.parse import unquote
 
 from headgate.errors import InvalidInput
 from headgate.gate.policy import check_agent
+
+RESERVED: Final = frozenset([".", "..", "defaults", "whitelist"])
+"""Names that no agent can have: a path of the hub with one of them is another path, or none.
+
+The hub derives them from its route table. They are repeated here for clients, which have no route table; a test
+compares the two.
+"""
 
 _COMMON: Final = """
 LATIN GREEK CYRILLIC ARMENIAN HEBREW ARABIC THAANA DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA
@@ -42,11 +50,30 @@ _INVISIBLE: Final = re.compile(
 )
 """Characters that can be printed, but not seen."""
 _MOST_MARKS: Final = 2  # on one letter
+_NO_PATH: Final = f"a name without the parts {', '.join(sorted(RESERVED))}, which the hub uses in its paths"
+
+
+def check_path_name(given: object) -> str:
+    """The name of an agent that a client puts into a path. Percent-encoded, it leads to this agent and nowhere else.
+
+    A name with a reserved part is refused, too. On the way there may be a proxy that decodes the path and resolves its
+    dots: `a/../defaults` would then change everybody's limits.
+    """
+    name = check_agent(given)
+    if _has_reserved_part(name):
+        _refuse(_NO_PATH, name)
+    return name
+
+
+def _has_reserved_part(name: str) -> bool:
+    return not RESERVED.isdisjoint(re.split(r"[/\\]", unquote(name)))
 
 
 def check_new_name(given: object) -> str:
     """The name of a new agent. Any other is refused with the reason, and with the normal form if that would do."""
     name = check_agent(given)
+    if _has_reserved_part(name) and name not in RESERVED:  # these are refused by the registry, with an error of its own
+        _refuse(_NO_PATH, name)
     normal = re.sub(" +", " ", unicodedata.normalize("NFKC", name)).strip()
     if name == normal:
         _check_characters(name)

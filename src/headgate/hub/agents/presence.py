@@ -10,10 +10,14 @@ from headgate.hub.sockets.socket import Socket
 
 
 class Presence:
-    """The open WebSockets: all of them by address, and those of agents by name."""
+    """The open WebSockets: all of them by address, and those of agents by name.
 
-    def __init__(self, most: int, most_per_address: int, most_per_agent: int) -> None:
+    At most `most_queued` frames wait for all sockets of an agent together.
+    """
+
+    def __init__(self, most: int, most_per_address: int, most_per_agent: int, most_queued: int) -> None:
         self._most, self._most_per_address, self._most_per_agent = most, most_per_address, most_per_agent
+        self._most_queued: Final = most_queued
         self._addresses: Final[Counter[str]] = Counter()
         self._agents: Final[dict[str, list[Socket]]] = {}
         self.sockets: Final[set[Socket]] = set()
@@ -65,7 +69,10 @@ class Presence:
 
     def push(self, agent: str, frame: str, content: object = None) -> bool:
         """Push a frame to an agent, over its newest socket with room for it; whether there is one."""
-        return any(socket.push(frame, content) for socket in reversed(self._agents.get(agent, ())))
+        sockets = self._agents.get(agent, ())
+        if sum(socket.queued for socket in sockets) >= self._most_queued:
+            return False
+        return any(socket.push(frame, content) for socket in reversed(sockets))
 
     def sockets_of(self, agent: str) -> list[Socket]:
         """An agent's sockets, oldest first."""

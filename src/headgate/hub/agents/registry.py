@@ -67,6 +67,8 @@ class Registry:
         self._reserved: Final = reserved
         self._listeners: Final[list[Callable[[str], None]]] = []
         self._background: Final = BackgroundTasks()
+        self.revocations = 0
+        """Counts up whenever a token that was valid may be valid no longer."""
 
     async def start(self) -> None:
         await self._store.start(self._on_revocation)
@@ -97,25 +99,32 @@ class Registry:
             )
         return token
 
-    async def rotate(self, agent: str, *, by_admin: bool = False) -> str:
+    async def rotate(self, agent: str, token: str | None = None) -> str:
         """Replace an agent's token by a new one, and return it.
 
-        Only the admin can do so after a revocation: otherwise an agent could undo it by a rotation just before.
+        The agent's own `token` must still be valid, so that it is replaced only once. The admin needs none, and is the
+        only one who can do so after a revocation: otherwise an agent could undo it by a rotation just before.
         """
-        token = _token()
-        outcome = await self._background.finish(self._store.replace(_known_name(agent), digest_of(token), by_admin))
-        if outcome == "unknown":
-            raise _unknown(agent)
-        if outcome == "revoked":
+        new = _token()
+        if await self._replace(agent, digest_of(new), token) == "revoked":
             raise RequestError(403, "revoked", f"the token of {agent!r} was revoked; only the admin can make another")
-        return token
+        return new
 
-    async def revoke(self, agent: str) -> bool:
-        """Revoke an agent's token; False if it was revoked before. The id stays taken."""
-        outcome = await self._background.finish(self._store.replace(_known_name(agent), None, False))
+    async def revoke(self, agent: str, token: str | None = None) -> bool:
+        """Revoke an agent's token; False if it was revoked before. The id stays taken.
+
+        The agent's own `token` must still be valid; the admin needs none.
+        """
+        return await self._replace(agent, None, token) == "done"
+
+    async def _replace(self, agent: str, digest: bytes | None, token: str | None) -> ReplaceOutcome:
+        known = None if token is None else digest_of(token)
+        outcome = await self._background.finish(self._store.replace(_known_name(agent), digest, known))
         if outcome == "unknown":
             raise _unknown(agent)
-        return outcome == "done"
+        if outcome == "other":
+            raise RequestError(401, "unauthorized", f"the token of {agent!r} was replaced by another")
+        return outcome
 
     async def verify(self, agent: str, token: str) -> bool:
         """Whether a token belongs to an agent. Both may be any text."""
@@ -131,6 +140,7 @@ class Registry:
 
     def forget_verified(self) -> None:
         """Verify nobody without the store any more, even if it is lost: the admin is about to accept it as it is."""
+        self.revocations += 1
         self._store.forget_verified()
 
     async def agents(self, after: str = "", limit: int = 100) -> list[AgentRecord]:
@@ -164,6 +174,7 @@ class Registry:
         return digest_of(invitation[: LONGEST_TOKEN + 1])
 
     def _on_revocation(self, agent: str) -> None:
+        self.revocations += 1
         for listener in self._listeners:
             try:
                 listener(agent)
@@ -217,13 +228,15 @@ class DatabaseAgents:
             self._set(agent, digest)
         return outcome
 
-    async def replace(self, agent: str, digest: bytes | None, revoked_too: bool) -> ReplaceOutcome:
+    async def replace(self, agent: str, digest: bytes | None, known: bytes | None = None) -> ReplaceOutcome:
         def work(db: sqlite3.Connection) -> ReplaceOutcome:
             found = _one(db, "SELECT digest FROM agents WHERE agent = ?", agent)
             if found is None:
                 return "unknown"
-            if found[0] is None and not revoked_too:
+            if found[0] is None and (known is not None or digest is None):
                 return "revoked"
+            if known is not None and known != found[0]:
+                return "other"
             db.execute("UPDATE agents SET digest = ? WHERE agent = ?", (digest, agent))
             return "done"
 

@@ -1,32 +1,38 @@
-"""The hub's guard on a shared store: it notices when the store has lost its agents and changes, or is another store.
+"""The hub's guard on a shared store: it notices when the store has lost agents or changes, or is another store.
 
-The id of the store's data is kept in the hub's database as well. While the two differ, agents and changes are neither
-read nor written, so that nobody can register under the name of another. This ends by itself when the data is back; or
-an admin accepts the store as it is.
+The id of the store's data is kept in the hub's database as well, and how much of the data the hub has seen. While the
+store has another id or less data, agents and changes are neither read nor written, so that nobody can register under
+the name of another. This ends by itself when the data is back; or an admin accepts the store as it is.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from sqlite3 import Connection
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
 from headgate.errors import StoreAway, StoreLost
-from headgate.hub.storage.database import Database
-from headgate.stores.base import HubStore, Store, StoreGeneration
+from headgate.hub.storage.database import Database, DatabaseError
+from headgate.stores.base import DataAge, HubStore, Store, StoreGeneration
 
-_NAME: Final = "store_generation"
+_Step: TypeAlias = Callable[[], Awaitable[None]]
+_ID: Final = "store_generation"
+_SEEN: Final = "store_seen"
 
 _log = structlog.get_logger("headgate.hub")
 
 
 class StoreGuard:
-    """Compares the id of a shared store's data with the one that this hub knows; a store in memory has none."""
+    """Compares a shared store's data with what this hub knows of it; a store in memory is never lost."""
 
     def __init__(self, database: Database, store: Store) -> None:
         self._database: Final = database
         self._generation: Final[StoreGeneration | None] = store.generation if isinstance(store, HubStore) else None
-        self._saved = ""  # the id in the database
+        self._saved = ("", DataAge())  # what is in the database
         self._logged = False
+        self._accepting: Final = asyncio.Lock()
 
     @property
     def reason(self) -> str:
@@ -34,15 +40,24 @@ class StoreGuard:
         return "" if self._generation is None else self._generation.reason
 
     async def start(self) -> None:
-        """Expect the id that is in the database. To be called before anything is read from the store."""
-        if self._generation is not None:
-            query = "SELECT value FROM settings WHERE name = ?"
-            row = await self._database.run(lambda db: db.execute(query, (_NAME,)).fetchone())
-            self._saved = self._generation.expected = "" if row is None else str(row[0])
+        """Expect what is in the database. To be called before anything is read from the store."""
+        generation = self._generation
+        if generation is not None:
+            query = "SELECT name, value FROM settings WHERE name IN (?, ?)"
+            rows = dict(await self._database.run(lambda db: db.execute(query, (_ID, _SEEN)).fetchall()))
+            self._saved = str(rows.get(_ID, "")), _age(str(rows.get(_SEEN, "")))
+            generation.expected, generation.seen = self._saved
             await self.probe()
 
+    async def close(self) -> None:
+        """Save how much of the data was seen since the last probe. To be called when nothing changes it any more."""
+        generation = self._generation
+        if generation is not None:
+            with suppress(DatabaseError):  # which the log and the health have
+                await self._save(generation.expected, generation.seen)
+
     async def probe(self) -> None:
-        """Compare the ids; without one in the database, adopt that of the store. Log when the store is lost or back."""
+        """Compare the data; without an id in the database, adopt the store's. Log when the store is lost or back."""
         generation = self._generation
         if generation is None:
             return
@@ -51,8 +66,9 @@ class StoreGuard:
                 await generation.check()
             else:
                 await generation.claim()
-            if generation.expected != self._saved:
-                await self._save(generation.expected)
+            if self._logged:
+                _log.warning("the store has its data again")
+            self._logged = False
         except StoreLost as lost:
             if not self._logged:
                 _log.error(
@@ -61,33 +77,55 @@ class StoreGuard:
                     reason=str(lost),
                 )
             self._logged = True
-            return
         except StoreAway:
             return  # which the store reports itself
-        if self._logged:
-            _log.warning("the store has its data again")
-            self._logged = False
+        await self._save(generation.expected, generation.seen)
 
-    async def is_lost(self) -> bool:
-        """Compare the ids now; whether the store is lost."""
-        if self._generation is None:
+    async def accept(self, disconnect: _Step, drop: _Step, reload: _Step) -> bool:
+        """Accept a lost store's data as it is; False if the store isn't lost.
+
+        `disconnect` ends what the agents are doing, while nobody can be verified. Then the store is accepted, unless it
+        has its data again. `drop` deletes what nobody is to inherit, before anybody can register, and `reload` reads
+        the changes in the store. If a step fails, the store stays lost to this hub, and can be accepted again.
+        """
+        generation = self._generation
+        if generation is None:
             return False
-        try:
-            await self._generation.check()
-        except StoreLost:
-            return True
-        return False
-
-    async def accept(self) -> None:
-        """Accept a lost store's data as it is."""
-        if self._generation is not None:
-            await self._save(await self._generation.accept())
+        async with self._accepting:
+            try:
+                await generation.check()
+                return False
+            except StoreLost:
+                await disconnect()
+            accepted = await generation.accept()
+            if not accepted:
+                await self.probe()
+                return False
+            await drop()
+            before, generation.expected = (generation.expected, generation.seen), accepted
+            try:
+                await reload()
+                await self._save(accepted, generation.seen)
+            except BaseException:
+                generation.expected, generation.seen = before
+                raise
             self._logged = False
             _log.warning("the store was accepted as it is: agents have to register again")
+            return True
 
-    async def _save(self, generation: str) -> None:
+    async def _save(self, generation: str, seen: DataAge) -> None:
         def write(db: Connection) -> None:
-            db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (_NAME, generation))
+            rows = [(_ID, generation), (_SEEN, " ".join(map(str, seen)))]
+            db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
 
-        await self._database.run(write)
-        self._saved = generation
+        if self._saved != (generation, seen):
+            await self._database.run(write)
+            self._saved = generation, seen
+
+
+def _age(text: str) -> DataAge:
+    """What was saved; nothing if it can't be read."""
+    try:
+        return DataAge(*map(int, text.split()))
+    except (ValueError, TypeError):
+        return DataAge()

@@ -13,6 +13,7 @@ from headgate.gate import Gate
 from headgate.gate.changes import default, exemption, override, session_limit
 from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
 from headgate.http import describe_decision
+from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.store_guard import StoreGuard
@@ -370,7 +371,7 @@ async def _register(call: Call, registry: Registry) -> Registered:
 
 async def _rotate(call: Call, registry: Registry) -> Registered:
     agent = call.parts["agent"]
-    return Registered(agent, await registry.rotate(agent, by_admin=True))
+    return Registered(agent, await registry.rotate(agent))
 
 
 async def _revoke(call: Call, registry: Registry) -> Revoked:
@@ -417,22 +418,28 @@ async def _accept_store(
     messages: MessageBroker,
     sessions: SessionLog,
     scheduler: Scheduler,
+    shares: CounterShares,
     gate: Gate,
     health: Health,
 ) -> AcceptedStore:
-    if not await guard.is_lost():
-        return AcceptedStore(health.store, health.problems, accepted=False)
-    registry.forget_verified()  # nobody can connect until the store is accepted
-    relay.drop_all()
-    if not await sockets.drop_all(_LEAVE_WITHIN):
-        raise RequestError(503, "unavailable", "some agents' connections are still open; try again in a moment")
-    if call.body.agent_data == "drop":
-        await messages.drop_agent_data()
-        await sessions.drop_agent_data()
-        await scheduler.drop_agent_data()
-    await guard.accept()
-    await gate.areload(gate.policy, by=call.by)  # the changes in the store, which are the only ones now
-    return AcceptedStore(health.store, health.problems, accepted=True)
+    async def disconnect() -> None:
+        registry.forget_verified()  # nobody can connect until the store is accepted
+        relay.drop_all()
+        if not await sockets.drop_all(_LEAVE_WITHIN):
+            raise RequestError(503, "unavailable", "some agents' connections are still open; try again in a moment")
+
+    async def drop() -> None:
+        if call.body.agent_data == "drop":
+            await messages.drop_agent_data()
+            await sessions.drop_agent_data()
+            await scheduler.drop_agent_data()
+
+    async def reload() -> None:
+        shares.clear()
+        await gate.areload(gate.policy, by=call.by)  # the changes in the store, which are the only ones now
+
+    accepted = await guard.accept(disconnect, drop, reload)
+    return AcceptedStore(health.store, health.problems, accepted=accepted)
 
 
 async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:

@@ -172,11 +172,11 @@ async def _register(call: Call, registry: Registry) -> Registered:
 
 
 async def _rotate(call: Call, registry: Registry) -> Registered:
-    return Registered(call.agent, await registry.rotate(call.agent))
+    return Registered(call.agent, await registry.rotate(call.agent, call.token))
 
 
 async def _revoke(call: Call, registry: Registry) -> Revoked:
-    return Revoked(call.agent, await registry.revoke(call.agent))
+    return Revoked(call.agent, await registry.revoke(call.agent, call.token))
 
 
 async def _send_message(call: Call, messages: MessageBroker) -> SentMessage:

@@ -50,8 +50,8 @@ def _own(call: Call, key: str) -> str:
 
 async def _check(call: Call, windows: RateLimiter, shares: CounterShares) -> RateLimitResult:
     body: Check = call.body
-    shares.reserve(call.agent, body.key, body.window_ms)
-    return await windows.check(_own(call, body.key), body.limit, body.window_ms)
+    with shares.checking(call.agent, body.key, body.window_ms):
+        return await windows.check(_own(call, body.key), body.limit, body.window_ms)
 
 
 async def _counter(call: Call, windows: RateLimiter) -> CounterValue:
@@ -61,9 +61,8 @@ async def _counter(call: Call, windows: RateLimiter) -> CounterValue:
 
 async def _reset(call: Call, windows: RateLimiter, shares: CounterShares) -> CounterReset:
     key = call.parts["key"]
-    was_counted = await windows.reset_counter(_own(call, key))
-    shares.release(call.agent, key)
-    return CounterReset(key, was_counted)
+    with shares.resetting(call.agent, key):
+        return CounterReset(key, await windows.reset_counter(_own(call, key)))
 
 
 _PATH: Final = "/v1/counters/{key}"

@@ -1,4 +1,7 @@
-"""HTTP requests: authentication, the gate, the body, the handler and the response, in this order for every route."""
+"""HTTP requests: authentication, the gate, the body, the handler and the response, in this order for every route.
+
+An agent whose token is rotated or revoked before the handler runs is refused.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -7,6 +10,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from headgate.errors import reduce_error
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import PROBLEM_JSON, HeaderWriter, describe_denial
@@ -34,6 +38,7 @@ _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
 )
 
+_NOBODYS: Final = "the token in the Authorization header is nobody's"
 USED_UP: Final = "the allowance of your network address is used up, perhaps by somebody else who shares it"
 
 _encoder: Final = msgspec.json.Encoder()
@@ -79,8 +84,8 @@ class ApiResponse(msgspec.Struct):
 class Caller:
     """The sender of a request, known by its token."""
 
-    def __init__(self, agent: str = "", *, admin: bool = False, viewer: bool = False) -> None:
-        self.agent, self.admin, self.viewer = agent, admin, viewer
+    def __init__(self, token: str = "", agent: str = "", *, admin: bool = False, viewer: bool = False) -> None:
+        self.token, self.agent, self.admin, self.viewer = token, agent, admin, viewer
         self.known: Final = bool(agent) or admin or viewer
 
     def may(self, who: Who) -> bool:
@@ -106,6 +111,9 @@ class RequestDenied(Exception):
         self.limit_headers: Final = limit_headers
         self.by_address: Final = by_address
         super().__init__("rate limited")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_error(self)
 
 
 class Api:
@@ -140,6 +148,7 @@ class Api:
         routes, parts = self._router.find(scope.get("raw_path") or scope["path"].encode())
         route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])  # the server leaves out the body
         caller, limit_headers = ANONYMOUS, _NO_HEADERS
+        revocations = self._registry.revocations
         if route is None or route.action != HEALTH:  # a probe may name the host as it likes
             self._allowed_hosts.check_host(scope["headers"])
         if scope["method"] not in ("GET", "HEAD"):
@@ -157,8 +166,10 @@ class Api:
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         query = _converted(given, route.query)
         body = None if route.body is None else _decoded(await self._body(scope["headers"], receive), route.body)
+        if caller.agent and revocations != self._registry.revocations:  # the body may have taken half a minute
+            await self._authenticate_again(caller)
         by = caller.agent or (f"admin at {address}" if caller.admin else "")
-        answer = await route.handler(Call(caller.agent, by, caller.admin, parts, query, body))
+        answer = await route.handler(Call(caller.agent, caller.token, by, caller.admin, parts, query, body))
         if isinstance(answer, ApiResponse):
             return answer
         return ApiResponse(route.status, _encoder.encode(answer), limit_headers)
@@ -190,18 +201,23 @@ class Api:
 
         async def look_up() -> Caller | None:
             if self._tokens.is_admin(token):
-                return Caller(admin=True)
+                return Caller(token, admin=True)
             if self._tokens.is_viewer(token):
-                return Caller(viewer=True)
+                return Caller(token, viewer=True)
             agent = await self._registry.owner(token)
-            return None if agent is None else Caller(agent)
+            return None if agent is None else Caller(token, agent)
 
         found = await self._authentication.attempt(address, look_up)
         if isinstance(found, Caller):
             return found
         if not found:
             raise RequestDenied(found, self._gate.tier_of("http", action), by_address=True)
-        raise RequestError(401, "unauthorized", "the token in the Authorization header is nobody's")
+        raise RequestError(401, "unauthorized", _NOBODYS)
+
+    async def _authenticate_again(self, caller: Caller) -> None:
+        """Refuse an agent whose token has become invalid since it was authenticated."""
+        if await self._registry.owner(caller.token) != caller.agent:
+            raise RequestError(401, "unauthorized", _NOBODYS)
 
     async def _check(self, agent: str, action: str, address: str) -> Headers:
         """Check a request of an agent, or of an unknown caller by its address; the headers about an agent's limit."""

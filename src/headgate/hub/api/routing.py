@@ -32,6 +32,8 @@ class Call:
 
     agent: str
     """The calling agent, or "" for any other caller."""
+    token: str = field(repr=False)
+    """The caller's, or ""."""
     by: str
     """The caller, in words for the record of changes."""
     admin: bool

@@ -101,6 +101,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._loop: Final = asyncio.get_running_loop()
         self._inner = protocol(self)
         self._transport: asyncio.Transport
+        self._below_tls: asyncio.Transport | None = None
         self._handshake: asyncio.Task[None] | None = None
         self._lost: Final = asyncio.Event()
         self._open = False  # whether uvicorn's protocol knows of it
@@ -127,7 +128,9 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         # The end, and the signs of life:
         self._closing = self._close_sent = False
         self._ignored = 0
-        self._written = self._sent = 0
+        self.written = 0
+        """The bytes written by uvicorn and by this class."""
+        self._sent = self._sent_at_check = 0
         self._sent_at = self._received_at = guard.now
         self._received_since_check = self._pinged = False
 
@@ -164,7 +167,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             self._transport.abort()
             self._guard.release(self)
         else:
-            self._transport = secured
+            self._below_tls, self._transport = self._transport, secured
             if self.refusal is None:  # a spare connection has one time for everything
                 self._deadline = self._guard.now + self.head_within
             self._begin()
@@ -186,6 +189,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         """Let the transport close, once it has written the last bytes."""
         if self._open:
             self._inner.eof_received()
+        self._update_sent()
         self._closing = self._close_sent = True
         self._deadline = self._guard.now + self.close_within
         return False
@@ -328,7 +332,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._closing:
-            self._written += len(data)
+            self.written += len(data)
             self._transport.write(data)
 
     def pause_reading(self) -> None:
@@ -386,6 +390,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
     def _close(self, *, wait: bool) -> None:
         if self._closing:
             return
+        self._update_sent()
         self._closing = self._close_sent = True
         self._deadline = self._guard.now + self.close_within
         self._data = b""
@@ -405,6 +410,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._close(wait=True)
 
     def abort(self) -> None:
+        self._update_sent()
         self._closing = self._close_sent = True
         self._transport.abort()
 
@@ -415,7 +421,8 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
+        below = 0 if self._below_tls is None else self._below_tls.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() + below
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return self._transport.get_write_buffer_limits()
@@ -440,6 +447,16 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self.requests -= 1
         self._received, self._head = 0, b""
 
+    @property
+    def sent(self) -> int:
+        """The bytes of `written` that the operating system has taken; after the end, those known to be taken before."""
+        self._update_sent()
+        return self._sent
+
+    def _update_sent(self) -> None:
+        if not self._transport.is_closing():  # from then on its buffer may be empty because it was dropped
+            self._sent = self.written - self.get_write_buffer_size()
+
     async def wait_lost(self) -> None:
         """Wait for the end of the connection."""
         await self._lost.wait()
@@ -460,9 +477,9 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             else:
                 self.close()
             return
-        sent = self._written - self._transport.get_write_buffer_size()
-        if sent != self._sent or sent == self._written:
-            self._sent, self._sent_at = sent, now
+        sent = self.sent
+        if sent != self._sent_at_check or sent == self.written:
+            self._sent_at_check, self._sent_at = sent, now
         elif now - self._sent_at >= self.write_within:
             self.abort()
             return

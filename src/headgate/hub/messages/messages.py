@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from functools import partial
 from heapq import nsmallest
 from sqlite3 import Connection
@@ -69,16 +69,15 @@ class _ChatChannel:
             return False
         if not socket.push(frame):
             self.subscribers[socket] = 1
-            socket.push_last(self.name, lambda: self._lagged(socket))
+            socket.push_last(self.name, lambda: self._notices(socket))
             return False
         return True
 
-    def _lagged(self, socket: Socket) -> str | None:
+    def _notices(self, socket: Socket) -> list[str]:
         missed = self.subscribers.get(socket, 0)
-        if not missed:  # it has unsubscribed
-            return None
-        self.subscribers[socket] = 0
-        return encode(Lagged(channel=self.name, missed=missed))
+        if missed:  # otherwise it has unsubscribed
+            self.subscribers[socket] = 0
+        return _lagged(self.name, missed)
 
     def info(self) -> ChannelInfo:
         return ChannelInfo(self.name, self.creator, self.about, self.at, len(self.subscribers))
@@ -87,8 +86,8 @@ class _ChatChannel:
 class MessageBroker:
     """Delivers messages. An accepted message is queued for a socket, or in the database.
 
-    It is not lost, unless a connection ends before it is sent and the mailbox is full beyond its maximum: see
-    `save_unsent`.
+    It is not lost, unless a connection ends before it is sent, and the mailbox is full beyond its maximum or the disk
+    can't be written: see `save_unsent`.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class MessageBroker:
         self._retention: Final = Retention("posts", "channel", settings.max_history)
         self._chat_channels: dict[str, _ChatChannel] = {}
         self._fan_out: Final = FanOut()
-        self._unwritten: Final[deque[tuple[str, list[Message]]]] = deque()  # by recipient
+        self._unwritten: Final[dict[str, list[Message]]] = {}  # by recipient
         self._unwritten_bytes = 0
         self._flushing: Final = asyncio.Lock()
         self._disk_failed = False
@@ -111,7 +110,7 @@ class MessageBroker:
         self.accepted = 0
         """The number of accepted messages, to agents and to chat channels."""
         self.lost = 0
-        """The number of accepted messages for which a mailbox had no room when a connection ended."""
+        """The number of accepted messages that could not be put into a mailbox when a connection ended."""
 
     async def start(self) -> None:
         """Read the chat channels; at the first start there is one."""
@@ -133,10 +132,13 @@ class MessageBroker:
         if self._unwritten_bytes > MAX_UNWRITTEN:
             raise RequestError(503, "unavailable", "undelivered messages wait for the hub's disk; try again later")
         message = Message(sender=sender, body=body, at=time.time())
-        delivered = self._presence.push(to, encode(message), message)
+        frame = encode(message)
+        delivered = self._presence.push(to, frame, message)
         if not delivered:
             if not await self._registry.knows(to):
                 raise RequestError(404, "unknown_agent", f"there is no agent {to!r}")
+            delivered = self._presence.push(to, frame, message)  # it may have connected meanwhile
+        if not delivered:  # whoever connects from now on counts its mail later: jobs run in order
             await self._database.run(lambda db: self._insert_checked(db, to, message))
         self.accepted += 1
         return delivered
@@ -144,36 +146,50 @@ class MessageBroker:
     async def save_unsent(self, agent: str, socket: Socket) -> None:
         """Put the messages that a closed socket has not sent into the agent's mailbox, even if that is full.
 
-        They were accepted already. So there is room for the queue of one connection beyond the mailbox's maximum and
-        beyond each sender's. What is more is lost: otherwise an agent that hangs up again and again without reading
-        could fill the disk. While the disk can't be written, messages are kept in memory.
+        They were accepted already. So there is room for all that can be queued for an agent beyond the mailbox's
+        maximum and beyond each sender's. What is more is lost: otherwise an agent that hangs up again and again without
+        reading could fill the disk. While the disk can't be written, messages are kept in memory.
         """
         unsent = [content for content in socket.take_unsent() if isinstance(content, Message)]
         if unsent:
-            self._unwritten.append((agent, unsent))
+            self._unwritten.setdefault(agent, []).extend(unsent)
             self._unwritten_bytes += _size(unsent)
             await self._background.finish(self._flush())
 
     async def _flush(self) -> None:
-        """Put into mailboxes what waits in memory, oldest first; later again if the disk can't be written."""
+        """Put into mailboxes what waits in memory, oldest first; later again if the disk can't be written.
+
+        If the hub ends before that, it is lost.
+        """
         async with self._flushing:
             while self._unwritten:
-                agent, unsent = self._unwritten[0]
+                agent = next(iter(self._unwritten))
+                unsent = sorted(self._unwritten.pop(agent), key=lambda message: message.at)  # of several connections
                 try:
                     lost = await self._database.run(partial(self._insert_unsent, to=agent, messages=unsent))
                 except DatabaseError as error:
+                    self._unwritten[agent] = unsent + self._unwritten.get(agent, [])
+                    if self._closed:
+                        self._give_up(error)
+                        return
                     if not self._disk_failed:
                         _log.error("undelivered messages wait for the disk", reason=str(error))
                     self._disk_failed = True
-                    if not self._closed and self._timer is None:
+                    if self._timer is None:
                         self._timer = Timer(self._clock, self._clock.now() + _RETRY, self._retry)
                     return
                 self._disk_failed = False
                 if lost:
                     self.lost += lost
                     _log.warning("undelivered messages are lost: the mailbox is full", agent=agent, messages=lost)
-                self._unwritten.popleft()
                 self._unwritten_bytes -= _size(unsent)
+
+    def _give_up(self, error: DatabaseError) -> None:
+        lost = sum(map(len, self._unwritten.values()))
+        self._unwritten.clear()
+        self._unwritten_bytes = 0
+        self.lost += lost
+        _log.error("undelivered messages are lost: the disk can't be written", messages=lost, reason=str(error))
 
     def _retry(self) -> None:
         self._timer = None
@@ -295,11 +311,23 @@ class MessageBroker:
         await self._database.run(delete)
         if self._chat_channels.get(name) is channel:
             del self._chat_channels[name]
-        subscribers = list(channel.subscribers)
-        channel.subscribers.clear()
-        frame = encode(Unsubscribed(channel=name))
-        await self._fan_out.push(subscribers, lambda socket: socket.push(frame))
+        await self._fan_out.push(channel.subscribers, lambda socket: self._end_subscription(channel, socket))
         _log.info("chat channel deleted", channel=name, by=agent or "the admin")
+
+    def _end_subscription(self, channel: _ChatChannel, socket: Socket) -> bool:
+        """Tell a subscriber of a deleted chat channel, even if its queue is full: once it has caught up."""
+        missed = channel.subscribers.pop(socket, None)
+        if missed is None:  # it has unsubscribed meanwhile
+            return False
+
+        def notices() -> list[str]:
+            there = self._chat_channels.get(channel.name)
+            if there is not None and socket in there.subscribers:  # it has subscribed to another of this name
+                return []
+            return [*_lagged(channel.name, missed), encode(Unsubscribed(channel=channel.name))]
+
+        socket.push_last(channel.name, notices)
+        return True
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Add a message to a chat channel's history, send it to all subscribers, and return its number."""
@@ -327,8 +355,12 @@ class MessageBroker:
     def subscribe(self, name: str, socket: Socket) -> None:
         self._find(name).subscribers.setdefault(socket, 0)
 
-    def unsubscribe(self, name: str, socket: Socket) -> None:
-        self._find(name).subscribers.pop(socket, None)
+    async def unsubscribe(self, name: str, socket: Socket) -> None:
+        """End a subscription, and wait until the reader has got what came before the end."""
+        missed = self._find(name).subscribers.pop(socket, 0)
+        await socket.flush()
+        for frame in _lagged(name, missed):
+            await socket.send(frame)
 
     def unsubscribe_all(self, socket: Socket) -> None:
         for channel in self._chat_channels.values():
@@ -361,6 +393,10 @@ class MessageBroker:
         if channel is None:
             raise _unknown_channel(name)
         return channel
+
+
+def _lagged(channel: str, missed: int) -> list[str]:
+    return [encode(Lagged(channel=channel, missed=missed))] if missed else []
 
 
 def _unknown_channel(name: str) -> RequestError:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import structlog
 from msgspec import UNSET, Raw, Struct
@@ -170,16 +170,16 @@ class AgentSockets:
             return False
         agent, address = frame.agent_id, connection.socket.address
         try:
-            mail = await self._attempt(address, agent, frame.token)
+            failed = await self._attempt(address, agent, frame.token)
         except HeadgateError as error:
             await connection.send(_problem(error), frame.id)
             return False
-        if isinstance(mail, Decision):
-            if mail:
+        if failed is not None:
+            if failed:
                 problem = frames.Problem(error="unauthorized", detail="there is no such agent with such a token")
                 await connection.send(problem, frame.id)
             else:
-                await connection.deny(frame.id, self._gate.tier_of("ws", "identify"), mail)
+                await connection.deny(frame.id, self._gate.tier_of("ws", "identify"), failed)
             return False
         try:
             first = self._presence.add(agent, connection.socket)
@@ -188,24 +188,34 @@ class AgentSockets:
             await connection.socket.close(TRY_LATER, "too many connections of this agent")
             return False
         connection.agent = agent
+        connection.socket.hold()
         self._identified.add(connection)
         if first:
             self._scheduler.agent_connected(agent)
+        try:
+            mail = await self._messages.waiting(agent)  # from now on messages come over this socket
+        except HeadgateError as error:
+            await connection.send(_problem(error), frame.id)
+            await connection.socket.close(TRY_LATER, "the mailbox can't be read")
+            return False
         await connection.send(frames.Identified(agent_id=agent, mail=mail), frame.id)
+        connection.socket.release()
         await self._authentication.refund_connection(address)
         return True
 
-    async def _attempt(self, address: str, agent: str, token: str) -> int | Decision:
-        """The number of messages in an agent's mailbox, if the token is valid now; otherwise the address's decision."""
+    async def _attempt(self, address: str, agent: str, token: str) -> Decision | None:
+        """None if an agent's token is valid now; otherwise the address's decision."""
 
-        async def look_up() -> int | None:
-            return await self._messages.waiting(agent) if await self._registry.verify(agent, token) else None
+        async def look_up() -> Literal[True] | None:
+            return True if await self._registry.verify(agent, token) else None
 
         while True:
             drops = self._drops
-            mail = await self._authentication.attempt(address, look_up)
-            if isinstance(mail, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
-                return mail
+            found = await self._authentication.attempt(address, look_up)
+            if found is not True:
+                return found
+            if drops == self._drops:  # otherwise it may have been revoked meanwhile
+                return None
 
     # Every frame -----------------------------------------------------------------------------------------------------
 
@@ -310,7 +320,7 @@ class AgentSockets:
         return frames.Subscribed(channel=frame.channel)
 
     async def _unsubscribe(self, connection: _AgentConnection, frame: frames.ChannelUnsubscribe) -> frames.ServerFrame:
-        self._messages.unsubscribe(frame.channel, connection.socket)
+        await self._messages.unsubscribe(frame.channel, connection.socket)
         return frames.Unsubscribed(channel=frame.channel)
 
     async def _task_accepted(self, connection: _AgentConnection, frame: frames.TaskAccepted) -> frames.ServerFrame:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
@@ -26,14 +26,29 @@ _READS: Final = 2  # frames that are read before other tasks have their turn
 _PUSHES: Final = 50  # frames that are pushed to many sockets before other tasks have their turn
 
 
+class ByteCounts(Protocol):
+    """Counts the bytes that a connection has sent."""
+
+    @property
+    def written(self) -> int:
+        """The bytes handed to it."""
+
+    @property
+    def sent(self) -> int:
+        """Those of them that have left the hub."""
+
+
 class Socket:
     """A WebSocket that an ASGI server has handed over.
 
     `send` answers a frame of the other side, and waits while that reads slowly, so that the hub reads no more from it
-    than it takes. `push` sends frames from others, and never waits: at most `max_queued` are queued.
+    than it takes. `push` sends frames from others, and never waits: at most `max_queued` are queued. They stay in the
+    queue until they have left the hub, if `connection` counts that.
     """
 
-    def __init__(self, receive: Receive, send: Send, address: str, max_queued: int) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, address: str, max_queued: int, connection: ByteCounts | None = None
+    ) -> None:
         self.address: Final = address
         self.closed = False
         """Whether either side has closed it, so that nothing can be sent any more."""
@@ -42,9 +57,15 @@ class Socket:
         self._reads = 0
         self._receive, self._send = receive, send
         self._max_queued = max_queued
+        self._connection = connection
         self._queue: deque[tuple[bytes | str, object]] = deque()
-        self._queued_bytes = 0
-        self._deferred: dict[str, Callable[[], str | None]] = {}
+        self._leaving: deque[tuple[int, int, object]] = deque()
+        """Frames that were written and may not have left the hub: `written` after each, its size and its content."""
+        self._queued_bytes = 0  # of both
+        self._popped = 0  # frames taken from the queue
+        self._progress: Final = asyncio.Event()
+        self._deferred: dict[str, Callable[[], list[str]]] = {}
+        self._held = False
         self._writer: asyncio.Task[None] | None = None
         self._closer: asyncio.Task[None] | None = None
 
@@ -82,30 +103,48 @@ class Socket:
 
     def push(self, frame: bytes | str, content: object = None) -> bool:
         """Queue a frame; False if the queue is full. `content` is what `take_unsent` returns if it can't be sent."""
-        if self.closed or len(self._queue) >= self._max_queued or self._queued_bytes + len(frame) > MAX_BYTES:
+        if self.closed or self.queued >= self._max_queued or self._queued_bytes + len(frame) > MAX_BYTES:
             return False
         self._queue.append((frame, content))
         self._queued_bytes += len(frame)
         self._start_writer()
         return True
 
-    def push_last(self, name: str, make: Callable[[], str | None]) -> None:
-        """Make and send a frame once the queue is empty, unless `make` returns None then. One of each name."""
+    def push_last(self, name: str, make: Callable[[], list[str]]) -> None:
+        """Send the frames that `make` returns once the queue is empty. One call for each name: the last."""
         self._deferred[name] = make
         self._start_writer()
 
+    async def flush(self) -> None:
+        """Wait until the frames that are queued now are written, or the socket is closed."""
+        last = self._popped + len(self._queue)
+        while self._popped < last and not self.closed:
+            self._progress.clear()
+            await self._progress.wait()
+
+    def hold(self) -> None:
+        """Queue what is pushed without sending it, until `release`: an answer that takes time has to come first."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._start_writer()
+
     def _start_writer(self) -> None:
-        if self._writer is None:
+        if self._writer is None and not self._held:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     @property
     def queued(self) -> int:
         """The number of frames pushed and not sent yet."""
-        return len(self._queue)
+        self._forget_sent()
+        return len(self._leaving) + len(self._queue)
 
     def take_unsent(self) -> list[object]:
         """The contents of frames that were pushed and will not be sent any more, since the socket is closed."""
-        contents = [content for _, content in self._queue if content is not None]
+        self._forget_sent()
+        contents = [content for *_, content in (*self._leaving, *self._queue) if content is not None]
+        self._leaving.clear()
         self._queue.clear()
         self._queued_bytes = 0
         return contents
@@ -140,18 +179,31 @@ class Socket:
             while (self._queue or self._deferred) and not self.closed:
                 if self._queue:
                     await self._write_first()
-                    await asyncio.sleep(0)  # a send to a reader that keeps up doesn't pause
-                elif (frame := self._deferred.pop(next(iter(self._deferred)))()) is not None:
-                    await self.send(frame)
+                else:
+                    for frame in self._deferred.pop(next(iter(self._deferred)))():
+                        await self.send(frame)
         finally:
             self._writer = None
+            self._progress.set()
 
     async def _write_first(self) -> None:
-        frame, _ = self._queue[0]
+        frame, content = self._queue[0]
         await self.send(frame)
-        if self._queue and not self.closed:  # otherwise it stays unsent
+        if self.closed:  # it stays unsent
+            return
+        written = 0 if self._connection is None else self._connection.written
+        await asyncio.sleep(0)  # a send to a reader that keeps up doesn't pause; uvloop writes at the end of a turn
+        if self._queue:  # otherwise it was taken as unsent
             self._queue.popleft()
-            self._queued_bytes -= len(frame)
+            self._popped += 1
+            self._progress.set()
+            self._leaving.append((written, len(frame), content))
+            self._forget_sent()
+
+    def _forget_sent(self) -> None:
+        while self._leaving and (self._connection is None or self._leaving[0][0] <= self._connection.sent):
+            _, size, _ = self._leaving.popleft()
+            self._queued_bytes -= size
 
     async def _put(self, message: AsgiMessage, *, last: bool = False) -> None:
         if self.closed and not last:

@@ -11,7 +11,6 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
@@ -26,6 +25,7 @@ T = TypeVar("T")
 Work: TypeAlias = Callable[[sqlite3.Connection], T]
 _FORMAT: Final = 1
 _MAX_BATCH: Final = 1000  # jobs in one commit
+_MAX_COUNTED: Final = 10_000  # values whose added rows are counted
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -69,7 +69,7 @@ class Retention:
 
     def __init__(self, table: str, column: str, most: int) -> None:
         self._most: Final = most
-        self._added: Final[Counter[str]] = Counter()  # since the last deletion
+        self._added: Final[dict[str, int]] = {}  # since the last deletion; of other values nothing is known
         self._delete: Final = (
             f"DELETE FROM {table} WHERE {column} = ?1 AND number <= "  # noqa: S608 - the names are constants
             f"(SELECT number FROM {table} WHERE {column} = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)"
@@ -77,10 +77,13 @@ class Retention:
 
     def added(self, db: sqlite3.Connection, value: str) -> None:
         """Delete surplus rows after a row was added. To be called within a job."""
-        self._added[value] += 1
-        if self._added[value] >= max(self._most // 10, 1):
-            del self._added[value]
+        added = self._added.get(value, self._most) + 1  # a hub before this one may have left too many
+        if added >= max(self._most // 10, 1):
             db.execute(self._delete, (value, self._most))
+            added = 0
+        if len(self._added) >= _MAX_COUNTED:
+            self._added.clear()
+        self._added[value] = added
 
 
 class TotalRetention:
@@ -91,7 +94,7 @@ class TotalRetention:
 
     def __init__(self, table: str, column: str, most: int) -> None:
         self._most: Final = most
-        self._added = 0  # since the last deletion
+        self._added = most  # since the last deletion; a hub before this one may have left too many
         self._counts: Final = f"SELECT {column}, COUNT(*) FROM {table} GROUP BY {column}"  # noqa: S608 - constants
         self._delete: Final = (
             f"DELETE FROM {table} WHERE number IN "  # noqa: S608

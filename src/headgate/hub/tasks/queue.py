@@ -57,7 +57,7 @@ class OpenTask(_Timed):
     def __init__(self, number: int, task_id: str, creator: str, priority: Priority) -> None:
         self.number: Final = number
         self.task_id: Final = task_id
-        self.creator: Final = creator
+        self.creator = creator
         self.priority = priority
         self.state: State = "queued"
         self.holder: str | None = None  # the agent that holds it, or held it last

@@ -165,6 +165,10 @@ class Scheduler:
             async with task.lock:  # what is written later, as when a task is queued again, has no holder
                 task.holder = None
         await self._table.drop_agents()
+        for task in self._open.values():  # those that the database had: its jobs end in order
+            self._forget_one(task.creator)
+            self._unfinished[ADMIN] += 1
+            task.creator = ADMIN
 
     def counts(self) -> dict[str, int]:
         """The number of tasks in each state."""
