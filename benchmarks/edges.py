@@ -101,7 +101,8 @@ def _slowapi_middleware() -> FastAPI:
     return app
 
 
-def _headgate(**options: Any) -> FastAPI:
+def limited_app(**options: Any) -> FastAPI:
+    """An application with headgate's middleware."""
     app = _bare()
     app.add_middleware(RateLimitMiddleware, **{"limiter": _MUCH, **options})
     return app
@@ -122,10 +123,12 @@ def _applications() -> dict[str, App]:
     gate.set_default("normal", _MUCH)
     return {
         BARE: _bare(),
-        HEADGATE: _headgate(),
-        "headgate, middleware, both kinds of headers": _headgate(headers="both"),
-        "headgate, middleware, a key function": _headgate(key=lambda request: request.headers.get("user-agent")),
-        "headgate, middleware, a gate and a key function": _headgate(limiter=None, gate=gate, key=lambda request: "a"),
+        HEADGATE: limited_app(),
+        "headgate, middleware, both kinds of headers": limited_app(headers="both"),
+        "headgate, middleware, a key function": limited_app(key=lambda request: request.headers.get("user-agent")),
+        "headgate, middleware, a gate and a key function": limited_app(
+            limiter=None, gate=gate, key=lambda request: "a"
+        ),
         "headgate, FastAPI dependency, headers": _dependency(),
         "slowapi, decorator, no headers": _slowapi(headers=False),
         SLOWAPI: _slowapi(headers=True),
@@ -137,7 +140,8 @@ async def _receive() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def _requests(app: App, times: int) -> None:
+async def send_requests(app: App, times: int) -> None:
+    """Call an application, and expect it to answer each request."""
     statuses = set()
 
     async def send(message: dict[str, Any]) -> None:
@@ -157,10 +161,10 @@ async def _measure(scale: Scale) -> Results:
         for name, app in applications.items():
             if turn == 0:
                 say(name)
-            await _requests(app, scale.requests // 10)  # the caches hold what the one before has left there
+            await send_requests(app, scale.requests // 10)  # the caches hold what the one before has left there
             freeze()
             begin = process_time()
-            await _requests(app, scale.requests)
+            await send_requests(app, scale.requests)
             results.times.setdefault(name, []).append((process_time() - begin) / scale.requests * 1e6)
     return results
 

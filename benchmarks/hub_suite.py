@@ -80,7 +80,7 @@ def measure(scale: Scale) -> Results:
 
 
 def _gate(results: Results, scale: Scale, load: Executor) -> None:
-    with _hub(Gate, CONNECTIONS) as (gated, checks), _hub(Ungated, CONNECTIONS) as (ungated, _):
+    with hub(Gate, CONNECTIONS) as (gated, checks), hub(Ungated, CONNECTIONS) as (ungated, _):
         for what in WORKLOADS:
             say(what)
             loading = load.submit(hub_load.load, what, gated, ungated, scale.rounds, scale.seconds)
@@ -93,7 +93,7 @@ def _gate(results: Results, scale: Scale, load: Executor) -> None:
 def _dashboards(results: Results, scale: Scale, load: Executor) -> None:
     say(f"{_DASHBOARDS} dashboards")
     context = get_context("spawn")
-    with _hub(Gate, CONNECTIONS) as (watched, _), _hub(Gate, CONNECTIONS) as (other, _):
+    with hub(Gate, CONNECTIONS) as (watched, _), hub(Gate, CONNECTIONS) as (other, _):
         here, there = context.Pipe()
         watching = context.Process(target=hub_load.watch, args=(watched, _ADMIN, _DASHBOARDS, there), daemon=True)
         watching.start()
@@ -112,8 +112,8 @@ def _dashboards(results: Results, scale: Scale, load: Executor) -> None:
 
 def _idle(results: Results, scale: Scale, load: Executor) -> None:
     say(f"memory of {scale.idle:,} idle connections")
-    with _hub(Gate, scale.idle) as (hub, _):
-        results.bytes_per_connection = load.submit(hub_load.idle, hub, scale.before).result()
+    with hub(Gate, scale.idle) as (idle, _):
+        results.bytes_per_connection = load.submit(hub_load.idle, idle, scale.before).result()
     results.idle = scale.idle
 
 
@@ -121,7 +121,7 @@ def _idle(results: Results, scale: Scale, load: Executor) -> None:
 
 
 @contextmanager
-def _hub(gate: type[Gate], agents: int) -> Iterator[tuple[HubProcess, dict[str, int]]]:
+def hub(gate: type[Gate], agents: int) -> Iterator[tuple[HubProcess, dict[str, int]]]:
     """A hub with some agents, and its checks by outcome, which are known after its end."""
     checks: dict[str, int] = {}
     context = get_context("spawn")

@@ -82,6 +82,7 @@ FOR_STORES = (
     "as_degraded",
     "as_denied",
     "as_shadow",
+    "at",
     "bucket_retry_ms",
     "own_wait",
     "retry_ms",

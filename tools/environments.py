@@ -7,10 +7,12 @@ before anything is installed, so it uses the standard library alone.
 from __future__ import annotations  # lets an older Python reach the version check in ./dev
 
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import venv
 import zipfile
@@ -73,6 +75,25 @@ def build_wheel() -> Path:
         say("headgate is not compiled but plain Python. Are gcc and the Python headers installed (python3-dev)?")
         say(f"the compiler's output: {sys.executable} -m pip wheel -v --no-deps -w .dev/wheel .dev/source")
     return wheel
+
+
+def package_of(revision: str) -> Path:
+    """A folder with the compiled package of another revision of this repository, to be put on the path."""
+    command = ["git", "rev-parse", "--verify", f"{revision}^{{commit}}"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    if found.returncode:
+        stop(f"expected a revision of this repository, got {revision!r}: {found.stderr.strip()}")
+    commit = found.stdout.strip()
+    home = DEV / "versions" / commit[:12]
+    if not (home / "package").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        archive = subprocess.run(["git", "archive", commit], capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(home / "source", filter="data")
+        target = ("--no-deps", "--target", str(home / "building"))
+        pip("install", *target, str(home / "source"), doing=f"compiling {revision}")
+        (home / "building").rename(home / "package")  # now it is whole
+    return home / "package"
 
 
 def copy_source() -> Path:
