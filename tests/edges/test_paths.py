@@ -80,6 +80,7 @@ def test_a_pattern_means_what_it_says(pattern: str, method: str, path: str, fits
         ("/items/{id}/parts", ["/items//7///parts/", "/Items/7/PARTS"]),
         ("/items/{id}", ["/items/7/", "/items/7\n"]),
         ("/files/*", ["//files//a", "/FILES/a/", "/files", "/files/a/b\nc", "/files/../login", "/files/%2e%2e/login"]),
+        ("/files/*", ["/x/../files/a", "/./files/a", "/x/./../files/a", "/files\\a", "/x/..\\files/a"]),
         ("/", ["", "//", "/\n"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import flask
@@ -14,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
+from starlette.staticfiles import StaticFiles
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
@@ -358,6 +360,42 @@ def test_functions_get_the_method_in_upper_case_whatever_the_server_does() -> No
     ):
         served.send("post", "/")
     assert seen == ["POST", "POST"]
+
+
+# Static files --------------------------------------------------------------------------------------------------------
+
+
+def starlette_files(folder: str, limits: dict[str, Any]) -> httpx.AsyncBaseTransport:
+    app = Starlette(routes=[Mount("/static", StaticFiles(directory=folder))])
+    return httpx.ASGITransport(asgi.RateLimitMiddleware(app, **limits))
+
+
+def flask_files(folder: str, limits: dict[str, Any]) -> httpx.BaseTransport:
+    app = flask.Flask("files", static_folder=folder, static_url_path="/static")
+    return httpx.WSGITransport(wsgi.RateLimitMiddleware(app.wsgi_app, **limits))
+
+
+@pytest.mark.parametrize("framework", [starlette_files, flask_files])
+@pytest.mark.parametrize("target", ["/static/x/%2e%2e/big/a", "/static/%2e/big/a", "/static/big/x/%2e%2e/a"])
+def test_a_file_has_the_limit_of_its_folder_by_whatever_path_it_is_found(
+    tmp_path: Path, framework: Callable[[str, dict[str, Any]], Any], target: str
+) -> None:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "a").write_text("a")
+    transport = framework(str(tmp_path), {"limiter": "60/minute", "routes": {"/static/big/*": "2/minute"}})
+
+    def get() -> int:
+        if isinstance(transport, httpx.BaseTransport):
+            with httpx.Client(transport=transport, base_url="http://example.com") as client:
+                return client.get(target).status_code
+
+        async def aget() -> int:
+            async with httpx.AsyncClient(transport=transport, base_url="http://example.com") as client:
+                return (await client.get(target)).status_code
+
+        return asyncio.run(aget())
+
+    assert [get() for _ in range(3)] == [200, 200, 429]
 
 
 # Skipped requests ----------------------------------------------------------------------------------------------------

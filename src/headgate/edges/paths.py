@@ -8,6 +8,7 @@ pattern says. docs/decisions/0016-routes.md has the reasons.
 
 import re
 from collections.abc import Iterable, Mapping
+from posixpath import normpath
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from headgate.errors import refuse
@@ -83,7 +84,10 @@ class RoutePatterns(Generic[T]):
         if prefix:  # wherever it is: Litestar cuts at its first occurrence
             cut = [way.partition(prefix)[2] for way in dict.fromkeys([path, sent]) if prefix in way]
             readings += [[way] for way in cut if _normal(way) != _normal(names[0])]
-        found = dict.fromkeys(self._literal.find(method, [] if _AMBIGUOUS.search(path) else names))
+        odd = _AMBIGUOUS.search(path) is not None
+        if odd:  # handlers of static files resolve dot segments
+            readings.append([normpath(way.replace("\\", "/")) for way in names])
+        found = dict.fromkeys(self._literal.find(method, [] if odd else names))
         for reading in readings:
             found.update(dict.fromkeys(self._loose.find(method, [_normal(way) for way in reading])))
         if len(names) == 1 and path != names[0]:
