@@ -1,10 +1,11 @@
 """The dependency for FastAPI, behind uvicorn."""
 
 import asyncio
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -294,6 +295,42 @@ def test_an_error_that_a_disconnect_has_caused_is_not_refunded(limiter: Limiter)
 
     with browsing(app) as http:
         assert http.get("/").status_code == 500
+    assert remaining(limiter) == 4
+
+
+async def read_in_a_group(request: Request) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(request.body())
+
+
+async def read_and_go_on(request: Request) -> None:
+    with suppress(ClientDisconnect):
+        await request.body()
+    raise Sorry
+
+
+@pytest.mark.parametrize("read", [read_in_a_group, read_and_go_on])
+def test_a_client_that_left_during_its_upload_gets_nothing_back_whatever_error_that_ends_in(
+    limiter: Limiter, read: Any
+) -> None:
+    app, ended = FastAPI(), threading.Event()
+
+    @app.post("/", dependencies=[Depends(RateLimit(limiter, refund_crashes=True))])
+    async def endpoint(request: Request) -> None:
+        await read(request)
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        finally:
+            if scope["type"] == "http":
+                ended.set()
+
+    with serving(watched) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as upload:
+            upload.sendall(b"POST / HTTP/1.1\r\nHost: example.com\r\nContent-Length: 1000\r\n\r\nbegin")
+            wait_for(lambda: remaining(limiter) == 4, "the request is counted")
+        assert ended.wait(PATIENCE)
     assert remaining(limiter) == 4
 
 

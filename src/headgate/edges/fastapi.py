@@ -18,7 +18,7 @@ from headgate.limits.notation import LimitLike, limit_of
 try:
     from fastapi import HTTPException, Response, WebSocket
     from fastapi.params import Depends
-    from fastapi.requests import HTTPConnection
+    from fastapi.requests import HTTPConnection, Request
     from starlette.requests import ClientDisconnect
 except ImportError as error:
     raise HeadgateError(f"headgate.edges.fastapi: expected FastAPI, got: {error}; pip install fastapi") from error
@@ -105,8 +105,8 @@ class RateLimit:
             raise Denied(checked.decision, *(await adrive(guard.denial(checked))))
         for name, value in guard.headers(checked):
             _add_header(response, name.decode(), value.decode())
-        if guard.refund_crashes and scope["type"] == "http":
-            scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, guard, checked))
+        if guard.refund_crashes and isinstance(connection, Request):
+            scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, guard, checked, connection))
         try:
             yield checked.decision
         except Exception as error:
@@ -140,13 +140,15 @@ def _add_header(response: Response, name: str, value: str) -> None:
 
 
 async def _refund_crash(
-    guard: Guard, checked: CheckedRequest, _: object, error: BaseException | None, trace: object
+    guard: Guard, checked: CheckedRequest, request: Request, _: object, error: BaseException | None, trace: object
 ) -> None:
-    """Refund a request if its endpoint has raised an error that nothing handles."""
+    """Refund a request if its endpoint has raised an error that nothing handles, and its client is still there."""
     if not isinstance(error, Exception) or _stems_from(error, (ClientDisconnect, Denied)):
         return
     handlers = checked.request.raw.get(_HANDLERS)
-    if handlers is not None and not any(kind in handlers[0] for kind in type(error).__mro__):
+    if handlers is None or any(kind in handlers[0] for kind in type(error).__mro__):
+        return
+    if not await request.is_disconnected():  # the error doesn't always tell: it may be a group, or a later one
         await acomplete(guard.refund(checked))
 
 
