@@ -14,7 +14,7 @@ import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from headgate import Decision, HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore
@@ -174,6 +174,24 @@ def test_connecting_to_a_websocket_counts(limiter: Limiter) -> None:
             connect(f"ws://{server}/ws", proxy=None, open_timeout=PATIENCE)
         assert (denied.value.response.status_code, denied.value.response.headers["retry-after"]) == (429, "12")
         assert b'"error":"rate_limited"' in (denied.value.response.body or b"")
+
+
+def test_a_websocket_that_another_dependency_has_accepted_is_closed() -> None:
+    app = FastAPI()
+
+    async def read_token(ws: WebSocket) -> str:
+        await ws.accept()
+        return await ws.receive_text()
+
+    @app.websocket("/ws", dependencies=[Depends(RateLimit("blocked", key=Depends(read_token)))])
+    async def talk(ws: WebSocket) -> None: ...
+
+    with serving(app) as server, connect(f"ws://{server}/ws", proxy=None, open_timeout=PATIENCE) as ws:
+        ws.send("token")
+        with pytest.raises(ConnectionClosed) as closed:
+            ws.recv(PATIENCE)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "too many requests")
 
 
 def test_a_websocket_is_closed_where_the_server_cannot_answer_it(limiter: Limiter) -> None:

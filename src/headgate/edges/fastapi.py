@@ -20,6 +20,7 @@ try:
     from fastapi.params import Depends
     from fastapi.requests import HTTPConnection, Request
     from starlette.requests import ClientDisconnect
+    from starlette.websockets import WebSocketState
 except ImportError as error:
     raise HeadgateError(f"headgate.edges.fastapi: expected FastAPI, got: {error}; pip install fastapi") from error
 
@@ -165,7 +166,8 @@ async def _handle_denied(connection: HTTPConnection, error: Denied) -> Response 
     response = Response(error.body, error.status_code, headers)
     if not isinstance(connection, WebSocket):
         return response
-    if "websocket.http.response" in connection.scope.get("extensions", {}):
+    accepted = connection.application_state is not WebSocketState.CONNECTING  # by another dependency
+    if not accepted and "websocket.http.response" in (connection.scope.get("extensions") or {}):
         await connection.send_denial_response(response)
     else:
         await connection.close(1013, error.detail)
