@@ -1,6 +1,8 @@
 """What all HTTP edges do alike: the ASGI middleware, the WSGI middleware and FastAPI's dependency, behind servers."""
 
 import socket
+import subprocess
+import sys
 from typing import Any
 from uuid import uuid4
 
@@ -167,6 +169,18 @@ def test_the_headers_of_a_request_are_found_by_names_in_any_case(edge: type[Edge
         assert client.post("/", headers={sent: "ann", "content-type": "text/plain"}).status_code == 200
     assert seen == [{"x-api-key": "ann", "content-type": "text/plain"}, True, "none"]
     assert remaining(limiter, "ann") == 9
+
+
+def test_listing_the_headers_of_a_request_takes_a_time_that_grows_with_their_number_alone() -> None:
+    """uvicorn doesn't bound it; its square would block the event loop for minutes, before any limit."""
+    script = """if True:
+        from headgate.edges.requests import AsgiRequest, Proxies
+        for names in ([b"x-%d" % number for number in range(100_000)], [b"x"] * 100_000):
+            headers = [(name, b"value") for name in names]
+            found = dict(AsgiRequest({"headers": headers}, Proxies()).headers)
+            assert sum(value.count("value") for value in found.values()) == 100_000
+    """
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
 
 
 @sync_or_async

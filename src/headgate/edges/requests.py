@@ -75,9 +75,15 @@ class Headers(Mapping[str, str]):
 
     def __init__(self, headers: Iterable[tuple[str, str]]) -> None:
         self._values: Final[dict[str, str]] = {}
+        repeated: dict[str, list[str]] = {}  # joined at the end: one by one would take the square of their number
         for name, value in headers:
             lower = name.lower()
-            self._values[lower] = f"{self._values[lower]}, {value}" if lower in self._values else value
+            if lower in self._values:
+                repeated.setdefault(lower, [self._values[lower]]).append(value)
+            else:
+                self._values[lower] = value
+        for lower, values in repeated.items():
+            self._values[lower] = ", ".join(values)
 
     def __getitem__(self, name: str) -> str:
         return self._values[name.lower()]
@@ -92,12 +98,15 @@ class Headers(Mapping[str, str]):
 class AsgiHeaders(Mapping[str, str]):
     """The same for headers of ASGI, decoded on demand: mostly only one is needed."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_all", "_raw")
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
         self._raw: Final = raw
+        self._all: Headers | None = None  # once somebody has listed them, and will look up each
 
     def __getitem__(self, name: str) -> str:
+        if self._all is not None:
+            return self._all[name]
         wanted = name.lower().encode("latin-1", "replace")
         found = [value for header, value in self._raw if header.lower() == wanted]
         if not found:
@@ -105,7 +114,9 @@ class AsgiHeaders(Mapping[str, str]):
         return b", ".join(found).decode("latin-1")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name.decode("latin-1").lower() for name, _ in self._raw))
+        if self._all is None:
+            self._all = Headers(decode_headers(self._raw))
+        return iter(self._all)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
