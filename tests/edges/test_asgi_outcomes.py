@@ -136,6 +136,34 @@ def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest
     assert remaining(limiter) == 3
 
 
+def test_an_error_page_that_comes_too_late_changes_nothing() -> None:
+    """The client has a part of the response when the application, which can't know, answers with another."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a part", "more_body": True})
+        await Response("sorry", 500)(scope, receive, send)
+
+    limiter, ended = memory_limiter("5/minute"), threading.Semaphore(0)
+    limited = RateLimitMiddleware(app, limiter, counts=lambda status: status < 500)
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await limited(scope, receive, send)
+        finally:
+            if scope["type"] == "http":
+                ended.release()
+
+    with served(watched) as client:
+        for _ in range(5):
+            with pytest.raises(httpx.RemoteProtocolError):
+                client.get("/")
+            assert ended.acquire(timeout=PATIENCE)
+        assert client.get("/").status_code == 429
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -117,7 +117,8 @@ class _WatchedResponse:
         kind = message["type"]
         if kind == "http.response.start":
             headers = list(message.get("headers", ()))
-            self._response = HttpResponse(message["status"], decode_headers(headers))
+            if self._response is None:  # the server refuses a second one, and the client has the first
+                self._response = HttpResponse(message["status"], decode_headers(headers))
             message = {**message, "headers": headers + self._guard.headers(self._checked)}
         await self._send(message)
         if kind in _BODIES and not message.get("more_body"):
