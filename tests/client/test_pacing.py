@@ -335,6 +335,19 @@ def test_memory_is_bounded() -> None:
     assert wait(pace, 2) == 0, "what it says is too old"
 
 
+def test_answers_that_name_ever_more_are_merged_and_the_least_of_them_counts() -> None:
+    """With an estimate for each, a server could make its clients compute for minutes."""
+    pace = known(window(50, 10, quota=1000))
+    in_flight = [send(pace) for _ in range(40)]
+    for number, one in enumerate(in_flight):
+        answer(pace, one, window(12 + number, 10, quota=1000))
+    [policy] = pace._policies.values()
+    assert len(policy._estimates) <= 8
+    for _ in range(12):
+        send(pace)
+    assert wait(pace) > 0
+
+
 def test_a_pace_is_idle_when_there_is_nothing_to_wait_for() -> None:
     pace = Pace()
     assert pace.idle(0)

@@ -30,6 +30,7 @@ LONGEST: Final = 86_400 * SECOND
 """The longest wait that a server is obeyed for: after that, it is asked again."""
 _DEFAULT_WINDOW: Final = 60 * SECOND  # where the server doesn't state the window, nor a longer wait
 _MOST_POLICIES: Final = 32  # of one server; more are not remembered
+_MOST_ESTIMATES: Final = 8  # of one policy: what they cost is in proportion to each request in flight
 _MOST_SENT: Final = 10_000  # requests that are remembered; answers to older ones are ignored
 _MOST_BACKOFF: Final = 60 * SECOND  # between denials that state no wait
 _MOST_CAUTIOUS: Final = 64  # requests in flight at which a server that states no figures is trusted again
@@ -240,6 +241,9 @@ class _PolicyState:
             else:
                 kept.append(estimate)
         self._estimates = [*kept, new]
+        if len(self._estimates) > _MOST_ESTIMATES:
+            oldest, next_oldest, *others = self._estimates
+            self._estimates = [oldest.merged(next_oldest), *others]
 
     def _learn_rate(self, sent: SentRequest, limit: ServiceLimit, quota: QuotaPolicy | None) -> None:
         """Note quota and window, and find out whether the limit is a bucket that fills steadily.
@@ -286,6 +290,19 @@ class _Estimate:
     @property
     def most(self) -> int:
         return self.rate * self.cost
+
+    def merged(self, newer: "_Estimate") -> "_Estimate":
+        """An estimate that allows no more than either of two."""
+        return _Estimate(
+            max(self.sent, newer.sent, key=lambda sent: sent.number),
+            min(self.amount * newer.cost // self.cost, newer.amount),
+            newer.rate,
+            newer.cost,
+            max(self.since, newer.since),
+            max(self.again, newer.again),
+            self.empty or newer.empty,
+            sorted({*self.unseen, *newer.unseen}, key=lambda sent: sent.number),
+        )
 
     def earliest(self, now: int, steady: bool) -> int:
         """When the next request may be sent, if no answer comes until then."""
