@@ -12,7 +12,7 @@ import pytest
 from headgate import Gate, ManualClock, Policy
 from headgate.errors import StoreError
 from headgate.hub.storage.database import Database, DatabaseError
-from headgate.hub.tasks.task import Task
+from headgate.hub.tasks.task import STATES, Task, TaskTable
 from headgate.limits.violations import Standing
 from headgate.stores.base import Offence
 from tests.support.scheduler import TURNS, SchedulerHarness, changes, open_harness, refused, some, watch
@@ -271,3 +271,27 @@ async def test_closing_finishes_changes_in_progress_and_starts_none(turns: int) 
         await again.scheduler.start()
         assert again.scheduler.counts()["queued"] == 1 + isinstance(two, Task)
         await again.scheduler.close()
+
+
+@pytest.mark.parametrize("state", [None, *STATES])
+async def test_a_page_of_an_agents_tasks_reads_no_tasks_of_others(state: str | None) -> None:
+    """The database has one thread: whoever makes it read thousands of rows holds up everybody's requests."""
+    with closing(Database()) as database:
+        steps = 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+
+        def fill(db: sqlite3.Connection) -> None:
+            columns = "task, creator, agent, state, payload, attempt, progress, note, at, changed"
+            insert = f"INSERT INTO tasks ({columns}) VALUES (?, ?, ?, ?, '1', 1, 0, '', 1, 1)"
+            for number in range(2000):
+                agent = None if STATES[number % 5] == "queued" else "worker"
+                db.execute(insert, (f"t{number}", "boss", agent, STATES[number % 5]))
+            db.execute(insert, ("mine", "planner", "planner", state or "failed"))
+            db.set_progress_handler(count, 1)
+
+        await database.run(fill)
+        (found,) = await TaskTable(database).page("planner", state, 50, None)
+        assert (found.task_id, steps < 1000) == ("mine", True)
