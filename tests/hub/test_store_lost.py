@@ -825,3 +825,20 @@ def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path
         command = [sys.executable, "-c", dedent(script)]
         subprocess.run(command, cwd=tmp_path, env=variables, timeout=PATIENCE, check=True)
         assert [admin.get(path).json() for path in (limits, exempt)] == saved
+
+
+def test_a_revocation_counts_on_an_accepted_server_whose_clock_is_behind(server: Server, tmp_path: Path) -> None:
+    """Changes of tokens have times that only go forward, but only within one server's data."""
+    with hub_on(server, tmp_path) as hub, hub.http(ADMIN) as admin:
+        hub.register("planner")
+        with server.client() as client:  # once its clock was ahead, all later changes are
+            (names,) = client.keys("*{agents}*:names")
+            client.zadd(names.replace(b":names", b":changes"), {"writer": 2**52})
+        admin.post("/api/admin/agents/planner/token").raise_for_status()
+        flush(server)
+        until_store_is(hub, "lost")
+        assert accept(hub, "keep")[1]["accepted"]
+        with hub.agent("planner", hub.register("planner")) as wire:
+            admin.delete("/api/admin/agents/planner/token").raise_for_status()
+            with pytest.raises(ConnectionClosed, match="revoked or replaced"):
+                wire.hear()

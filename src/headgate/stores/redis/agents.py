@@ -137,6 +137,9 @@ class RedisAgents:
 
     def forget_verified(self) -> None:
         self._verified.clear()
+        # The data that is accepted next may be of a server whose clock is behind: its changes have to be reported too.
+        self._newest_seen = 0.0
+        self._reported.update({agent: (0.0, number) for agent, (_, number) in self._reported.items()})
 
     async def _digest_of(self, agent: str) -> bytes | None:
         """The digest of an agent's token, or None.
