@@ -20,7 +20,7 @@ from tests.support.hub import ADMIN, running
 
 GOOD = [
     "planner", "Planner-7", "a/b?c#d%2e &'\"", "<img src=x onerror=alert(1)>", "n" * 128, "agent 007", "a:ws", "10",
-    "[x]", "Größe", "naïve", "kırmızı", "Łódź", "Đorđe", "đường", "tiếng-Việt", "ẹ\u0301kọ́", "æøå", "Ɛwe",
+    "[x]", "Größe", "naïve", "kırmızı", "İzmir", "Łódź", "Đorđe", "đường", "tiếng-Việt", "ẹ\u0301kọ́", "æøå", "Ɛwe",
     "планировщик", "Диспетчер 2", "σχεδιαστής", "Պլանավորող", "מתכנן", "مخطط", "مخطط-٢", "योजनाकार", "পরিকল্পক",
     "திட்டமிடுபவர்", "ผู้วางแผน", "დამგეგმავი", "አቀናባሪ", "អ្នករៀបចំ", "计划者", "計画エージェント", "プランナー・A",
     "みどり-agent", "플래너", "플래너 A", "agent-東京", "ㄅㄆㄇ", "〇々",
@@ -60,6 +60,10 @@ BAD = {
     "plan\u00a0ner": "a blank that isn't ASCII",
     "\u0301planner": "a mark without a letter",
     "pl\u0332\u0333\u0331anner": "a stack of marks",
+    "pi\u0307lot": "a dot that looks like that of the letter",
+    "p\u012f\u0307lot": "the same, after another mark",
+    "p\u0131\u0307lot": "a dot on a letter without one",
+    "пілот".replace("і", "і\u0307"): "a dot on a Cyrillic letter that has one",
     "Ꭺgent": "Cherokee",
     "ꓐꓮꓠꓗ": "Lisu",
     "🙂": "a symbol",

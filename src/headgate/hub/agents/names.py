@@ -49,6 +49,8 @@ _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Characters that can be printed, but not seen."""
+_SECOND_DOT: Final = re.compile("[ij\u0131\u0237\u03f3\u0456\u0458][\u0300-\u036f]*\u0307")
+"""A dot above a letter that has one, decomposed: the two look like one. Turkish \u0130 is a capital."""
 _MOST_MARKS: Final = 2  # on one letter
 _NO_PATH: Final = f"a name without the parts {', '.join(sorted(RESERVED))}, which the hub uses in its paths"
 
@@ -97,6 +99,8 @@ def _check_characters(name: str) -> None:
     """Refuse a name that could mislead."""
     if _INVISIBLE.search(name):
         _refuse("no invisible characters", name)
+    if _SECOND_DOT.search(unicodedata.normalize("NFD", name)):
+        _refuse("no further dot on a letter that has one", name)
     scripts = _scripts(name)
     if len(scripts) > 1 and not any(scripts <= together for together in _TOGETHER):
         _refuse(f"letters of one script, not of {' and '.join(sorted(map(str.title, scripts)))} together", name)
