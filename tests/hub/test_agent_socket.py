@@ -5,10 +5,12 @@ import time
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.edges.flood import DENIALS
 from headgate.gate.policy import TIERS
+from headgate.hub.monitoring.connection_log import MAX_LOGGED
 from headgate.hub.sockets import frames
 from tests.support.agent_connections import VALID, ended, left, use_up
 from tests.support.hub import ADMIN, AgentConnection, running
@@ -435,3 +437,19 @@ def test_b11_a_flood_is_read_more_slowly_until_it_is_over() -> None:
                 wire.ask("ping")
             assert hub.hub.flood_counter.connections == others + 1
         wait_for(lambda: hub.hub.flood_counter.connections == others, "the flooder to be gone")
+
+
+def test_an_agent_that_reconnects_all_the_time_does_not_fill_the_log() -> None:
+    with capture_logs() as logged, running() as hub:
+        token = hub.register("planner")
+        for more in (10, 0):
+            for _ in range(MAX_LOGGED + more):
+                with hub.agent("planner", token):
+                    pass
+            with hub.agent(f"writer-{more}"):  # others are logged all the same
+                wait_for(lambda: not hub.hub.presence.is_connected("planner"), "the last to be gone")
+            hub.clock.advance(60)
+    events = [line["event"] for line in logged if line.get("agent") == "planner"]
+    assert events.count("agent connected") == events.count("agent disconnected") == 2 * MAX_LOGGED
+    assert events.count("agent connects again and again; further connections are not logged") == 1
+    assert [line["agent"] for line in logged if line["event"] == "agent connected"][-1] == "writer-0"

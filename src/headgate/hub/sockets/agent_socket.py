@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from math import ceil
 from typing import Any, Final, Literal
 
-import structlog
 from msgspec import UNSET, Raw, Struct
 
 from headgate.errors import HeadgateError, RateLimited, SessionClosed
@@ -17,6 +16,7 @@ from headgate.hub.agents.registry import Registry
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.connection_log import ConnectionLog
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets import frames
@@ -29,7 +29,6 @@ from headgate.limits.decision import Decision, Outcome
 MAX_STRANGERS_FRAME: Final = 8192
 """Bytes of a frame before the agent has identified: enough for any name and token."""
 
-_log = structlog.get_logger("headgate.hub")
 _ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.AnyClientFrame.__args__}
 
 
@@ -40,6 +39,7 @@ class _AgentConnection:
         self.socket: Final = socket
         self.flood: Final = flood
         self.agent = ""  # until it has identified
+        self.logged = False
         self.left: Final = asyncio.Event()
 
     async def send(self, frame: frames.ServerFrame, frame_id: frames.MaybeId) -> None:
@@ -97,6 +97,7 @@ class AgentSockets:
         self._clock, self._flood_counter = clock, flood_counter
         self._identify_within: Final = settings.identify_within
         self._max_frame: Final = settings.max_frame
+        self._log: Final = ConnectionLog(clock)
         self._identified: Final[set[_AgentConnection]] = set()
         self._drops = 0
 
@@ -105,7 +106,7 @@ class AgentSockets:
         connection = _AgentConnection(socket, FloodControl(self._clock, self._flood_counter))
         try:
             if await self._identify(connection):
-                _log.info("agent connected", agent=connection.agent, address=socket.address)
+                connection.logged = self._log.connected(connection.agent, socket.address)
                 while (text := await socket.read()) is not None:
                     async with socket.busy:
                         frame = await self._decode(connection, text)
@@ -141,7 +142,8 @@ class AgentSockets:
         self._messages.unsubscribe_all(socket)
         if self._presence.remove(agent, socket):
             self._scheduler.agent_disconnected(agent)
-        _log.info("agent disconnected", agent=agent)
+        if connection.logged:
+            self._log.disconnected(agent)
         try:
             await self._messages.save_unsent(agent, socket)
         finally:
