@@ -16,6 +16,7 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
+from headgate.hub.json_numbers import check_numbers
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import (
     ChannelInfo,
@@ -129,6 +130,7 @@ class MessageBroker:
 
     async def send(self, sender: str, to: str, body: Raw) -> bool:
         """Deliver a message, or put it into the mailbox; whether it was delivered."""
+        check_numbers(bytes(body))
         if self._unwritten_bytes > MAX_UNWRITTEN:
             raise RequestError(503, "unavailable", "undelivered messages wait for the hub's disk; try again later")
         message = Message(sender=sender, body=body, at=time.time())
@@ -331,6 +333,7 @@ class MessageBroker:
 
     async def publish(self, name: str, sender: str, body: Raw) -> int:
         """Add a message to a chat channel's history, send it to all subscribers, and return its number."""
+        check_numbers(bytes(body))
         channel, at = self._find(name), time.time()
 
         def write(db: Connection) -> int:

@@ -43,6 +43,7 @@ from headgate.errors import StoreError
 from headgate.gate import Gate
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
+from headgate.hub.json_numbers import check_numbers
 from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.queue import OpenTask, Priority, PriorityQueue, Worker
 from headgate.hub.tasks.task import HELD, STATES, State, Task, TaskSummary, TaskTable
@@ -129,6 +130,7 @@ class Scheduler:
     async def add(self, creator: str, payload: bytes) -> Task:
         """Queue a task; `payload` is JSON."""
         self._expect_open()
+        check_numbers(payload)
         own = self._unfinished[creator]
         if creator != ADMIN and own >= self._most_per_agent:
             detail = f"expected fewer than {own} unfinished tasks of yours, got that many; wait for one of them"
@@ -238,6 +240,7 @@ class Scheduler:
 
     async def complete(self, agent: str, task_id: str, result: bytes | None) -> Task:
         """End a task with its result, which is JSON."""
+        check_numbers(result or b"")
         return await self._report(agent, task_id, lambda task: self._finish(task, "completed", result))
 
     async def fail(self, agent: str, task_id: str, error: str, retry: bool) -> Task:
