@@ -291,3 +291,17 @@ def test_only_the_newest_signals_are_kept() -> None:
             assert signal(wire, "s", {**SIGNAL, "weight": weight}) == "signal_logged"
         assert [one["weight"] for one in logged(http, "s")][-20:] == list(range(30, 50))
         assert len(logged(http, "s")) < 25
+
+
+def test_an_agent_cannot_push_out_what_the_application_has_written_about_it() -> None:
+    with running(max_signals=20) as hub, hub.agent_and_http("planner") as (wire, http), hub.http(ADMIN) as admin:
+        wire.ask("session_open", session="s")
+        for weight in range(30):
+            given = {"agent_id": "planner", "signal": {**SIGNAL, "weight": weight}}
+            assert admin.post("/api/admin/signals", json=given).status_code == 201
+        for _ in range(50):
+            assert signal(wire, "s", SIGNAL) == "signal_logged"
+        outside = [one["signal"]["weight"] for one in http.get("/api/signals").json()["signals"]]
+        assert outside[-20:] == list(range(10, 30))
+        assert len(outside) < 25
+        assert 20 <= len(logged(http, "s")) < 25

@@ -163,7 +163,9 @@ class HubSettings:
     max_dashboards: int = _setting(200, "maximum open dashboards", _whole(1, 10_000))
     max_waiting: int = _setting(256, "maximum frames queued for a slow reader", _whole(1, 100_000))
     max_sessions: int = _setting(1_000, "maximum open sessions per agent", _whole(1, 1_000_000))
-    max_signals: int = _setting(10_000, "newest signals kept per agent", _whole(1, 10_000_000))
+    max_signals: int = _setting(
+        10_000, "newest signals kept per agent; outside its sessions, as many in any case", _whole(1, 10_000_000)
+    )
     max_stored_signals: int = _setting(
         1_000_000, "maximum signals kept in total; then the oldest of the agent that has most", _whole(1, 1_000_000_000)
     )

@@ -46,7 +46,10 @@ class SessionLog:
     def __init__(self, database: Database, gate: Gate, settings: HubSettings) -> None:
         self._database, self._gate = database, gate
         self._most_sessions = settings.max_sessions
-        self._retention: Final = Retention("signals", "agent", settings.max_signals)
+        # Apart, so that an agent can't push out what the application has written about it.
+        most, outside = settings.max_signals, "session = ''"
+        self._retention: Final = Retention("signals", "agent", most, deleted="session > ''")
+        self._retention_outside: Final = Retention("signals", "agent", most, counted=outside, deleted=outside)
         self._total_retention: Final = TotalRetention("signals", "agent", settings.max_stored_signals)
         self._open: Final[dict[str, dict[str, Session]]] = {}
         self._locks: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
@@ -91,7 +94,7 @@ class SessionLog:
         def insert(db: Connection) -> int:
             row = (agent, session, msgspec.json.encode(signal), time.time())
             number = db.execute("INSERT INTO signals (agent, session, signal, at) VALUES (?, ?, ?, ?)", row).lastrowid
-            self._retention.added(db, agent)
+            (self._retention_outside if session == OUTSIDE else self._retention).added(db, agent)
             self._total_retention.added(db)
             return number or 0
 

@@ -65,14 +65,17 @@ CREATE INDEX IF NOT EXISTS signals_by ON signals (agent, number);
 
 
 class Retention:
-    """Keeps the newest rows of a table for each value of a column: `most`, and at times a tenth more."""
+    """Keeps the newest rows of a table for each value of a column: `most`, and at times a tenth more.
 
-    def __init__(self, table: str, column: str, most: int) -> None:
+    Only rows that meet the condition `counted` are counted, and only those that meet `deleted` are deleted.
+    """
+
+    def __init__(self, table: str, column: str, most: int, *, counted: str = "TRUE", deleted: str = "TRUE") -> None:
         self._most: Final = most
         self._added: Final[dict[str, int]] = {}  # since the last deletion; of other values nothing is known
         self._delete: Final = (
-            f"DELETE FROM {table} WHERE {column} = ?1 AND number <= "  # noqa: S608 - the names are constants
-            f"(SELECT number FROM {table} WHERE {column} = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)"
+            f"DELETE FROM {table} WHERE {column} = ?1 AND {deleted} AND number <= "  # noqa: S608 - constants
+            f"(SELECT number FROM {table} WHERE {column} = ?1 AND {counted} ORDER BY number DESC LIMIT 1 OFFSET ?2)"
         )
 
     def added(self, db: sqlite3.Connection, value: str) -> None:
