@@ -193,7 +193,7 @@ async def test_an_address_without_a_hub_raises(hub: Running, kind: Kind) -> None
 @at_hub()
 async def test_the_url_may_name_the_socket_as_the_hub_shows_it(hub: Running, kind: Kind) -> None:
     token = hub.register("alice")
-    for url in (f"http://{hub}", f"ws://{hub}{kind.path}", f"ws://{hub}{kind.path}/"):
+    for url in (f"http://{hub}", f"HTTP://{hub}", f"ws://{hub}{kind.path}", f"ws://{hub}{kind.path}/"):
         async with kind.client(url, "alice", token) as client:
             assert client.url == f"ws://{hub}{kind.path}"
 

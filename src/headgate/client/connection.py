@@ -124,7 +124,8 @@ class ReconnectingClient(Generic[T]):
                 refuse_option(type(self).__name__, known.__annotations__, name, see=see)
         if not is_hub_url(url, ("http", "https", "ws", "wss")):
             refuse("url", "the address of a hub such as http://127.0.0.1:8080, or wss://hub.example", url)
-        self.url: Final = re.sub("^http", "ws", url).rstrip("/").removesuffix(self.path) + self.path
+        address = re.sub("^http", "ws", url, flags=re.IGNORECASE).rstrip("/")
+        self.url: Final = address.removesuffix(self.path) + self.path
         self.connected = False
         """Whether the client is connected and identified."""
         self.unreadable = 0
