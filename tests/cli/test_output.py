@@ -56,6 +56,31 @@ def test_every_command_is_in_the_table() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("arguments", "content", "text"),
+    [
+        (["policy", "check"], "", "no mistakes; changes nothing"),
+        (["policy", "check"], "x = 1", "1 mistake"),
+        (["policy", "show"], None, "1 mistake"),
+        (["replay"], None, "can't read the log"),
+        (["replay"], "x", "expected an access log"),
+        (["replay", "log.csv", "--policy"], "x = 1", "1 mistake"),
+        (["agents", "--token-file"], None, "expected a file with a token"),
+    ],
+)
+def test_the_name_of_a_file_cannot_control_the_terminal(
+    arguments: list[str], content: str | None, text: str, headgate: Command
+) -> None:
+    name = "\x1b[2J\u202e.log"
+    if content is not None:
+        Path(name).write_text(content)
+    _, out, err = headgate(*arguments, name)
+    assert text in out + err
+    assert r"\x1b[2J\u202e.log" in out + err
+    assert (out + err).replace("\n", "").isprintable()
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_full_or_closed_output_is_an_error_of_every_command(
     running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

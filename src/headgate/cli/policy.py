@@ -4,6 +4,7 @@ import argparse
 
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import print_json
+from headgate.errors import printable
 from headgate.gate.policy import Policy
 
 _CHANGE = ("path", "value", "default")
@@ -39,7 +40,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"file": options.file, "changes": [dict(zip(_CHANGE, one, strict=True)) for one in changed]})
         return 0
-    print(f"{options.file}: no mistakes; {'changes:' if changed else 'changes nothing'}")
+    print(f"{printable(options.file)}: no mistakes; {'changes:' if changed else 'changes nothing'}")
     for path, value, default in changed:
         print(f"  {path} = {value}" + (f"  (default: {default})" if default else ""))
     return 0

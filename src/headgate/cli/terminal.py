@@ -111,10 +111,10 @@ def discard(stream: TextIO) -> None:
 
 
 def print_error(text: object) -> None:
-    """Print a line on standard error, if that takes it."""
+    """Print a text on standard error, if that takes it. Unprintable characters, as of a file's name, are escaped."""
     if sys.stderr is not None:
         try:
-            print(text, file=sys.stderr, flush=True)
+            print("\n".join(map(printable, str(text).split("\n"))), file=sys.stderr, flush=True)
         except OSError:
             discard(sys.stderr)
 
