@@ -92,6 +92,9 @@ export class ReconnectingConnection {
     try {
       this.#connection = new Connection(WebSocket, url, address, token, {
         welcomed: () => {
+          if (this.#closing) {
+            return; // the timer is that of the close: `ws` still hands over what comes meanwhile
+          }
           this.#stopTimer?.();
           this.#welcomedAt = now();
           this.#listener.connected();

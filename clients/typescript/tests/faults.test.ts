@@ -273,6 +273,30 @@ test("a second close that waits for less ends the first", async () => {
   assert.deepEqual([await closeNow(self, time), time.next], [await closed, Infinity]);
 });
 
+test("a welcome that comes after the close doesn't let the hub keep the connection open", async () => {
+  const server = await SmallServer.open(() => undefined);
+  const time = new ManualTime();
+  const sockets: WebSocket[] = [];
+  class Deaf extends WebSocket {
+    constructor(url: string) {
+      super(url);
+      sockets.push(this);
+    }
+
+    override close(): void {
+      // The other side never answers it.
+    }
+  }
+  const self = client(server.url, "self", "token", { WebSocket: Deaf, runtime: time });
+  await until(() => server.heard.length === 1);
+  const closed = self.close();
+  server.say(welcome);
+  await new Promise((resolve) => at(sockets, 0).once("message", resolve));
+  assert.equal(time.next, 1000);
+  time.advance(1000);
+  assert.deepEqual(await closed, []);
+});
+
 test("an address that can't be parsed is refused, and not tried for ever", () => {
   assert.throws(() => client("ws://[::1/relay", "self", "token"), /^TypeError: expected the address of a relay/);
   assert.throws(() => client("ws://host:99999/relay", "self", "token"), /^TypeError: expected the address of a relay/);

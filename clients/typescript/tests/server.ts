@@ -65,6 +65,13 @@ export class SmallServer {
     return this.heard.filter(({ type }) => type === MessageType.DATA).map(({ id }) => id);
   }
 
+  /** Sends an envelope over each connection, unasked. */
+  say(answer: Answer): void {
+    for (const socket of this.#server.clients) {
+      socket.send(toBinary(EnvelopeSchema, create(EnvelopeSchema, answer)));
+    }
+  }
+
   async close(): Promise<void> {
     for (const socket of this.#server.clients) {
       socket.terminate();
