@@ -49,7 +49,7 @@ export interface Unsent {
 }
 
 const TOO_BIG = 1009; // the close code for a message that is too large to read
-const USUAL = 65_536; // bytes that every hub accepts by default
+const USUAL = 65_536 + 1024; // bytes of a body that every hub reads by default, and of its envelope
 const LOSSES = 3; // connections that a larger envelope may cost
 const TRUSTED_DENIALS = 3; // of one envelope, whose waits are taken for true
 
@@ -159,8 +159,9 @@ export class RelayClient implements AsyncIterable<Message> {
       throw this.#end;
     }
     const bytes = typeof body === "string" ? new TextEncoder().encode(body) : body;
-    if (bytes.length > this.#settings.largest) {
-      throw new RelayError("too_large", `expected at most ${this.#settings.largest} bytes, got ${bytes.length}`);
+    const size = Math.max(bytes.length, to.length, contentType.length, inReplyTo.length);
+    if (size > this.#settings.largest) {
+      throw new RelayError("too_large", `expected at most ${this.#settings.largest} bytes, got ${size}`);
     }
     let abort = (): void => undefined;
     const answer = new Promise<Receipt>((resolve, reject) => {
@@ -348,11 +349,12 @@ export class RelayClient implements AsyncIterable<Message> {
 
   #disconnected({ code, reason }: CloseInfo): void {
     const largest = this.#outbox.largest();
+    const size = largest?.frame?.length ?? 0; // not that of its body: a hub counts the texts of an envelope, too
     // The close code is often lost: the connection breaks while so much is still being sent.
-    const often = largest !== undefined && largest.body.length > USUAL && largest.losses + 1 >= LOSSES;
+    const often = largest !== undefined && size > USUAL && largest.losses + 1 >= LOSSES;
     if (largest !== undefined && (code === TOO_BIG || often)) {
       this.#outbox.answered(largest); // else it would end every later connection
-      const detail = reason || `the connection was lost ${LOSSES} times over ${largest.body.length} bytes`;
+      const detail = reason || `the connection was lost ${LOSSES} times over ${size} bytes`;
       largest.reject(new RelayError("too_large", detail));
     }
     this.#outbox.lost();

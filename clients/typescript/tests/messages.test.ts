@@ -1,10 +1,11 @@
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 
+import { toBinary } from "@bufbuild/protobuf";
 import { type Message, RelayClient, RelayError, type RelayOptions } from "@headgate/relay";
 import { WebSocket } from "ws";
 
-import { MessageType } from "../dist/gen/headgate/v1/envelope_pb.js";
+import { EnvelopeSchema, MessageType } from "../dist/gen/headgate/v1/envelope_pb.js";
 import { at, client, closeAll, numbers, read, withHub, rejection, ManualHub, ManualTime, text, until } from "./support.js";
 import { ack, closeServers, SmallServer, welcome } from "./server.js";
 
@@ -83,29 +84,42 @@ test("what is so large that the hub ends the connection is rejected, and the res
   await Promise.all([one, two]);
 });
 
-test("what is large and costs three connections is rejected, whatever ended them", async () => {
-  const server = await SmallServer.open((caller, envelope) => {
-    if (envelope.type === MessageType.HELLO) {
-      caller.answer(envelope, welcome);
-    } else if (envelope.payload.case === "data" && envelope.payload.value.body.length > 100_000) {
-      caller.socket.terminate();
-    } else {
-      caller.answer(envelope, ack);
+for (const [where, options, largest] of [
+  ["body", {}, 200_000],
+  ["content type", { contentType: "x".repeat(65_000), inReplyTo: "y".repeat(65_000) }, 65_536],
+] as const) {
+  test(`what is large in its ${where} and costs three connections is rejected, whatever ended them`, async () => {
+    const server = await SmallServer.open((caller, envelope) => {
+      if (envelope.type === MessageType.HELLO) {
+        caller.answer(envelope, welcome);
+      } else if (toBinary(EnvelopeSchema, envelope).length > 100_000) {
+        caller.socket.terminate();
+      } else {
+        caller.answer(envelope, ack);
+      }
+    });
+    const time = new ManualTime();
+    let losses = 0;
+    const self = client(server.url, "self", "token", { runtime: time, largest, onDisconnected: () => (losses += 1) });
+    const large = rejection(self.send("other", new Uint8Array(where === "body" ? 150_000 : 1), options));
+    const small = self.send("other", "1");
+    for (const count of [1, 2, 3]) {
+      await until(() => losses === count);
+      time.advance(time.next);
     }
+    assert.match(((await large) as Error).message, /^too_large: the connection was lost 3 times over 1[35]00\d\d bytes$/);
+    await small;
+    assert.equal(server.ids.length, 4);
   });
-  const time = new ManualTime();
-  let losses = 0;
-  const options = { runtime: time, largest: 200_000, onDisconnected: () => (losses += 1) };
-  const self = client(server.url, "self", "token", options);
-  const large = rejection(self.send("other", new Uint8Array(150_000)));
-  const small = self.send("other", "1");
-  for (const count of [1, 2, 3]) {
-    await until(() => losses === count);
-    time.advance(time.next);
+}
+
+test("texts of an envelope are no larger than its body may be", async () => {
+  const self = client("ws://127.0.0.1:1/relay", "self", "token", { largest: 100 });
+  const long = "x".repeat(101);
+  for (const [to, options] of [[long, {}], ["other", { contentType: long }], ["other", { inReplyTo: long }]] as const) {
+    const error = await rejection(self.send(to, "body", options));
+    assert.equal((error as Error).message, "too_large: expected at most 100 bytes, got 101");
   }
-  assert.equal(((await large) as Error).message, "too_large: the connection was lost 3 times over 150000 bytes");
-  await small;
-  assert.equal(server.ids.length, 4);
 });
 
 test("options that can't be used are refused with a sentence", () => {
