@@ -221,3 +221,23 @@ async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hu
         for name in ("one", "two", "general"):
             await bob.ask("channel_publish", channel=name, body=name)
         assert bodies(await take(alice, 2)) == ["one", "general"]
+
+
+@at_hub(Policy(limits={"normal": "3/minute"}))
+async def test_after_a_reconnect_identified_comes_when_all_subscriptions_are_restored(hub: Running) -> None:
+    async with hub_client(hub, "alice", on_rate_limited=lambda _: None) as alice, hub_client(hub, "bob") as bob:
+        for name in ("one", "two"):
+            hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
+            await alice.ask("channel_subscribe", channel=name)
+        await cut(hub, "alice")
+        await until(lambda: not alice.connected, "the end")
+        hub.clock.advance(0.5)
+        await until(lambda: alice.connected and alice.delay, "a subscription that has to wait")
+        identified = asyncio.create_task(take(alice, 1))
+        await alice.ask("ping")  # other limits let it pass meanwhile
+        assert await stays(lambda: not identified.done())
+        assert (await in_time(hub.clock, alice, identified))[0]["type"] == "identified"
+        assert alice.waiting == 0
+        for name in ("one", "two"):
+            await bob.ask("channel_publish", channel=name, body=name)
+        assert bodies(await take(alice, 2)) == ["one", "two"]

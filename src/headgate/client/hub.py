@@ -106,6 +106,7 @@ class HubClient(ReconnectingClient[Frame]):
         self._subscribing: list[PendingFrame] = []  # again, on a new connection
         self._ids: Final = count(1)
         self._was_identified = False
+        self._identified: Frame | None = None  # for the application, when it is subscribed again
 
     async def ask(self, kind: str, /, *, wait: bool = True, **fields: Any) -> Frame:
         """Send a frame of a type, and return the one that answers it.
@@ -143,20 +144,29 @@ class HubClient(ReconnectingClient[Frame]):
             raise TryLater("too many connections from this address", asked_wait(_whole(answer.get("retry_after_ms"))))
         if kind != "identified":
             raise TryLater(f"expected identified, got {kind!r:.200}")
-        if self._was_identified:
-            self._inbox.put(answer)
-        self._was_identified = True
         self._subscribing = [self._item("channel_subscribe", {"channel": one}, one) for one in self._chat_channels]
         for number, item in enumerate(self._subscribing):
             item.answer.add_done_callback(partial(self._subscribed_again, item))
             item.number = number - len(self._subscribing)  # before everything else
             self._outbox.add(item)
+        self._identified = answer if self._was_identified else None
+        self._was_identified = True
+        self._put_identified()
 
     def _subscribed_again(self, item: PendingFrame, answer: asyncio.Future[Frame]) -> None:
         if not answer.cancelled() and answer.exception() is not None:
             self._chat_channels.pop(item.subject, None)
+        self._put_identified()
+
+    def _put_identified(self) -> None:
+        """Tell the application of the new connection, as soon as all subscriptions are restored."""
+        subscribed = all([item.answer.done() for item in self._subscribing])
+        if self._identified is not None and subscribed and not self._closed:
+            self._inbox.put(self._identified)
+            self._identified = None
 
     def _disconnected(self) -> None:
+        self._identified = None
         for item in self._subscribing:
             item.answer.cancel()
             self._outbox.withdraw(item)
