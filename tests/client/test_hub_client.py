@@ -241,3 +241,21 @@ async def test_after_a_reconnect_identified_comes_when_all_subscriptions_are_res
         for name in ("one", "two"):
             await bob.ask("channel_publish", channel=name, body=name)
         assert bodies(await take(alice, 2)) == ["one", "two"]
+
+
+@at_hub()
+async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: Running) -> None:
+    async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
+        messages = hub.hub.messages
+        hub.run(messages.create_chat_channel("one", "bob", ""))
+        await alice.ask("channel_subscribe", channel="one")
+        hub.run(messages.delete_chat_channel("one", "bob", by_admin=False))
+        assert (await take(alice, 1))[0] == {"type": "unsubscribed", "channel": "one"}
+        hub.run(messages.create_chat_channel("one", "bob", ""))  # another of the same name
+        await cut(hub, "alice")
+        await until(lambda: not alice.connected, "the end")
+        hub.clock.advance(0.5)
+        assert (await take(alice, 1))[0]["type"] == "identified"
+        await bob.ask("channel_publish", channel="one", body="not for alice")
+        await bob.ask("message", to="alice", body="for alice")
+        assert bodies(await take(alice, 1)) == ["for alice"]

@@ -86,7 +86,7 @@ class HubClient(ReconnectingClient[Frame]):
     `HubClientOptions` and of `headgate.client.connection.ClientOptions`. Each tier is a limit.
 
     Use it with `async with`. `async for` yields the frames that the hub pushes: `message`, `channel_message`, `lagged`,
-    `task_assigned`, and `identified` after each reconnect.
+    `task_assigned`, `unsubscribed` when a chat channel was deleted, and `identified` after each reconnect.
     """
 
     path = "/ws"
@@ -181,6 +181,8 @@ class HubClient(ReconnectingClient[Frame]):
         if kind == "going_away":
             self._return_after = asked_wait(_whole(frame.get("retry_after_ms")))
             return None
+        if kind == "unsubscribed" and "id" not in frame:  # the chat channel was deleted
+            self._chat_channels.pop(str(frame.get("channel")), None)
         if "id" not in frame and kind not in ("error", "rate_limited"):
             return frame or None
         item = self._outbox.find(str(frame.pop("id", "")))
