@@ -610,6 +610,38 @@ def test_d5_frames_that_cannot_be_read_are_logged_by_size_and_reason_never_conte
     assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("hub", json.dumps({"type": "error", "error": "unavailable", "detail": "x" * 1_000_000})),
+        ("relay", wire.Envelope(error=wire.Error(code="busy", detail="x" * 1_000_000)).SerializeToString()),
+        ("relay", wire.Envelope(rate_limited=wire.RateLimited(reason="x" * 1_000_000)).SerializeToString()),
+    ],
+)
+def test_the_reason_of_a_lost_connection_is_short_whatever_the_hub_says(
+    kind: str, answer: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(answer)
+        await socket.wait_closed()
+
+    async def main() -> str:
+        lost = asyncio.get_running_loop().create_future()
+        async with serve(refuse, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            made: Any = HubClient if kind == "hub" else RelayClient
+            client = made(f"http://127.0.0.1:{port}", "alice", "token", on_disconnected=lost.set_result)
+            opening = asyncio.create_task(client.__aenter__())
+            reason: str = (await lost).reason
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        return reason
+
+    assert len(run(main())) == 1000
+    assert max([len(record.getMessage()) for record in caplog.records]) < 1200
+
+
 @both_clients
 @pytest.mark.parametrize("handled", [False, True])
 def test_d5_a_denial_is_logged_as_a_warning_unless_it_is_handled(

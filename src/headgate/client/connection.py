@@ -43,6 +43,7 @@ _SECOND: Final = 1_000_000
 _DENIALS_AS_TOLD: Final = 3  # of one frame; then it backs off, whatever the hub says
 _CLOSE_TIMEOUT: Final = 2.0  # seconds
 _LARGEST: Final = 16 * 1024 * 1024  # bytes in a frame of the hub: a long history
+_LONGEST_REASON: Final = 1000  # characters of what a hub says, with every attempt
 _TOO_LARGE: Final = 1009
 _TRY_AGAIN: Final = (408, 425, 429)  # and all statuses from 500 on
 _REFUSALS: Final = ("unauthorized", "invalid")
@@ -338,6 +339,7 @@ class ReconnectingClient(Generic[T]):
             except Exception as error:  # noqa: BLE001 - whatever it was, the next connection may be better
                 _log.exception("%s: the connection failed unexpectedly", self.url)
                 why = repr(error)
+            why = why[:_LONGEST_REASON]
             failures = 1 if self._worked else failures + 1
             pause = self._backoff.pause(failures, self._return_after)
             _log.warning("%s: no connection: %r; trying again in %.1f s", self.url, why, pause / _SECOND)
