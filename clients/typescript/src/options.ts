@@ -98,7 +98,8 @@ export function checked(url: string, options: RelayOptions): Settings {
 }
 
 function warn({ waitMs, reason }: RateLimited): void {
-  console.warn(`@headgate/relay: rate limited, waiting ${waitMs} ms: ${reason}`);
+  const shown = reason.slice(0, 200).replace(/\p{C}/gu, "\u{fffd}"); // else it could control the terminal
+  console.warn(`@headgate/relay: rate limited, waiting ${waitMs} ms: ${shown}`);
 }
 
 function address(url: string): string {

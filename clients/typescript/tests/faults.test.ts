@@ -273,6 +273,20 @@ test("a second close that waits for less ends the first", async () => {
   assert.deepEqual([await closeNow(self, time), time.next], [await closed, Infinity]);
 });
 
+test("the reason of a denial can't control the terminal, nor fill it", async (t) => {
+  const warn = t.mock.method(console, "warn", () => undefined);
+  const reason = "\u001b[2J\u009b31m\u202e\n" + "x".repeat(1_000_000);
+  const server = await SmallServer.open((caller, envelope) => {
+    const denial = { type: MessageType.RATE_LIMITED, payload: { case: "rateLimited", value: { reason } } } as const;
+    caller.answer(envelope, envelope.type === MessageType.HELLO ? welcome : denial);
+  });
+  const self = client(server.url, "self", "token", { runtime: new ManualTime() });
+  void rejection(self.send("other", "1"));
+  await until(() => warn.mock.callCount() === 1);
+  const expected = `\ufffd[2J\ufffd31m\ufffd\ufffd${"x".repeat(190)}`;
+  assert.deepEqual(warn.mock.calls[0]?.arguments, [`@headgate/relay: rate limited, waiting 1 ms: ${expected}`]);
+});
+
 test("a welcome that comes after the close doesn't let the hub keep the connection open", async () => {
   const server = await SmallServer.open(() => undefined);
   const time = new ManualTime();
