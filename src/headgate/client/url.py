@@ -12,11 +12,11 @@ def is_hub_url(text: object, schemes: Sequence[str]) -> TypeGuard[str]:
         return False
     try:
         parts = urlsplit(text)
-        plain = text.isascii() and text.isprintable() and " " not in text
+        plain = text.isascii() and text.isprintable() and not set(text) & set(" ?#") and "@" not in parts.netloc
         good = parts.scheme in schemes and parts.hostname and (parts.port is None or parts.port)
     except ValueError:
         return False
-    return bool(good and plain and not (parts.query or parts.fragment or parts.username or parts.password))
+    return bool(good and plain)
 
 
 def is_loopback(url: str) -> bool:
