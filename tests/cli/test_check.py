@@ -199,6 +199,15 @@ def agent() -> str:
     return f"agent-{uuid4().hex}"
 
 
+def test_an_invalid_request_that_no_hub_has_read_is_undecided(check: Command) -> None:
+    page = b"<html>400 The plain HTTP request was sent to HTTPS port</html>"
+    with impostor(page, status=400) as one:
+        code, out, err = check("a", "--tier", "light", "--hub", f"http://{one}")
+        assert (code, out) == (3, "")
+        text = "expected the answer of a headgate hub, got HTTP status 400; is the address right?"
+        assert err == f"headgate check: undecided: http://{one}: {text}\n"
+
+
 def test_a_server_decides_as_the_gates_on_it_do(
     check: Command, redis_server: Server, tmp_path: Path, agent: str
 ) -> None:

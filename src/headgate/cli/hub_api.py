@@ -244,8 +244,9 @@ class HubApi:
             detail = f"unknown token, from {self._origin}"
         elif status == 403:
             detail = f"{detail}; got the token from {self._origin}"
-        elif not detail:
+        elif not detail:  # a proxy's, or that of another server: what the status means for a hub doesn't count
             detail = f"expected the answer of a headgate hub, got HTTP status {status}; is the address right?"
+            status = 0
         raise HubError(status, f"{self.url}: {detail}")
 
     def _raise_unreachable(self, error: Exception) -> NoReturn:
