@@ -645,6 +645,24 @@ def test_the_reason_of_a_lost_connection_is_short_whatever_the_hub_says(
     assert max([len(record.getMessage()) for record in caplog.records]) < 1200
 
 
+def test_an_answer_with_an_empty_id_answers_nothing() -> None:
+    async def answer(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(WELCOMES["hub"])
+        ids: list[Any] = ["", None, [], "0", json.loads(await socket.recv())["id"]]
+        for frame_id in ids:
+            await socket.send(json.dumps({"type": "pong", "id": frame_id, "for": frame_id}))
+        await socket.wait_closed()
+
+    async def main() -> None:
+        async with serve(answer, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            async with HubClient(f"http://127.0.0.1:{port}", "alice", "token") as client:
+                assert await client.ask("ping") == {"type": "pong", "for": "1"}
+
+    run(main())
+
+
 @both_clients
 @pytest.mark.parametrize("handled", [False, True])
 def test_d5_a_denial_is_logged_as_a_warning_unless_it_is_handled(

@@ -185,8 +185,9 @@ class HubClient(ReconnectingClient[Frame]):
             self._chat_channels.pop(str(frame.get("channel")), None)
         if "id" not in frame and kind not in ("error", "rate_limited"):
             return frame or None
-        item = self._outbox.find(str(frame.pop("id", "")))
-        if item is None:
+        frame_id = str(frame.pop("id", ""))
+        item = self._outbox.find(frame_id)
+        if item is None or (not frame_id and kind not in ("error", "rate_limited")):  # it answers nothing
             return None
         wait = _whole(frame.get("retry_after_ms"))
         if kind == "rate_limit_warning":
