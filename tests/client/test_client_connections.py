@@ -442,6 +442,20 @@ async def test_d5_a_close_that_is_cancelled_sends_nothing_more(hub: Running, kin
 
 @both_clients
 @at_hub()
+async def test_a_close_counts_only_calls_that_were_not_answered(hub: Running, kind: Kind) -> None:
+    async with kind.connect(hub, "alice") as alice:
+        send = asyncio.create_task(kind.send(alice, "alice", "a"))
+        await asyncio.sleep(0)
+        assert alice.waiting
+        while alice.waiting:  # noqa: ASYNC110 - to the very turn in which the answer comes
+            await asyncio.sleep(0)
+        assert not send.done()  # it is answered, and goes on in the next turn of the loop
+        assert await alice.close(0) == 0
+        await send
+
+
+@both_clients
+@at_hub()
 async def test_d5_a_refusal_is_raised_anew_by_each_call(hub: Running, kind: Kind) -> None:
     hub.register("alice")
     client = kind.connect(hub, "alice", "hg_wrong")

@@ -146,7 +146,7 @@ class ReconnectingClient(Generic[T]):
         self._outbox: Final = Outbox(self._limit_of)
         self._inbox: Final[Inbox[T]] = Inbox(whole("buffer", options.get("buffer", 256)), self._wakeup)
         self._task: asyncio.Task[None] | None = None
-        self._pending_calls = 0  # that wait for room, or for their answer
+        self._unanswered: Final[set[PendingFrame]] = set()  # of calls that wait for room, or for their answer
         self._closing = self._closed = False  # takes nothing more; sends nothing more
         self._socket: Socket | None = None
         self._worked = False  # whether the connection was of any use
@@ -216,7 +216,7 @@ class ReconnectingClient(Generic[T]):
         end = self._clock.now() + microseconds("within", within)
         self._closing = True
         try:
-            while self._pending_calls and self._refusal is None and self._clock.now() < end:
+            while self._unanswered and self._refusal is None and self._clock.now() < end:
                 await self._wakeup.wait(end)
         finally:
             left = self._stop()
@@ -233,7 +233,7 @@ class ReconnectingClient(Generic[T]):
         if self._task is not None:
             self._task.cancel()
         self._wakeup.set()
-        return self._pending_calls
+        return len(self._unanswered)
 
     def __aiter__(self) -> Self:
         return self
@@ -252,7 +252,7 @@ class ReconnectingClient(Generic[T]):
         self._check_open()
         if not wait and self._room.locked():
             raise QueueFull(f"{self.url}: the queue is full; try again later, or wait for room")
-        self._pending_calls += 1
+        self._unanswered.add(item)
         try:
             async with self._room:
                 self._check_refusal()
@@ -265,7 +265,7 @@ class ReconnectingClient(Generic[T]):
             self._outbox.withdraw(item)  # if it was queued at all
             raise
         finally:
-            self._pending_calls -= 1
+            self._unanswered.discard(item)
             self._wakeup.set()
 
     def _check_refusal(self) -> None:
@@ -283,6 +283,7 @@ class ReconnectingClient(Generic[T]):
 
     def _answered(self, item: PendingFrame, answer: object) -> None:
         self._worked = True
+        self._unanswered.discard(item)  # its call goes on a little later
         self._outbox.passed(item)
         if isinstance(answer, Exception):
             _fail(item, answer)
