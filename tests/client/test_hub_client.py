@@ -259,3 +259,18 @@ async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: Runn
         await bob.ask("channel_publish", channel="one", body="not for alice")
         await bob.ask("message", to="alice", body="for alice")
         assert bodies(await take(alice, 1)) == ["for alice"]
+
+
+@at_hub()
+async def test_sessions_that_are_closed_elsewhere_are_forgotten(hub: Running) -> None:
+    signal = {"type": "step", "entity": "plan", "weight": 1.0, "timestamp": 1_700_000_000}
+    token = hub.register("alice")
+    async with hub_client(hub, "alice", token) as alice, hub_client(hub, "alice", token) as other:
+        await alice.ask("session_open", session=1)
+        await alice.ask("session_signal", session=1, signal=signal)
+        assert list(alice._sessions) == ["1"]
+        await other.ask("session_close", session=1)
+        for session in (1, 2):
+            with pytest.raises(Refused, match="session_closed"):
+                await alice.ask("session_signal", session=session, signal=signal)
+        assert not alice._sessions

@@ -199,6 +199,8 @@ class HubClient(ReconnectingClient[Frame]):
             self._denied(item, wait, str(frame.get("detail")))
         elif kind == "error":
             self._answered(item, Refused(str(frame.get("error")), str(frame.get("detail"))))
+            if frame.get("error") == "session_closed":  # elsewhere, or long ago
+                self._sessions.pop(item.subject, None)
         else:
             self._note(item)
             self._answered(item, frame)
