@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from headgate import (
     per_second,
     wait_queue,
 )
+from tests.support.interruptions import interrupt
 from tests.support.valkey import PATIENCE, wait_for
 
 
@@ -324,3 +326,30 @@ def test_each_of_many_waiting_threads_is_served_once() -> None:
         wait_for(lambda: not limiter.peek("a"), "the first in line")
     assert all(waiter.result() for waiter in waiters)
     assert limiter.peek("a").reset_after == 4.0
+
+
+class Interrupted(BaseException):
+    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
+
+
+def test_an_interrupted_acquire_leaves_the_queue() -> None:
+    """Wherever it is interrupted: else nobody would ever pass behind it."""
+    limiter = Limiter(per_second(1_000_000))
+    for step in count(1):
+        if not interrupt(step, lambda: limiter.acquire("a"), Interrupted):
+            break
+        assert limiter.waiting("a") == 0, f"after an interruption at step {step}"
+    assert step > 20
+
+
+def test_an_interrupted_acquire_leaves_the_others_in_their_queues() -> None:
+    limiter, clock = limiter_and_clock()
+    limiter.check("a")
+    waiter = Waiter(limiter)
+    for step in count(1):
+        limiter.reset("b")
+        if not interrupt(step, lambda: limiter.acquire("b"), Interrupted):
+            break
+        assert limiter.waiting("a") == 1, f"after an interruption at step {step}"
+    clock.advance(1)
+    assert waiter.result()

@@ -10,7 +10,7 @@ first thread, look once a second whether those before them are gone like that. O
 
 import asyncio
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
@@ -47,7 +47,7 @@ class WaitQueues:
 
     def __init__(self) -> None:
         self._lock: Final = new_lock()
-        self._queues: Final[dict[str, deque[Waiter]]] = {}
+        self._queues: Final[OrderedDict[str, deque[Waiter]]] = OrderedDict()
         after_fork(self)
 
     def _after_fork(self) -> None:
@@ -76,9 +76,10 @@ class WaitQueues:
     def _look_at_another(self) -> None:
         """Drop the next queue if all of its waiters are gone: perhaps nobody ever comes for its key again."""
         key = next(iter(self._queues), "")
-        queue = self._queues.pop(key, deque())
-        if not all(map(_is_gone, queue)):
-            self._queues[key] = queue
+        if all(map(_is_gone, list(self._queues.get(key, ())))):
+            self._queues.pop(key, None)
+        elif key in self._queues:
+            self._queues.move_to_end(key)  # in one step: an interrupted thread must not lose those that wait
 
     def is_first(self, key: str, waiter: Waiter) -> bool:
         """Whether it is a caller's turn."""
@@ -103,15 +104,18 @@ class WaitQueues:
             return _LONGEST_SLEEP
 
     def leave(self, key: str, waiter: Waiter) -> None:
+        """Give up a place, if there is any. It may be done twice, and is done again if it was interrupted."""
         with self._lock:
             queue = self._queues.get(key)
-            if queue is not None and waiter in queue:  # else it was found to be gone before
+            if queue is None:
+                return
+            with suppress(ValueError):  # it never joined, was found to be gone before, or has left
                 queue.remove(waiter)
-                self.wake(key)
-                for other in queue:
-                    if other.loop is waiter.loop:  # which may have to look from now on
-                        other.wake()
-                        break
+            self.wake(key)
+            for other in queue:
+                if other.loop is waiter.loop:  # which may have to look from now on
+                    other.wake()
+                    break
 
 
 def _is_gone(waiter: Waiter) -> bool:
@@ -131,7 +135,14 @@ def acquire(
         waiter.sleep(_seconds(queues, key, clock, waiter, step))
         return None
 
-    return drive(_flow(queues, key, clock, timeout, waiter), carry_out)
+    try:
+        return drive(_flow(queues, key, clock, timeout, waiter), carry_out)
+    finally:
+        try:
+            queues.leave(key, waiter)
+        except BaseException:
+            queues.leave(key, waiter)
+            raise
 
 
 async def aacquire(
@@ -146,28 +157,32 @@ async def aacquire(
         await waiter.sleep(_seconds(queues, key, clock, waiter, step))
         return None
 
-    return await adrive(_flow(queues, key, clock, timeout, waiter), carry_out)
+    try:
+        return await adrive(_flow(queues, key, clock, timeout, waiter), carry_out)
+    finally:
+        try:
+            queues.leave(key, waiter)
+        except BaseException:
+            queues.leave(key, waiter)
+            raise
 
 
 def _flow(queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: Waiter) -> Flow[Step, Decision]:
     deadline = None if timeout is None else clock.now() + microseconds("timeout", timeout)
     queues.join(key, waiter)
-    try:
-        while True:
-            now = clock.now()
-            late = deadline is not None and now >= deadline
-            wake_at = deadline
-            if queues.is_first(key, waiter):
-                decision: Decision = yield Verb.CHECK
-                if late or decision or (wait := decision.retry_us) is None:
-                    return decision
-                wake_at = now + wait if deadline is None else min(now + wait, deadline)
-            elif late:
-                decision = yield Verb.PEEK
-                return decision.as_denied()
-            yield wake_at
-    finally:
-        queues.leave(key, waiter)
+    while True:
+        now = clock.now()
+        late = deadline is not None and now >= deadline
+        wake_at = deadline
+        if queues.is_first(key, waiter):
+            decision: Decision = yield Verb.CHECK
+            if late or decision or (wait := decision.retry_us) is None:
+                return decision
+            wake_at = now + wait if deadline is None else min(now + wait, deadline)
+        elif late:
+            decision = yield Verb.PEEK
+            return decision.as_denied()
+        yield wake_at
 
 
 def _seconds(queues: WaitQueues, key: str, clock: Clock, waiter: Waiter, until: int | None) -> float:

@@ -3,18 +3,16 @@
 import asyncio
 import gc
 import signal
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from headgate import Decision, Limiter, RedisStore, SlidingWindow, per_day
 from headgate.stores.redis import batching
+from tests.support.interruptions import interrupt
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -23,9 +21,6 @@ pytestmark = pytest.mark.once
 LIMIT = per_day(10**6)  # no refill while a test runs
 SOON = 5.0
 """A timeout: a thread that is left alone shows after so many seconds."""
-
-
-WEAK_SET_CALLBACK = weakref.WeakSet()._remove.__code__  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -43,31 +38,6 @@ class Interrupted(BaseException):
 
 class SoftTimeLimitExceeded(Exception):
     """As Celery's is."""
-
-
-def interrupt(step: int, work: Callable[[], object], error: type[BaseException]) -> bool:
-    """Interrupt work at one of the points at which Python runs signal handlers; whether there were that many.
-
-    Callbacks of weak references are left out: Python reports what they raise, and goes on.
-    """
-    passed = 0
-
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal passed
-        if event in ("call", "c_return") and frame.f_code is not WEAK_SET_CALLBACK:
-            passed += 1
-            if passed == step:
-                sys.setprofile(None)
-                raise error
-
-    try:
-        sys.setprofile(profile)
-        work()
-    except error:
-        return True
-    finally:
-        sys.setprofile(None)
-    return passed >= step
 
 
 def works(store: RedisStore) -> bool:
