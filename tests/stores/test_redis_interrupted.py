@@ -61,6 +61,20 @@ def test_a_check_may_be_interrupted_anywhere(server: Server, error: type[BaseExc
         assert works(store)
 
 
+@pytest.mark.parametrize("options", ["", "?max_connections=3"])
+def test_a_check_may_be_interrupted_while_it_connects(server: Server, options: str) -> None:
+    """A thread that was to connect, and never began, doesn't count as one that hangs."""
+    with RedisStore(server.url + options, timeout=SOON) as store:
+        limiter = Limiter(LIMIT, store=store)
+        for step in count(1):
+            store._clients.close()
+            if not interrupt(step, lambda: limiter.check("a"), Interrupted):
+                break
+            assert not limiter.check("b").degraded, f"after an interruption at step {step}"
+        assert step > 50
+        assert works(store)
+
+
 @pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
 def test_a_thread_may_be_interrupted_while_it_waits_for_others(
     server: Server, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]

@@ -44,15 +44,11 @@ class BoundedCalls:
         """Make a call; raises `redis.TimeoutError` if it takes longer."""
         outcome: SimpleQueue[Outcome] = SimpleQueue()
         with self._lock:
-            inbox, new = (self._idle.pop(), False) if self._idle else (SimpleQueue(), True)
-            if new and len(self._running) >= _MAX_THREADS:
-                raise redis.TimeoutError("calls that were made before still hang")
-            self._running.add(inbox)
-        if new:
+            inbox = self._idle.pop() if self._idle else None
+        if inbox is None:
             try:
-                threading.Thread(target=self._work, args=(inbox,), name="headgate-redis", daemon=True).start()
+                inbox = self._start_thread()
             except RuntimeError as error:  # the process has no room for another: rather late than not at all
-                self._running.discard(inbox)
                 _log.warning("a call is made without a bound on its time: %s", error)
                 return work()
         inbox.put((work, outcome))
@@ -64,6 +60,19 @@ class BoundedCalls:
             raise failure
         done: T = result
         return done
+
+    def _start_thread(self) -> SimpleQueue[Call | None]:
+        inbox: SimpleQueue[Call | None] = SimpleQueue()
+        try:
+            with self._lock:
+                if len(self._running) >= _MAX_THREADS:
+                    raise redis.TimeoutError("calls that were made before still hang")
+                self._running.add(inbox)
+            threading.Thread(target=self._work, args=(inbox,), name="headgate-redis", daemon=True).start()
+        except BaseException:  # also of a signal handler: a thread that doesn't run must not count
+            self._running.discard(inbox)
+            raise
+        return inbox
 
     def _work(self, inbox: SimpleQueue[Call | None]) -> None:
         try:
