@@ -166,3 +166,37 @@ os._exit(0)
 
 def test_a_lock_that_never_becomes_free_delays_a_fork_only_for_a_while() -> None:
     assert output(HELD) == "True"
+
+
+INTERRUPTED = """
+class SoftTimeLimitExceeded(BaseException):
+    pass
+
+def interrupted(*_):
+    raise SoftTimeLimitExceeded
+
+older, newer = Limiter(per_day(1)), Limiter(per_day(1))
+held, over = threading.Event(), threading.Event()
+
+def hold():
+    with older.store._lock:
+        held.set()
+        over.wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+signal.signal(signal.SIGALRM, interrupted)
+signal.setitimer(signal.ITIMER_REAL, 0.2)  # the fork waits for a second
+child = fork(lambda: older.check("a") and newer.check("a"))
+over.set()
+passed = []
+thread = threading.Thread(target=lambda: passed.append(bool(newer.check("a"))), daemon=True)
+thread.start()
+thread.join(10)
+print(child, passed)
+os._exit(0)
+"""
+
+
+def test_a_signal_during_a_fork_leaves_no_lock_behind() -> None:
+    assert output(INTERRUPTED) == "True [True]"

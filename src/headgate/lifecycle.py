@@ -83,15 +83,21 @@ def new_lock() -> threading.RLock:
 
 
 def _hold_locks() -> None:
+    held: list[Any] = []
+    _held.locks = held  # at once: Python goes on to fork if a signal handler's exception ends this function
     deadline = time.monotonic() + _FORK_SECONDS
     # The newest first: the lock of a whole is made after those of its parts, and held while these are taken.
     found = [lock for known in reversed(list(_locks.values())) if (lock := known()) is not None]
-    _held.locks = [lock for lock in found if lock.acquire(timeout=max(deadline - time.monotonic(), 0))]
-    for one in list(_suspendables):
-        try:
-            one._before_fork()
-        except Exception:  # noqa: BLE001 - it must not keep the process from forking
-            _log.exception("could not suspend a %s before a fork", type(one).__name__)
+    try:
+        for lock in found:
+            if lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
+                held.append(lock)  # noqa: PERF401 - what is held has to be known at every moment
+    finally:
+        for one in list(_suspendables):
+            try:
+                one._before_fork()
+            except Exception:  # noqa: BLE001 - it must not keep the process from forking
+                _log.exception("could not suspend a %s before a fork", type(one).__name__)
 
 
 def _release_locks() -> None:
