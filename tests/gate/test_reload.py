@@ -188,6 +188,22 @@ def test_a_sighup_that_fails_is_tried_again(path: Path, looks: Looks) -> None:
     assert heard == [str(PolicyChanged("policy reloaded", "SIGHUP"))]
 
 
+def test_a_sighup_that_fails_applies_no_later_half_of_a_file(path: Path, looks: Looks) -> None:
+    """It asked for the file of then. Somebody who edits it meanwhile may have cut it off."""
+    log = FailingLog()
+    gate = Gate(Policy.load(path), remember=log)
+    with PolicyWatcher(gate, path, interval=0.005, sighup=True):
+        log.error = StoreAway("away")
+        os.kill(os.getpid(), signal.SIGHUP)
+        looks()
+        path.write_text("", encoding="utf-8")
+        log.error = None
+        looks()
+        assert heavy(gate) == 5
+        write(path, 7)
+        wait_for(lambda: heavy(gate) == 7, "the edit")
+
+
 DEEP = "[limits]\nheavy = " + "[" * 5000 + "]" * 5000
 BROKEN = {
     "a value out of bounds": b"[backoff]\nquiet = 9999999999999\n",

@@ -63,6 +63,7 @@ class PolicyWatcher:
         self._stopped = False
         self._seen: bytes | str = b""  # the content at the last look, as a digest, or why there was none
         self._handled: bytes | str = b""  # what was applied, or logged as unusable
+        self._asked_for: bytes | str | None = None  # what an explicit reload couldn't apply yet; b"": whatever is there
         self._reported: tuple[bytes | str, str] | None = None  # the failure of other things that was logged
         self._old_handler: Any = None if self._signal is None else signal.signal(self._signal, self._on_signal)
         try:
@@ -99,23 +100,24 @@ class PolicyWatcher:
         self._wake.put(None)
 
     def _run(self) -> None:
-        again = False  # an explicit reload that failed
         while not self._stopped:
             if self._signalled:
-                self._signalled, self._reported, again = False, None, True
-            again = not self._look(again) and again
+                self._signalled, self._reported, self._asked_for = False, None, b""
+            self._look()
             with suppress(Empty):
                 while not self._signalled and not self._stopped:
                     self._wake.get(timeout=self._interval)
 
-    def _look(self, explicit: bool) -> bool:
-        """Look at the file once, and say whether that is done: False if the same has to be tried again."""
+    def _look(self) -> None:
+        """Look at the file once."""
         state: bytes | str = b""
         try:
             content, state = self._read()
             stood_still, self._seen = state == self._seen, state
+            explicit = self._asked_for in (b"", state)
+            self._asked_for = state if explicit else None  # an edit after the request is not what was asked for
             if not explicit and (not stood_still or state == self._handled):
-                return True
+                return
             if isinstance(state, str):
                 _log.error("policy not reloaded, the old one stays in effect: %s", state)
             else:
@@ -127,9 +129,8 @@ class PolicyWatcher:
             if failure != self._reported:
                 self._reported = failure
                 _log_failure(error)
-            return False
-        self._handled, self._reported = state, None
-        return True
+            return
+        self._handled, self._reported, self._asked_for = state, None, None
 
     def _read(self) -> tuple[bytes, bytes | str]:
         """The content of the file and its digest; instead of the digest, why it can't be read."""
