@@ -325,6 +325,14 @@ def test_without_an_event_loop_of_asyncio_there_is_a_clear_error_at_once(server:
             coroutine.send(None)
 
 
+@pytest.mark.parametrize("name", ["areset", "aclose"])
+def test_closing_and_resetting_need_an_event_loop_of_asyncio_too(server: Server, name: str) -> None:
+    with RedisStore(server.url, timeout=PATIENCE) as store:
+        coroutine = getattr(store, name)()
+        with pytest.raises(HeadgateError, match=r"expected a running event loop of asyncio.*trio\.to_thread"):
+            coroutine.send(None)
+
+
 # Forks ----------------------------------------------------------------------------------------------------------------
 
 FORKS = """

@@ -321,7 +321,7 @@ class Clients:
 
     async def aclose(self) -> None:
         """Close the client of the running loop."""
-        closer = self._closers.pop(asyncio.get_running_loop(), None)
+        closer = self._closers.pop(running_loop(), None)
         if closer is not None:
             await closer.aclose()
 
