@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from headgate.hub.storage.database import Database
 from headgate.stores.base import Change
 from headgate.stores.sqlite import _SCHEMA as LOG_SCHEMA
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
+from tests.support.interruptions import interrupt
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -167,3 +169,20 @@ def test_a_change_between_a_fork_and_the_next_use_is_seen(tmp_path: Path) -> Non
     assert log._data_version() != before
     log.close()
     other.close()
+
+
+class Interrupted(BaseException):
+    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
+
+
+def test_an_interrupted_change_leaves_no_transaction_open(tmp_path: Path) -> None:
+    """It would keep this process and all others from the file until a restart."""
+    path = tmp_path / "headgate.db"
+    with closing(SqliteChangeLog(path)) as one, closing(SqliteChangeLog(path)) as two:
+        for step in count(1):
+            if not interrupt(step, lambda: one.write(Change((exemption("a"),))), Interrupted):
+                break
+            for log in (two, one):
+                log.write(Change((exemption(f"after step {step}"),)))
+        assert step > 20
+        assert one.read() == two.read()

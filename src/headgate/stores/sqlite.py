@@ -141,8 +141,8 @@ def _use_write_ahead_log(file: sqlite3.Connection) -> None:
 
 @contextmanager
 def _transaction(file: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    file.execute(begin)
     try:
+        file.execute(begin)  # it may be interrupted once it has begun
         yield
         file.execute("COMMIT")
     except BaseException:
@@ -190,10 +190,13 @@ class SqliteChangeLog:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Use the connection."""
+        nested = self._lock._is_owned()  # type: ignore[attr-defined]  # by a finalizer
         with self._lock:
             if self._suspended:
                 self._file, self._suspended = self._open(), False
                 self._opened += 1
+            elif not self._closed and not nested and self._file.in_transaction:  # its thread was interrupted
+                self._file.execute("ROLLBACK")
             yield
 
     def _before_fork(self) -> None:
