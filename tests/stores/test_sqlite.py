@@ -13,6 +13,7 @@ from typing import Protocol
 
 import pytest
 
+from headgate import Gate
 from headgate.gate.changes import exemption
 from headgate.hub.storage.database import _SCHEMA as HUB_SCHEMA
 from headgate.hub.storage.database import Database
@@ -186,3 +187,14 @@ def test_an_interrupted_change_leaves_no_transaction_open(tmp_path: Path) -> Non
                 log.write(Change((exemption(f"after step {step}"),)))
         assert step > 20
         assert one.read() == two.read()
+
+
+def test_an_interrupted_change_is_in_force_if_it_was_recorded(tmp_path: Path) -> None:
+    """Else it would take effect at the next restart, to everybody's surprise."""
+    with Gate(remember=tmp_path / "headgate.db") as gate:
+        for step in count(1):
+            if not interrupt(step, lambda step=step: gate.set_override("a", "heavy", f"{step}/day"), Interrupted):
+                break
+            recorded = [edit.value for change in gate.history() for edit in change.edits]
+            assert recorded[-1:] in ([], [str(gate.limits_for("a", "ws", "heavy"))]), f"at step {step}"
+        assert step > 50

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Final, SupportsIndex, get_args
 
@@ -295,6 +296,19 @@ class Gate(GateChecks, Closable):
         change = Change(tuple([changes.validated(edit, channels) for edit in edits]), _author(by))
         if not change.edits:
             return
+        try:
+            events = self._make(change)
+        except HeadgateError:
+            raise
+        except BaseException:  # a signal handler's: the change may have been recorded all the same
+            with suppress(HeadgateError):
+                self._sync(everything=False)
+            raise
+        for event in events:
+            self._emit(event)
+
+    def _make(self, change: Change) -> list[PolicyChanged]:
+        """Record a change and apply it; the events that tell of it."""
         with self._change_lock:
             before = self._lookup
             after = Lookup(before.policy, before.effective, self._store, before, change.edits)
@@ -307,8 +321,7 @@ class Gate(GateChecks, Closable):
                 self._logged += 1
             if self._logged >= KEPT + _COMPACT_EVERY:
                 self._compact()
-        for event in events:
-            self._emit(event)
+        return events
 
     def set_override(
         self, agent: str, tier: str, limit: LimitLike, channel: str | None = None, *, by: str = ""
