@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -183,7 +184,7 @@ def test_an_interrupted_change_leaves_no_transaction_open(tmp_path: Path) -> Non
         for step in count(1):
             if not interrupt(step, lambda: one.write(Change((exemption("a"),))), Interrupted):
                 break
-            for log in (two, one):
+            for log in (one, two):
                 log.write(Change((exemption(f"after step {step}"),)))
         assert step > 20
         assert one.read() == two.read()
@@ -193,7 +194,8 @@ def test_an_interrupted_change_is_in_force_if_it_was_recorded(tmp_path: Path) ->
     """Else it would take effect at the next restart, to everybody's surprise."""
     with Gate(remember=tmp_path / "headgate.db") as gate:
         for step in count(1):
-            if not interrupt(step, lambda step=step: gate.set_override("a", "heavy", f"{step}/day"), Interrupted):
+            work = partial(gate.set_override, "a", "heavy", f"{step}/day")
+            if not interrupt(step, work, Interrupted):
                 break
             recorded = [edit.value for change in gate.history() for edit in change.edits]
             assert recorded[-1:] in ([], [str(gate.limits_for("a", "ws", "heavy"))]), f"at step {step}"

@@ -1,5 +1,6 @@
 """Exceptions of signal handlers, or of gevent, at any point of other code."""
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -11,7 +12,8 @@ WEAK_SET_CALLBACK = weakref.WeakSet()._remove.__code__  # type: ignore[attr-defi
 def interrupt(step: int, work: Callable[[], object], error: type[BaseException]) -> bool:
     """Interrupt work at one of the points at which Python runs signal handlers; whether there were that many.
 
-    Callbacks of weak references are left out: Python reports what they raise, and goes on.
+    Callbacks of weak references are left out: Python reports what they raise, and goes on. So are finalizers, by
+    disabling the garbage collector.
     """
     passed = 0
 
@@ -23,6 +25,8 @@ def interrupt(step: int, work: Callable[[], object], error: type[BaseException])
                 sys.setprofile(None)
                 raise error
 
+    collects = gc.isenabled()
+    gc.disable()
     try:
         sys.setprofile(profile)
         work()
@@ -30,4 +34,6 @@ def interrupt(step: int, work: Callable[[], object], error: type[BaseException])
         return True
     finally:
         sys.setprofile(None)
+        if collects:
+            gc.enable()
     return passed >= step
