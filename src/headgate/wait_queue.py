@@ -104,7 +104,7 @@ class WaitQueues:
             return _LONGEST_SLEEP
 
     def leave(self, key: str, waiter: Waiter) -> None:
-        """Give up a place, if there is any. It may be done twice, and is done again if it was interrupted."""
+        """Give up a place, if there is any. It may be done twice."""
         with self._lock:
             queue = self._queues.get(key)
             if queue is None:
@@ -138,11 +138,7 @@ def acquire(
     try:
         return drive(_flow(queues, key, clock, timeout, waiter), carry_out)
     finally:
-        try:
-            queues.leave(key, waiter)
-        except BaseException:
-            queues.leave(key, waiter)
-            raise
+        _leave(queues, key, waiter)
 
 
 async def aacquire(
@@ -160,11 +156,16 @@ async def aacquire(
     try:
         return await adrive(_flow(queues, key, clock, timeout, waiter), carry_out)
     finally:
-        try:
-            queues.leave(key, waiter)
-        except BaseException:
-            queues.leave(key, waiter)
-            raise
+        _leave(queues, key, waiter)
+
+
+def _leave(queues: WaitQueues, key: str, waiter: Waiter) -> None:
+    """Leave a queue, even if that is interrupted: otherwise nobody behind would ever pass."""
+    try:
+        queues.leave(key, waiter)
+    except BaseException:
+        queues.leave(key, waiter)
+        raise
 
 
 def _flow(queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: Waiter) -> Flow[Step, Decision]:
