@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ import redis
 import redis.asyncio
 
 from headgate import Gate, HeadgateError, Limiter, RedisStore, per_day, per_minute
-from headgate.stores.redis import startup
+from headgate.stores.redis import fallback, startup
 from tests.support.cluster import steady_cluster
 from tests.support.redis_store import SLACK, TIMEOUT, ProcessTime
 from tests.support.threads import run_together
@@ -69,8 +69,25 @@ async def test_a_frozen_cluster_holds_nobody_up(nodes: list[Server], kind: str, 
             await asyncio.sleep(0.05)
 
 
-def test_a_server_that_answers_slowly_step_by_step_holds_nobody_up() -> None:
-    """Connecting takes several replies, each of which comes in time."""
+async def test_a_cluster_of_many_frozen_nodes_holds_nobody_up(kind: str) -> None:
+    """A client that knows nothing of the cluster asks one node after the other."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(8)]
+        url = f"redis+cluster://{','.join(f'127.0.0.1:{port}' for port in nodes)}"
+        async with RedisStore(url, timeout=2 * TIMEOUT) as store:
+            limiter = Limiter(LIMIT, store=store)
+            with ProcessTime() as took:
+                if kind == "tasks":
+                    found = await asyncio.gather(*[limiter.acheck(str(key)) for key in range(8)])
+                else:
+                    found = run_together(8, lambda key: limiter.check(str(key)))
+            assert all(one.degraded for one in found)
+            assert took.seconds < 4 * TIMEOUT + SLACK
+
+
+@contextmanager
+def dripping_server(pause: float) -> Iterator[str]:
+    """The URL of a server that has an answer ready now and then, whatever it was asked."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def drip() -> None:
@@ -82,15 +99,32 @@ def test_a_server_that_answers_slowly_step_by_step_holds_nobody_up() -> None:
             with suppress(OSError), connection:
                 while connection.recv(65536):
                     for _ in range(100):
-                        time.sleep(0.9 * TIMEOUT)
+                        time.sleep(pause)
                         connection.sendall(b"+OK\r\n")
 
         threading.Thread(target=drip, daemon=True).start()
-        with RedisStore(f"redis://user:password@127.0.0.1:{listening.getsockname()[1]}/3", timeout=TIMEOUT) as store:
-            with ProcessTime() as took:
-                assert all(run_together(20, lambda _: Limiter(LIMIT, store=store).check("a").degraded))
-            assert took.seconds < 2 * TIMEOUT + SLACK
+        yield f"redis://user:password@127.0.0.1:{listening.getsockname()[1]}/3"
         listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_answers_slowly_step_by_step_holds_nobody_up() -> None:
+    """Connecting takes several replies, each of which comes in time."""
+    with dripping_server(0.9 * TIMEOUT) as url, RedisStore(url, timeout=TIMEOUT) as store:
+        with ProcessTime() as took:
+            assert all(run_together(20, lambda _: Limiter(LIMIT, store=store).check("a").degraded))
+        assert took.seconds < 2 * TIMEOUT + SLACK
+
+
+def test_threads_that_connect_again_to_a_slow_server_are_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones make the client, and the next ones take connections of it."""
+    monkeypatch.setattr(fallback, "_PAUSE", 0.0)
+    with dripping_server(3.6 * TIMEOUT) as url, RedisStore(url, timeout=4 * TIMEOUT) as store:
+        limiter = Limiter(LIMIT, store=store)
+        assert limiter.check("a").degraded
+        assert store._clients._connections is not None
+        with ProcessTime() as took:
+            assert all(run_together(4, lambda _: limiter.check("a").degraded))
+        assert took.seconds < 6 * TIMEOUT + SLACK
 
 
 # Small pools ----------------------------------------------------------------------------------------------------------
