@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection, serve
 
 from headgate import HeadgateError, InvalidInput, ManualClock, Policy
-from headgate.client import HubClient, QueueFull, Refused, RelayClient, RelayMessage, Unsent
+from headgate.client import Disconnected, HubClient, QueueFull, Refused, RelayClient, RelayMessage, Unsent
 from headgate.client.backoff import ReconnectBackoff, asked_wait
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
@@ -401,6 +401,13 @@ def failing(error: type[Exception]) -> Any:
     return send
 
 
+def raising(error: type[Exception]) -> Any:
+    def handle(_: object) -> None:
+        raise error("as a library may that reads what a hub has sent")
+
+    return handle
+
+
 @both_clients
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError, MemoryError])
 @at_hub()
@@ -415,6 +422,37 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
         hub.clock.advance(0.5)
         await send
         assert await kind.take(bob, 1) == ["hello"]
+
+
+@both_clients
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError, MemoryError])
+@pytest.mark.parametrize("moment", ["it reads", "it connects"])
+@at_hub()
+async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection_whatever_it_interrupts(
+    hub: Running, kind: Kind, moment: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: list[Disconnected] = []
+    alice = kind.connect(hub, "alice", on_disconnected=losses.append)
+    async with kind.connect(hub, "bob") as bob:
+        if moment == "it reads":
+            await alice.__aenter__()
+        with monkeypatch.context() as broken:
+            entering: asyncio.Task[Any] | None = None
+            if moment == "it reads":
+                broken.setattr(alice, "_handle", raising(error))
+                await kind.send(bob, "alice", "read by nobody")
+            else:
+                broken.setattr(alice, "_identify", failing(error))
+                entering = asyncio.create_task(alice.__aenter__())
+            await until(lambda: losses, "the loss")
+        hub.clock.advance(0.5)
+        await until(lambda: alice.connected, "the connection")
+        if entering is not None:
+            await entering
+        await kind.send(alice, "bob", "hello")
+        assert await kind.take(bob, 1) == ["hello"]
+        await alice.close()
+    assert [error.__name__ in loss.reason for loss in losses] == [True]
 
 
 @both_clients
