@@ -231,15 +231,15 @@ def walk(server: Server, store: str, caller: str, limit: str, twin: bool, seed: 
         one = Caller(caller, made, oracle.limit, runner.run if twin else None)
         kind, verbs = CALLERS[caller]
         history = []
-        for _ in range(steps):
-            verb, span, cost = chance.choice(verbs), chance.choice(SPANS), chance.choice(COSTS)
+        for verb, with_id in turns(chance, kind, verbs, steps):
+            span, cost = chance.choice(SPANS), chance.choice(COSTS)
             takes = VERBS[kind][verb]
             if verb in APPLIED and cost > LARGEST:  # a model that counts tokens one by one would never end
                 cost = 20
             options: dict[str, Any] = {"cost": cost} if "cost" in takes else {}
             if "timeout" in takes:
                 options["timeout"] = 0
-            if "request_id" in takes and chance.random() < 0.3:
+            if with_id:
                 options["request_id"] = chance.choice("123")
             clock.advance(Fraction(span, 1_000_000))
             history.append(f"{span} us, {verb} {options}")
@@ -250,6 +250,17 @@ def walk(server: Server, store: str, caller: str, limit: str, twin: bool, seed: 
                 raise
         if twin and isinstance(made, RedisStore):
             runner.run(made.aclose())
+
+
+def turns(chance: random.Random, kind: type, verbs: list[str], steps: int) -> list[tuple[str, bool]]:
+    """Verbs in random order, and whether they have a request id: each of them at least once, in every walk."""
+    with_id = [verb for verb in verbs if "request_id" in VERBS[kind][verb]]
+    found = [*product(verbs, [False]), *product(with_id, [True])]
+    for _ in range(steps - len(found)):
+        verb = chance.choice(verbs)
+        found.append((verb, verb in with_id and chance.random() < 0.3))
+    chance.shuffle(found)
+    return found
 
 
 def step(one: Caller, oracle: Oracle, verb: str, now: int, options: dict[str, Any]) -> None:
