@@ -5,7 +5,7 @@ import gzip
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from headgate.client import http
-from headgate.client.http import AsyncObeyingTransport
+from headgate.client.http import AsyncObeyingTransport, ObeyingTransport
 from tests.support.event_loop import run
 from tests.support.obeying_transports import AsyncCountingTransport, SimulatedClock, obeying, patient_async_client
+from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 
@@ -180,6 +181,42 @@ def test_the_body_of_a_denial_has_a_timeout_of_its_own(read: float | None, of_th
         assert client.get("http://example.org", extensions={"timeout": given}).text == "hello"
     assert seen == [given, given | {"read": of_the_denial}, given, given]
     assert given["read"] == read, "a request has changed the timeouts of others"
+
+
+class LongBody(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body in parts of 1 KiB, which counts how many were asked for."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.parts < 1000:
+            self.parts += 1
+            yield b"." * 1024
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
+
+
+def test_no_more_of_a_denial_is_asked_for_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quickly it comes."""
+    monkeypatch.setattr(http, "_BODY_SECONDS", PATIENCE)
+    clock, bodies = SimulatedClock(), [LongBody(), LongBody()]
+
+    def transport(body: LongBody) -> httpx.MockTransport:
+        return httpx.MockTransport(lambda _: httpx.Response(429, stream=body))
+
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=AsyncObeyingTransport(transport(bodies[1]), clock=clock, retries=0)
+        ) as client:
+            return await client.get("http://example.org")
+
+    with httpx.Client(transport=ObeyingTransport(transport(bodies[0]), clock=clock, retries=0)) as client:
+        responses = [client.get("http://example.org"), run(main())]
+    assert [(response.status_code, len(response.content)) for response in responses] == [(429, 65_536)] * 2
+    assert [body.parts for body in bodies] == [64, 64]
 
 
 def test_a_cancelled_request_is_not_taken_for_a_cut_denial() -> None:
