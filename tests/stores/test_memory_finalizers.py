@@ -1,5 +1,6 @@
 """Finalizers that use a limit in the middle of a check, as the garbage collector may run them at any allocation."""
 
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -138,3 +139,17 @@ def test_a_finalizer_never_waits_for_its_own_thread(verb: int) -> None:
 def test_a_finalizer_may_wake_the_thread_that_falls_asleep() -> None:
     waiter = _ThreadWaiter()
     assert finishes(lambda: [interrupt(lambda: waiter.sleep(0.001), waiter.wake, at) for at in ALLOCATIONS])
+
+
+def test_a_thread_that_falls_asleep_may_be_woken_at_every_call_that_it_makes() -> None:
+    """As by a finalizer: since Python 3.12 the garbage collector runs between any two steps."""
+    waiter = _ThreadWaiter()
+
+    def sleep() -> None:
+        sys.setprofile(lambda *_: waiter.wake())
+        try:
+            waiter.sleep(0.001)
+        finally:
+            sys.setprofile(None)
+
+    assert finishes(sleep)
