@@ -219,6 +219,22 @@ def test_no_more_of_a_denial_is_asked_for_than_is_kept(monkeypatch: pytest.Monke
     assert [body.parts for body in bodies] == [64, 64]
 
 
+def test_a_denial_whose_body_hangs_in_a_transport_without_timeouts_is_one() -> None:
+    class Hanging(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"half of it"
+            await asyncio.Event().wait()
+
+    async def main() -> httpx.Response:
+        transport = httpx.MockTransport(lambda _: httpx.Response(429, stream=Hanging()))
+        obeying = AsyncObeyingTransport(transport, clock=SimulatedClock(), retries=0)
+        async with asyncio.timeout(PATIENCE), httpx.AsyncClient(transport=obeying) as client:
+            return await client.get("http://example.org")
+
+    response = run(main())
+    assert (response.status_code, response.text) == (429, "half of it")
+
+
 def test_a_cancelled_request_is_not_taken_for_a_cut_denial() -> None:
     async def main() -> None:
         clock = SimulatedClock()
