@@ -17,6 +17,7 @@ from headgate import (
     ManualClock,
     MemoryStore,
     Outcome,
+    per_day,
     per_minute,
     per_second,
     wait_queue,
@@ -295,6 +296,20 @@ async def test_a_timeout_may_be_longer_than_anything_lasts(timeout: float) -> No
     limiter.check("a")
     assert await asyncio.to_thread(limiter.acquire, "a", timeout=timeout)
     assert await limiter.aacquire("a", timeout=timeout)
+
+
+async def test_a_timeout_may_be_longer_than_anything_lasts_for_those_behind_others_too() -> None:
+    """They sleep until they are first, or until their time is up."""
+    limiter = Limiter(per_day(1))
+    limiter.check("a")
+    waiters = [Waiter(limiter, timeout=1e10) for _ in range(2)]
+    task = asyncio.create_task(limiter.aacquire("a", timeout=1e10))
+    await auntil(lambda: limiter.waiting("a") == 3)
+    limiter.refund("a")
+    for waiter in waiters:
+        assert await asyncio.to_thread(waiter.result)
+        limiter.refund("a")
+    assert await task
 
 
 async def test_a_wait_may_be_longer_than_anything_lasts() -> None:
