@@ -434,6 +434,44 @@ def test_a_forked_process_has_a_store_of_its_own(server: Server) -> None:
     assert parent is False
 
 
+HANGING = """
+import json, os, signal, sys, threading, time
+from headgate import Limiter, per_day
+from headgate.stores.redis import RedisStore
+
+url, server, patience = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+store = RedisStore(url, timeout=patience)
+limiter = Limiter(per_day(10**6), store=store)
+limiter.check("a")
+os.kill(server, signal.SIGSTOP)
+threads = [threading.Thread(target=limiter.check, args=[str(number)]) for number in range(20)]
+for thread in threads:
+    thread.start()
+while len(store._thread_batcher._senders) + len(store._thread_batcher._waiting) < 20:
+    time.sleep(0.001)
+child = os.fork()
+os.kill(server, signal.SIGCONT)
+if child == 0:
+    os._exit(any(limiter.check("child").degraded for _ in range(10)))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_a_process_that_is_forked_while_all_senders_wait_can_send(server: Server) -> None:
+    """The parent's threads, which have sent their requests, are not there to give their turns back."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING, server.url, str(server.pid), "20"],
+        capture_output=True,
+        text=True,
+        timeout=5 * PATIENCE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 ONE_LOOP = """
 import asyncio, os, sys
 from headgate import Limiter, per_day
