@@ -69,6 +69,15 @@ def test_such_a_name_cannot_be_registered(running_hub: StartHub, name: str) -> N
         assert (answer.status_code, answer.json()) == (400, {"error": "bad_agent", "detail": detail})
 
 
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_reserved_name_cannot_be_registered_by_anybody(running_hub: StartHub, name: str) -> None:
+    with running_hub() as hub, hub.http(ADMIN) as admin, hub.http("") as stranger:
+        for client, path in ((admin, "/api/admin/agents"), (stranger, "/api/onboard/register")):
+            answer = client.post(path, json={"agent_id": name})
+            detail = f"agent: expected an id that the hub doesn't use itself, got {name!r}"
+            assert (answer.status_code, answer.json()) == (400, {"error": "reserved", "detail": detail})
+
+
 def test_every_other_name_leads_to_its_agent(running_hub: StartHub, headgate: Command) -> None:
     with running_hub() as hub:
         gate = hub.hub.gate
