@@ -269,6 +269,29 @@ def test_a_hub_without_a_policy_file_survives_sighup(tmp_path: Path) -> None:
         assert hub.stop() == 0
 
 
+STARTING = """
+import os, signal, sys
+from contextlib import contextmanager
+from pathlib import Path
+from headgate.hub import server
+from headgate.hub.settings import HubSettings
+
+@contextmanager
+def listen(settings):
+    os.kill(os.getpid(), signal.SIGHUP)
+    sys.exit(7)
+    yield
+
+server._listen = listen
+server.serve(HubSettings.load({"data": Path(sys.argv[1])}), None, sys.stdout)
+"""
+
+
+def test_a_sighup_does_not_end_a_hub_that_starts(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", STARTING, str(tmp_path)], timeout=PATIENCE, check=False)
+    assert done.returncode == 7
+
+
 def test_a_policy_file_that_became_empty_is_applied_by_an_admin_alone(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
