@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -81,6 +81,60 @@ def test_a_new_file_can_be_opened_by_many_processes_at_once(tmp_path: Path) -> N
             assert [out.readline() for _, out in pipes] == ["opened\n"] * 6
             with closing(SqliteChangeLog(tmp_path / f"{number}.db")) as log:
                 assert len(log.read().changes) == 6
+
+
+def trace(monkeypatch: pytest.MonkeyPatch, path: Path, look: Callable[[str], object]) -> None:
+    """Call a function before each statement on a file. What it raises is ignored."""
+    connect = sqlite3.connect
+
+    def traced(where: Any, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        file = connect(where, *arguments, **options)
+        if where == path:
+            file.set_trace_callback(look)
+        return file
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+
+
+@pytest.mark.parametrize("opened", [SqliteChangeLog, Database])
+def test_nobody_sees_a_file_that_is_half_made(
+    tmp_path: Path, opened: Callable[[Path], Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, connect, seen = tmp_path / "new.db", sqlite3.connect, list[tuple[int, int]]()
+
+    def look(_statement: str) -> None:
+        with closing(connect(path, 0)) as other:
+            (version,) = other.execute("PRAGMA user_version").fetchone()
+            (tables,) = other.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            seen.append((version, tables))
+
+    trace(monkeypatch, path, look)
+    opened(path).close()
+    nothing, whole = dict.fromkeys(seen)
+    assert nothing == (0, 0)
+    assert whole[0] == 1
+    assert whole[1] > 0
+
+
+def test_a_process_that_writes_does_not_keep_another_from_opening_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the journal is switched, SQLite doesn't wait for it by itself."""
+    path, attempts = tmp_path / "new.db", list[str]()
+    writer = sqlite3.connect(path, isolation_level=None)
+
+    def look(statement: str) -> None:
+        if "journal_mode" in statement:
+            attempts.append(statement)
+            if len(attempts) == 1:
+                writer.execute("BEGIN IMMEDIATE")
+            if len(attempts) == 3:
+                writer.close()
+
+    trace(monkeypatch, path, look)
+    with closing(SqliteChangeLog(path)) as log:
+        log.write(Change((exemption("a"),)))
+    assert len(attempts) == 3
 
 
 FIRST_START = """
