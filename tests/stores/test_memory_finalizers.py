@@ -42,7 +42,8 @@ def test_a7_a_denied_check_stays_denied(limits: list[Limit]) -> None:
             assert decision.retry_after == 0, allocation
             assert not apply(store, Verb.PEEK, limits), allocation
         else:
-            assert (decision.remaining, decision.retry_after) == (0, 86_400), allocation
+            assert decision.retry_after == 86_400, allocation
+            assert decision.remaining in (0, 1), "it may know of the refund"
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)

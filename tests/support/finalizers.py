@@ -1,4 +1,4 @@
-"""Garbage whose finalizer runs in the middle of other code."""
+"""Garbage collections in the middle of other code, which do something as finalizers would."""
 
 import gc
 from collections.abc import Callable
@@ -6,20 +6,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-ALLOCATIONS = range(60)
+ALLOCATIONS = range(120)
 """More than any verb makes."""
-
-
-class Garbage:
-    """Calls a function when it is collected, unless it was disarmed."""
-
-    def __init__(self, armed: list[Callable[[], object]]) -> None:
-        self.itself = self
-        self.armed = armed
-
-    def __del__(self) -> None:
-        for then in self.armed:
-            then()
 
 
 def interrupt(work: Callable[[], T], then: Callable[[], object], allocation: int) -> T:
@@ -27,17 +15,22 @@ def interrupt(work: Callable[[], T], then: Callable[[], object], allocation: int
 
     It may not call it at all: since Python 3.12 it doesn't run within compiled code.
     """
-    before, armed = gc.get_threshold(), [then]
+    before, left = gc.get_threshold(), allocation
+
+    def count(phase: str, _info: object) -> None:
+        nonlocal left
+        if phase == "start":
+            left -= 1
+            if left == -1:
+                then()
+
     gc.collect(0)
-    gc.disable()
+    hoard: list[object] = [([], {}) for _ in range(200)]  # so that no freed list or dict is used again
+    gc.callbacks.append(count)
+    gc.set_threshold(-1, 1000, 1000)  # it runs at every allocation, whatever was freed since
     try:
-        Garbage(armed)
-        hoard: list[object] = [([], {}) for _ in range(200)]  # so that no freed list or dict is used again
-        gc.set_threshold(gc.get_count()[0] + allocation, 1000, 1000)
-        gc.enable()
         return work()
     finally:
-        armed.clear()
         gc.set_threshold(*before)
-        gc.enable()
+        gc.callbacks.remove(count)
         del hoard
