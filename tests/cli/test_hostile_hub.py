@@ -1,6 +1,7 @@
 """The commands that call a hub, against servers that answer with anything, or never to the end."""
 
 import gzip
+import inspect
 import json
 import socket
 import ssl
@@ -335,6 +336,15 @@ def test_a_request_is_bounded_in_time_as_a_whole(parts: dict[str, bytes]) -> Non
         assert str(caught.value).endswith("got HTTP status 500; is the address right?")
     else:
         assert str(caught.value).endswith("got: no answer within 0.3 s; is it running? (--hub, HEADGATE_HUB)")
+
+
+def test_ten_seconds_is_the_bound_that_the_docs_name() -> None:
+    """The other tests don't wait for so long."""
+    bounds = [inspect.signature(one).parameters["timeout"].default for one in (HubApi, hub_from)]
+    assert [*bounds, check._WITHIN] == [10.0] * 3
+    docs = (Path(__file__).parents[2] / "docs/cli.md").read_text(encoding="utf-8")
+    assert "A request may take 10 seconds in all" in docs
+    assert "undecided after 10 seconds" in docs
 
 
 @pytest.mark.parametrize("command", ["exempt list", "check"])
