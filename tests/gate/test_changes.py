@@ -31,6 +31,7 @@ from headgate.gate.changes import (
     override,
 )
 from headgate.gate.immutable_map import ImmutableMap
+from headgate.stores.memory import compiled
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 from tests.support.lookups import count_lookups
 from tests.support.valkey import PATIENCE, wait_for
@@ -295,6 +296,25 @@ def test_a_change_builds_one_lookup_and_shares_the_unchanged_part(monkeypatch: p
     gate.set_default("heavy", "30/minute")
     assert gate._lookup.own is after
     assert [gate.capacity(agent, "ws", "heavy") for agent in ("agent-1", "new", "agent-3")] == [7, 30, 5]
+
+
+@pytest.mark.skipif(compiled(), reason="the methods of a compiled class can't be watched")
+def test_a_start_and_a_reload_build_each_map_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agent by agent, each of them would copy a part of the map."""
+    path, updates, update = tmp_path / "headgate.db", list[int](), ImmutableMap.update
+
+    def counted(self: ImmutableMap[Any], changes: Mapping[str, Any]) -> ImmutableMap[Any]:
+        updates.append(len(changes))
+        return update(self, changes)
+
+    with Gate(remember=path) as gate:
+        gate.change([override(f"agent-{number}", "heavy", "5/minute") for number in range(500)])
+    monkeypatch.setattr(ImmutableMap, "update", counted)
+    with Gate(remember=path) as gate:
+        assert updates.count(500) == 2, "the rules in effect, and the limits that a check looks up"
+        gate.reload(Policy(limits={"light": "7/minute"}))
+    assert updates.count(500) == 4
+    assert len(updates) < 20
 
 
 def test_many_edits_update_the_rules_once() -> None:
