@@ -276,6 +276,8 @@ from pathlib import Path
 from headgate.hub import server
 from headgate.hub.settings import HubSettings
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever has started this may ignore it, as nohup does
+
 @contextmanager
 def listen(settings):
     os.kill(os.getpid(), signal.SIGHUP)
