@@ -472,6 +472,42 @@ def test_a_process_that_is_forked_while_all_senders_wait_can_send(server: Server
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
+DRAWN = """
+import os, sys
+from headgate import Limiter, ManualClock, per_day
+from headgate.stores.redis import RedisStore
+
+store = RedisStore(sys.argv[1], timeout=60, draw_ahead=0.5, clock=ManualClock(start=1000))
+limiter = Limiter(per_day(100), store=store)
+
+def passed():
+    return sum([bool(limiter.check("a")) for _ in range(200)])
+
+before = sum([bool(limiter.check("a")) for _ in range(5)])
+drawn = sum([one.tokens for one in store._caches.of("", limiter.limit)._drawn.values()])
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.write(writer, str(passed()).encode())
+    os._exit(0)
+os.wait()
+print(drawn > 20, before + int(os.read(reader, 10)) + passed())
+store.close()
+"""
+
+
+def test_a_forked_process_has_none_of_the_tokens_that_its_parent_has_drawn(server: Server) -> None:
+    """Each of them would use them."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRAWN, server.url],
+        capture_output=True,
+        text=True,
+        timeout=5 * PATIENCE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout) == (0, "True 100\n"), done.stderr
+
+
 ONE_LOOP = """
 import asyncio, os, sys
 from headgate import Limiter, per_day
