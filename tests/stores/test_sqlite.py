@@ -88,7 +88,7 @@ def trace(monkeypatch: pytest.MonkeyPatch, path: Path, look: Callable[[str], obj
     connect = sqlite3.connect
 
     def traced(where: Any, *arguments: Any, **options: Any) -> sqlite3.Connection:
-        file = connect(where, *arguments, **options)
+        file: sqlite3.Connection = connect(where, *arguments, **options)
         if where == path:
             file.set_trace_callback(look)
         return file
