@@ -462,7 +462,7 @@ for thread in threads:
 def test_a_process_that_is_forked_while_all_senders_wait_can_send(server: Server) -> None:
     """The parent's threads, which have sent their requests, are not there to give their turns back."""
     done = subprocess.run(
-        [sys.executable, "-c", HANGING, server.url, str(server.pid), "20"],
+        [sys.executable, "-c", HANGING, server.url, str(server.pid), str(PATIENCE)],
         capture_output=True,
         text=True,
         timeout=5 * PATIENCE,
