@@ -138,7 +138,11 @@ def acquire(
     try:
         return drive(_flow(queues, key, clock, timeout, waiter), carry_out)
     finally:
-        _leave(queues, key, waiter)
+        try:  # written out in both drivers: an interruption at a call before the `try` would keep the place taken
+            queues.leave(key, waiter)
+        except BaseException:
+            queues.leave(key, waiter)
+            raise
 
 
 async def aacquire(
@@ -156,16 +160,11 @@ async def aacquire(
     try:
         return await adrive(_flow(queues, key, clock, timeout, waiter), carry_out)
     finally:
-        _leave(queues, key, waiter)
-
-
-def _leave(queues: WaitQueues, key: str, waiter: Waiter) -> None:
-    """Leave a queue, even if that is interrupted: otherwise nobody behind would ever pass."""
-    try:
-        queues.leave(key, waiter)
-    except BaseException:
-        queues.leave(key, waiter)
-        raise
+        try:  # written out in both drivers: an interruption at a call before the `try` would keep the place taken
+            queues.leave(key, waiter)
+        except BaseException:
+            queues.leave(key, waiter)
+            raise
 
 
 def _flow(queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: Waiter) -> Flow[Step, Decision]:
