@@ -200,3 +200,46 @@ os._exit(0)
 
 def test_a_signal_during_a_fork_leaves_no_lock_behind() -> None:
     assert output(INTERRUPTED) == "True [True]"
+
+
+IN_USE = """
+import tempfile
+from headgate.gate.changes import exemption
+from headgate.stores.base import Change
+from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
+
+log = SqliteChangeLog(tempfile.mkdtemp() + "/changes.db")
+taken, forked, waited = threading.Event(), threading.Event(), []
+
+def use():
+    with log._lock:
+        taken.set()
+        waited.append(not forked.wait(30))
+
+user = threading.Thread(target=use, daemon=True)
+user.start()
+taken.wait()
+
+def refused():
+    try:
+        log.read()
+    except ChangeLogError as error:
+        return fork(refused_again) and "restart this process" in str(error)
+
+def refused_again():
+    try:
+        log.write(Change((exemption("a"),)))
+    except ChangeLogError:
+        log.close()
+        return True
+
+print(fork(refused))
+forked.set()
+user.join()
+print(waited, log.write(Change((exemption("a"),))), fork(lambda: log.read().position == 1))
+"""
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_uses_the_change_log_for_long() -> None:
+    """The child can't have a connection beside the parent's, which it can't close; so it says that it has none."""
+    assert output(IN_USE).splitlines() == ["True", "[False] 1 True"]

@@ -42,6 +42,8 @@ _START: Final = -(2**62)
 _BUSY_TIMEOUT: Final = 5.0  # seconds to wait for other processes
 _POLL: Final = 1.0  # seconds until a change of another process is seen
 
+_FORKED_IN_USE: Final = "expected a fork while no thread used the change log; restart this process"
+
 _log = logging.getLogger("headgate")
 
 _DISK: Final = (
@@ -182,7 +184,10 @@ class SqliteChangeLog:
         self._suspended = False  # by a fork, until it is used again
         self._opened = 1  # how often
         self._closed = False
+        self._forked_in_use = False  # the last fork found a thread that used the connection
+        self._unusable = False  # in a process that was forked like that
         before_fork(self)
+        after_fork(self)
 
     def _open(self) -> sqlite3.Connection:
         return open_file(self._path, "a change log", _FORMAT, _SCHEMA, ChangeLogError, _add_columns)
@@ -192,6 +197,8 @@ class SqliteChangeLog:
         """Use the connection."""
         nested = self._lock._is_owned()  # type: ignore[attr-defined]  # by a finalizer
         with self._lock:
+            if self._unusable:
+                raise ChangeLogError(f"{self._path}: {_FORKED_IN_USE}")
             if self._suspended:
                 self._file, self._suspended = self._open(), False
                 self._opened += 1
@@ -200,11 +207,23 @@ class SqliteChangeLog:
             yield
 
     def _before_fork(self) -> None:
-        """SQLite's connections must not cross a fork: beside one of the parent, the child's own would take no locks."""
-        with self._lock:
-            if not self._closed:
+        """SQLite's connections must not cross a fork: beside one of the parent, the child's own would take no locks.
+
+        A connection that another thread uses for longer than a fork waits is left to it, and the child has none.
+        """
+        self._forked_in_use = not self._lock.acquire(blocking=False)
+        if self._forked_in_use:
+            _log.error("%s: a forked process can't use the change log: a thread used it during the fork", self._path)
+            return
+        try:
+            if not self._closed and not self._unusable:
                 self._file.close()
                 self._suspended = True
+        finally:
+            self._lock.release()
+
+    def _after_fork(self) -> None:
+        self._unusable = self._unusable or self._forked_in_use
 
     def read(self, after: int = 0) -> LogPage:
         with self._transaction("the changes can't be read", "BEGIN"):
@@ -257,7 +276,8 @@ class SqliteChangeLog:
             self._follower.stop()
         with self._lock:
             self._closed, self._suspended = True, False
-            self._file.close()
+            if not self._unusable:  # else a thread of the parent may have held its locks
+                self._file.close()
 
     def _rows(self, after: int) -> list[dict[str, Any]]:
         return [dict(zip(_COLUMNS, row, strict=True)) for row in self._file.execute(_READ, (after,))]
