@@ -243,3 +243,25 @@ print(waited, log.write(Change((exemption("a"),))), fork(lambda: log.read().posi
 def test_a_fork_does_not_wait_for_a_thread_that_uses_the_change_log_for_long() -> None:
     """The child can't have a connection beside the parent's, which it can't close; so it says that it has none."""
     assert output(IN_USE).splitlines() == ["True", "[False] 1 True"]
+
+
+GENERATION = """
+from headgate import RedisStore
+
+generation = RedisStore("redis://127.0.0.1:1").generation
+taken = threading.Event()
+
+def see():
+    with generation._lock:
+        taken.set()
+        time.sleep(60)
+
+threading.Thread(target=see, daemon=True).start()
+taken.wait()
+print(fork(lambda: generation._lock.acquire(blocking=False)))
+os._exit(0)
+"""
+
+
+def test_a_child_finds_the_generation_of_the_store_unlocked() -> None:
+    assert output(GENERATION) == "True"

@@ -1,12 +1,12 @@
 """The generation of a server's data: a random id, by which hubs see that the data is lost or another's."""
 
-import threading
 from collections.abc import Callable
 from operator import lt
 from typing import Any, Final
 from uuid import uuid4
 
 from headgate.errors import StoreAway, StoreLost
+from headgate.lifecycle import new_lock
 from headgate.stores.base import DataAge
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.protocol import FORMAT, admin_prefix
@@ -50,7 +50,7 @@ class RedisGeneration:
         self._expected = ""
         self.seen = DataAge()
         self._reason = ""
-        self._lock: Final = threading.Lock()  # changes are read and written by threads
+        self._lock: Final = new_lock()  # changes are read and written by threads
 
     @property
     def expected(self) -> str:
