@@ -300,6 +300,26 @@ def test_changes_are_followed_as_soon_as_a_thread_can_be_started(
         wait_for(lambda: gate.capacity("a", "ws", "heavy") == 5, "the change")
 
 
+def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once(
+    server: Server, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore(server.url, timeout=PATIENCE)
+    changes = store.change_log()
+    try:
+        changes.follow(lambda _: None)
+    finally:
+        no_threads()
+    caplog.clear()
+    for part in (store, changes):  # as in the child
+        part._after_fork()
+    Limiter(per_minute(1), store=store).check("forked")
+    changes._start()
+    assert not caplog.records
+    assert not store._startup._unstarted
+    changes.close()
+    store.close()
+
+
 def test_a_gate_whose_thread_never_started_can_be_closed(server: Server, no_threads: Callable[[], None]) -> None:
     try:
         Gate(store=RedisStore(server.url, timeout=PATIENCE)).close()

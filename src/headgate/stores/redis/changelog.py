@@ -91,9 +91,9 @@ class RedisChangeLog:
         after_fork(self)  # after the listener: in a forked process the thread calls it at once
 
     def _start(self) -> None:
-        """Start the thread; if it can't be started, later."""
+        """Start the thread, unless it was started before; if it can't be started, later."""
         follower = self._follower
-        if follower is not None:
+        if follower is not None and follower.ident is None:
             try:
                 follower.start()
             except RuntimeError as error:

@@ -49,6 +49,10 @@ class Startup:
             self._start_at = time.monotonic() + _START_AFTER
             self.done = False
 
+    def after_fork(self) -> None:
+        """In a forked process: what has threads starts its own, and what the parent has left to start is not here."""
+        self._unstarted.clear()
+
     def run(self) -> Flow[None, None]:
         """Do what is left. One caller does, and the others don't wait. Its one step has the result of INFO."""
         with self._lock:

@@ -462,7 +462,7 @@ class RedisStore(Closable):
         """In a forked process: replace what can't be shared with the parent."""
         self._parents.append(dict(self._loop_batchers))  # kept alive, like the parent's clients
         self._loop_batchers.clear()
-        for part in (self._clients, self._thread_batcher, self._caches, self._flusher):
+        for part in (self._clients, self._startup, self._thread_batcher, self._caches, self._flusher):
             if part is not None:
                 part.after_fork()
 
