@@ -405,6 +405,17 @@ def test_a_page_is_written_to_files_only(log: str, tmp_path: Path, capsys: pytes
         assert out.err.startswith(f"--html: expected a file, got {bad}")
 
 
+@pytest.mark.parametrize("name", ["page.html", "new.html"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_replay(
+    page: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: path != page.parent)  # root may write everywhere
+    target = page.with_name(name)
+    assert run("a log that the replay would not find", "--html", str(target)) == 1
+    expected = f"--html: expected a file in a folder that may be written, got {target}\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_a_page_is_written_as_a_whole_or_not_at_all(
     log: str, page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

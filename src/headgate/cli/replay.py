@@ -155,12 +155,12 @@ def _target(name: str, inputs: Sequence[str | int]) -> Path:
             raise HeadgateError(f"--html: expected a file, got {name}, which is a device, a pipe or a circular link")
         if any([_is_same(target, one) for one in inputs]):
             raise HeadgateError(f"--html: expected a file other than the logs and policies, got {name}")
-        if not os.access(target, os.W_OK):
-            raise HeadgateError(f"--html: expected a file that may be written, got {name}")
     except FileNotFoundError:
         pass
     except OSError as error:
         raise HeadgateError(f"--html: expected a file, got {name}: {error.strerror}") from error
+    if not os.access(target.parent, os.W_OK | os.X_OK):  # the page is a new file there, which replaces the old one
+        raise HeadgateError(f"--html: expected a file in a folder that may be written, got {name}")
     return target
 
 
