@@ -46,8 +46,8 @@ class Subject(NamedTuple):
 # Subjects ------------------------------------------------------------------------------------------------------------
 
 
-def _checks(check: Callable[[str], object]) -> Round:
-    keys = shuffled(names(_KEYS), 30_000)
+def _checks(check: Callable[[str], object], count: int = 30_000) -> Round:
+    keys = shuffled(names(_KEYS), count)
 
     def run() -> int:
         for key in keys:
@@ -68,14 +68,7 @@ def _gate(limit: str) -> Round:
 
 
 def _thread(url: str) -> Round:
-    limiter, keys = Limiter(_MUCH, store=RedisStore(url, timeout=10)), shuffled(names(_KEYS), 500)
-
-    def run() -> int:
-        for key in keys:
-            limiter.check(key)
-        return len(keys)
-
-    return run
+    return _checks(Limiter(_MUCH, store=RedisStore(url, timeout=10)).check, 500)
 
 
 def _tasks(url: str) -> Round:
@@ -178,20 +171,22 @@ def compare(package: Path, subject: str, rounds: int, url: str) -> tuple[float, 
         return min(old.times), min(new.times)
 
 
-def hub_rows(package: Path, rounds: int) -> Iterator[tuple[str, float, float]]:
-    """The same for a hub: processor time per message."""
+def hub_rows(package: Path, rounds: int, only: str) -> Iterator[tuple[str, float, float]]:
+    """The same for a hub, for each workload whose name contains `only`: processor time per message."""
     from benchmarks import hub_load, hub_suite
 
-    with _python_path(package):
-        starting = hub_suite.hub(Gate, hub_load.CONNECTIONS)
-        old, _ = starting.__enter__()
-    try:
-        with hub_suite.hub(Gate, hub_load.CONNECTIONS) as (new, _):
-            for what in hub_load.WORKLOADS:
-                pair = hub_load.load(what, old, new, rounds, 0.1)
-                yield f"hub, {what}", _cost(pair.gated), _cost(pair.ungated)
-    finally:
-        starting.__exit__(None, None, None)
+    subjects = {f"hub, {what}": what for what in hub_load.WORKLOADS}
+    chosen = [subject for subject in subjects if only in subject]
+    if not chosen:
+        return
+    with ExitStack() as stack:
+        with _python_path(package):
+            old, _ = stack.enter_context(hub_suite.hub(Gate, hub_load.CONNECTIONS))
+        new, _ = stack.enter_context(hub_suite.hub(Gate, hub_load.CONNECTIONS))
+        for subject in chosen:
+            print(f"{subject} …", file=sys.stderr, flush=True)
+            pair = hub_load.load(subjects[subject], old, new, rounds, 0.1)
+            yield subject, _cost(pair.gated), _cost(pair.ungated)
 
 
 def _cost(rounds: list[hub_report.Round]) -> float:
@@ -219,6 +214,8 @@ def main() -> int:
     if options.measure:
         measure_rounds(SUBJECTS[options.measure], options.url)
         return 0
+    if options.package is None:
+        parser.error("the following arguments are required: --package")
     from benchmarks.redis_suite import server
 
     rows = []
@@ -227,9 +224,7 @@ def main() -> int:
             if options.only in subject:
                 print(f"{subject} …", file=sys.stderr, flush=True)
                 rows.append((subject, *compare(options.package, subject, options.rounds, url)))
-    if options.only in "hub":
-        print("hub …", file=sys.stderr, flush=True)
-        rows.extend(hub_rows(options.package, options.rounds))
+    rows.extend(hub_rows(options.package, options.rounds, options.only))
     cells = [[what, number(old), number(new), f"{new / old - 1:+.1%}"] for what, old, new in rows]
     print(table(["ns per operation, best round", "other version", "present version", "change"], cells))
     slower = [what for what, old, new in rows if new > old * MOST]
