@@ -182,6 +182,24 @@ async def test_an_address_that_moves_to_another_master_is_followed(kind: str) ->
             assert client.keys("*") == [b"headgate:{b}b1:3/day:"]
 
 
+@pytest.mark.parametrize("call", [lambda store: store.change_log().read(), lambda store: store.clear("a", per_day(1))])
+def test_a_thread_that_meets_a_read_only_server_renews_the_client(
+    call: Callable[[RedisStore], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a task does: the server was a master when the client was made."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise redis.ReadOnlyError("You can't write against a read only replica.")
+
+    for name in ("eval", "scan_iter"):
+        monkeypatch.setattr(redis.Redis, name, refuse)
+    with RedisStore("redis://127.0.0.1:1") as store:
+        before = store._clients.client()
+        with pytest.raises(StoreAway, match="ReadOnlyError"):
+            call(store)
+        assert store._clients.client() is not before
+
+
 def test_a_unix_socket(tmp_path: Path) -> None:
     with Server("--unixsocket", str(tmp_path / "s")):
         with RedisStore(f"unix://{tmp_path}/s") as store:

@@ -139,15 +139,21 @@ class Clients:
     def exchange(self, commands: list[Command]) -> list[Reply]:
         """Have commands carried out for a thread: one reply to each, which may be an error."""
         connections = self._connections
-        client = self._client if connections is None else connections.client
         try:
-            if connections is not None and len(commands) == 1:
+            if connections is None or len(commands) > 1:
+                return self.call(lambda client: self._send(client, commands), timeouts=1)
+            try:
                 return [connections.call(commands[0])]
-            replies = self.call(lambda client: _send(client, commands), timeouts=1)
+            except STALE_CLIENT:
+                self.renew(connections.client)
+                raise
         except ERRORS as error:
-            replies = [error] * len(commands)
+            return [error] * len(commands)
+
+    def _send(self, client: Client, commands: list[Command]) -> list[Reply]:
+        replies = _send(client, commands)
         if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
-            self.renew(self._client if client is None else client)
+            self.renew(client)
         return replies
 
     async def aexchange(self, commands: list[Command]) -> list[Reply]:
@@ -165,17 +171,27 @@ class Clients:
             self._arenew(client)
         return replies
 
-    def call(self, work: Callable[[Client], T], timeouts: int = _CALL_TIMEOUTS) -> T:
+    def call(self, work: Callable[[Client], T], timeouts: int | None = _CALL_TIMEOUTS) -> T:
         """Have something done with the client for threads, within so many timeouts if the client was made here.
 
-        An application's pool that has no free connection is waited for; `StoreAway`, if that takes too long.
+        None is no bound. An application's pool that has no free connection is waited for; `StoreAway`, if that takes
+        too long.
         """
+
+        def attempt() -> T:
+            client = self.client()  # it may connect
+            try:
+                return work(client)
+            except STALE_CLIENT:
+                self.renew(client)
+                raise
+
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                if not self._owned:
-                    return work(self.client())
-                return self._bounded.call(lambda: work(self.client()), timeouts * self._timeout)
+                if timeouts is None or not self._owned:
+                    return attempt()
+                return self._bounded.call(attempt, timeouts * self._timeout)
             except redis.ConnectionError as error:
                 if not _is_pool_exhausted(error):
                     raise
@@ -270,7 +286,7 @@ class Clients:
             for one in [*retired, *([] if client is None else [client])]:
                 await _aclose(one)
 
-    def renew(self, client: Client | None) -> None:
+    def renew(self, client: Client) -> None:
         """Make another client than this one for the next call: it knows a master that no longer is one.
 
         Calls that are under way on it finish.

@@ -340,12 +340,15 @@ class RedisStore(Closable):
     def _drop(self, clients: Clients, patterns: list[bytes]) -> Counter[str]:
         """Drop the keys that match patterns, and count those of limits by the limiter's name."""
         dropped = Counter[str]()
-        try:
-            client = clients.client()
+
+        def drop(client: Client) -> None:
             for pattern in patterns:
                 for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
                     if client.unlink(key):
                         dropped.update(self.keys.limiter_of(key))
+
+        try:
+            clients.call(drop, timeouts=None)
         except ERRORS as error:
             raise StoreAway(describe_error(error)) from error
         return dropped
