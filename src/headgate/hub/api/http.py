@@ -84,7 +84,7 @@ class ApiResponse(msgspec.Struct):
 class Caller:
     """The sender of a request, known by its token."""
 
-    def __init__(self, token: str = "", agent: str = "", *, admin: bool = False, viewer: bool = False) -> None:
+    def __init__(self, *, token: str = "", agent: str = "", admin: bool = False, viewer: bool = False) -> None:
         self.token, self.agent, self.admin, self.viewer = token, agent, admin, viewer
         self.known: Final = bool(agent) or admin or viewer
 
@@ -169,7 +169,10 @@ class Api:
         if caller.agent and revocations != self._registry.revocations:  # the body may have taken half a minute
             await self._authenticate_again(caller)
         by = caller.agent or (f"admin at {address}" if caller.admin else "")
-        answer = await route.handler(Call(caller.agent, caller.token, by, caller.admin, parts, query, body))
+        call = Call(
+            agent=caller.agent, token=caller.token, by=by, admin=caller.admin, parts=parts, query=query, body=body
+        )
+        answer = await route.handler(call)
         if isinstance(answer, ApiResponse):
             return answer
         return ApiResponse(route.status, _encoder.encode(answer), limit_headers)
@@ -201,11 +204,11 @@ class Api:
 
         async def look_up() -> Caller | None:
             if self._tokens.is_admin(token):
-                return Caller(token, admin=True)
+                return Caller(token=token, admin=True)
             if self._tokens.is_viewer(token):
-                return Caller(token, viewer=True)
+                return Caller(token=token, viewer=True)
             agent = await self._registry.owner(token)
-            return None if agent is None else Caller(token, agent)
+            return None if agent is None else Caller(token=token, agent=agent)
 
         found = await self._authentication.attempt(address, look_up)
         if isinstance(found, Caller):

@@ -26,7 +26,7 @@ class Who(Enum):
     ADMIN = "the admin"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Call:
     """One request, authenticated, admitted by the gate and decoded."""
 
