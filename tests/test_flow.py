@@ -1,11 +1,13 @@
 """Flows: written once, driven by threads and by event loops."""
 
 import asyncio
+import re
 from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
+from headgate import Gate, HeadgateError
 from headgate.flow import Flow, adrive, drive
 
 Driver = Callable[[Flow[Any, Any], Callable[[Any], Any]], Any]
@@ -93,3 +95,17 @@ def test_a_task_that_is_cancelled_ends_its_flow() -> None:
 
     asyncio.run(scenario())
     assert ended == ["cancelled"]
+
+
+def test_a_twin_in_a_thread_needs_an_event_loop_of_asyncio() -> None:
+    """Under trio there is none."""
+    coroutine = Gate().aset_override("a", "heavy", "5/minute")
+    expected = (
+        "Gate.aset_override: expected a running event loop of asyncio, got none; under trio, call the synchronous "
+        "methods (`set_override`, not `aset_override`) in a thread: "
+        "await trio.to_thread.run_sync(gate.set_override, ...)"
+    )
+    with pytest.raises(HeadgateError, match=re.escape(expected)):
+        coroutine.send(None)
+    with pytest.raises(HeadgateError, match=r"Gate\.aclose: expected a running event loop of asyncio"):
+        Gate().aclose().send(None)

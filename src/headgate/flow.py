@@ -18,6 +18,8 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+from headgate.errors import HeadgateError
+
 Step = TypeVar("Step")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -68,12 +70,26 @@ async def adrive(
         return result
 
 
+def no_event_loop(what: str, method: str) -> HeadgateError:
+    """The error for a caller without an event loop of asyncio, as under trio; `method` is the one to call instead."""
+    name = method.rpartition(".")[2]
+    return HeadgateError(
+        f"{what}: expected a running event loop of asyncio, got none; under trio, call the synchronous methods "
+        f"(`{name}`, not `a{name}`) in a thread: await trio.to_thread.run_sync({method}, ...)"
+    )
+
+
 def in_thread(verb: Callable[Arguments, Result]) -> Callable[Arguments, Coroutine[Any, Any, Result]]:
     """The async twin of a method that waits for a disk or a server: it does so in a thread."""
 
     @wraps(verb)
     async def twin(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        own: Callable[..., Result] = getattr(args[0], verb.__name__)  # a subclass may have overridden the verb
+        owner, name = type(args[0]).__name__, verb.__name__
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise no_event_loop(f"{owner}.a{name}", f"{owner.lower()}.{name}") from None
+        own: Callable[..., Result] = getattr(args[0], name)  # a subclass may have overridden the verb
         return await asyncio.to_thread(own, *args[1:], **kwargs)
 
     twin.__name__ = f"a{verb.__name__}"

@@ -16,8 +16,7 @@ from contextlib import suppress
 from math import inf
 from typing import Final, Protocol, TypeAlias
 
-from headgate.errors import HeadgateError
-from headgate.flow import Flow, adrive, drive
+from headgate.flow import Flow, adrive, drive, no_event_loop
 from headgate.lifecycle import after_fork, new_lock
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
@@ -213,10 +212,7 @@ class _TaskWaiter:
         try:
             self.loop: Final = asyncio.get_running_loop()
         except RuntimeError:
-            raise HeadgateError(
-                "aacquire: expected a running event loop of asyncio, got none; under trio, call acquire in a thread: "
-                "await trio.to_thread.run_sync(limiter.acquire, key)"
-            ) from None
+            raise no_event_loop("aacquire", "limiter.acquire") from None
         self._woken = asyncio.Event()
 
     def wake(self) -> None:

@@ -1,6 +1,5 @@
 """Gate: the policy, applied. What an agent platform calls."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -495,8 +494,10 @@ class Gate(GateChecks, Closable):
         if self._owns_store:
             close_store(self._store)
 
+    _close_in_thread = in_thread(close)
+
     async def aclose(self) -> None:
-        await asyncio.to_thread(self.close)
+        await self._close_in_thread()
         if self._owns_store:
             await aclose_store(self._store)
 

@@ -37,6 +37,7 @@ from redis.exceptions import (
 )
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
+from headgate.flow import no_event_loop
 from headgate.lifecycle import new_lock
 from headgate.stores.redis.bounded_calls import BoundedCalls
 from headgate.stores.redis.connection_cache import ConnectionCache
@@ -258,7 +259,8 @@ class Clients:
             if self._make_async is None:
                 raise HeadgateError(
                     "RedisStore: expected a client for asyncio, got only one for threads; "
-                    "pass both, as RedisStore((client, asyncio_client)), or call the verbs without an a"
+                    "pass both, as RedisStore((client, asyncio_client)), or call the synchronous methods "
+                    "(`check`, not `acheck`)"
                 )
             found = self._by_loop[loop] = self._make_async()
             if loop not in self._closers:
@@ -347,10 +349,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise HeadgateError(
-            "RedisStore: expected a running event loop of asyncio, got none; under trio, call the verbs without an a "
-            "in a thread: await trio.to_thread.run_sync(limiter.check, key)"
-        ) from None
+        raise no_event_loop("RedisStore", "limiter.check") from None
 
 
 def _send(client: Client, commands: list[Command]) -> list[Reply]:
