@@ -337,10 +337,16 @@ class AgentDirectory(Protocol):
         """
 
     async def replace(self, agent: str, digest: bytes | None, known: bytes | None = None) -> ReplaceOutcome:
-        """Give an agent another digest, or none.
+        """Give an agent another digest, or none: that revokes its token. An agent that isn't registered is "unknown".
 
-        With a `known` digest only in place of that: otherwise the agent has an "other", or none ("revoked"). Without it
-        in place of any or none; but none in place of none is "revoked".
+            known   the agent's digest   outcome
+            given   equal                "done"
+            given   another              "other"
+            given   none                 "revoked"
+            None    any                  "done"
+            None    none                 "done"; "revoked" if `digest` is None too
+
+        Only "done" changes anything.
         """
 
     async def verify(self, agent: str, digest: bytes) -> bool: ...
