@@ -52,3 +52,18 @@ def test_bad_times_are_refused(bad: Any) -> None:
             call()
         assert str(caught.value) == f"{where}: expected a number of seconds, 0 or more, got {bad!r}"
     assert clock.now() == 0
+
+
+@pytest.mark.parametrize(
+    ("digits", "shown"), [(10, r"10000000000\.0"), (400, r"10{96}\.\.\."), (5000, "an int of thousands of digits")]
+)
+def test_a_time_that_no_clock_reaches_is_refused(digits: int, shown: str) -> None:
+    """Also one that is no float."""
+    seconds = 10**digits
+    expected = f"ManualClock: expected a time from 0 to 9007199254 seconds, got {shown}"
+    with pytest.raises(InvalidInput, match=expected):
+        ManualClock(seconds)
+    with pytest.raises(InvalidInput, match=expected):
+        ManualClock().advance(seconds)
+    with pytest.raises(InvalidInput, match="ManualClock: expected a time"):
+        ManualClock().step_back(seconds)

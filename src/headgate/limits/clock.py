@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from headgate.errors import refuse
 from headgate.lifecycle import new_lock
 from headgate.limits.numbers import LARGEST, Number, microseconds
+
+_BEYOND: Final = 10**308  # where floats end
 
 
 class Clock(Protocol):
@@ -74,7 +76,8 @@ class ManualClock:
 
     def _set(self, now: int) -> None:
         if not 0 <= now <= LARGEST:
-            refuse("ManualClock", f"a time from 0 to {LARGEST // 1_000_000} seconds", now / 1_000_000)
+            seconds = now / 1_000_000 if abs(now) < _BEYOND else now // 1_000_000
+            refuse("ManualClock", f"a time from 0 to {LARGEST // 1_000_000} seconds", seconds)
         with self._lock:
             self._now = now
             due = [wake for when, wake in self._alarms if when <= now]
