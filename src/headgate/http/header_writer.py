@@ -10,10 +10,9 @@ from headgate.http.headers import EPOCH, LARGEST, Dialect
 from headgate.http.structured_fields import format_string
 from headgate.limits.decision import DENY, NEVER, Decision, Limit
 from headgate.limits.sliding_window import SlidingWindow
-from headgate.limits.token_bucket import TokenBucket
+from headgate.limits.token_bucket import LONGEST, TokenBucket
 
 _SECOND: Final[i64] = 1_000_000
-_LONGEST: Final[i64] = 2**53 - 1  # microseconds: longer times are counted as this
 _LARGEST_RESET: Final[i64] = EPOCH - 1  # seconds in X-RateLimit-Reset: more would be taken for a moment
 _MOST_LIMITS: Final = 1024  # limits may be made for each of many agents
 
@@ -88,7 +87,7 @@ def reset_seconds(decision: Decision) -> i64:
         return NEVER if wait == NEVER else whole_seconds(wait)
     if decision._remaining:
         return whole_seconds(decision._reset)
-    if decision._reset == _LONGEST:  # at least: when the next one passes isn't known, but it is within one token's time
+    if decision._reset == LONGEST:  # at least: when the next one passes isn't known, but it is within one token's time
         return _seconds_of_one(decision._limit)
     return whole_seconds(decision._reset - i64(_refill_after_first(decision._limit)))
 
@@ -111,9 +110,9 @@ def _refill_after_first(limit: Limit) -> int:
 def _seconds_of_one(limit: Limit) -> int:
     """Whole seconds, rounded up, in which one token comes back."""
     if not isinstance(limit, TokenBucket):
-        return int(whole_seconds(_LONGEST))
+        return int(whole_seconds(LONGEST))
     _, refill, per = limit.fields()
-    return min(ceil(per / refill), int(whole_seconds(_LONGEST)))
+    return min(ceil(per / refill), int(whole_seconds(LONGEST)))
 
 
 def _window(limit: Limit) -> str:

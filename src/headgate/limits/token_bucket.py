@@ -19,7 +19,7 @@ from headgate.limits.numbers import LARGEST, Number, decimal_text, not_decimal, 
 
 _TICKS: Final = tuple(10**exponent for exponent in range(7))
 _DEBT: Final[i64] = 2**53 - 1  # units
-_LONGEST: Final[i64] = 2**53 - 1  # microseconds, 285 years: no clock runs that long, and no wait is longer
+LONGEST: Final[i64] = 2**53 - 1  # microseconds, 285 years: no clock runs that long, and no wait is longer
 
 
 @mypyc_attr(acyclic=True)
@@ -139,7 +139,7 @@ class TokenBucket(Limit):
         if missing <= 0:
             return 0
         ticks = (missing + self._gain - 1) // self._gain
-        until = _LONGEST if ticks >= self._most_ticks else ticks * self._tick
+        until = LONGEST if ticks >= self._most_ticks else ticks * self._tick
         return self._from_now(min(until, self._to_full(state.level)), state, now)
 
     def _to_full(self, level: i64) -> i64:
@@ -147,14 +147,14 @@ class TokenBucket(Limit):
         missing = self._full - level
         ticks = missing // self._gain
         if ticks >= self._most_ticks:
-            return _LONGEST
+            return LONGEST
         rest = missing - ticks * self._gain
         if rest == 0:
             return ticks * self._tick
         return ticks * self._tick + (rest * self._tick + self._gain - 1) // self._gain
 
     def _from_now(self, span: i64, state: BucketState, now: i64) -> i64:
-        return span if span == _LONGEST else max(span - (now - state.stamp), 0)
+        return span if span == LONGEST else max(span - (now - state.stamp), 0)
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, BucketState)
