@@ -253,7 +253,7 @@ def test_a_number_of_thousands_of_digits_is_a_mistake(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text(f"[hub]\nport = 0x{'f' * 5000}\n")
     assert mistakes({}, {}, file) == [
-        "hub.port: expected a whole number from 0 to 65535, got 'an int of thousands of digits'"
+        "hub.port: expected a whole number from 0 to 65535, got an int of thousands of digits"
     ]
 
 

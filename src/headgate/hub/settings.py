@@ -230,12 +230,13 @@ def _read(
     about: Mapping[str, Any], given: Any, place: str, values: dict[str, Any], name: str, mistakes: list[str]
 ) -> None:
     expected, parse = about["parser"]
-    text = "an int of thousands of digits"
+    shown = "an int of thousands of digits"
     try:
-        text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
+        text = ",".join(map(str, given)) if isinstance(given, list) else str(given)  # too many digits: ValueError
+        shown = repr(text)
         values[name] = parse(text)
     except (ValueError, KeyError):
-        mistakes.append(f"{place}: expected {expected}" + (f", got {text!r}" if about["shown"] else ""))
+        mistakes.append(f"{place}: expected {expected}" + (f", got {shown}" if about["shown"] else ""))
 
 
 def _table(config: Path) -> Mapping[str, Any]:
