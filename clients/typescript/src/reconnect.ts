@@ -190,7 +190,7 @@ function refusal({ status, body }: HttpAnswer): RelayError | undefined {
   } catch {
     // It is the body of another server.
   }
-  return new RelayError(`status_${status}`, "expected a hub's relay there; is that its address?");
+  return new RelayError(`status_${status}`, "no hub answers at this address; check the URL");
 }
 
 /** The wait that `Retry-After` asks for, in seconds or by a date; undefined if it is neither. */

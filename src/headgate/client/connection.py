@@ -67,7 +67,7 @@ class Disconnected:
 
 
 class _Connection(ClientConnection):
-    """Doesn't wait for ever until the hub hangs up after it has closed."""
+    """Aborts the TCP connection if the hub doesn't close it within `_CLOSE_TIMEOUT` of the closing handshake."""
 
     _closing = False
 
@@ -429,7 +429,7 @@ class ReconnectingClient(Generic[T]):
     def _explain_status(self, refusal: InvalidStatus) -> str:
         answer = refusal.response
         if answer.status_code not in _TRY_AGAIN and answer.status_code < 500:
-            error, detail = f"status_{answer.status_code}", "expected a hub's socket there; is that its address?"
+            error, detail = f"status_{answer.status_code}", "no hub answers at this address; check the URL"
             with suppress(ValueError, KeyError, TypeError, RecursionError):  # the body of another server
                 body = json.loads(answer.body)
                 error, detail = str(body["error"]), str(body["detail"])

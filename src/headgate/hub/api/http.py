@@ -38,7 +38,7 @@ _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
 )
 
-_NOBODYS: Final = "the token in the Authorization header is nobody's"
+_UNKNOWN_CALLER: Final = "the token in the Authorization header is unknown or was revoked"
 USED_UP: Final = "the allowance of your network address is used up, perhaps by somebody else who shares it"
 
 _encoder: Final = msgspec.json.Encoder()
@@ -215,12 +215,12 @@ class Api:
             return found
         if not found:
             raise RequestDenied(found, self._gate.tier_of("http", action), by_address=True)
-        raise RequestError(401, "unauthorized", _NOBODYS)
+        raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
 
     async def _authenticate_again(self, caller: Caller) -> None:
         """Refuse an agent whose token has become invalid since it was authenticated."""
         if await self._registry.owner(caller.token) != caller.agent:
-            raise RequestError(401, "unauthorized", _NOBODYS)
+            raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
 
     async def _check(self, agent: str, action: str, address: str) -> Headers:
         """Check a request of an agent, or of an unknown caller by its address; the headers about an agent's limit."""
