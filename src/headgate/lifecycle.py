@@ -71,10 +71,10 @@ def before_fork(one: Suspendable) -> None:
 
 
 def new_lock() -> threading.RLock:
-    """A lock of an object's state that finalizers and forks may meet.
+    """A reentrant lock that is safe with finalizers and forks.
 
-    It is reentrant: the garbage collector may run a finalizer in the thread that holds it. A fork waits until no other
-    thread holds it, so that the child finds the state whole, but for a second at most; in the child it is free.
+    The garbage collector may run a finalizer in the thread that holds it. A fork waits up to one second for its holder;
+    in the child it is free.
     """
     lock = threading.RLock()
     number = id(lock)

@@ -9,7 +9,7 @@ from headgate.cli.terminal import Cell, Column, ProgressLine, print_error, print
 from headgate.errors import HeadgateError, InvalidInput
 
 _MOST: Final = 1000  # agents that a hub lists at once
-_MOST_REGISTERED: Final = 1_000_000  # more are not the answer of a hub
+_MOST_REGISTERED: Final = 1_000_000  # bound against a faulty server
 
 
 def add(commands: Commands) -> None:

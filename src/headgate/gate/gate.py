@@ -424,10 +424,10 @@ class Gate(GateChecks, Closable):
             _log.warning("%s", error)
 
     def _drop_edited(self, after: Lookup, edits: Sequence[Edit]) -> None:
-        """Let agents begin with full buckets under edited limits.
+        """Drop the buckets of edited limits, so that agents begin with full ones.
 
-        It is done first, so that listeners find them empty: they may be left from a time when that limit was in effect.
-        No check uses them until the switch, except where a limit stays the same.
+        Some may be left from an earlier time when the limit was in effect. They are dropped before the switch, so that
+        listeners don't find them. No check uses them until then, except where a limit stays the same.
         """
         for agent in after.changed & {edit.agent for edit in edits if edit.kind != "session"}:
             self._drop_buckets(after, agent)
