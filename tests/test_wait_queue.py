@@ -260,7 +260,7 @@ def test_a_task_whose_loop_was_closed_is_not_in_line() -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_loop_that_is_closed_delays_nobody_behind_its_task(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither threads nor tasks, wherever it is in line, though nobody is told."""
-    monkeypatch.setattr(wait_queue, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(wait_queue, "_RECHECK_AFTER", 0.01)
     limiter, clock = limiter_and_clock(burst=4)
     limiter.check("a", 4)
     abandoned, waiters = [], []
@@ -326,7 +326,9 @@ async def test_a_wait_may_be_longer_than_anything_lasts() -> None:
 def test_without_an_event_loop_of_asyncio_there_is_a_clear_error() -> None:
     """As under trio, which runs coroutines in its own way."""
     limiter, _ = limiter_and_clock()
-    with pytest.raises(HeadgateError, match=r"expected a running event loop of asyncio, got none; under trio.*`acquire`, not"):
+    with pytest.raises(
+        HeadgateError, match=r"expected a running event loop of asyncio, got none; under trio.*`acquire`, not"
+    ):
         limiter.aacquire("a").send(None)
     assert limiter.waiting("a") == 0
 

@@ -106,7 +106,7 @@ def _release_locks() -> None:
     _held.locks = []
 
 
-def _start_over() -> None:
+def _reset_child() -> None:
     held = {id(lock) for lock in _held.locks}
     for number, known in list(_locks.items()):
         lock = known()
@@ -121,4 +121,4 @@ def _start_over() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # where processes can fork
-    os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_start_over)
+    os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_reset_child)

@@ -23,7 +23,7 @@ from headgate.limits.decision import Decision
 from headgate.limits.numbers import microseconds
 from headgate.stores.base import Verb
 
-_LOOK_AGAIN: Final = 1.0  # seconds until a caller looks whether those before it are gone
+_RECHECK_AFTER: Final = 1.0  # seconds until a caller looks whether those before it are gone
 _LONGEST_SLEEP: Final = 86_400.0  # seconds: neither locks nor loops take any number of them
 
 Step: TypeAlias = Verb | int | None
@@ -54,13 +54,13 @@ class WaitQueues:
 
     def length(self, key: str) -> int:
         with self._lock:
-            return sum(not _is_gone(waiter) for waiter in self._queues.get(key, ()))
+            return sum(not _is_abandoned(waiter) for waiter in self._queues.get(key, ()))
 
     def wake(self, key: str) -> None:
         """Wake up the first in the queue, who may pass earlier than the store has said."""
         with self._lock:
             queue = self._queues.get(key)
-            while queue and _is_gone(queue[0]):
+            while queue and _is_abandoned(queue[0]):
                 queue.popleft()
             if not queue:
                 self._queues.pop(key, None)
@@ -69,13 +69,13 @@ class WaitQueues:
 
     def join(self, key: str, waiter: Waiter) -> None:
         with self._lock:
-            self._look_at_another()
+            self._drop_abandoned_queue()
             self._queues.setdefault(key, deque()).append(waiter)
 
-    def _look_at_another(self) -> None:
+    def _drop_abandoned_queue(self) -> None:
         """Drop the next queue if all of its waiters are gone: perhaps nobody ever comes for its key again."""
         key = next(iter(self._queues), "")
-        if all(map(_is_gone, list(self._queues.get(key, ())))):
+        if all(map(_is_abandoned, list(self._queues.get(key, ())))):
             self._queues.pop(key, None)
         elif key in self._queues:
             self._queues.move_to_end(key)  # in one step: an interrupted thread must not lose those that wait
@@ -86,7 +86,7 @@ class WaitQueues:
             queue = self._queues.setdefault(key, deque())
             if waiter not in queue:  # it joined in the process that this one was forked from
                 queue.append(waiter)
-            if _is_gone(queue[0]):
+            if _is_abandoned(queue[0]):
                 self.wake(key)
             return queue[0] is waiter
 
@@ -96,7 +96,7 @@ class WaitQueues:
             tasks = False
             for other in self._queues.get(key, ()):
                 if other is waiter:
-                    return _LOOK_AGAIN if tasks else _LONGEST_SLEEP
+                    return _RECHECK_AFTER if tasks else _LONGEST_SLEEP
                 if other.loop is waiter.loop:  # which looks for both
                     break
                 tasks = tasks or other.loop is not None
@@ -117,7 +117,7 @@ class WaitQueues:
                     break
 
 
-def _is_gone(waiter: Waiter) -> bool:
+def _is_abandoned(waiter: Waiter) -> bool:
     """Whether a waiter is that of a task which will never run again."""
     return waiter.loop is not None and waiter.loop.is_closed()
 

@@ -15,7 +15,7 @@ import pytest
 from headgate import RedisStore
 from headgate.gate.changes import override
 from headgate.hub.app import ROUTES
-from headgate.stores.base import Change, DataAge
+from headgate.stores.base import Change, DataVersion
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 from tests.support.hub import identified, running
 from tests.support.hub_process import ADMIN, RAISED, Program, program
@@ -205,7 +205,7 @@ def test_a_probe_that_fails_again_and_again_is_logged_once(tmp_path: Path, logge
 
     def fail_twice() -> None:
         """The id of the store's data has to be saved, and the database can't be written."""
-        shared.hub.store_guard._saved = "", DataAge()
+        shared.hub.store_guard._saved = "", DataVersion()
         with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             for _ in range(2):

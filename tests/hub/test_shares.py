@@ -250,22 +250,22 @@ def test_a_key_stays_reserved_as_long_as_a_short_window_renews_it_for_a_long_one
 
 
 def check_key(shares: CounterShares, agent: str, key: str) -> None:
-    with shares.checking(agent, key, None):
+    with shares.reserve(agent, key, None):
         pass
 
 
 def test_a_key_that_is_checked_while_it_is_reset_stays_reserved() -> None:
     """In the store the check may come after the reset."""
     shares = CounterShares(ManualClock(start=1000), 1, 60_000)
-    with shares.checking("a", "key", None), shares.resetting("a", "key"):
+    with shares.reserve("a", "key", None), shares.release("a", "key"):
         pass
     with pytest.raises(RequestError):
         check_key(shares, "a", "other")
-    with shares.resetting("a", "key"):
+    with shares.release("a", "key"):
         check_key(shares, "a", "key")
     with pytest.raises(RequestError):
         check_key(shares, "a", "other")
-    with shares.resetting("a", "key"):
+    with shares.release("a", "key"):
         pass
     check_key(shares, "a", "other")
 
@@ -273,7 +273,7 @@ def test_a_key_that_is_checked_while_it_is_reset_stays_reserved() -> None:
 def test_a_key_is_reserved_from_the_end_of_its_check() -> None:
     clock = ManualClock(start=1000)
     shares = CounterShares(clock, 1, 60_000)
-    with shares.checking("a", "key", None):
+    with shares.reserve("a", "key", None):
         clock.advance(90)
         with pytest.raises(RequestError):
             check_key(shares, "a", "other")
@@ -306,7 +306,7 @@ def test_keys_of_all_agents_are_bounded_and_then_shared_equally(monkeypatch: pyt
     assert reserve("greedy", 90) == 80
     for _ in range(200):
         check_key(shares, "modest", "again")
-        with shares.resetting("modest", "again"):
+        with shares.release("modest", "again"):
             pass
     assert sum(len(share.keys) for share in shares._shares.values()) == shares._total == 80
     assert "other" not in shares._shares, "what has expired is dropped"

@@ -84,14 +84,14 @@ async def _serve(
 ) -> None:
     async with Hub(settings, policy, config=config) as hub:
         server = Server(hub, *server_config(hub, settings, tls))
-        with _sighup_refused() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
+        with _ignore_sighup() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
             await _print_welcome(hub, settings, listener, out)
             await server.serve([listener])
     _log.info("stopped")
 
 
 @contextmanager
-def _sighup_refused() -> Iterator[None]:
+def _ignore_sighup() -> Iterator[None]:
     """Log a SIGHUP to a hub that has no policy file, which would end it otherwise."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, _log.warning, "SIGHUP ignored: without --config there is nothing to reload")

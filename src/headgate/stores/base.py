@@ -390,7 +390,7 @@ class SharedAlerts(Protocol):
         """End an alert, and keep its last text for later callers: "done", or "other" as with `put`."""
 
 
-class DataAge(NamedTuple):
+class DataVersion(NamedTuple):
     """Numbers that only grow while agents and changes are added, by which older data is told from newer."""
 
     agents: int = 0
@@ -417,11 +417,11 @@ class StoreGeneration(Protocol):
         """Expect an id; nothing of its data was seen yet."""
 
     @property
-    def seen(self) -> DataAge:
+    def seen(self) -> DataVersion:
         """How much of the data was seen. The store is lost while it has less: it is older, or a part is missing."""
 
     @seen.setter
-    def seen(self, age: DataAge) -> None: ...
+    def seen(self, age: DataVersion) -> None: ...
 
     @property
     def reason(self) -> str:

@@ -63,7 +63,7 @@ class CounterShares:
         self._until_prune = _PRUNE_EVERY
 
     @contextmanager
-    def checking(self, agent: str, name: str, window_ms: int | None) -> Iterator[None]:
+    def reserve(self, agent: str, name: str, window_ms: int | None) -> Iterator[None]:
         """Reserve a key of an agent before it is checked, or refuse a new one where the agent has too many."""
         if not agent:
             yield
@@ -86,7 +86,7 @@ class CounterShares:
             key.renew(self._clock.now())  # the store may have counted it just now
 
     @contextmanager
-    def resetting(self, agent: str, name: str) -> Iterator[None]:
+    def release(self, agent: str, name: str) -> Iterator[None]:
         """Release a key after it was reset, unless it was checked at the same time: it may be counted after that."""
         key = self._find(agent, name)
         ended = 0 if key is None else key.ended

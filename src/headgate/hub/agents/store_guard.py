@@ -15,7 +15,7 @@ import structlog
 
 from headgate.errors import StoreAway, StoreLost
 from headgate.hub.storage.database import Database, DatabaseError
-from headgate.stores.base import DataAge, HubStore, Store, StoreGeneration
+from headgate.stores.base import DataVersion, HubStore, Store, StoreGeneration
 
 _Step: TypeAlias = Callable[[], Awaitable[None]]
 _ID: Final = "store_generation"
@@ -30,7 +30,7 @@ class StoreGuard:
     def __init__(self, database: Database, store: Store) -> None:
         self._database: Final = database
         self._generation: Final[StoreGeneration | None] = store.generation if isinstance(store, HubStore) else None
-        self._saved = ("", DataAge())  # what is in the database
+        self._saved = ("", DataVersion())  # what is in the database
         self._logged = False
         self._accepting: Final = asyncio.Lock()
 
@@ -113,7 +113,7 @@ class StoreGuard:
             _log.warning("the store was accepted as it is: agents have to register again")
             return True
 
-    async def _save(self, generation: str, seen: DataAge) -> None:
+    async def _save(self, generation: str, seen: DataVersion) -> None:
         def write(db: Connection) -> None:
             rows = [(_ID, generation), (_SEEN, " ".join(map(str, seen)))]
             db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
@@ -123,9 +123,9 @@ class StoreGuard:
             self._saved = generation, seen
 
 
-def _age(text: str) -> DataAge:
+def _age(text: str) -> DataVersion:
     """What was saved; nothing if it can't be read."""
     try:
-        return DataAge(*map(int, text.split()))
+        return DataVersion(*map(int, text.split()))
     except (ValueError, TypeError):
-        return DataAge()
+        return DataVersion()

@@ -50,7 +50,7 @@ def _own(call: Call, key: str) -> str:
 
 async def _check(call: Call, windows: RateLimiter, shares: CounterShares) -> RateLimitResult:
     body: Check = call.body
-    with shares.checking(call.agent, body.key, body.window_ms):
+    with shares.reserve(call.agent, body.key, body.window_ms):
         return await windows.check(_own(call, body.key), body.limit, body.window_ms)
 
 
@@ -61,7 +61,7 @@ async def _counter(call: Call, windows: RateLimiter) -> CounterValue:
 
 async def _reset(call: Call, windows: RateLimiter, shares: CounterShares) -> CounterReset:
     key = call.parts["key"]
-    with shares.resetting(call.agent, key):
+    with shares.release(call.agent, key):
         return CounterReset(key, await windows.reset_counter(_own(call, key)))
 
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from headgate.errors import StoreAway, StoreLost
 from headgate.lifecycle import new_lock
-from headgate.stores.base import DataAge
+from headgate.stores.base import DataVersion
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
 from headgate.stores.redis.protocol import FORMAT, admin_prefix
 from headgate.stores.redis.script import part
@@ -48,7 +48,7 @@ class RedisGeneration:
         self.keys_of_changes: Final = (f"{start}changes", self.beside_changes)
         """Those of `CHANGE_LOG`."""
         self._expected = ""
-        self.seen = DataAge()
+        self.seen = DataVersion()
         self._reason = ""
         self._lock: Final = new_lock()  # changes are read and written by threads
 
@@ -59,13 +59,13 @@ class RedisGeneration:
     @expected.setter
     def expected(self, generation: str) -> None:
         with self._lock:
-            self._expected, self._reason, self.seen = generation, "", DataAge()
+            self._expected, self._reason, self.seen = generation, "", DataVersion()
 
     def see(self, generation: str, agents: int = 0, change: int = 0, position: int = 0) -> None:
         """Remember what was seen of a generation, if it is the expected one."""
         with self._lock:
             if generation and generation == self._expected:
-                self.seen = DataAge(*map(max, self.seen, (agents, change, position)))
+                self.seen = DataVersion(*map(max, self.seen, (agents, change, position)))
 
     @property
     def reason(self) -> str:
@@ -128,14 +128,14 @@ class RedisGeneration:
                 return "" if agents == self._expected else agents
         raise StoreAway("the store can't be accepted: its generation changes all the time")
 
-    async def _read(self) -> tuple[str, str, DataAge]:
+    async def _read(self) -> tuple[str, str, DataVersion]:
         """The ids beside the agents and beside the changes, or "", and the age of the data.
 
         That beside the changes is read first, since it is completed last.
         """
         changes, position = await self._state(CHANGE_LOG, self.keys_of_changes)
         agents, number, change = await self._state(AGENTS, self.keys_of_agents)
-        return text_of(agents), text_of(changes), DataAge(number, int(change), position)
+        return text_of(agents), text_of(changes), DataVersion(number, int(change), position)
 
     async def _state(self, script: str, keys: tuple[str, ...]) -> Any:
         return await self._ask(lambda client: client.eval(script, len(keys), *keys, "state"))
@@ -151,5 +151,5 @@ class RedisGeneration:
             raise StoreAway(f"the generation of the store can't be read or written: {describe_error(error)}") from error
 
 
-def _is_older(age: DataAge, seen: DataAge) -> bool:
+def _is_older(age: DataVersion, seen: DataVersion) -> bool:
     return any(map(lt, age, seen))
