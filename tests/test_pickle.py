@@ -114,7 +114,10 @@ def values() -> list[object]:
     violation = denial.violation
     assert violation is not None
     policy = Policy(
-        limits={"heavy": "5/minute; 50/hour sliding"}, agents={"a": {"light": "unlimited"}}, shadow=["light"]
+        tiers=["bulk"],
+        limits={"heavy": "5/minute; 50/hour sliding", "bulk": "1/minute"},
+        agents={"a": {"light": "unlimited"}},
+        shadow=["light", "bulk"],
     )
     change = Change((Edit("override", "a", "", "heavy", "1/minute"),), "me", 1.0)
     return [

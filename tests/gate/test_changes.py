@@ -250,7 +250,7 @@ def test_a_change_with_a_bad_edit_changes_nothing() -> None:
             "tier: expected one of light, normal, heavy, got 'huge'",
         ),
         (lambda: [default("heavy", "1/s", "")], "channel: expected the name of a channel, got ''"),
-        (lambda: [no_override("a", "")], "tier: expected one of light, normal, heavy, got ''"),
+        (lambda: [no_override("a", "")], "tier: expected the name of a tier, got ''"),
     ]
     for edits, text in attempts:
         with pytest.raises(InvalidInput) as caught:

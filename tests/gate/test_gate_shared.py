@@ -125,6 +125,22 @@ def test_a_node_that_starts_later_applies_earlier_changes(server: Server) -> Non
         assert late.is_exempt("vip")
 
 
+def test_a_node_without_a_tier_skips_changes_to_it_until_it_has_the_tier(server: Server) -> None:
+    more = Policy(tiers=["bulk"], limits={"bulk": "5/minute"})
+    with Nodes(server) as (nodes, one, other):
+        one.reload(more)
+        assert one.check("a", "ws", "bulk").remaining == 4
+        one.change([override("a", "bulk", "8/minute"), default("bulk", "6/minute"), exemption("vip")])
+        wait_for(lambda: other.is_exempt("vip"), "the rest of the change")
+        assert (other.effective.overrides, other.policy.tiers) == ({}, ("light", "normal", "heavy"))
+        assert nodes.start().check("a", "ws", "heavy").remaining == 9, "a node that starts without the tier"
+        other.set_override("b", "heavy", "3/minute")
+        wait_for(lambda: one.capacity("b", "ws", "heavy") == 3, "a change of the node without the tier")
+        other.reload(more)
+        assert (other.capacity("a", "ws", "bulk"), other.capacity("b", "ws", "bulk")) == (8, 6)
+        assert [gate.check("b", "ws", "bulk").remaining for gate in (one, other)] == [5, 4], "counted together"
+
+
 def test_concurrent_changes_of_several_nodes_have_the_same_effect_everywhere(server: Server) -> None:
     async def change(gate: Gate, number: int) -> None:
         for step in range(10):

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_defaults() -> None:
     policy = Policy()
     assert policy.channels == ("ws", "http")
+    assert policy.tiers == ("light", "normal", "heavy")
     assert (policy.warn_at, policy.exempt, policy.overrides, policy.shadow) == (0.8, frozenset(), {}, False)
     assert {purpose: str(limit) for purpose, limit in policy.address_limits.items()} == {
         "request": "60/minute",
@@ -153,7 +154,8 @@ TAKEN = "light, normal, heavy, session, shadow"
 SECONDS = "a number of seconds from 0.000001"
 TOO_DEEP = "expected tables and lists a few levels deep, got hundreds of levels"
 SECTIONS = (
-    "warn_at, channels, exempt, shadow, limits, actions, addresses, sessions, agents, backoff, alerts, store, hub"
+    "warn_at, channels, tiers, exempt, shadow, limits, actions, addresses, sessions, agents, backoff, alerts, store, "
+    "hub"
 )
 
 
@@ -206,7 +208,7 @@ SECTIONS = (
         ({"store": {"timeout": -1}}, f"store.timeout: expected {SECONDS} to 3600, got -1"),
         ({"store": {"timeout": 1e10}}, f"store.timeout: expected {SECONDS} to 3600, got 10000000000.0"),
         ({"store": {"nodes": 10_001}}, "store.nodes: expected a whole number from 1 to 10000, got 10001"),
-        ({"tiers": 5}, f"tiers: expected one of {SECTIONS}"),
+        ({"plans": 5}, f"plans: expected one of {SECTIONS}"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_path_the_expected_and_the_given_value(settings: dict[str, Any], mistake: str) -> None:
@@ -283,13 +285,13 @@ def test_settings_that_contain_themselves_are_refused() -> None:
 
 
 WHERE = (
-    "warn_at channels exempt shadow limits limits.heavy limits.ws limits.ws.heavy actions actions.ws "
+    "warn_at channels tiers exempt shadow limits limits.heavy limits.bulk limits.ws limits.ws.heavy actions actions.ws "
     "actions.ws.ping addresses addresses.limit addresses.exempt sessions sessions.limit agents agents.a "
     "agents.a.heavy agents.a.session agents.a.shadow backoff backoff.steps backoff.quiet backoff.enforce alerts "
     "alerts.violations alerts.window store store.on_failure store.timeout store.nodes"
 )
 numbers = st.integers() | st.integers(-(10**30), 10**30) | st.floats() | st.sampled_from([2**63, 1e-300, 10**400])
-plain = st.none() | st.booleans() | numbers | st.text() | st.sampled_from(["1/s", "ws", "9" * 22 + "/year"])
+plain = st.none() | st.booleans() | numbers | st.text() | st.sampled_from(["1/s", "ws", "bulk", "9" * 22 + "/year"])
 values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
 
 
@@ -311,6 +313,7 @@ def test_a_policy_is_refused_by_text_or_can_be_used(given: dict[str, Any]) -> No
     gate = Gate(policy)
     for _ in range(3):
         gate.check("a", policy.channels[0], "heavy")
+        gate.check("a", policy.channels[-1], policy.tiers[-1])
     gate.record_violation("a")
     gate.check_address("192.0.2.1")
 

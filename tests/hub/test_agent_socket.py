@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.edges.flood import DENIALS
-from headgate.gate.policy import TIERS
+from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.hub.monitoring.connection_log import MAX_LOGGED
 from headgate.hub.sockets import frames
 from tests.support.agent_connections import VALID, ended, left, use_up
@@ -22,7 +22,9 @@ NORMAL = (
     "task_accepted task_progress task_complete task_failed task_recovering"
 )
 HEAVY = "identify session_open"
-TIER_OF = {kind: tier for tier, kinds in zip(TIERS, (LIGHT, NORMAL, HEAVY), strict=True) for kind in kinds.split()}
+TIER_OF = {
+    kind: tier for tier, kinds in zip(BUILT_IN_TIERS, (LIGHT, NORMAL, HEAVY), strict=True) for kind in kinds.split()
+}
 """The table of A8."""
 
 
@@ -229,7 +231,7 @@ def test_b1_warnings_carry_the_id_for_every_type_and_the_frame_is_handled(frame_
 
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
 def test_a8_every_type_of_frame_is_denied_by_its_tier_and_carries_its_id(frame_id: str | int) -> None:
-    with running(Policy(limits=dict.fromkeys(TIERS, "blocked"))) as hub, hub.agent("planner") as wire:
+    with running(Policy(limits=dict.fromkeys(BUILT_IN_TIERS, "blocked"))) as hub, hub.agent("planner") as wire:
         for kind, tier in TIER_OF.items():
             denied = wire.ask(kind, id=frame_id, **VALID[kind])
             assert (denied["type"], denied["tier"], denied["id"]) == ("rate_limited", tier, frame_id)

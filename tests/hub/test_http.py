@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 
 from headgate import Policy
-from headgate.gate.policy import TIERS
+from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.http import QuotaPolicy, ServiceLimit, read_headers
 from tests.support.agent_connections import BEHIND_A_PROXY, left, metrics, use_up
 from tests.support.hub import ADMIN, VIEWER, running
@@ -122,7 +122,7 @@ def test_b3_an_agent_is_counted_by_id_from_any_address() -> None:
 
 
 def test_a8_every_route_is_counted_in_its_tier() -> None:
-    policy = Policy(limits=dict.fromkeys(TIERS, "blocked"), addresses={"registration": "blocked"})
+    policy = Policy(limits=dict.fromkeys(BUILT_IN_TIERS, "blocked"), addresses={"registration": "blocked"})
     with running(policy) as hub, hub.http(hub.register("planner")) as http:
         for line in TABLE.split("\n")[1:-1]:
             tier, method, path = line.split()
@@ -144,7 +144,9 @@ def test_a8_unknown_routes_count_too() -> None:
 
 def test_a1_exempt_agents_and_addresses_always_pass() -> None:
     policy = Policy(
-        limits=dict.fromkeys(TIERS, "blocked"), exempt=["monitor"], addresses={"limit": "blocked", "exempt": ["::1"]}
+        limits=dict.fromkeys(BUILT_IN_TIERS, "blocked"),
+        exempt=["monitor"],
+        addresses={"limit": "blocked", "exempt": ["::1"]},
     )
     with running(policy, **BEHIND_A_PROXY) as hub, hub.http(hub.register("monitor")) as agent, hub.http() as anyone:
         assert statuses(agent, "/api/mailbox", 3) == [200, 200, 200]
@@ -264,7 +266,7 @@ def test_b3_probes_are_not_limited() -> None:
 
 
 def test_b3_admins_and_viewers_are_not_limited() -> None:
-    nothing = dict.fromkeys(TIERS, "blocked")
+    nothing = dict.fromkeys(BUILT_IN_TIERS, "blocked")
     with running(Policy(limits=nothing, addresses={"limit": "blocked", "registration": "blocked"})) as hub:
         with hub.http(ADMIN) as admin, hub.http(VIEWER) as viewer:
             assert statuses(admin, "/api/admin/rate-limits", 100) == [200] * 100

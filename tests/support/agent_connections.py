@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from headgate.gate.policy import TIERS
+from headgate.gate.policy import BUILT_IN_TIERS
 from tests.support.hub import ADMIN, AgentConnection, Running
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -129,7 +129,7 @@ def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -
 
 def left(hub: Running, agent: str, channel: str = "ws") -> dict[str, int]:
     """How much an agent has left of each tier."""
-    return {tier: hub.hub.gate.peek(agent, channel, tier).remaining for tier in TIERS}
+    return {tier: hub.hub.gate.peek(agent, channel, tier).remaining for tier in BUILT_IN_TIERS}
 
 
 def metrics(hub: Running) -> dict[str, Any]:

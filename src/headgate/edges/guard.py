@@ -24,7 +24,7 @@ from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
 from headgate.errors import HeadgateError, InvalidInput, refuse, refuse_option
 from headgate.flow import Flow, adrive, drive
 from headgate.gate import Gate
-from headgate.gate.policy import TIERS, check_agent
+from headgate.gate.policy import BUILT_IN_TIERS, check_agent
 from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
@@ -184,8 +184,8 @@ class Guard:
         self._by_key = agent_counter(gate, "http", awaits=self._awaits)
         self._by_address = address_counter(gate, awaits=self._awaits)
         for tier in (self._tier, *routes.values()):
-            if tier not in TIERS:
-                refuse(f"{self._where} tier", f"one of {', '.join(TIERS)}", tier)
+            if tier not in BUILT_IN_TIERS:
+                refuse(f"{self._where} tier", f"one of {', '.join(BUILT_IN_TIERS)}", tier)
         if routes:
             own = self._by_key, self._by_address
             tiers: dict[str, _Route] = {pattern: (*own, str(tier)) for pattern, tier in routes.items()}
@@ -251,8 +251,8 @@ class Guard:
             routes = self._routes.find(request.method, request.route_path())
         if self._tier_function is not None:
             tier = yield self._tier_function(request)
-            if tier not in TIERS:
-                refuse(f"{self._where} tier", f"a function that returns one of {', '.join(TIERS)}", tier)
+            if tier not in BUILT_IN_TIERS:
+                refuse(f"{self._where} tier", f"a function that returns one of {', '.join(BUILT_IN_TIERS)}", tier)
             routes = [(by_key, by_address, tier) for by_key, by_address, _ in routes]
         cost = self._cost
         if self._cost_function is not None:

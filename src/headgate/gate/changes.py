@@ -11,7 +11,7 @@ from typing import Final
 
 from headgate.errors import refuse
 from headgate.gate.immutable_map import ImmutableMap
-from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
+from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
@@ -54,19 +54,21 @@ def session_limit(limit: LimitLike | None, agent: str | None = None) -> Edit:
 
 
 def _edit(kind: str, agent: str, channel: object, tier: object, value: str | None) -> Edit:
-    if (tier is not None or value is not None) and (not isinstance(tier, str) or tier not in TIERS):
-        refuse("tier", f"one of {', '.join(TIERS)}", tier)
+    if (tier is not None or value is not None) and (not isinstance(tier, str) or not tier):
+        refuse("tier", "the name of a tier", tier)
     if channel is not None and (not isinstance(channel, str) or not channel):
         refuse("channel", "the name of a channel", channel)
     return Edit(kind, agent, channel or "", tier or "", value)
 
 
-def validated(edit: object, channels: Sequence[str]) -> Edit:
-    """An edit as the functions above make it; anything else is refused."""
+def validated(edit: object, policy: Policy) -> Edit:
+    """An edit as the functions above make it, for a channel and tier of the policy; anything else is refused."""
     if not isinstance(edit, Edit) or edit.kind not in KINDS or edit.generation:
         refuse("edit", "an edit made by override, no_override, exemption, default or session_limit", edit)
-    if edit.channel not in ("", *channels):
-        refuse("channel", f"one of {', '.join(channels)}", edit.channel)
+    if edit.channel not in ("", *policy.channels):
+        refuse("channel", f"one of {', '.join(policy.channels)}", edit.channel)
+    if edit.tier not in ("", *policy.tiers):
+        refuse("tier", f"one of {', '.join(policy.tiers)}", edit.tier)
     made: Edit
     if edit.kind == "exemption":
         made = exemption(edit.agent, edit.value is not None)
@@ -187,7 +189,7 @@ def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
 
 
 def _places(policy: Policy, edit: Edit) -> list[ChannelTier]:
-    """Where an edit applies; a channel that the policy no longer has is left out."""
+    """Where an edit applies; a channel or tier that the policy no longer has is left out."""
     return [place for place in policy.limits if edit.channel in ("", place[0]) and edit.tier in ("", place[1])]
 
 

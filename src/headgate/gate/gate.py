@@ -291,8 +291,8 @@ class Gate(GateChecks, Closable):
         """
         if not isinstance(edits, Iterable):
             refuse("change", "edits, such as [override('planner', 'heavy', '20/minute')]", edits)
-        channels = self._lookup.policy.channels
-        change = Change(tuple([changes.validated(edit, channels) for edit in edits]), _author(by))
+        policy = self._lookup.policy
+        change = Change(tuple([changes.validated(edit, policy) for edit in edits]), _author(by))
         if not change.edits:
             return
         try:

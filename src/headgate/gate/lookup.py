@@ -9,7 +9,7 @@ from headgate._native import i64
 from headgate.errors import refuse
 from headgate.gate.changes import Effective, apply_edits
 from headgate.gate.immutable_map import ImmutableMap
-from headgate.gate.policy import TIERS, UNKNOWN_TIER, Policy, check_agent
+from headgate.gate.policy import UNKNOWN_TIER, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.numbers import permille
@@ -139,7 +139,7 @@ class Lookup:
         else:
             found = self.defaults[str(channel)].get(tier) if isinstance(tier, str) else None
             if found is None:
-                refuse("tier", f"one of {', '.join(TIERS)}", tier)
+                refuse("tier", f"one of {', '.join(self.policy.tiers)}", tier)
             active = found
         if self.any_own:
             own = self.own.get(agent)

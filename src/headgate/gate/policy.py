@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from os import PathLike, fspath
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 
 from headgate.errors import HeadgateError, InvalidInput, refuse
 from headgate.limits.decision import Limit
@@ -29,7 +29,8 @@ ChannelTier: TypeAlias = tuple[str, str]
 """A channel and a tier."""
 T = TypeVar("T")
 
-TIERS: Final = ("light", "normal", "heavy")
+BUILT_IN_TIERS: Final = ("light", "normal", "heavy")
+"""The tiers of every policy. `Policy.tiers` has those that a policy adds, too."""
 UNKNOWN_TIER: Final = "normal"
 """The tier of unclassified actions."""
 MAX_AGENT: Final = 128
@@ -49,6 +50,8 @@ requests without a token, registrations, connects of WebSockets, and wrong token
 
 _OF_AGENTS: Final = ("session", "shadow")  # keys in the table of an agent, beside tiers and channels
 _MAX_CHANNELS: Final = 1000
+_MAX_OWN_TIERS: Final = 16  # each has a bucket for every agent and channel, and series of metrics
+_MAX_TIER: Final = 64  # characters: tiers are in headers, frames and labels
 _MAX_STEPS: Final = 100  # of the backoff: each violation sends them to the store
 _TOO_DEEP: Final = "expected tables and lists a few levels deep, got hundreds of levels"
 _LIMITS: Final = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"}
@@ -91,6 +94,8 @@ class Policy:
     """
 
     channels: tuple[str, ...]
+    tiers: tuple[str, ...]
+    """light, normal and heavy, and the tiers that this policy adds."""
     limits: Mapping[ChannelTier, Limit]
     actions: Mapping[tuple[str, str], str]
     """The tier of each channel and action."""
@@ -160,10 +165,11 @@ class Policy:
         return {
             "warn_at": self.warn_at,
             "channels": list(self.channels),
+            "tiers": list(self.tiers[len(BUILT_IN_TIERS) :]),
             "exempt": sorted(self.exempt),
             "shadow": shadow,
             "limits": {
-                channel: {tier: _text(self.limits[channel, tier]) for tier in TIERS} for channel in self.channels
+                channel: {tier: _text(self.limits[channel, tier]) for tier in self.tiers} for channel in self.channels
             },
             "actions": {
                 channel: {action: tier for (where, action), tier in self.actions.items() if where == channel}
@@ -253,13 +259,15 @@ class _Reader:
 
     def __init__(self) -> None:
         self.mistakes: list[str] = []
+        self._channels: tuple[str, ...] = ()
+        self._tiers: tuple[str, ...] = ()
 
     def policy(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        known = "warn_at channels exempt shadow limits actions addresses sessions agents backoff alerts store hub"
+        known = "warn_at channels tiers exempt shadow limits actions addresses sessions agents backoff alerts store hub"
         self._check_keys("", settings, known.split())
-        channels = self._channels(settings.get("channels", list(_ACTIONS)))
-        limits = self._limits("limits", self._table("limits", settings), channels)
-        defaults = {(channel, tier): parse(_LIMITS[tier]) for channel in channels for tier in TIERS}
+        self._channels = self._names("channels", settings.get("channels", list(_ACTIONS)), _channel, (1, _MAX_CHANNELS))
+        own = self._names("tiers", settings.get("tiers", []), partial(_own_tier, self._channels), (0, _MAX_OWN_TIERS))
+        self._tiers = (*BUILT_IN_TIERS, *own)
         shadow, shadow_tiers = self._shadow(settings.get("shadow", False))
         agents = self._table("agents", settings)
         addresses = self._table("addresses", settings)
@@ -269,12 +277,13 @@ class _Reader:
         store = self._table("store", settings)
         self._check_keys("store", store, ["on_failure", "timeout", "nodes"])
         return {
-            "channels": channels,
-            "limits": defaults | limits,
-            "actions": self._actions(self._table("actions", settings), channels),
+            "channels": self._channels,
+            "tiers": self._tiers,
+            "limits": self._defaults(self._table("limits", settings)),
+            "actions": self._actions(self._table("actions", settings)),
             "warn_at": self._value("warn_at", settings, 0.8, _fraction),
             "exempt": frozenset(self._list("exempt", settings.get("exempt", []), check_agent)),
-            "overrides": dict(self._overrides(agents, channels)),
+            "overrides": dict(self._overrides(agents)),
             "shadow": shadow,
             "shadow_tiers": shadow_tiers,
             "shadow_agents": frozenset(
@@ -295,31 +304,50 @@ class _Reader:
             "nodes": self._value("store.nodes", store, 1, _nodes),
         }
 
-    def _channels(self, given: object) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._list("channels", given, _channel, within=(1, _MAX_CHANNELS))))
+    def _names(
+        self, path: str, given: object, read: Callable[[object], str], within: tuple[int, int]
+    ) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self._list(path, given, read, within)))
 
-    def _limits(self, path: str, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, Limit]:
+    def _defaults(self, given: Mapping[str, Any]) -> dict[ChannelTier, Limit]:
+        """The limit of every channel and tier. A tier that the policy adds has none unless it is given."""
+        limits = self._limits("limits", given)
+        for tier in self._tiers[len(BUILT_IN_TIERS) :]:
+            tables = {channel: given.get(channel) for channel in self._channels}
+            missing = [
+                channel for channel, table in tables.items() if not (isinstance(table, Mapping) and tier in table)
+            ]
+            if missing and tier not in given:
+                self.mistakes.append(
+                    f"limits.{tier}: expected a limit, as for every tier in tiers, got none for {', '.join(missing)}"
+                )
+        return {
+            (channel, tier): limits.get((channel, tier)) or parse(_LIMITS.get(tier, "unlimited"))
+            for channel in self._channels
+            for tier in self._tiers
+        }
+
+    def _limits(self, path: str, given: Mapping[str, Any]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
-        self._check_keys(path, given, [*TIERS, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())])
+        channels, tiers = self._channels, self._tiers
+        self._check_keys(path, given, [*tiers, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())])
         limits: dict[ChannelTier, Limit] = {}
-        for tier in TIERS:
+        for tier in tiers:
             if (limit := self._value(f"{path}.{tier}", given, None, _limit)) is not None:
                 limits |= {(channel, tier): limit for channel in channels}
         for channel in channels:
             table = self._table(channel, given, f"{path}.{channel}")
-            self._check_keys(f"{path}.{channel}", table, list(TIERS))
-            for tier in TIERS:
+            self._check_keys(f"{path}.{channel}", table, tiers)
+            for tier in tiers:
                 if (limit := self._value(f"{path}.{channel}.{tier}", table, None, _limit)) is not None:
                     limits[channel, tier] = limit
         return limits
 
-    def _overrides(
-        self, agents: Mapping[str, Any], channels: tuple[str, ...]
-    ) -> Iterator[tuple[str, dict[ChannelTier, Limit]]]:
+    def _overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, dict[ChannelTier, Limit]]]:
         for agent in agents:
             path = f"agents.{_key(agent)}"
             self._parsed(path, agent, check_agent)
-            if limits := self._limits(path, self._table(agent, agents, path), channels):
+            if limits := self._limits(path, self._table(agent, agents, path)):
                 yield agent, limits
 
     def _session_overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, Limit]]:
@@ -328,7 +356,8 @@ class _Reader:
             if isinstance(table, dict) and (limit := self._value(path, table, None, _limit)) is not None:
                 yield agent, limit
 
-    def _actions(self, given: Mapping[str, Any], channels: tuple[str, ...]) -> dict[ChannelTier, str]:
+    def _actions(self, given: Mapping[str, Any]) -> dict[ChannelTier, str]:
+        channels, read = self._channels, partial(_one_of, self._tiers)
         self._check_keys("actions", given, channels)
         actions = {
             (channel, action): tier
@@ -339,7 +368,7 @@ class _Reader:
         for channel in channels:
             table = self._table(channel, given, f"actions.{channel}")
             for action in table:
-                if (tier := self._value(f"actions.{channel}.{_key(action)}", table, None, _tier, action)) is not None:
+                if (tier := self._value(f"actions.{channel}.{_key(action)}", table, None, read, action)) is not None:
                     actions[channel, action] = tier
         return actions
 
@@ -349,7 +378,7 @@ class _Reader:
         if not isinstance(given, list):
             self._add_mistake("shadow", "true, false or a list of tiers", given)
             return False, frozenset()
-        return False, frozenset(self._list("shadow", given, _tier))
+        return False, frozenset(self._list("shadow", given, partial(_one_of, self._tiers)))
 
     def _backoff(self, backoff: Mapping[str, Any], alerts: Mapping[str, Any]) -> Backoff:
         self._check_keys("backoff", backoff, ["steps", "quiet", "enforce"])
@@ -438,15 +467,27 @@ def _one_of(known: tuple[str, ...], value: object) -> str:
     return value
 
 
-_tier: Final = partial(_one_of, TIERS)
 _on_failure: Final = partial(_one_of, ON_FAILURE)
 
 
 def _channel(value: object) -> str:
-    taken = (*TIERS, *_OF_AGENTS)
-    if not isinstance(value, str) or not value.isidentifier() or not value.isascii() or value in taken:
+    taken = (*BUILT_IN_TIERS, *_OF_AGENTS)
+    if not _is_name(value) or value in taken:
         refuse("", f"a name of letters, digits and underscores other than {', '.join(taken)}", value)
     return value
+
+
+def _own_tier(channels: tuple[str, ...], value: object) -> str:
+    # The buckets of addresses are stored as those of a channel "address", by purpose.
+    taken = (*BUILT_IN_TIERS, *_OF_AGENTS, *channels, *(PURPOSES if "address" in channels else ()))
+    if not _is_name(value) or len(value) > _MAX_TIER or value in taken:
+        shape = f"a name of up to {_MAX_TIER} letters, digits and underscores"
+        refuse("", f"{shape} other than {', '.join(taken)}", value)
+    return value
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value.isidentifier() and value.isascii()
 
 
 def _network(value: object) -> Network:

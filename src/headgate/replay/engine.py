@@ -15,7 +15,7 @@ from headgate.errors import refuse
 from headgate.gate._hot import GateChecks
 from headgate.gate.changes import effective
 from headgate.gate.lookup import AGENTS, Lookup
-from headgate.gate.policy import TIERS, UNKNOWN_TIER, ChannelTier, Policy
+from headgate.gate.policy import BUILT_IN_TIERS, UNKNOWN_TIER, ChannelTier, Policy
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import Offence
@@ -143,8 +143,8 @@ class PolicyReplay:
             refuse("channel", f"one of {', '.join(self.policy.channels)}", channel)
         if tier is None:
             tier = self.policy.tier_of(channel, action or "") or UNKNOWN_TIER
-        elif tier not in TIERS:
-            refuse("tier", f"one of {', '.join(TIERS)}", tier)
+        elif tier not in BUILT_IN_TIERS:
+            refuse("tier", f"one of {', '.join(BUILT_IN_TIERS)}", tier)
         return self.tiers[channel, tier]
 
     def take_counts(self) -> Counts:

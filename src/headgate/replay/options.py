@@ -7,7 +7,7 @@ from fnmatch import translate
 from typing import Final, NamedTuple
 
 from headgate.errors import InvalidInput
-from headgate.gate.policy import TIERS, UNKNOWN_TIER
+from headgate.gate.policy import BUILT_IN_TIERS, UNKNOWN_TIER
 
 FORMATS: Final = ("access", "json", "csv")
 KEYS: Final = ("auto", "user", "address")
@@ -34,7 +34,7 @@ class RouteRule(NamedTuple):
         kind, path = kind.strip(), path.strip()
         if not method or not path.startswith(("/", "*")) or not kind:
             raise InvalidInput(f"expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got {text!r}")
-        tier, action = (kind, None) if kind in TIERS else (None, kind)
+        tier, action = (kind, None) if kind in BUILT_IN_TIERS else (None, kind)
         return cls(method.upper(), path, tier, action)
 
     def matcher(self) -> Callable[[str], object]:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, json
 from headgate.errors import InvalidInput, refuse
 from headgate.gate import Gate
 from headgate.gate.changes import default, exemption, override, session_limit
-from headgate.gate.policy import TIERS, ChannelTier, Policy, check_agent
+from headgate.gate.policy import BUILT_IN_TIERS, ChannelTier, Policy, check_agent
 from headgate.http import describe_decision
 from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.agents.presence import Presence
@@ -243,19 +243,19 @@ def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
     channels = gate.policy.channels
     found: list[tuple[str | None, str, Limit]] = []
     for name, value in call.body.items():
-        if name in (*TIERS, _SESSION):
+        if name in (*BUILT_IN_TIERS, _SESSION):
             found.append((None, name, _limit(name, value)))
         elif name not in channels:
-            refuse("body", f"one of {', '.join([*TIERS, *channels, _SESSION])}", name)
+            refuse("body", f"one of {', '.join([*BUILT_IN_TIERS, *channels, _SESSION])}", name)
         elif not isinstance(value, dict):
             refuse(name, "an object with limits by tier, such as {'light': '60/minute'}", value)
         else:
             for tier, text in value.items():
-                if tier not in TIERS:
-                    refuse(name, f"one of {', '.join(TIERS)}", tier)
+                if tier not in BUILT_IN_TIERS:
+                    refuse(name, f"one of {', '.join(BUILT_IN_TIERS)}", tier)
                 found.append((name, tier, _limit(f"{name}.{tier}", text)))
     if not found:
-        raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(TIERS)}, got none")
+        raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(BUILT_IN_TIERS)}, got none")
     return sorted(found, key=lambda one: one[0] is not None)  # those below a channel come last, and prevail there
 
 
@@ -281,7 +281,7 @@ def _by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
 
 def _limits_of(gate: Gate, agent: str) -> AgentLimits:
     limits = {
-        channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in TIERS}
+        channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in BUILT_IN_TIERS}
         for channel in gate.policy.channels
     }
     effective = gate.effective

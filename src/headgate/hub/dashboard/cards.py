@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from headgate.gate import Gate
-from headgate.gate.policy import TIERS
+from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.hub.agents.presence import Presence
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.health import Health, StoreState
@@ -120,7 +120,7 @@ class Cards:
         """The use of the bucket nearest to its limit."""
         nearest: Usage | None = None
         for channel in self._gate.policy.channels:
-            for tier in TIERS:
+            for tier in BUILT_IN_TIERS:
                 decision = await self._gate.apeek(agent, channel, tier)
                 capacity = decision.limit.capacity
                 used = 1 - decision.remaining / capacity if capacity else 1.0
