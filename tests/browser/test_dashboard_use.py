@@ -62,6 +62,23 @@ def test_b7_an_override_set_by_clicking_lifts_the_limit(visitors: Visitors) -> N
         assert [one["by"] for one in changes] == ["admin at 127.0.0.1"] * 4
 
 
+def test_b7_a_tier_of_the_policy_can_be_overridden(visitors: Visitors) -> None:
+    policy = Policy(tiers=["bulk"], limits={"bulk": "2/minute"}, actions={"ws": {"ping": "bulk"}})
+    with running(policy) as hub, hub.agent("planner") as planner:
+        page = visitors.come(hub, ADMIN)
+        ping(planner, 2)
+        expect(card(page, "planner").locator(".usage")).to_contain_text("2 of 2 used, ws bulk")
+        shown = dialog(page, "planner")
+        assert shown.get_by_label("Tier").input_value() == "bulk"
+        expect(shown.get_by_role("row")).to_have_count(5)
+        assert shown.get_by_role("row").all_inner_texts()[4].split() == ["bulk", "2/minute", "2/minute"]
+        assert shown.get_by_label("Tier").locator("option").all_inner_texts() == ["light", "normal", "heavy", "bulk"]
+        shown.get_by_label("Limit", exact=True).fill("7/minute")
+        shown.get_by_role("button", name="Set override").click()
+        expect(shown.get_by_role("status")).to_have_text("It now has its own limit: every channel, bulk, 7/minute.")
+        assert hub.hub.gate.capacity("planner", "http", "bulk") == 7
+
+
 def test_b7_a_refusal_is_shown_in_the_dialog(visitors: Visitors) -> None:
     with running() as hub, hub.agent("planner") as planner:
         planner.ask("channel_subscribe", channel="general")

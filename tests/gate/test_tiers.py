@@ -189,6 +189,15 @@ def test_a11_limits_of_a_tier_of_the_policy_change_at_once(tmp_path: Path) -> No
         assert again.capacity("a", "ws", "bulk") == 5
 
 
+def test_limits_of_an_agent_are_those_that_are_enforced() -> None:
+    agents = {"a": {"ws": {"bulk": "1/s"}}}
+    gate = Gate(Policy(tiers=["bulk"], limits={"bulk": "2/minute"}, agents=agents, exempt=["vip"]))
+    for agent in ("a", "b", "vip"):
+        found = gate.effective.limits_of(agent)
+        assert found == {place: gate.limits_for(agent, *place) for place in gate.policy.limits}
+    assert gate.limits_for("b", "ws", action="ping") == gate.limits_for("b", "ws", "light")
+
+
 # Reloads --------------------------------------------------------------------------------------------------------------
 
 

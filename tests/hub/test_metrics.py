@@ -246,11 +246,12 @@ POLICIES = [
     Policy(),
     Policy(limits={"light": "2/minute"}, warn_at=0.1),
     Policy(channels=["ws", "http", "mail"]),
+    Policy(tiers=["bulk"], limits={"bulk": "2/minute"}),
     Policy(exempt=["a"], addresses={"limit": "1/minute"}),
     Policy(shadow=True),
 ]
 STEP = st.one_of(
-    st.tuples(st.just("check"), st.sampled_from("abc"), st.integers(0, 2), st.sampled_from(["light", "heavy"])),
+    st.tuples(st.just("check"), st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 3)),
     st.tuples(st.just("address"), st.just("10.0.0.1"), st.sampled_from(["request", "registration"])),
     st.tuples(st.just("reload"), st.sampled_from(POLICIES)),
     st.tuples(st.just("override"), st.sampled_from("abc")),
@@ -265,8 +266,8 @@ async def take(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
     """One step of some traffic."""
     if kind == "check":
         agent, channel, tier = given
-        channels = hub.gate.policy.channels
-        await hub.stats.check(agent, channels[channel % len(channels)], tier)
+        channels, tiers = hub.gate.policy.channels, hub.gate.policy.tiers
+        await hub.stats.check(agent, channels[channel % len(channels)], tiers[tier % len(tiers)])
     elif kind == "address":
         await hub.gate.acheck_address(*given)
     elif kind == "reload":

@@ -138,6 +138,11 @@ class Effective:
         rules = self.agents.get(agent)
         return rules is not None and rules.exempt
 
+    def limits_of(self, agent: str) -> Mapping[ChannelTier, Limit]:
+        """All limits of an agent: `UNLIMITED` if it is exempt."""
+        rules = self.agents.get(agent) or _NO_RULES
+        return dict.fromkeys(self.limits, UNLIMITED) if rules.exempt else {**self.limits, **rules.overrides}
+
 
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
     """The rules in effect after these edits to a policy."""

@@ -267,9 +267,9 @@ class Gate(GateChecks, Closable):
         """Whether an agent always passes."""
         return self._lookup.effective.is_exempt(check_agent(agent))
 
-    def limits_for(self, agent: str, channel: str, tier: str) -> Limit:
-        """The limit in effect for an agent now: `UNLIMITED` if it is exempt."""
-        active, _ = self._agent(agent, channel, tier)
+    def limits_for(self, agent: str, channel: str, tier: str | None = None, *, action: str | None = None) -> Limit:
+        """The limit in effect for an agent now, by tier or by action: `UNLIMITED` if it is exempt."""
+        active, _ = self._agent(agent, channel, tier, action)
         return active.limit
 
     def capacity(self, agent: str, channel: str, tier: str) -> int:

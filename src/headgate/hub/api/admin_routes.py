@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, json
 from headgate.errors import InvalidInput, refuse
 from headgate.gate import Gate
 from headgate.gate.changes import default, exemption, override, session_limit
-from headgate.gate.policy import BUILT_IN_TIERS, ChannelTier, Policy, check_agent
+from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.http import describe_decision
 from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.agents.presence import Presence
@@ -240,22 +240,22 @@ async def _remove_override(call: Call, gate: Gate) -> AgentLimits:
 
 def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
     """The limits in a body, as channel (None: every channel), tier and limit: all of them, or an error."""
-    channels = gate.policy.channels
+    channels, tiers = gate.policy.channels, gate.policy.tiers
     found: list[tuple[str | None, str, Limit]] = []
     for name, value in call.body.items():
-        if name in (*BUILT_IN_TIERS, _SESSION):
+        if name in (*tiers, _SESSION):
             found.append((None, name, _limit(name, value)))
         elif name not in channels:
-            refuse("body", f"one of {', '.join([*BUILT_IN_TIERS, *channels, _SESSION])}", name)
+            refuse("body", f"one of {', '.join([*tiers, *channels, _SESSION])}", name)
         elif not isinstance(value, dict):
             refuse(name, "an object with limits by tier, such as {'light': '60/minute'}", value)
         else:
             for tier, text in value.items():
-                if tier not in BUILT_IN_TIERS:
-                    refuse(name, f"one of {', '.join(BUILT_IN_TIERS)}", tier)
+                if tier not in tiers:
+                    refuse(name, f"one of {', '.join(tiers)}", tier)
                 found.append((name, tier, _limit(f"{name}.{tier}", text)))
     if not found:
-        raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(BUILT_IN_TIERS)}, got none")
+        raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(tiers)}, got none")
     return sorted(found, key=lambda one: one[0] is not None)  # those below a channel come last, and prevail there
 
 
@@ -280,19 +280,15 @@ def _by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
 
 
 def _limits_of(gate: Gate, agent: str) -> AgentLimits:
-    limits = {
-        channel: {tier: str(gate.limits_for(agent, channel, tier)) for tier in BUILT_IN_TIERS}
-        for channel in gate.policy.channels
-    }
     effective = gate.effective
     own = effective.session_overrides.get(agent)
     return AgentLimits(
         agent_id=agent,
-        limits=limits,
+        limits=_by_channel(effective.limits_of(agent)),
         override=_by_channel(effective.overrides.get(agent, {})),
         session=str(effective.session_limit_of(agent)),
         session_override=None if own is None else str(own),
-        exempt=gate.is_exempt(agent),
+        exempt=effective.is_exempt(agent),
     )
 
 
@@ -341,7 +337,7 @@ async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
         raise RequestError(400, "invalid", "body: expected a tier or an action, and not both")
     tier = gate.tier_of(channel, body.action) if body.tier is None else body.tier
     if not body.peek:
-        decision = await stats.check(agent, channel, tier, body.cost)
+        decision = await stats.check(agent, channel, tier, body.cost, action=body.action)
     elif body.cost != 1:
         refuse("cost", "1 with peek, which says how much is left for any cost", body.cost)
     else:

@@ -230,9 +230,9 @@ class Api:
             # Agents too: otherwise each could register ten more a minute, and each of those ten more.
             decision = await self._gate.acheck_address(address, "registration")
         elif agent:
-            decision = await self._stats.check(agent, "http", tier)
+            decision = await self._stats.check(agent, "http", tier, action=action)
             if decision.outcome is not Outcome.EXEMPT:
-                limit = self._gate.limits_for(agent, "http", tier)
+                limit = self._gate.limits_for(agent, "http", action=action)
                 limit_headers = self._writer.for_limit(limit, tier).write(decision)
         else:  # unknown callers may share an address, so they get no headers
             decision = await self._gate.acheck_address(address)

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil
 from typing import Final
 
 from msgspec import Struct
 
+from headgate.errors import InvalidInput
 from headgate.gate import Gate
-from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.hub.agents.presence import Presence
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.health import Health, StoreState
@@ -119,8 +120,8 @@ class Cards:
     async def _usage(self, agent: str) -> Usage | None:
         """The use of the bucket nearest to its limit."""
         nearest: Usage | None = None
-        for channel in self._gate.policy.channels:
-            for tier in BUILT_IN_TIERS:
+        for channel, tier in self._gate.policy.limits:
+            with suppress(InvalidInput):  # a reload has removed it since
                 decision = await self._gate.apeek(agent, channel, tier)
                 capacity = decision.limit.capacity
                 used = 1 - decision.remaining / capacity if capacity else 1.0

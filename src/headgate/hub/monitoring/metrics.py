@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from headgate._version import VERSION
 from headgate.gate import Gate
-from headgate.gate.policy import BUILT_IN_TIERS, PURPOSES
+from headgate.gate.policy import PURPOSES
 from headgate.hub.agents.presence import Presence
 from headgate.hub.dashboard.feed import DashboardFeed
 from headgate.hub.messages.messages import MessageBroker
@@ -91,9 +91,10 @@ def _number(name: str, kind: Kind, about: str, read: Callable[[MetricSources], f
 
 
 def _checks(sources: MetricSources) -> dict[Labels, float]:
-    known = product(sources.gate.policy.channels, BUILT_IN_TIERS, [outcome.value for outcome in Outcome])
+    policy = sources.gate.policy
+    known = product(policy.channels, policy.tiers, [outcome.value for outcome in Outcome])
     counts: dict[Labels, float] = dict.fromkeys(known, 0)
-    # Channels that only an earlier policy had stay: a counter never disappears.
+    # Channels and tiers that only an earlier policy had stay: a counter never disappears.
     return counts | {(channel, tier, outcome.value): n for (channel, tier, outcome), n in sources.stats.checks.items()}
 
 

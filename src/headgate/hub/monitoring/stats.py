@@ -98,10 +98,13 @@ class Stats:
         """Seconds since the present slot began."""
         return self._clock.now() % _SLOT_US / 1_000_000
 
-    async def check(self, agent: str, channel: str, tier: str, cost: int = 1) -> Decision:
-        """Check with the gate, and count the decision and the time that it took."""
+    async def check(self, agent: str, channel: str, tier: str, cost: int = 1, *, action: str | None = None) -> Decision:
+        """Check with the gate, and count the decision and the time that it took.
+
+        With the action that has this tier, the check passes also if a reload has just removed the tier.
+        """
         began = perf_counter_ns()
-        decision = await self._gate.acheck(agent, channel, tier, cost=cost)
+        decision = await self._gate.acheck(agent, channel, tier if action is None else None, action=action, cost=cost)
         self.record(agent, channel, tier, decision.outcome, perf_counter_ns() - began)
         return decision
 

@@ -239,8 +239,9 @@ class AgentSockets:
         """Whether the gate lets a frame pass; the agent gets a denial, or a warning if little is left."""
         if isinstance(frame, frames.SessionSignal):  # the session has a limit of its own
             return await self._admit_signal(connection, frame)
-        tier = self._gate.tier_of("ws", _ACTIONS[type(frame)])
-        decision = await self._stats.check(connection.agent, "ws", tier)
+        action = _ACTIONS[type(frame)]
+        tier = self._gate.tier_of("ws", action)
+        decision = await self._stats.check(connection.agent, "ws", tier, action=action)
         if decision.outcome is Outcome.DENY:
             await connection.deny(frame.id, tier, decision)
             return False

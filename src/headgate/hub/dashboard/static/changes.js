@@ -2,8 +2,6 @@
 
 import { element, setAttribute, byId, setText, setVisible, hubUrl } from "./dom.js";
 
-const TIERS = ["light", "normal", "heavy"];
-
 /** `token` returns the admin's token, `agent` the card of an agent. */
 export class Changes {
   #token;
@@ -14,7 +12,6 @@ export class Changes {
   constructor({ token, agent }) {
     this.#token = token;
     this.#agent = agent;
-    byId("override-tier").replaceChildren(...TIERS.map((tier) => element("option", tier)));
     byId("change-close").addEventListener("click", () => byId("change").close());
     byId("override-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -32,7 +29,7 @@ export class Changes {
     setText(byId("change-agent"), name);
     for (const id of ["change-error", "change-done"]) setText(byId(id), "");
     byId("override-form").reset();
-    byId("override-tier").value = this.#agent(name)?.usage?.tier ?? TIERS[0];
+    this.#chooseTier(this.#agent(name)?.usage?.tier);
     this.draw();
     byId("change").showModal();
     await this.#try("", () => {});
@@ -51,6 +48,15 @@ export class Changes {
     const title = agent?.exempt ? "It is exempt: none of these applies" : "Limits in effect; its own are marked";
     setText(byId("limits-title"), title);
     setText(byId("toggle-exempt"), agent?.exempt ? "Hold to limits again" : "Exempt from limits");
+  }
+
+  /** Choose a tier in the form, also one of the policy's own before the hub has listed them. */
+  #chooseTier(tier) {
+    if (!tier) return;
+    const choice = byId("override-tier");
+    const known = [...choice.options].map((option) => option.value);
+    if (!known.includes(tier)) offer(choice, [...known, tier]);
+    choice.value = tier;
   }
 
   #act(id, done, work) {
@@ -91,22 +97,21 @@ export class Changes {
 
   #tabulate({ defaults, overrides }) {
     const channels = Object.keys(defaults);
+    const tiers = Object.keys(defaults[channels[0]]);
     const own = overrides[this.#name] ?? {};
     const heads = ["Tier", ...channels].map((text) => element("th", text));
     for (const head of heads) head.scope = "col";
     byId("limits-head").replaceChildren(...heads);
-    const rows = TIERS.map((tier) => {
+    const rows = tiers.map((tier) => {
       const row = element("tr");
       const head = element("th", tier);
       head.scope = "row";
-      row.append(head, ...channels.map((channel) => cell(own[channel]?.[tier], defaults[channel][tier])));
+      row.append(head, ...channels.map((channel) => cell(limitOf(own[channel], tier), defaults[channel][tier])));
       return row;
     });
     byId("limits-rows").replaceChildren(...rows);
-    const choice = byId("override-channel");
-    if (choice.options.length !== channels.length + 1) {
-      choice.replaceChildren(...["", ...channels].map((channel) => new Option(channel || "every channel", channel)));
-    }
+    offer(byId("override-tier"), tiers);
+    offer(byId("override-channel"), ["", ...channels], "every channel");
   }
 
   async #fetch(method, path, body) {
@@ -126,6 +131,20 @@ export class Changes {
     if (!answer.ok) throw new Error(found.detail ?? `expected an answer from the hub, got status ${answer.status}`);
     return found;
   }
+}
+
+/** Offer these values, and keep the choice if it is among them. */
+function offer(choice, values, nameOfEmpty = "") {
+  const offered = [...choice.options].map((option) => option.value);
+  if (offered.length === values.length && values.every((value, place) => value === offered[place])) return;
+  const chosen = choice.value;
+  choice.replaceChildren(...values.map((value) => new Option(value || nameOfEmpty, value)));
+  if (values.includes(chosen)) choice.value = chosen;
+}
+
+/** The limit of a tier, if there is one. A tier may have the name of a property of every object. */
+function limitOf(limits, tier) {
+  return limits && Object.hasOwn(limits, tier) ? limits[tier] : undefined;
 }
 
 function cell(own, ordinary) {
