@@ -77,6 +77,7 @@ def test_bench_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> N
         ("override ", ["set", "remove", "list"]),
         ("override set --ch", ["--channel"]),
         ("check --tier ", ["light", "normal", "heavy"]),
+        ("replay --tier ", ["light", "normal", "heavy"]),
         ("completion ", ["bash", "zsh", "tcsh"]),
         ("replay ex", ["example.toml"]),
         ("agents --tok", ["--token-file"]),

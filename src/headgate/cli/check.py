@@ -13,7 +13,7 @@ from headgate.cli.parser import Commands, add_command, whole_number
 from headgate.cli.terminal import GREEN, RED, YELLOW, coloured, print_error, print_json, waiting_for
 from headgate.errors import HeadgateError, InvalidInput, printable
 from headgate.gate import Gate
-from headgate.gate.policy import BUILT_IN_TIERS, Policy, PolicyError
+from headgate.gate.policy import Policy, PolicyError
 from headgate.http import describe_decision
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
@@ -53,9 +53,7 @@ def add(commands: Commands) -> None:
     )
     check.add_argument("agent", metavar="AGENT", help="name of the agent, or key")
     request = check.add_mutually_exclusive_group()
-    request.add_argument(
-        "--tier", choices=BUILT_IN_TIERS, metavar="T", help=f"tier of the request: {', '.join(BUILT_IN_TIERS)}"
-    )
+    request.add_argument("--tier", metavar="T", help="tier of the request, such as heavy")
     request.add_argument("--action", metavar="A", help="action, such as message; the policy maps it to a tier")
     request.add_argument(
         "--limit", metavar="LIMIT", help="limit, such as 10/minute, instead of a policy; requires --store"
@@ -156,7 +154,7 @@ def _in_time(decide: Callable[[], T]) -> T:
 def _by_gate(options: argparse.Namespace, policy: Policy, store: Store) -> tuple[dict[str, Any], Decision]:
     agent, channel, cost = options.agent, options.channel or _CHANNEL, options.cost or 1
     with Gate(policy, store=store) as gate:
-        tier = options.tier or gate.tier_of(channel, options.action)
+        tier = gate.tier_of(channel, options.action) if options.tier is None else options.tier
         if options.peek:
             decision = gate.peek(agent, channel, tier)
         else:

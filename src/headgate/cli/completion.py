@@ -5,6 +5,7 @@ from functools import partial
 from typing import Final
 
 from headgate.cli.parser import Commands, add_command, requires
+from headgate.gate.policy import BUILT_IN_TIERS
 
 _SHELLS: Final = ("bash", "zsh", "tcsh")
 
@@ -29,6 +30,8 @@ def _run(root: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     for action in _actions(root):
         if action.metavar in ("FILE", "LOG"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.dest == "tier":
+            action.choices = BUILT_IN_TIERS  # a policy may have more, which the shell can't know
     print(shtab.complete(root, options.shell))
     return 0
 

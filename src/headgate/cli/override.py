@@ -7,7 +7,6 @@ from headgate.cli.hub_api import HubApi, add_agent_command, add_hub_options, hub
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import Column, print_error, print_json, print_table
 from headgate.errors import HeadgateError, printable
-from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.limits.notation import parse
 
 _SESSION: Final = "session"
@@ -34,7 +33,7 @@ def add(commands: Commands) -> None:
         action=_TierLimits,
         nargs="+",
         metavar="TIER=LIMIT",
-        help=f"tier ({', '.join(BUILT_IN_TIERS)}) and its limit; session: the limit of each of its sessions",
+        help="tier, such as heavy, and its limit; session: the limit of each of its sessions",
     )
     verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http; not for sessions")
     add_agent_command(
@@ -55,10 +54,9 @@ def add(commands: Commands) -> None:
 
 def _tier_limit(text: str) -> tuple[str, str]:
     tier, equals, limit = text.partition("=")
-    if not equals or tier not in (*BUILT_IN_TIERS, _SESSION):
+    if not equals or not tier.isidentifier():  # the hub knows the tiers of its policy
         raise argparse.ArgumentTypeError(
-            f"expected a tier ({', '.join(BUILT_IN_TIERS)}, or {_SESSION}) and a limit, such as heavy=100/minute, "
-            f"got {text!r}"
+            f"expected a tier (or {_SESSION}) and a limit, such as heavy=100/minute, got {text!r}"
         )
     try:
         parse(limit)
