@@ -312,7 +312,6 @@ def test_a_page_without_denials_says_so(tmp_path: Path) -> None:
         (["x", "--worst", "ten"], "argument --worst: expected a whole number from 1 to 1000, got 'ten'"),
         (["x", "--format", "xml"], "argument --format: expected one of access, json, csv, got 'xml'"),
         (["x", "--key", "ip"], "argument --key: expected one of auto, user, address, got 'ip'"),
-        (["x", "--tier", "hevy"], "argument --tier: expected one of light, normal, heavy, got 'hevy'"),
         (["x", "--route", "POST"],
          "argument --route: expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got 'POST'"),
         (["x", "--field", "user=id"],
@@ -355,6 +354,7 @@ def test_failures_are_one_line_errors(log: str, tmp_path: Path, capsys: pytest.C
         "can't read the log: No such file or directory; '-' reads standard input\n"
     )
     assert refused(log, "--channel", "grpc") == "channel: expected one of ws, http, got 'grpc'\n"
+    assert refused(log, "--tier", "hevy") == "tier: expected one of light, normal, heavy, got 'hevy'\n"
 
 
 @pytest.fixture

@@ -22,12 +22,13 @@ LIMITS = [
     "7/year burst 300",  # so slow that its tick is coarse
 ]  # fmt: skip
 limits = st.sampled_from(LIMITS)
-tiers = st.sampled_from(["light", "normal", "heavy"])
+tiers = st.sampled_from(["light", "normal", "heavy", "bulk"])
 channels = st.sampled_from(["ws", "http"])
 agents = st.sampled_from(["a", "b", "exempt", "own", "watched", "a:ws"])
 policies = st.fixed_dictionaries(
     {
-        "limits": st.fixed_dictionaries({"light": limits, "normal": limits, "heavy": limits}),
+        "tiers": st.just(["bulk"]),
+        "limits": st.fixed_dictionaries({"light": limits, "normal": limits, "heavy": limits, "bulk": limits}),
         "warn_at": st.sampled_from([0, 0.333, 0.8, 1]),
         "shadow": st.one_of(st.booleans(), st.just(["heavy"])),
         "exempt": st.just(["exempt"]),

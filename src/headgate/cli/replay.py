@@ -29,7 +29,7 @@ from headgate.cli.terminal import (
     print_table,
 )
 from headgate.errors import HeadgateError, InvalidInput, printable
-from headgate.gate.policy import BUILT_IN_TIERS, UNKNOWN_TIER, Policy
+from headgate.gate.policy import UNKNOWN_TIER, Policy
 from headgate.replay.options import FIELDS, FORMATS, KEYS, LogOptions, RouteRule
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def _add_log_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--channel", default="http", metavar="C", help="channel of lines without one (default: http)")
     how.add_argument(
         "--tier",
-        choices=BUILT_IN_TIERS,
         default=UNKNOWN_TIER,
         metavar="T",
         help=f"tier of lines without a tier or an action (default: {UNKNOWN_TIER})",

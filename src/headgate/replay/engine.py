@@ -15,7 +15,7 @@ from headgate.errors import refuse
 from headgate.gate._hot import GateChecks
 from headgate.gate.changes import effective
 from headgate.gate.lookup import AGENTS, Lookup
-from headgate.gate.policy import BUILT_IN_TIERS, UNKNOWN_TIER, ChannelTier, Policy
+from headgate.gate.policy import UNKNOWN_TIER, ChannelTier, Policy
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import Offence
@@ -143,8 +143,8 @@ class PolicyReplay:
             refuse("channel", f"one of {', '.join(self.policy.channels)}", channel)
         if tier is None:
             tier = self.policy.tier_of(channel, action or "") or UNKNOWN_TIER
-        elif tier not in BUILT_IN_TIERS:
-            refuse("tier", f"one of {', '.join(BUILT_IN_TIERS)}", tier)
+        elif tier not in self.policy.tiers:
+            refuse("tier", f"one of {', '.join(self.policy.tiers)}", tier)
         return self.tiers[channel, tier]
 
     def take_counts(self) -> Counts:
@@ -258,6 +258,7 @@ class Classifier:
 
     def __init__(self, policies: Sequence[PolicyReplay]) -> None:
         self._policies: Final = policies
+        self._tiers: Final = {tier for policy in policies for tier in policy.policy.tiers}
         self._cache: Final[dict[tuple[str, str | None, str | None], TierReplays]] = {}
         self.unknown_actions: Final[dict[str, None]] = {}
         """The first few actions that the first policy doesn't classify."""
@@ -273,6 +274,10 @@ class Classifier:
             if len(self._cache) < _MAX_CLASSIFIED and len(action or "") <= _MAX_ACTION:
                 self._cache[channel, tier, action] = found
         return found
+
+    def tier_or_action(self, kind: str) -> tuple[str | None, str | None]:
+        """A name as a tier, if any policy has such a tier, or as an action."""
+        return (kind, None) if kind in self._tiers else (None, kind)
 
     def knows(self, channel: str, action: str) -> bool:
         """Whether any policy classifies an action."""

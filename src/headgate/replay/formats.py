@@ -85,7 +85,7 @@ class LogParser:
         self.count = 0
         """Lines so far."""
         self._names: Final = {what: options.fields.get(what, what) for what in FIELDS}
-        self._routes: Final = [(route.matcher(), (route.tier, route.action)) for route in options.routes]
+        self._routes: Final = [(route.matcher(), classifier.tier_or_action(route.kind)) for route in options.routes]
         self._routed: Final[dict[str, tuple[str | None, str | None]]] = {}
 
     def requests(self, lines: Sequence[str]) -> Iterator[LoggedRequest]:

@@ -7,7 +7,7 @@ from fnmatch import translate
 from typing import Final, NamedTuple
 
 from headgate.errors import InvalidInput
-from headgate.gate.policy import BUILT_IN_TIERS, UNKNOWN_TIER
+from headgate.gate.policy import UNKNOWN_TIER
 
 FORMATS: Final = ("access", "json", "csv")
 KEYS: Final = ("auto", "user", "address")
@@ -19,23 +19,22 @@ class RouteRule(NamedTuple):
 
     method: str
     path: str
-    tier: str | None
-    action: str | None
+    kind: str
+    """A tier of the policies, or else an action, which each policy classifies."""
 
     @classmethod
     def parse(cls, text: str) -> "RouteRule":
         """Parse a rule such as "POST /api/tasks=heavy"; `InvalidInput` for anything else.
 
         >>> RouteRule.parse("GET /api/*=get_agents")
-        RouteRule(method='GET', path='/api/*', tier=None, action='get_agents')
+        RouteRule(method='GET', path='/api/*', kind='get_agents')
         """
         request, _, kind = text.rpartition("=")
         method, _, path = request.strip().partition(" ")
         kind, path = kind.strip(), path.strip()
         if not method or not path.startswith(("/", "*")) or not kind:
             raise InvalidInput(f"expected METHOD PATH=TIER, such as 'POST /api/tasks=heavy', got {text!r}")
-        tier, action = (kind, None) if kind in BUILT_IN_TIERS else (None, kind)
-        return cls(method.upper(), path, tier, action)
+        return cls(method.upper(), path, kind)
 
     def matcher(self) -> Callable[[str], object]:
         """A function that says whether "METHOD /path" matches."""

@@ -72,13 +72,20 @@ class LogSet(Closable):
         return [log for _, log in sorted(found, key=lambda one: one[0])]
 
     def _check_options(self, classifier: Classifier) -> None:
-        """Refuse a channel or an action that no policy knows, before anything is read."""
-        classifier.classify(self.options.channel, self.options.tier, None)
+        """Refuse a channel or a tier that a policy lacks, or an action that none knows, before anything is read."""
+        channel = self.options.channel
+        classifier.classify(channel, self.options.tier, None)
         for route in self.options.routes:
-            if route.action is not None and not classifier.knows(self.options.channel, route.action):
+            where = f"route '{route.method} {route.path}'"
+            tier, action = classifier.tier_or_action(route.kind)
+            if action is None:
+                try:
+                    classifier.classify(channel, tier, None)
+                except InvalidInput as error:
+                    raise InvalidInput(f"{where}: {error}") from None
+            elif not classifier.knows(channel, action):
                 raise InvalidInput(
-                    f"route '{route.method} {route.path}': expected a tier or an action of the policy for channel "
-                    f"{self.options.channel}, got {route.action!r}"
+                    f"{where}: expected a tier or an action of the policy for channel {channel}, got {action!r}"
                 )
 
     def report(self, on_progress: OnProgress | None, lines: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from headgate.gate.policy import BUILT_IN_TIERS, ChannelTier, Policy
+from headgate.gate.policy import ChannelTier, Policy
 from headgate.replay.engine import DENIED, EXEMPT, Classifier, PolicyReplay, TierReplays
 from headgate.replay.formats import UnusedLines
 from headgate.replay.player import LogSet, OnProgress
@@ -104,7 +104,7 @@ def suggest(logs: LogSet, policy: Policy, share: Fraction, on_progress: OnProgre
     Each limit is tried alone: without an enforced backoff and without shadow mode. Agents that are exempt, or have an
     override for that channel and tier, are left out: the limit doesn't apply to them.
     """
-    searches = {tier: _Search(share) for tier in BUILT_IN_TIERS}
+    searches = {tier: _Search(share) for tier in policy.tiers}
     while any([search.tries for search in searches.values()]):
         trials = _Trials(policy, {tier: search.tries for tier, search in searches.items()})
         _try(logs, trials, {tier: search.costs for tier, search in searches.items()}, on_progress)
@@ -136,7 +136,7 @@ def _try(logs: LogSet, trials: _Trials, costs: Mapping[str, set[int]], on_progre
 def _trial(policy: Policy, limit: int) -> PolicyReplay:
     """A replay of a policy that has this limit in every tier."""
     settings = policy.settings() | {"exempt": [], "agents": {}, "shadow": False, "warn_at": 1, "backoff": {}}
-    settings["limits"] = dict.fromkeys(BUILT_IN_TIERS, f"{limit}/minute")
+    settings["limits"] = dict.fromkeys(policy.tiers, f"{limit}/minute")
 
     def left_out(place: ChannelTier) -> frozenset[str]:
         return policy.exempt.union([agent for agent, own in policy.overrides.items() if place in own])
