@@ -1,21 +1,25 @@
 """The counters of an edge: a limiter, or a gate by agent or by address, behind one interface."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.errors import InvalidInput
 from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
+from headgate.gate.policy import UNKNOWN_TIER
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Limit, Outcome
 from headgate.stores.memory import in_process
 
 Decided: TypeAlias = Decision | Awaitable[Decision]
+
+_log = logging.getLogger("headgate")
 
 _LONGEST_KEY: Final = 256
 _NO_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the address that a gate counts for peers without one
@@ -113,17 +117,48 @@ def limiter_counter(limiter: Limiter, label: str, *, awaits: bool) -> RequestCou
 
 
 def agent_counter(gate: Gate, channel: str, *, awaits: bool) -> RequestCounter:
-    """Counts agents with a gate, on one of its channels."""
+    """Counts agents with a gate, on one of its channels. A tier that a reload has removed counts as normal."""
     awaits = awaits and in_process(gate.store) is None
-    check = gate.acheck if awaits else gate.check
-    charge = gate.acharge if awaits else gate.charge
-    refund = gate.arefund if awaits else gate.refund
+    logged: set[str] = set()
+
+    def tier_instead(tier: str) -> str:
+        """The tier to try after one was refused: the same, if the policy has it."""
+        if tier in gate.policy.tiers:
+            return tier
+        if tier not in logged:
+            logged.add(tier)
+            _log.warning("the policy no longer has the tier %s: taken as %s", tier, UNKNOWN_TIER)
+        return UNKNOWN_TIER
+
+    def counted(verb: Callable[..., Any]) -> Callable[[str, str, int], Decided]:
+        def count(key: str, tier: str, cost: int) -> Decided:
+            try:
+                decided: Decided = verb(key, channel, tier, cost=cost)
+            except InvalidInput:
+                decided = verb(key, channel, tier_instead(tier), cost=cost)
+            return decided
+
+        async def acount(key: str, tier: str, cost: int) -> Decision:
+            try:
+                decision: Decision = await verb(key, channel, tier, cost=cost)
+            except InvalidInput:
+                decision = await verb(key, channel, tier_instead(tier), cost=cost)
+            return decision
+
+        return acount if awaits else count
+
+    def limit(key: str, tier: str) -> Limit:
+        try:
+            return gate.limits_for(key, channel, tier)
+        except InvalidInput:
+            return gate.limits_for(key, channel, tier_instead(tier))
+
     return RequestCounter(
         awaits,
-        lambda key, tier, cost: check(key, channel, tier, cost=cost),
-        lambda key, tier, cost: charge(key, channel, tier, cost),
-        lambda key, tier, cost: refund(key, channel, tier, cost),
-        lambda key, tier: gate.limits_for(key, channel, tier),
+        counted(gate.acheck if awaits else gate.check),
+        counted(gate.acharge if awaits else gate.charge),
+        counted(gate.arefund if awaits else gate.refund),
+        limit,
         lambda tier: tier,
     )
 

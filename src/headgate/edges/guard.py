@@ -24,7 +24,7 @@ from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
 from headgate.errors import HeadgateError, InvalidInput, refuse, refuse_option
 from headgate.flow import Flow, adrive, drive
 from headgate.gate import Gate
-from headgate.gate.policy import BUILT_IN_TIERS, check_agent
+from headgate.gate.policy import check_agent
 from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
@@ -168,6 +168,7 @@ class Guard:
         self._by_key: RequestCounter
         self._by_address: RequestCounter
         self._routes: RoutePatterns[_Route] | None = None
+        self._first_tiers: tuple[str, ...] = ()  # of the gate's policy when the guard was made
         if gate is not None:
             self._use_gate(gate, routes, limiter)
         else:
@@ -183,9 +184,10 @@ class Guard:
         self._limiter = Limiter(UNLIMITED, store=gate.store)
         self._by_key = agent_counter(gate, "http", awaits=self._awaits)
         self._by_address = address_counter(gate, awaits=self._awaits)
+        self._first_tiers = gate.policy.tiers
         for tier in (self._tier, *routes.values()):
-            if tier not in BUILT_IN_TIERS:
-                refuse(f"{self._where} tier", f"one of {', '.join(BUILT_IN_TIERS)}", tier)
+            if tier not in self._first_tiers:
+                refuse(f"{self._where} tier", f"one of {', '.join(self._first_tiers)}", tier)
         if routes:
             own = self._by_key, self._by_address
             tiers: dict[str, _Route] = {pattern: (*own, str(tier)) for pattern, tier in routes.items()}
@@ -251,8 +253,7 @@ class Guard:
             routes = self._routes.find(request.method, request.route_path())
         if self._tier_function is not None:
             tier = yield self._tier_function(request)
-            if tier not in BUILT_IN_TIERS:
-                refuse(f"{self._where} tier", f"a function that returns one of {', '.join(BUILT_IN_TIERS)}", tier)
+            self._check_tier(tier)
             routes = [(by_key, by_address, tier) for by_key, by_address, _ in routes]
         cost = self._cost
         if self._cost_function is not None:
@@ -269,6 +270,12 @@ class Guard:
         else:
             counter, tier, decision = yield from check_all(counters, key, cost)
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name))
+
+    def _check_tier(self, tier: object) -> None:
+        """Refuse what isn't a tier. One that a reload has removed is: the counter knows what to do."""
+        if tier not in self._first_tiers and self._gate is not None and tier not in self._gate.policy.tiers:
+            known = ", ".join(self._gate.policy.tiers)
+            refuse(f"{self._where} tier", f"a function that returns one of {known}", tier)
 
     def _valid_key(self, key: object) -> str | None:
         """The key that the user's function has returned. A name that can't be an agent's is anonymous."""
