@@ -312,15 +312,12 @@ class _Reader:
     def _defaults(self, given: Mapping[str, Any]) -> dict[ChannelTier, Limit]:
         """The limit of every channel and tier. A tier that the policy adds has none unless it is given."""
         limits = self._limits("limits", given)
+        tables = {channel: given.get(channel) for channel in self._channels}
         for tier in self._tiers[len(BUILT_IN_TIERS) :]:
-            tables = {channel: given.get(channel) for channel in self._channels}
-            missing = [
-                channel for channel, table in tables.items() if not (isinstance(table, Mapping) and tier in table)
-            ]
-            if missing and tier not in given:
-                self.mistakes.append(
-                    f"limits.{tier}: expected a limit, as for every tier in tiers, got none for {', '.join(missing)}"
-                )
+            without = [name for name, table in tables.items() if not isinstance(table, Mapping) or tier not in table]
+            if without and tier not in given:
+                where = "" if len(without) == len(tables) else f" for {', '.join(without)}"
+                self.mistakes.append(f"limits.{tier}: expected a limit, since tiers lists {tier}, got none{where}")
         return {
             (channel, tier): limits.get((channel, tier)) or parse(_LIMITS.get(tier, "unlimited"))
             for channel in self._channels
