@@ -30,9 +30,13 @@ def _run(root: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     for action in _actions(root):
         if action.metavar in ("FILE", "LOG"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif action.dest == "tier":
-            action.choices = BUILT_IN_TIERS  # a policy may have more, which the shell can't know
-    print(shtab.complete(root, options.shell))
+    tiers = [action for action in _actions(root) if action.dest == "tier"]
+    for action in tiers:
+        action.choices = BUILT_IN_TIERS  # offered, as a shell can't know those of a policy
+    script = shtab.complete(root, options.shell)
+    for action in tiers:
+        action.choices = None  # the parser is used again
+    print(script)
     return 0
 
 
