@@ -47,7 +47,7 @@ def limits(*found: ServiceLimit) -> RateLimitHeaders:
     return RateLimitHeaders((), found)
 
 
-def remaining_and_reset(headers: RateLimitHeaders) -> tuple[int, int | None]:
+def remaining_and_reset(headers: RateLimitHeaders) -> tuple[int, float | None]:
     (limit,) = headers.limits
     return limit.remaining, limit.reset
 

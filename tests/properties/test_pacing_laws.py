@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headgate import Limiter, ManualClock, MemoryStore, SlidingWindow, TokenBucket, per_minute
 from headgate.client.pacing import LONGEST, PROMPT, SECOND, Pace, SentRequest
-from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit, read_headers
+from headgate.http import DatedLimit, QuotaPolicy, RateLimitHeaders, ServiceLimit, read_headers
 from tests.support.rate_limit_headers import format_headers, headers_of
 
 pytestmark = pytest.mark.once
@@ -161,7 +161,7 @@ class Client:
             self.passed.append(sent.at)
         else:
             self._line += 1
-            self._asked_until = max(self._asked_until, now + said.retry_after * SECOND)
+            self._asked_until = max(self._asked_until, now + round(said.retry_after * SECOND))
             if self.heard and self.heard[0] < sent.at:
                 self.in_vain.append(sent.at)
         self.heard.append(now)
@@ -264,13 +264,17 @@ def test_waits_are_respected_and_all_requests_pass_despite_other_clients_and_los
 
 figures = st.one_of(st.integers(0, 100), st.sampled_from([0, 1, 10**9, 999_999_999_999_999]))
 names = st.sampled_from(["a", "b", ""])
-quotas = st.builds(QuotaPolicy, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes"]))
+resets = st.none() | figures | st.floats(0, 10**9)
+quotas = st.builds(QuotaPolicy, names, figures, st.none() | figures, st.sampled_from(["requests", "bytes", "tokens"]))
 anything = st.builds(
     RateLimitHeaders,
     st.lists(quotas, max_size=3).map(tuple),
-    st.lists(st.builds(ServiceLimit, names, figures, st.none() | figures), max_size=3).map(tuple),
-    st.none() | figures,
+    st.lists(
+        st.builds(ServiceLimit, names, figures, resets) | st.builds(DatedLimit, names, figures, resets), max_size=3
+    ).map(tuple),
+    resets,
 )
+expected = st.one_of(st.none(), figures, st.dictionaries(names, figures))
 
 
 answers = st.tuples(anything, st.sampled_from([200, 429, 503]), st.integers(0, 10**9))
@@ -284,15 +288,15 @@ def test_every_wait_ends_whatever_the_server_says(
     pace, now = Pace(), 0
     waiting: list[SentRequest] = []
     for said, status, passes in course:
-        waiting += [pace.send(now) for _ in range(data.draw(st.integers(1, 3)))]
+        waiting += [pace.send(now, data.draw(expected)) for _ in range(data.draw(st.integers(1, 3)))]
         now += passes
         sent = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
         pace.answer(sent, now, status, said, jitter=0.03)
-    began = now
-    for _ in range(5):
-        when, _ = pace.earliest(now)
+    began, tokens = now, data.draw(expected)
+    for _ in range(len(waiting) + len(course) + 5):  # each of those in flight may have cost more than was left
+        when, _ = pace.earliest(now, tokens)
         if when <= now:
             break
         now = when
-    assert pace.earliest(now)[0] <= now
+    assert pace.earliest(now, tokens)[0] <= now
     assert now - began <= LONGEST * 2 * (len(waiting) + len(course))

@@ -13,22 +13,29 @@ of several responses, gains from the moment of the estimate; anything else, such
 nothing before the moment that the server has named, and from then on at the policy's rate. That is never more than is
 safe to assume: the next response says more.
 
-Times are whole microseconds. So are amounts: a request costs as much as the policy's window is long.
+Under a policy that counts tokens, as servers of language models have, a request costs what the caller expects of it, or
+else what requests have cost lately: that is an estimate, where all else is exact. See `_PolicyState`.
+
+Times are whole microseconds. So are amounts: a request, or a token, costs as much as the policy's window is long.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
+from headgate.http import DatedLimit, QuotaPolicy, RateLimitHeaders, ServiceLimit
 
 SECOND: Final = 1_000_000
 PROMPT: Final = SECOND
 """Within this time a request is judged, though its answer may take longer."""
 LONGEST: Final = 86_400 * SECOND
 """The longest wait that a server is obeyed for: after that, it is asked again."""
+Tokens: TypeAlias = int | Mapping[str, int] | None
+"""What a request is expected to cost under policies that count tokens: under all, or under some by name."""
 _DEFAULT_WINDOW: Final = 60 * SECOND  # where the server doesn't state the window, nor a longer wait
+_USUAL_WINDOWS: Final = (60 * SECOND, 3600 * SECOND, 86_400 * SECOND)  # of buckets that don't state theirs
+_COSTS: Final = 10  # recent requests, or groups of concurrent ones, by which the cost of the next is estimated
 _MOST_POLICIES: Final = 32  # of one server; more are not remembered
 _MOST_ESTIMATES: Final = 8  # of one policy: what they cost is in proportion to each request in flight
 _MOST_SENT: Final = 10_000  # requests that are remembered; answers to older ones are ignored
@@ -43,6 +50,8 @@ class SentRequest:
     number: int
     """Its position in the sequence of all requests and answers of this server."""
     at: int
+    tokens: Tokens = None
+    """Its expected cost, if the caller knows."""
     answered: int | None = None
     """The position of its answer in the same sequence."""
     done: bool = False
@@ -82,29 +91,30 @@ class Pace:
         self._limited_since: int | None = None
         self._cautious = False  # the server has denied without stating figures
 
-    def earliest(self, now: int) -> tuple[int, str]:
+    def earliest(self, now: int, tokens: Tokens = None) -> tuple[int, str]:
         """When the next request may be sent if no answer comes until then, and why not earlier.
 
-        A moment that isn't after `now` means at once.
+        A moment that isn't after `now` means at once. `tokens` is its expected cost where tokens are counted.
         """
         when, why = self._closed_until, "the server asked to wait"
         free = self._next_in_flight()
         if free > when:
             when, why = free, "the first answers tell how much may be sent"
         for (name, _), policy in self._policies.items():
-            free = policy.earliest(now)
+            free = policy.earliest(now, tokens)
             if free > when:
-                when, why = free, f"nothing is left under {name!r}" if name else "nothing is left"
+                left = "too little is left" if policy.unit == "tokens" else "nothing is left"
+                when, why = free, f"{left} under {name!r}" if name else left
         return when, why
 
-    def hopeless(self, now: int, end: int) -> bool:
-        """Whether no request can be sent until `end`, whatever the answers to those in flight."""
-        return self.earliest(now)[0] > end and (self._closed_until > end or not self._in_flight)
+    def hopeless(self, now: int, end: int, tokens: Tokens = None) -> bool:
+        """Whether the request can't be sent until `end`, whatever the answers to those in flight."""
+        return self.earliest(now, tokens)[0] > end and (self._closed_until > end or not self._in_flight)
 
-    def send(self, now: int) -> SentRequest:
+    def send(self, now: int, tokens: Tokens = None) -> SentRequest:
         """Note that a request is sent."""
         self._sequence += 1
-        sent = SentRequest(self._sequence, now)
+        sent = SentRequest(self._sequence, now, tokens)
         self._sent.append(sent)
         self._in_flight[sent.number] = sent
         if self._limited_since is None:
@@ -138,9 +148,10 @@ class Pace:
                 empty = not limit.remaining or (sent.denied and limit in binding)
                 quota = quotas.get((limit.name, limit.partition))
                 policy.learn(sent, now, limit, quota, empty, jitter, reversed(self._sent))
+                policy.learn_cost(sent, now, limit, len(self._in_flight))
         self._forget_judged(now)
         if sent.denied or (status == 503 and headers.retry_after is not None):
-            self._wait(now, max([headers.retry_after or 0, *(limit.reset or 0 for limit in binding)]), jitter)
+            self._wait(now, max([_us(headers.retry_after or 0), *map(self._stated_wait, binding)]), jitter)
             if not limits:  # how many may follow has to be found out, with few at first
                 self._most_in_flight, self._limited_since, self._cautious = 1, self._closed_until, True
             return True
@@ -156,16 +167,21 @@ class Pace:
 
     def _policy(self, limit: ServiceLimit) -> "_PolicyState":
         key = (limit.name, limit.partition)
-        policy = self._policies.pop(key, None) or _PolicyState()
+        policy = self._policies.pop(key, None) or _PolicyState(limit.name)
         if len(self._policies) >= _MOST_POLICIES:
             del self._policies[next(iter(self._policies))]
         self._policies[key] = policy  # the most recent is last
         return policy
 
-    def _wait(self, now: int, seconds: int, jitter: float) -> None:
+    def _stated_wait(self, limit: ServiceLimit) -> int:
+        """The wait that an exhausted limit asks for. What a bucket states may be the time until it is full again."""
+        policy = self._policies.get((limit.name, limit.partition))
+        return 0 if limit.reset is None or (policy is not None and policy.fills) else _wait_of(limit)
+
+    def _wait(self, now: int, stated: int, jitter: float) -> None:
         """Send nothing for so long; where the server states no wait, longer with each denial."""
-        wait = _us(seconds) or min(SECOND << self._denials, _MOST_BACKOFF)
-        self._denials = 0 if seconds else min(self._denials + 1, 10)
+        wait = stated or min(SECOND << self._denials, _MOST_BACKOFF)
+        self._denials = 0 if stated else min(self._denials + 1, 10)
         self._closed_until = max(self._closed_until, now + wait + int(wait * jitter))
 
     def _next_in_flight(self) -> int:
@@ -183,18 +199,46 @@ class Pace:
 
 
 class _PolicyState:
-    """The state of one policy of a server."""
+    """The state of one policy of a server.
 
-    def __init__(self) -> None:
+    The cost of a request is 1. If the policy counts tokens, it is estimated: as what the caller expects, or else as the
+    highest of what recent requests have cost, which the falling remainder tells; what others spend under the same
+    policy counts as theirs. Requests in flight at the same time can't be told apart: their average counts. The first
+    response tells the quota that is lacking, so its request has cost no more; at least one request is sent while
+    anything is left. No cost is estimated at more than the quota, so every request is sent at the latest when all of
+    that is back.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.unit = "requests"
         self._estimates: list[_Estimate] = []
         self._quota, self._window = 1, _DEFAULT_WINDOW
         self._steady = False  # it fills as a bucket does
+        self.fills = False  # and the stated time is always that until it is full: the latest response has shown it
         self._mark: tuple[int, int] | None = None  # an earlier remaining quota, and the time until all was back
+        self._costs: deque[int] = deque(maxlen=_COSTS)
+        self._first_cost = 1  # until there is one of those
+        self._before: tuple[int, int, int] | None = None  # a remaining quota, its moment, and that of its reset
+        self._sent_before = 0  # requests that were in flight then; it may include them or not
+        self._sent_since = 0  # requests that were sent since then
+        self._lowest = 0  # the lowest remaining quota since then
 
-    def earliest(self, now: int) -> int:
-        return max((estimate.earliest(now, self._steady) for estimate in self._estimates), default=0)
+    def earliest(self, now: int, tokens: Tokens) -> int:
+        cost = self.cost(tokens)
+        return max((estimate.earliest(now, self._steady, cost) for estimate in self._estimates), default=0)
+
+    def cost(self, tokens: Tokens) -> int:
+        """The expected cost of a request, in units of the policy; `tokens` is what the caller expects."""
+        if self.unit != "tokens":
+            return 1
+        expected = tokens.get(self._name) if isinstance(tokens, Mapping) else tokens
+        if expected is None:
+            expected = max(self._costs, default=self._first_cost)
+        return max(expected, 1)
 
     def spend(self, sent: SentRequest) -> None:
+        self._sent_since += 1
         for estimate in self._estimates:
             estimate.unseen.append(sent)
 
@@ -215,11 +259,15 @@ class _PolicyState:
         if any(sent.certainly_before(estimate.sent) for estimate in self._estimates):
             return  # there is a later estimate
         since = min(now, sent.at + PROMPT)
-        self._learn_rate(sent, limit, quota)
-        if quota is not None and quota.unit != "requests" and not empty:
+        late = now - since if isinstance(limit, DatedLimit) else 0
+        reset = None if limit.reset is None else _wait_of(limit) + late
+        self._learn_rate(sent, limit, quota, reset, since)
+        if self.unit not in ("requests", "tokens") and not empty:
             return  # the cost of a request in that unit isn't known, and some is left
-        wait = self._window if limit.reset is None else _us(limit.reset)
-        if empty and limit.reset is None:
+        if self.fills:
+            empty = False  # the next passes long before the stated time, when all is back
+        wait = self._window if reset is None else reset
+        if empty and reset is None:
             wait = -(-self._window // self._quota)
         unseen = []
         for one in log:
@@ -229,7 +277,37 @@ class _PolicyState:
                 unseen.append(one)
         amount = 0 if empty else limit.remaining * self._window
         again = since + wait + int(wait * jitter)
-        self._add(_Estimate(sent, amount, self._quota, self._window, since, again, empty, unseen[::-1]))
+        self._add(_Estimate(self, sent, amount, self._quota, self._window, since, again, empty, unseen[::-1]))
+
+    def learn_cost(self, sent: SentRequest, now: int, limit: ServiceLimit, in_flight: int) -> None:
+        """Learn what requests cost under a policy that counts tokens."""
+        if self.unit != "tokens":
+            return
+        if sent.denied:
+            self._sent_since = max(self._sent_since - 1, 0)
+            return
+        if self._before is None:
+            self._lowest = limit.remaining
+            self._first_cost = min(self._quota - limit.remaining, limit.remaining)
+        else:
+            before, since, again = self._before
+            self._lowest = min(self._lowest, limit.remaining)
+            if sent.at < since:
+                return
+            counted = self._sent_since - in_flight
+            countable = counted >= max(2 * (in_flight + self._sent_before), 1)
+            if in_flight and not countable:
+                return  # too many requests may be included or not
+            if self._steady:
+                before = min(before + (sent.at - since) * self._quota // self._window, self._quota)
+            elif sent.at >= again + PROMPT:
+                before, self._lowest = self._quota, limit.remaining
+            if countable and before > self._lowest:  # which includes all that were answered: rather too high a cost
+                self._costs.append(-(-(before - self._lowest) // counted))
+        start = now if isinstance(limit, DatedLimit) else sent.at
+        again = start + (self._window if limit.reset is None else _wait_of(limit))
+        self._before = self._lowest, sent.at, again
+        self._sent_before, self._sent_since = in_flight, 0
 
     def _add(self, new: "_Estimate") -> None:
         """Add an estimate, in place of those that allow more in every respect."""
@@ -245,21 +323,26 @@ class _PolicyState:
             oldest, next_oldest, *others = self._estimates
             self._estimates = [oldest.merged(next_oldest), *others]
 
-    def _learn_rate(self, sent: SentRequest, limit: ServiceLimit, quota: QuotaPolicy | None) -> None:
-        """Note quota and window, and find out whether the limit is a bucket that fills steadily.
+    def _learn_rate(
+        self, sent: SentRequest, limit: ServiceLimit, quota: QuotaPolicy | None, reset: int | None, since: int
+    ) -> None:
+        """Note unit, quota and window, and find out whether the limit is a bucket that fills steadily.
 
         A bucket that lacks n tokens is full after n refill intervals, so each request lengthens the time until it is
         full; with a window that time only shrinks, or stays the same.
         """
+        stated = None
+        if quota is not None:
+            self.unit, stated = quota.unit, quota.window
         most = max(quota.quota if quota is not None else self._quota, limit.remaining, 1)
-        stated = quota.window if quota is not None else None
-        window = max(self._window, _us(limit.reset or 0)) if stated is None else max(_us(stated), SECOND)
+        window = self._window if stated is None else max(_us(stated), SECOND)
         if (most, window) != (self._quota, self._window):
-            self._quota, self._window, self._steady, self._mark = most, window, False, None
-        if sent.denied or limit.reset is None or stated is None:
+            self._quota, self._window, self._steady, self.fills, self._mark = most, window, False, False, None
+        if stated is None and reset is not None and (sent.denied or not self._learn_window(limit, reset, since)):
+            self._window = max(self._window, reset)
+        if sent.denied or reset is None or stated is None:
             return
         lacking = most - limit.remaining if limit.remaining else 1
-        reset = _us(limit.reset)
         if not (lacking - 1) * window < reset * most < lacking * window + SECOND * most:
             self._steady, self._mark = False, None
         elif limit.remaining:
@@ -268,16 +351,36 @@ class _PolicyState:
             elif reset > self._mark[1] + SECOND:
                 self._steady = True
 
+    def _learn_window(self, limit: ServiceLimit, reset: int, since: int) -> bool:
+        """Find out whether the limit is a bucket that fills in one of the usual windows. True if the figures fit that.
+
+        The moment of its reset moves away before it is reached, which that of a window doesn't. Moments are exact to
+        3 seconds, with all that may be rounded.
+        """
+        most, lacking = self._quota, self._quota - limit.remaining
+        rounded = 2 * SECOND if isinstance(limit, DatedLimit) else SECOND
+        fitting = [one for one in _USUAL_WINDOWS if abs(reset * most - lacking * one) <= rounded * most]
+        if not fitting or (self._steady and self._window not in fitting):
+            self._steady, self.fills, self._mark = False, False, None
+            return False
+        moment = since + reset
+        if self._mark is None or limit.remaining >= self._mark[0]:
+            self._mark = limit.remaining, moment
+        elif since < self._mark[1] < moment - 3 * SECOND:  # so far away that no other window fits
+            self._window, self._steady, self.fills = fitting[0], True, True
+        return True
+
 
 @dataclass(eq=False, slots=True)
 class _Estimate:
     """The statement of one response about a policy, carried forward to the present."""
 
+    policy: _PolicyState
     sent: SentRequest
     amount: int
-    """The remaining quota, of at most `most`: a request takes `cost`, and each microsecond brings `rate`."""
+    """The remaining quota, of at most `most`: a unit of it takes `window`, and each microsecond brings `rate`."""
     rate: int
-    cost: int
+    window: int
     since: int
     """The moment at which `amount` is true."""
     again: int
@@ -289,39 +392,41 @@ class _Estimate:
 
     @property
     def most(self) -> int:
-        return self.rate * self.cost
+        return self.rate * self.window
 
     def merged(self, newer: "_Estimate") -> "_Estimate":
         """An estimate that allows no more than either of two."""
         return _Estimate(
+            self.policy,
             max(self.sent, newer.sent, key=lambda sent: sent.number),
-            min(self.amount * newer.cost // self.cost, newer.amount),
+            min(self.amount * newer.window // self.window, newer.amount),
             newer.rate,
-            newer.cost,
+            newer.window,
             max(self.since, newer.since),
             max(self.again, newer.again),
             self.empty or newer.empty,
             sorted({*self.unseen, *newer.unseen}, key=lambda sent: sent.number),
         )
 
-    def earliest(self, now: int, steady: bool) -> int:
-        """When the next request may be sent, if no answer comes until then."""
+    def earliest(self, now: int, steady: bool, units: int) -> int:
+        """When the next request, which costs so many units, may be sent, if no answer comes until then."""
         self._settle(now, steady)
+        cost = min(units * self.window, self.most)
         if steady:
             amount, since = self.amount, self.since
             for one in self.unseen:
                 if one.at > since:
                     amount, since = min(self.most, amount + (one.at - since) * self.rate), one.at
-                amount -= self.cost
-            free = since + self._until(amount)
+                amount -= self._cost(one)
+            free = since + self._until(amount, cost)
             return max(free, self.again) if self.empty else free
-        unseen = self.cost * len(self.unseen)
+        unseen = sum(map(self._cost, self.unseen))
         if now >= self.again:
-            self._gain(now, steady)
-        elif self.empty or self.amount - unseen < self.cost:
-            late = sum(self._matters(one, self.again) for one in self.unseen)
-            return self.again + self._until(self.cost - self.cost * late)
-        return self.since + self._until(self.amount - unseen)
+            self._gain(now, steady, cost)
+        elif self.empty or self.amount - unseen < cost:
+            late = sum(self._cost(one) for one in self.unseen if self._matters(one, self.again))
+            return self.again + self._until(cost - late, cost)
+        return self.since + self._until(self.amount - unseen, cost)
 
     def _settle(self, now: int, steady: bool) -> None:
         """Take off requests that were certainly judged by now and won't be reported, for a bucket at the earliest."""
@@ -332,27 +437,36 @@ class _Estimate:
             if self._matters(one, now):
                 kept.append(one)
             else:
-                self._gain(one.at if steady else one.at + PROMPT, steady)
-                self.amount -= self.cost
+                cost = self._cost(one)
+                self._gain(one.at if steady else one.at + PROMPT, steady, cost)
+                self.amount -= cost
         self.unseen = kept
+
+    def _cost(self, one: SentRequest) -> int:
+        return min(self.policy.cost(one.tokens) * self.window, self.most)
 
     def _matters(self, one: SentRequest, now: int) -> bool:
         """Whether it may still be judged, or be answered before a whole window has passed."""
-        return one.at + PROMPT + (0 if one.done else self.cost) > now
+        return one.at + PROMPT + (0 if one.done else self.window) > now
 
-    def _gain(self, now: int, steady: bool) -> None:
+    def _gain(self, now: int, steady: bool, cost: int) -> None:
         start = self.since
         if not steady:
             if self.since < self.again <= now:
-                self.amount = max(self.amount, self.cost)
+                self.amount = max(self.amount, cost)
             start = max(start, self.again)
         if now > start:
             self.amount = min(self.most, self.amount + (now - start) * self.rate)
         self.since = max(self.since, now)
 
-    def _until(self, amount: int) -> int:
-        return max(-((amount - self.cost) // self.rate), 0)
+    def _until(self, amount: int, cost: int) -> int:
+        return max(-((amount - cost) // self.rate), 0)
 
 
-def _us(seconds: int) -> int:
-    return min(seconds * SECOND, LONGEST)
+def _wait_of(limit: ServiceLimit) -> int:
+    """The wait until the reset. A moment in whole seconds may have been rounded down."""
+    return _us(limit.reset or 0) + (SECOND if isinstance(limit, DatedLimit) else 0)
+
+
+def _us(seconds: float) -> int:
+    return min(round(seconds * SECOND), LONGEST)

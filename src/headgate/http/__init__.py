@@ -2,6 +2,7 @@
 
 from headgate.http.header_writer import HeaderWriter, LimitHeaders
 from headgate.http.headers import (
+    DatedLimit,
     Dialect,
     QuotaPolicy,
     RateLimitHeaders,
@@ -14,6 +15,7 @@ from headgate.http.verdict import describe_decision
 
 __all__ = [
     "PROBLEM_JSON",
+    "DatedLimit",
     "Dialect",
     "HeaderWriter",
     "LimitHeaders",
