@@ -45,32 +45,40 @@ class SimulatedClock(ManualClock):
             self.in_flight += change
 
 
-class CountingTransport(httpx.HTTPTransport):
-    """Tells the clock how many requests are in flight."""
+class CountingTransport(httpx.BaseTransport):
+    """Tells the clock how many requests are in flight. `sender` sends them: a transport of httpx or of httpx2."""
 
-    def __init__(self, clock: SimulatedClock) -> None:
-        super().__init__(**OPTIONS)
+    def __init__(self, clock: SimulatedClock, sender: Any = None) -> None:
         self._clock = clock
+        self._sender = httpx.HTTPTransport(**OPTIONS) if sender is None else sender
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self._clock.count(1)
         try:
-            return super().handle_request(request)
+            response: httpx.Response = self._sender.handle_request(request)
+            return response
         finally:
             self._clock.count(-1)
 
+    def close(self) -> None:
+        self._sender.close()
 
-class AsyncCountingTransport(httpx.AsyncHTTPTransport):
-    def __init__(self, clock: SimulatedClock) -> None:
-        super().__init__(**OPTIONS)
+
+class AsyncCountingTransport(httpx.AsyncBaseTransport):
+    def __init__(self, clock: SimulatedClock, sender: Any = None) -> None:
         self._clock = clock
+        self._sender = httpx.AsyncHTTPTransport(**OPTIONS) if sender is None else sender
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self._clock.count(1)
         try:
-            return await super().handle_async_request(request)
+            response: httpx.Response = await self._sender.handle_async_request(request)
+            return response
         finally:
             self._clock.count(-1)
+
+    async def aclose(self) -> None:
+        await self._sender.aclose()
 
 
 class Server:
@@ -83,6 +91,7 @@ class Server:
         self.paths: list[str] = []
         self.peers: set[int] = set()
         self.url = ""
+        self.call: Callable[..., Any]
 
     def __str__(self) -> str:
         return self.url
@@ -148,10 +157,10 @@ class Script:
 
 
 @contextmanager
-def served(app: Callable[..., Awaitable[None]], clock: ManualClock) -> Iterator[Server]:
+def served(app: Callable[..., Awaitable[None]], clock: ManualClock, **options: Any) -> Iterator[Server]:
     server = Server(app, clock)
-    with serving(server, timeout_keep_alive=PATIENCE) as address:
-        server.url = f"http://{address}"
+    with serving(server, timeout_keep_alive=PATIENCE, **options) as address:
+        server.url, server.call = f"http://{address}", address.call
         yield server
 
 

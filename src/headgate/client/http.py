@@ -2,16 +2,20 @@
 
 `headgate.client.pacing` works out when the next request may be sent; requests wait in a `headgate.wait_queue`. The flow
 of a request is written once, as a generator; the two transports differ only in how they carry it out.
+
+Requests may also be those of httpx2, the successor of httpx, which some SDKs use. It has the same classes under the
+same names, so all that differs is where they are looked up; types are those of httpx throughout.
 """
 
 import asyncio
 import random as _random
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
-from headgate.client.pacing import Pace, SentRequest
+from headgate.client.pacing import Pace, SentRequest, Tokens
 from headgate.errors import HeadgateError, refuse
 from headgate.flow import Flow, adrive, drive
 from headgate.http import read_headers
@@ -35,6 +39,7 @@ T = TypeVar("T")
 _REPEATABLE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 _PORTS: Final = {"http": 80, "https": 443}
 _MOST_ORIGINS: Final = 1000
+_SHOULD_RETRY: Final = "x-should-retry"  # "false" or "true" in responses to the SDKs of language models
 _MOST_BODY: Final = 65_536  # bytes of a denial that are read,
 _BODY_SECONDS: Final = 5.0  # and for how long
 
@@ -63,10 +68,11 @@ class TooLong(HeadgateError, httpx.TransportError):
 class _QueuedRequest:
     """A request in the queue: when it is first, it asks whether it may be sent."""
 
-    def __init__(self, transport: "_ObeyingTransport[Any]", origin: str, pace: Pace) -> None:
+    def __init__(self, transport: "_ObeyingTransport[Any]", origin: str, pace: Pace, tokens: Tokens) -> None:
         self._transport = transport
         self.origin = origin
         self.pace = pace
+        self._tokens = tokens
         self.sent: SentRequest | None = None
         self.left = transport._most_wait
         """Microseconds that it may still wait, not counting the time behind others in the queue."""
@@ -81,13 +87,13 @@ class _QueuedRequest:
             if self._first_since is None:
                 self._first_since = now
             end = self._first_since + self.left
-            when, why = self.pace.earliest(now)
+            when, why = self.pace.earliest(now, self._tokens)
             if when <= now:
-                self.sent = self.pace.send(now)
+                self.sent = self.pace.send(now, self._tokens)
                 self.left, self._first_since = end - now, None
                 return Decision(ALLOW, UNLIMITED, 0, 0, 0, -1)
             self.retry_after = (when - now) / 1_000_000
-            if now >= end or self.pace.hopeless(now, end):
+            if now >= end or self.pace.hopeless(now, end, self._tokens):
                 return Decision(DENY, UNLIMITED, 0, NEVER, 0, -1)
         if when > self._noticed and transport._on_wait is not None:
             self._noticed = when
@@ -101,13 +107,16 @@ class _QueuedRequest:
         """Whether another attempt would have to wait too long."""
         with self._transport._lock:
             now = self._transport._clock.now()
-            return self.pace.hopeless(now, now + self.left)
+            return self.pace.hopeless(now, now + self.left, self._tokens)
 
 
 class _DenialBody:
     """The body of a denial, as far as it is read. However it ends, the denial is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, response: httpx.Response, library: Any) -> None:
+        self.stream: Any = response.stream
+        self.errors: tuple[type[Exception], ...] = (TimeoutError, httpx.TransportError, library.TransportError)
+        self._response, self._library = response, library
         self._read = bytearray()
         self._deadline = time.monotonic() + _BODY_SECONDS
         self.whole = False
@@ -117,15 +126,16 @@ class _DenialBody:
         self._read += part[: _MOST_BODY - len(self._read)]
         return len(self._read) < _MOST_BODY and time.monotonic() < self._deadline
 
-    def replace(self, response: httpx.Response) -> None:
+    def replace(self) -> None:
         """Make it the body of the response that it was read from."""
+        response = self._response
         if not self.whole and "content-encoding" in response.headers:  # a part of that can't be decoded
             self._read.clear()
             del response.headers["content-encoding"]
-        response.stream = httpx.ByteStream(bytes(self._read))
+        response.stream = self._library.ByteStream(bytes(self._read))
 
 
-Step: TypeAlias = _QueuedRequest | httpx.Request | httpx.Response
+Step: TypeAlias = _QueuedRequest | httpx.Request | _DenialBody
 RequestFlow: TypeAlias = Flow[Step, httpx.Response]
 """Yields a queued request to wait for, a request to send, or a denial whose body is to be read and closed."""
 
@@ -133,7 +143,7 @@ RequestFlow: TypeAlias = Flow[Step, httpx.Response]
 class _ObeyingTransport(Generic[T]):
     """The shared part of the two transports: the pace of each server, the queues, and the flow of a request."""
 
-    _default: ClassVar[type[Any]]
+    _default: ClassVar[str]  # the class of the transport that sends, unless one is given
 
     def __init__(
         self,
@@ -143,6 +153,7 @@ class _ObeyingTransport(Generic[T]):
         retries: int = 5,
         most_waiting: int = 1000,
         jitter: Number = 0.03,
+        tokens: Callable[[httpx.Request], Tokens] | None = None,
         clock: Clock | None = None,
         random: Callable[[], float] | None = None,
         on_wait: Callable[[WaitNotice], object] | None = None,
@@ -158,13 +169,17 @@ class _ObeyingTransport(Generic[T]):
         if on_wait is not None and not callable(on_wait):
             refuse("on_wait", "a function that takes a WaitNotice", on_wait)
         self._on_wait = on_wait
+        if tokens is not None and not callable(tokens):
+            refuse("tokens", "a function that takes an httpx.Request", tokens)
+        self._tokens = tokens
         self._lock = new_lock()
         self._queues = WaitQueues()
         self._paces: dict[str, Pace] = {}
-        self._transport: T = self._default() if transport is None else transport
+        self._given = transport
+        self._made: dict[str, T] = {}  # by library
 
     def _send(self, request: httpx.Request) -> RequestFlow:
-        queued = self._queue(request.url)
+        queued, library = self._queue(request), _library(request)
         timeouts = dict(request.extensions.get("timeout") or {})
         request.extensions = {**request.extensions, "timeout": timeouts}
         response: httpx.Response | None = None
@@ -177,21 +192,25 @@ class _ObeyingTransport(Generic[T]):
             except BaseException:
                 self._fail(queued)
                 raise
-            assert isinstance(answer, httpx.Response)
             response = answer
+            assert response is not None
             if not self._learn(queued, response):
                 return response
             read = timeouts.get("read")
             timeouts["read"] = _BODY_SECONDS if read is None else min(read, _BODY_SECONDS)
+            body = _DenialBody(response, library)
             try:
-                body = yield response
+                yield body
             finally:
                 timeouts["read"] = read
-            assert isinstance(body, _DenialBody)
-            body.replace(response)
-            if not tries_left or not _may_repeat(request, response) or queued.too_long():
+            body.replace()
+            if not _may_repeat(request, response, library):
                 return response
+            if not tries_left or queued.too_long():
+                break
         if response is not None:
+            if self._retries and "x-stainless-retry-count" in request.headers:
+                response.headers[_SHOULD_RETRY] = "false"  # else the SDK would begin anew
             return response
         raise TooLong(
             f"not sent: {queued.origin} allows nothing for {queued.retry_after:.1f} s, and a request waits at most"
@@ -199,7 +218,8 @@ class _ObeyingTransport(Generic[T]):
             queued.retry_after,
         )
 
-    def _queue(self, url: httpx.URL) -> _QueuedRequest:
+    def _queue(self, request: httpx.Request) -> _QueuedRequest:
+        url = request.url
         origin = f"{url.scheme}://{url.host}:{url.port or _PORTS.get(url.scheme, 0)}"
         waiting = self._queues.length(origin)
         if waiting >= self._most_waiting:
@@ -207,12 +227,13 @@ class _ObeyingTransport(Generic[T]):
                 f"not sent: {waiting} requests wait for {origin} already; send fewer at once, or give the transport a"
                 " larger most_waiting"
             )
+        tokens = None if self._tokens is None else _check_tokens(self._tokens(request))
         with self._lock:
             pace = self._paces.get(origin)
             if pace is None:
                 self._make_room()
                 pace = self._paces[origin] = Pace()
-        return _QueuedRequest(self, origin, pace)
+        return _QueuedRequest(self, origin, pace, tokens)
 
     def _make_room(self) -> None:
         if len(self._paces) >= _MOST_ORIGINS:
@@ -232,6 +253,17 @@ class _ObeyingTransport(Generic[T]):
         self._queues.wake(queued.origin)
         return denied
 
+    def _sender(self, request: httpx.Request) -> T:
+        """The transport that sends a request."""
+        if self._given is not None:
+            return self._given
+        library = _library(request)
+        with self._lock:
+            found = self._made.get(library.__name__)
+            if found is None:
+                found = self._made[library.__name__] = getattr(library, self._default)()
+        return found
+
     def _fail(self, queued: _QueuedRequest) -> None:
         """Note that a request, if it was sent, stays unanswered."""
         if queued.sent is not None:
@@ -240,11 +272,27 @@ class _ObeyingTransport(Generic[T]):
             self._queues.wake(queued.origin)
 
 
-def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
+def _library(request: httpx.Request) -> Any:
+    """The library that a request is from: httpx or httpx2."""
+    successor = sys.modules.get("httpx2")
+    return successor if successor is not None and isinstance(request, successor.Request) else httpx
+
+
+def _may_repeat(request: httpx.Request, response: httpx.Response, library: Any) -> bool:
     """Whether a denied request can be repeated without doing anything twice."""
-    if not isinstance(request.stream, httpx.ByteStream):
+    if not isinstance(request.stream, library.ByteStream):
         return False  # a generator or file has been consumed
+    if response.headers.get(_SHOULD_RETRY) == "false":
+        return False  # the server knows that no wait helps, as where an account is out of credit
     return response.status_code == 429 or request.method in _REPEATABLE or "idempotency-key" in request.headers
+
+
+def _check_tokens(given: Tokens) -> Tokens:
+    numbers = given.values() if isinstance(given, Mapping) else () if given is None else (given,)
+    for number in numbers:
+        if type(number) is not int or number < 0:
+            refuse("tokens", "a function that returns whole numbers, 0 or more, or None", given)
+    return given
 
 
 class ObeyingTransport(_ObeyingTransport[httpx.BaseTransport], httpx.BaseTransport):
@@ -255,12 +303,14 @@ class ObeyingTransport(_ObeyingTransport[httpx.BaseTransport], httpx.BaseTranspo
     >>> client = httpx.Client(transport=ObeyingTransport())
     >>> client.close()
 
-    It reads Retry-After and the RateLimit headers of every response. A request that would be denied is not sent: it
-    waits, first come, first served; requests in flight count against the remaining quota. A request that is denied all
-    the same (429, or 503 with Retry-After) is retried when its wait is over, up to `retries` times, if that does
-    nothing twice: after 429 any request whose body can be sent again, after 503 only one that is idempotent by its
-    method or has an Idempotency-Key. Connection errors are raised as they are. `transport` does the sending, by default
-    `httpx.HTTPTransport()`.
+    It reads Retry-After and the RateLimit headers of every response, in any dialect that `headgate.http` knows. A
+    request that would be denied is not sent: it waits, first come, first served; requests in flight count against the
+    remaining quota. A request that is denied all the same (429, or 503 with Retry-After) is retried when its wait is
+    over, up to `retries` times, if that does nothing twice: after 429 any request whose body can be sent again, after
+    503 only one that is idempotent by its method or has an Idempotency-Key. `X-Should-Retry: false` is obeyed. The SDKs
+    of OpenAI and Anthropic don't retry what is given up here. Connection errors are raised as they are. `transport`
+    does the sending, by default `httpx.HTTPTransport()`. For `httpx2.Client`, the successor of `httpx.Client`, that is
+    `httpx2.HTTPTransport()`.
 
     `most_wait` is the longest wait of a request in seconds, all attempts together, not counting the time behind others
     in the queue. If the wait would be longer, the denial is returned like any response, or `TooLong` is raised if
@@ -269,34 +319,43 @@ class ObeyingTransport(_ObeyingTransport[httpx.BaseTransport], httpx.BaseTranspo
     when a request has to wait. httpx's timeouts don't include the wait. The body of a denial is read at once, up to
     64 KiB and for 5 seconds; if it breaks off, the denial has what has come of it.
 
+    Where a server counts tokens, as those of language models do, the cost of a request isn't known before it is sent.
+    `tokens` is a function of the `httpx.Request` that estimates it: it returns a number, a mapping of numbers by policy
+    ("tokens", "input-tokens", "output-tokens"), or None if it can't tell. Without it, a request is expected to cost as
+    much as the most expensive of recent ones. So what waits for requests is exact, and what waits for tokens is
+    estimated: if an estimate was too low, the server may deny the request, and it is retried. No estimate is taken for
+    more than the whole quota, so that every request is sent in the end.
+
     It may be used by all threads of a process. `clock` and `random` (a function like `random.random`) are for tests.
     """
 
-    _default = httpx.HTTPTransport
+    _default = "HTTPTransport"
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         return drive(self._send(request), self._perform)
 
-    def _perform(self, step: Step) -> Decision | httpx.Response | _DenialBody:
+    def _perform(self, step: Step) -> Decision | httpx.Response | None:
         if isinstance(step, _QueuedRequest):
             return acquire(self._queues, step.origin, self._clock, None, step.ask)
-        if isinstance(step, httpx.Request):
-            return self._transport.handle_request(step)
-        assert isinstance(step.stream, httpx.SyncByteStream)
-        body = _DenialBody()
+        if not isinstance(step, _DenialBody):
+            return self._sender(step).handle_request(step)
         try:
-            body.whole = all(body.add(part) for part in step.stream)
-        except httpx.TransportError:
+            step.whole = all(step.add(part) for part in step.stream)
+        except step.errors:
             pass  # it was cut, or stalled for longer than the timeout
         finally:
             step.stream.close()
-        return body
+        return None
 
     def close(self) -> None:
-        self._transport.close()
+        if self._given is not None:
+            self._given.close()
+        for transport in self._made.values():
+            transport.close()
 
     def __enter__(self) -> Self:
-        self._transport.__enter__()
+        if self._given is not None:
+            self._given.__enter__()
         return self
 
     def __exit__(
@@ -305,42 +364,47 @@ class ObeyingTransport(_ObeyingTransport[httpx.BaseTransport], httpx.BaseTranspo
         exc_value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        self._transport.__exit__(exc_type, exc_value, traceback)
+        if self._given is not None:
+            self._given.__exit__(exc_type, exc_value, traceback)
+        for transport in self._made.values():
+            transport.close()
 
 
 class AsyncObeyingTransport(_ObeyingTransport[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport):
     """`ObeyingTransport` for `httpx.AsyncClient`, in asyncio. A cancelled request leaves the queue."""
 
-    _default = httpx.AsyncHTTPTransport
+    _default = "AsyncHTTPTransport"
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         return await adrive(self._send(request), self._perform)
 
-    async def _perform(self, step: Step) -> Decision | httpx.Response | _DenialBody:
+    async def _perform(self, step: Step) -> Decision | httpx.Response | None:
         if isinstance(step, _QueuedRequest):
             return await aacquire(self._queues, step.origin, self._clock, None, step.aask)
-        if isinstance(step, httpx.Request):
-            return await self._transport.handle_async_request(step)
-        assert isinstance(step.stream, httpx.AsyncByteStream)
-        body = _DenialBody()
+        if not isinstance(step, _DenialBody):
+            return await self._sender(step).handle_async_request(step)
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for part in step.stream:
-                    if not body.add(part):
+                    if not step.add(part):
                         break
                 else:
-                    body.whole = True
-        except (TimeoutError, httpx.TransportError):
+                    step.whole = True
+        except step.errors:
             pass
         finally:
             await step.stream.aclose()
-        return body
+        return None
 
     async def aclose(self) -> None:
-        await self._transport.aclose()
+        if self._given is not None:
+            await self._given.aclose()
+        for transport in self._made.values():
+            await transport.aclose()
 
     async def __aenter__(self) -> Self:
-        await self._transport.__aenter__()
+        if self._given is not None:
+            await self._given.__aenter__()
         return self
 
     async def __aexit__(
@@ -349,4 +413,7 @@ class AsyncObeyingTransport(_ObeyingTransport[httpx.AsyncBaseTransport], httpx.A
         exc_value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        await self._transport.__aexit__(exc_type, exc_value, traceback)
+        if self._given is not None:
+            await self._given.__aexit__(exc_type, exc_value, traceback)
+        for transport in self._made.values():
+            await transport.aclose()
