@@ -222,3 +222,32 @@ def test_bad_arguments_are_refused() -> None:
 @pytest.mark.parametrize("share", [0, 0.125, 0.8, 1])
 def test_warn_at_is_readable(share: float) -> None:
     assert Limiter("5/minute", warn_at=share).warn_at == share
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"key_func": len},
+            "got 'key_func'; the key is an argument of check, and the key= of RateLimitMiddleware (docs",
+        ),
+        (
+            {"limit": "5/minute", "storage_uri": "x"},
+            "got 'storage_uri'; did you mean store=? (docs/coming-from.md lists",
+        ),
+        ({"default_limits": ["5/minute"]}, "got 'default_limits'; did you mean limit=? (docs"),
+        ({"limit": "5/minute", "strategy": "x"}, "got 'strategy'; say it in the limit: '5/minute' is a token bucket"),
+        ({"limit": "5/minute", "nmae": "x"}, "got 'nmae'; did you mean name=?"),
+        ({"limit": "5/minute", "colour": "x"}, "got 'colour'; see help(headgate.Limiter)"),
+    ],
+)
+def test_options_of_other_libraries_get_a_hint(options: Any, text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Limiter(**options)
+    assert str(caught.value).startswith("Limiter: expected options among limit, store, name, warn_at, got")
+    assert text in str(caught.value)
+
+
+def test_a_limiter_needs_a_limit() -> None:
+    with pytest.raises(InvalidInput, match="Limiter limit: expected a limit, its text, or several of either, got None"):
+        Limiter()

@@ -18,17 +18,21 @@ _LONGEST_ID: Final = 200
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LimiterChecks:
-    """A limit and the store that counts it."""
+    """A limit and the store that counts it.
 
-    def __init__(self, limit: Limit, store: Store, name: str, low: i64) -> None:
+    With `pin`, the store keeps a table for the limit for ever, which makes checks fast. Without it, the store drops the
+    table some time after its last key, as it has to where limits come and go.
+    """
+
+    def __init__(self, limit: Limit, store: Store, name: str, low: i64, pin: bool) -> None:
         self._limit: Final = limit
         self._store: Final = store
         self._name: Final = name
         self._low: Final = low
         memory = in_process(store)
-        self._table: Final = None if memory is None else memory.limit_table(name, limit)
+        self._table: Final = memory.limit_table(name, limit) if memory is not None and pin else None
         self._cache: Final = (
-            store.local_cache(name, limit) if memory is None and isinstance(store, CachedStore) else None
+            store.local_cache(name, limit) if memory is None and pin and isinstance(store, CachedStore) else None
         )
 
     def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:

@@ -1,8 +1,8 @@
 """The errors of headgate. A denial is not one of them: it is a `Decision`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 
 class HeadgateError(Exception):
@@ -87,13 +87,56 @@ def refuse(where: str, expected: str, got: object) -> NoReturn:
     raise InvalidInput(f"{where}: expected {expected}, got {shown}")
 
 
-def refuse_option(where: str, known: Iterable[str], got: str, *, hint: str = "", see: str) -> NoReturn:
+_OTHER_NAMES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "key_func": (("key",), "the key is an argument of check, and the key= of RateLimitMiddleware"),
+    "key_function": (("key",), "the key is an argument of check, and the key= of RateLimitMiddleware"),
+    "identifier": (("key",), "the key is an argument of check, and the key= of RateLimitMiddleware"),
+    "using": (("key",), "the key is an argument of check"),
+    "default_limits": (("limiter", "limit"), "the default limit is the limiter= of RateLimitMiddleware"),
+    "application_limits": (
+        ("limiter", "limit"),
+        "a limit for all callers is one with a single key",
+    ),
+    "limit_value": (("limiter", "limit"), "the limit is the first argument"),
+    "limits": (("limiter", "limit"), "the limit is the first argument"),
+    "quota": (("limiter", "limit"), "the limit is the first argument"),
+    "rate": (("limiter", "limit"), "the limit is the first argument"),
+    "storage_uri": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
+    "storage_url": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
+    "storage": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
+    "storage_options": (("store",), "pass a RedisStore with these options as store"),
+    "backend": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
+    "store": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
+    "scope": (("name",), "give the limits that count together the same name"),
+    "key_prefix": (("name",), "name the limiter"),
+    "strategy": ((), "say it in the limit: '5/minute' is a token bucket, '5/minute sliding' an exact window"),
+    "headers_enabled": (("headers",), "headers= is an option of RateLimitMiddleware: 'ratelimit', 'both' or 'none'"),
+    "exempt_when": (("exempt",), "exempt= is an option of RateLimitMiddleware"),
+    "request_filter": (("exempt",), "exempt= is an option of RateLimitMiddleware"),
+    "deduct_when": (("counts",), "counts= is an option of RateLimitMiddleware"),
+    "error_message": (("body",), "body= is an option of RateLimitMiddleware"),
+    "on_breach": (("body",), "body= is an option of RateLimitMiddleware"),
+    "methods": ((), "put the method into the pattern of a route: routes={'POST /login': '5/minute'}"),
+    "per_method": ((), "put the method into the pattern of a route: routes={'POST /login': '5/minute'}"),
+    "retry_after": ((), "a denial always has Retry-After, in seconds"),
+    "in_memory_fallback": ((), "a store counts in memory while its server is away: RedisStore(on_failure='local')"),
+    "swallow_errors": ((), "no error of a store reaches the application: RedisStore(on_failure=...)"),
+    "timeout": (("wait",), "acquire(key, timeout=...) waits"),
+    "max_delay": (("wait",), "acquire(key, timeout=...) waits"),
+}
+"""Options of slowapi, flask-limiter, limits, throttled-py, pyrate-limiter and fastapi-limiter: their names here."""
+
+
+def refuse_option(where: str, known: Iterable[str], got: str, *, see: str) -> NoReturn:
     """Raise `InvalidInput` for an unknown option, with a hint, the nearest known one, or a place to read about them."""
     from difflib import get_close_matches  # only now: it is rarely needed, and slow to import
 
     names = list(known)
-    close = get_close_matches(got, names, 1)
-    hint = hint or (f"did you mean {close[0]}?" if close else f"see {see}")
+    other = _OTHER_NAMES.get(got)
+    found = get_close_matches(got, names, 1) if other is None else [name for name in other[0] if name in names]
+    hint = f"did you mean {found[0]}=?" if found else f"see {see}" if other is None else other[1]
+    if other is not None:
+        hint += " (docs/coming-from.md lists the names of other libraries)"
     raise InvalidInput(f"{where}: expected options among {', '.join(names)}, got {got!r}; {hint}")
 
 

@@ -1,9 +1,9 @@
 """Limiter: limits without a policy, for any application."""
 
-from typing import SupportsIndex
+from typing import Any, ClassVar, Final, Never, SupportsIndex
 
 from headgate._limiter_hot import LimiterChecks, id_of, key_of
-from headgate.errors import refuse
+from headgate.errors import refuse, refuse_option
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.notation import LimitLike, limit_of
@@ -11,6 +11,10 @@ from headgate.limits.numbers import Number, cost_of, permille
 from headgate.stores.base import Store, Verb
 from headgate.stores.urls import aclose_store, close_store, open_store
 from headgate.wait_queue import WaitQueues, aacquire, acquire
+
+_MISSING: Final[Any] = (
+    None  # so that unknown options are told first: those of slowapi's Limiter have no limit beside them
+)
 
 
 class Limiter(LimiterChecks, Closable):
@@ -31,18 +35,23 @@ class Limiter(LimiterChecks, Closable):
     nothing.
     """
 
+    _pin: ClassVar[bool] = True
+
     def __init__(
         self,
-        limit: LimitLike,
+        limit: LimitLike = _MISSING,
         *,
         store: Store | str | None = None,
         name: str = "",
         warn_at: Number = 0.8,
+        **unknown: Never,
     ) -> None:
+        for option in unknown:
+            refuse_option("Limiter", ("limit", "store", "name", "warn_at"), option, see="help(headgate.Limiter)")
         if not isinstance(name, str):
             refuse("Limiter name", "a string", name)
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
-        super().__init__(rules, open_store("Limiter store", store), name, low)
+        super().__init__(rules, open_store("Limiter store", store), name, low, self._pin)
         self._owns_store = isinstance(store, str)
         self._queues = WaitQueues()
 
@@ -150,3 +159,9 @@ class Limiter(LimiterChecks, Closable):
     def __repr__(self) -> str:
         name = f", name={self._name!r}" if self._name else ""
         return f"Limiter({str(self._limit)!r}{name})"
+
+
+class RareLimiter(Limiter):
+    """A limiter for one of any number of limits: nothing stays in the store once its keys are full again."""
+
+    _pin = False
