@@ -19,7 +19,7 @@ from slowapi.util import get_remote_address
 
 from benchmarks import report
 from benchmarks.measure import freeze
-from benchmarks.report import Bar, at_least, bar_list, machine_line, table
+from benchmarks.report import Bar, at_least, at_most, bar_list, machine_line, table
 from benchmarks.suite import say
 from headgate import Gate
 from headgate.edges.asgi import RateLimitMiddleware
@@ -27,8 +27,10 @@ from headgate.edges.fastapi import RateLimit
 
 LEAST: Final = 8
 """How many times less than slowapi's the middleware must add."""
+MOST_OF_FUNCTION: Final = 3
+"""Microseconds that a limit function may add, if its text was seen before."""
 
-BARE, HEADGATE = "no limit", "headgate, middleware, headers"
+BARE, HEADGATE, FUNCTION = "no limit", "headgate, middleware, headers", "headgate, middleware, a limit function"
 SLOWAPI, SLOWAPI_MIDDLEWARE = "slowapi, decorator, headers", "slowapi, middleware, headers"
 _MUCH: Final = "1000000000/minute"  # so that nothing is denied
 _SCOPE: Final = {
@@ -124,6 +126,7 @@ def _applications() -> dict[str, App]:
     return {
         BARE: _bare(),
         HEADGATE: limited_app(),
+        FUNCTION: limited_app(limiter=lambda request: _MUCH),
         "headgate, middleware, both kinds of headers": limited_app(headers="both"),
         "headgate, middleware, a key function": limited_app(key=lambda request: request.headers.get("user-agent")),
         "headgate, middleware, a gate and a key function": limited_app(
@@ -196,4 +199,10 @@ def bars(results: Results) -> list[Bar]:
             LEAST,
         )
         for name in (SLOWAPI, SLOWAPI_MIDDLEWARE)
+    ] + [
+        at_most(
+            f"a limit function adds at most {MOST_OF_FUNCTION} µs",
+            results.adds(FUNCTION) - results.adds(HEADGATE),
+            MOST_OF_FUNCTION,
+        )
     ]
