@@ -105,7 +105,7 @@ FOR_STORES = (
         ([name for name in headgate.__all__ if name not in ("Limit", "Outcome")], LIMITER + GATE),
         ([*Options.__annotations__, *get_args(Dialect)], page("middleware")),
         ([field.name for field in fields(WebSocketLimits)], page("websockets")),
-        (parameters(rate_limited)[1:], page("frameworks")),
+        (parameters(rate_limited)[1:-1], page("frameworks")),  # without those that stand for others
         ([name for name in client.__all__ if name not in client._PLACES["http"]], page("clients")),
         ([*HubClientOptions.__annotations__], page("clients")),
         ([name for name in public(HubClient) + public(RelayClient) if name != "path"], page("clients")),

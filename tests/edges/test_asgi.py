@@ -161,8 +161,8 @@ def test_unknown_scopes_pass_through() -> None:
 
 
 UNKNOWN_OPTION = (
-    "RateLimitMiddleware: expected options among key, cost, tier, exempt, routes, skip, counts, settle, "
-    "refund_crashes, headers, proxies, body, got"
+    "RateLimitMiddleware: expected options among limiter, gate, store, name, key, cost, tier, exempt, routes, skip, "
+    "counts, settle, refund_crashes, headers, proxies, body, got"
 )
 
 
@@ -207,10 +207,22 @@ UNKNOWN_OPTION = (
         ({"limiter": "1/minute", "proxies": 5.5}, "proxies: expected addresses or networks such as '10.0.0.0/8'"),
         (
             {"limiter": "1/minute", "key_func": len},
-            f"{UNKNOWN_OPTION} 'key_func'; slowapi's key_func is key here, a function of the request",
+            f"{UNKNOWN_OPTION} 'key_func'; did you mean key=? (docs/coming-from.md lists the names of other libraries)",
         ),
+        ({"storage_uri": "redis://localhost"}, f"{UNKNOWN_OPTION} 'storage_uri'; did you mean store=?"),
+        ({"default_limits": ["1/minute"]}, f"{UNKNOWN_OPTION} 'default_limits'; did you mean limiter=?"),
+        ({"limiter": "1/minute", "strategy": "moving-window"}, f"{UNKNOWN_OPTION} 'strategy'; say it in the limit:"),
+        (
+            {"limiter": Limiter("1/minute"), "store": MemoryStore()},
+            "RateLimitMiddleware limiter: expected a limit, to be",
+        ),
+        (
+            {"gate": Gate(Policy()), "store": MemoryStore()},
+            "RateLimitMiddleware: expected a gate, which has a store, or",
+        ),
+        ({"limiter": "1/minute", "store": "postgres://x"}, "store: expected a URL such as redis://"),
         ({"limiter": "1/minute", "wait": True}, f"{UNKNOWN_OPTION} 'wait'; see headgate.edges.guard.Options"),
-        ({"limiter": "1/minute", "proxy": ["::1"]}, f"{UNKNOWN_OPTION} 'proxy'; did you mean proxies?"),
+        ({"limiter": "1/minute", "proxy": ["::1"]}, f"{UNKNOWN_OPTION} 'proxy'; did you mean proxies=?"),
     ],
 )
 def test_invalid_options_are_refused(options: Any, text: str) -> None:
@@ -264,6 +276,7 @@ def test_an_unknown_tier_is_refused(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_anonymous_callers_are_warned_at_the_same_threshold() -> None:
     guard = Guard("test", {"key": lambda request: None}, limiter="60/minute", awaits=True)
-    known, unknown = guard.counters("received", Limiter("10/minute", warn_at=0.3))
-    decisions = [counter.check("a", "normal", 4) for counter in (known, unknown)]
+    counters = guard.counters("test received", "received", Limiter("10/minute", warn_at=0.3))
+    assert isinstance(counters, tuple)
+    decisions = [counter.check("a", "normal", 4) for counter in counters]
     assert [decision.outcome for decision in decisions if isinstance(decision, Decision)] == [Outcome.WARN] * 2

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
-from headgate.edges import guard
+from headgate.edges import settlement
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.limits.decision import Outcome
 from tests.support.event_loop import run, until
@@ -290,7 +290,7 @@ async def test_a_settlement_that_is_cancelled_does_not_cancel_its_request(
 def test_a_settlement_that_hangs_is_given_up(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard, "_SETTLE_SECONDS", 0.001)
+    monkeypatch.setattr(settlement, "_SETTLE_SECONDS", 0.001)
 
     async def settle(request: Any, response: Any) -> int:
         await asyncio.Event().wait()

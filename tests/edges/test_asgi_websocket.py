@@ -327,7 +327,7 @@ def test_nodes_on_one_server_share_their_counts(redis_server: Server, clock: Man
         ({"received": 5}, "WebSocketLimits received: expected a limit, its text, or several of either, got 5"),
         (
             {"received": "gate"},
-            "RateLimitMiddleware received: expected a limit or a limiter, since there is no gate, got 'gate'",
+            "WebSocketLimits received: expected a limit or a limiter, since there is no gate, got 'gate'",
         ),
         (
             {"sent": "gate"},

@@ -314,7 +314,13 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
 @pytest.mark.parametrize(
     ("options", "function", "text"),
     [
-        ({"limit": plain}, plain, r"rate_limited: expected a limit in parentheses, such as @rate_limited"),
+        (LIMIT | {"key_func": plain}, plain, r"got 'key_func'; did you mean key=\? \(docs/coming-from.md lists"),
+        (LIMIT | {"scope": "x"}, plain, r"got 'scope'; give the limits that count together the same name"),
+        (LIMIT | {"kye": plain}, plain, r"got 'kye'; did you mean key=\?"),
+        ({"limit": Limiter("5/minute"), "store": MemoryStore()}, plain, r"rate_limited store: expected none: a"),
+        (LIMIT | {"store": MemoryStore()}, lambda: None, r"rate_limited key: expected one under a shared limiter"),
+        ({"limit": slowly}, plain, r"rate_limited limit: expected a plain function, since the limited"),
+        ({}, plain, r"rate_limited: expected one limit, got"),
         ({"limit": 5}, plain, r"rate_limited limit: expected a limit, its text, or several of either, got 5"),
         ({"limit": "5 a minute"}, plain, r"expected 'COUNT/UNIT'"),
         (LIMIT | {"key": "user"}, plain, r"rate_limited key: expected a parameter of the function \(agent\)"),
@@ -347,8 +353,65 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
     ],
 )  # fmt: skip
 def test_mistakes_are_refused_when_decorating(options: dict[str, Any], function: Any, text: str) -> None:
+    decorate: Any = rate_limited
     with pytest.raises(InvalidInput, match=text):
-        rate_limited(**options)(function)
+        decorate(**options)(function)
+
+
+def test_a_decorator_without_parentheses_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"rate_limited: expected a limit in parentheses, such as @rate_limited"):
+        rate_limited(plain)  # type: ignore[call-overload]
+
+
+def limit_of_plan(agent: str, *_: object) -> str:
+    return {"ann": "3/minute", "bob": "1/minute"}[agent]
+
+
+async def limit_of_plan_later(agent: str) -> str:
+    return limit_of_plan(agent)
+
+
+def test_a_limit_can_depend_on_the_arguments(clock: ManualClock) -> None:
+    @rate_limited(limit=limit_of_plan, key="agent", store=MemoryStore(clock=clock))
+    def ask(agent: str, question: str = "") -> str:
+        return f"{agent} asks"
+
+    assert [ask("ann") for _ in range(3)] == ["ann asks"] * 3
+    assert ask("bob", "why?") == "bob asks"
+    for agent, pace in (("ann", "3/minute"), ("bob", "1/minute")):
+        with pytest.raises(RateLimited, match=f"agent '{agent}' at {pace}"):
+            ask(agent)
+    clock.advance(60)
+    assert ask("bob") == "bob asks"
+    with pytest.raises(KeyError):
+        ask("eve")
+    assert ask("ann") == "ann asks"
+
+
+async def test_a_limit_that_depends_on_the_arguments_may_be_awaited(clock: ManualClock) -> None:
+    @rate_limited(limit=limit_of_plan_later, key="agent", store=MemoryStore(clock=clock))
+    async def ask(agent: str) -> str:
+        return f"{agent} asks"
+
+    assert await ask("bob") == "bob asks"
+    with pytest.raises(RateLimited, match="agent 'bob' at 1/minute"):
+        await ask("bob")
+
+
+def test_functions_with_the_same_limit_in_one_store_count_apart(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+
+    @rate_limited("1/minute", key="agent", store=store)
+    def ask(agent: str) -> None: ...
+
+    @rate_limited("1/minute", key="agent", store=store)
+    def tell(agent: str) -> None: ...
+
+    ask("bob")
+    tell("bob")
+    for function in (ask, tell):
+        with pytest.raises(RateLimited):
+            function("bob")
 
 
 def test_other_callables_are_taken_too(limiter: Limiter) -> None:

@@ -59,6 +59,28 @@ def test_b3_by_default_each_address_is_limited_and_a_denial_says_when_to_retry(e
     assert len(app.served) == 3
 
 
+@pytest.mark.parametrize("edge", [AsgiEdge, WsgiEdge])
+def test_a_cors_preflight_is_not_counted_unless_a_route_names_its_method(edge: type[Edge]) -> None:
+    preflight = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
+    with client_of(edge(limiter="2/minute")) as client:
+        answers = [client.options("/", headers=preflight) for _ in range(5)]
+        assert all(answer.status_code != 429 and "ratelimit" not in answer.headers for answer in answers)
+        assert client.get("/").headers["ratelimit"].startswith('"default";r=1')
+        plain = [client.options("/", headers={name: preflight[name]}) for name in preflight]
+        assert [answer.status_code == 429 for answer in plain] == [False, True], "other OPTIONS requests count"
+        assert client.get("/", headers=preflight).status_code == 429
+    with client_of(edge(limiter="9/minute", routes={"OPTIONS *": "1/minute"})) as client:
+        assert [client.options("/", headers=preflight).status_code == 429 for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("edge", [AsgiEdge, WsgiEdge])
+def test_head_counts_like_get_and_its_denial_has_no_body(edge: type[Edge]) -> None:
+    with client_of(edge(limiter="9/minute", routes={"GET /": "2/minute"})) as client:
+        assert [client.get("/").status_code, client.head("/").status_code] == [200, 200]
+        denied = client.head("/")
+        assert (denied.status_code, denied.content, denied.headers["retry-after"]) == (429, b"", "30")
+
+
 DRAFT = {"ratelimit-policy": '"default";q=2;w=60', "ratelimit": '"default";r=1;t=30'}
 TRIPLE = {"x-ratelimit-limit": "2", "x-ratelimit-remaining": "1", "x-ratelimit-reset": "30"}
 

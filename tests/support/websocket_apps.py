@@ -79,8 +79,8 @@ def named(request: Any) -> str | None:
 
 
 @contextmanager
-def connected(server: Serving, name: str = "", path: str = "/") -> Iterator[ClientConnection]:
-    headers = {"X-Name": name} if name else None
+def connected(server: Serving, name: str = "", path: str = "/", *, plan: str = "") -> Iterator[ClientConnection]:
+    headers = {header: value for header, value in (("X-Name", name), ("X-Plan", plan)) if value}
     with connect(
         f"ws://{server}{path}", additional_headers=headers, compression=None, open_timeout=PATIENCE, ping_interval=None
     ) as client:

@@ -1,10 +1,11 @@
 """ASGI: middleware for Starlette, FastAPI, Litestar, Django and any other ASGI application."""
 
-from collections.abc import Awaitable
 from typing import Final, Unpack
 
-from headgate.edges.counters import address_key
-from headgate.edges.guard import CheckedRequest, Guard, Options, acomplete
+from headgate.edges.application import SCOPE_KEY, RequestLimits
+from headgate.edges.counters import LimitFunction, address_key
+from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
+from headgate.edges.lifespan import run_lifespan
 from headgate.edges.requests import (
     UNKNOWN,
     App,
@@ -16,11 +17,13 @@ from headgate.edges.requests import (
     Send,
     decode_headers,
 )
+from headgate.edges.settlement import acomplete
 from headgate.edges.websocket import WebSocketLimits, WebSocketMiddleware
+from headgate.errors import RateLimited
 from headgate.flow import adrive
 from headgate.gate import Gate
-from headgate.limiter import Limiter
-from headgate.limits.notation import LimitLike
+from headgate.stores.base import Store
+from headgate.stores.urls import make_store
 
 __all__ = ["App", "Message", "RateLimitMiddleware", "Receive", "Scope", "Send"]
 
@@ -31,11 +34,18 @@ _BODIES: Final = ("http.response.body", "http.response.pathsend", "http.response
 class RateLimitMiddleware:
     """Passes requests on to an application as a limiter or a gate allows, and answers the others with 429.
 
-    `limiter` is a limiter, or the limit of one that counts in memory. By default each client address is counted, an
-    IPv6 address by its /64. The options are those of `headgate.edges.guard.Options`.
+    `limiter` is a limit, or a function of the request that returns one, plain or async; it is counted in `store` under
+    `name`. The store is a store, or the URL of a Redis or Valkey server, which is opened and closed with the
+    application; without it, each process counts in its memory. `limiter` may also be a `Limiter`, which has a store of
+    its own. By default each client address is counted, an IPv6 address by its /64. The options are those of
+    `headgate.edges.guard.Options`.
 
     >>> async def app(scope, receive, send): ...
     >>> limited = RateLimitMiddleware(app, limiter="60/minute burst 10")
+
+    The dependencies of an application (`headgate.edges.fastapi.RateLimit`) count in this store, too, and have the
+    options `key`, `exempt`, `headers`, `proxies` and `body`, unless they are given others. A response has one set of
+    headers, of the limit that binds. If `RateLimited` is raised before the response, it is answered like a denial.
 
     A WebSocket counts when it connects, as a request with the method "WEBSOCKET"; `websocket` limits its messages.
     Bodies are streamed both ways. A request stays counted if its handler raises (see `refund_crashes`) or its client
@@ -45,52 +55,100 @@ class RateLimitMiddleware:
     def __init__(
         self,
         app: App,
-        limiter: Limiter | LimitLike | None = None,
+        limiter: LimitGiven | None = None,
         gate: Gate | None = None,
         websocket: WebSocketLimits | None = None,
+        *,
+        store: Store | str | None = None,
+        name: str = "",
         **options: Unpack[Options],
     ) -> None:
         self._app: Final = app
-        self._guard: Final = Guard("RateLimitMiddleware", options, limiter=limiter, gate=gate, awaits=True)
-        self._fast_path: Final = self._guard.fast_path
+        where = "RateLimitMiddleware"
+        self._opened: Final = make_store(f"{where} store", store) if isinstance(store, str) else None
+        counts_in = self._opened if isinstance(store, str) else store
+        self._guard: Final = Guard(where, options, limiter=limiter, gate=gate, store=counts_in, name=name, awaits=True)
         self._websockets: Final = WebSocketMiddleware(app, self._guard, websocket)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await (self._websockets if scope["type"] == "websocket" else self._app)(scope, receive, send)
+        guard, kind = self._guard, scope["type"]
+        if kind != "http":
+            if kind == "websocket":
+                await self._websockets(scope, receive, send)
+            elif kind == "lifespan" and guard.application.store is not None:
+                await run_lifespan(self._app, guard.application, self._opened, scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
             return
-        if self._fast_path is not None:
-            check, cost, write_headers = self._fast_path
+        outer: RequestLimits | None = scope.get(SCOPE_KEY)
+        fast_path = guard.fast_path
+        if fast_path is not None and outer is None and scope["method"] != "OPTIONS":
+            cost, limit = fast_path
+            if isinstance(limit, LimitFunction):
+                given = limit.function(AsgiRequest(scope, guard.proxies))
+                if hasattr(given, "__await__"):
+                    given = await guard.in_time("limiter", given)
+                check, write_headers = limit.find(given)
+            else:
+                check, write_headers = limit
             client = scope.get("client")
-            key = address_key(client[0]) if client and client[0] else UNKNOWN
-            decision = check(key, cost)
+            decision = check(address_key(client[0]) if client and client[0] else UNKNOWN, cost)
             if decision:
-                await self._app(scope, receive, _add_headers(send, write_headers(decision)))
+                limits = RequestLimits(guard.application, sends=True)
+                limits.add(decision, write_headers(decision))
+                scope[SCOPE_KEY], send = limits, limits.sender(send)
+                try:
+                    await self._app(scope, receive, send)
+                except RateLimited as error:
+                    await self._answer(error, limits, scope, send)
                 return
             # A denial counts nothing: the check is repeated below, and answered.
+        await self._handle(scope, receive, send, outer)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, outer: RequestLimits | None) -> None:
         guard = self._guard
-        checked = await adrive(guard.check(AsgiRequest(scope, guard.proxies)))
-        if checked is None:
-            await self._app(scope, receive, send)
-        elif not checked.decision:
-            status, headers, body = await adrive(guard.denial(checked))
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-        elif guard.settles:
-            response = _WatchedResponse(guard, checked, receive, send)
-            try:
-                await self._app(scope, response.receive, response.send)
-            except BaseException as error:
-                await response.end(crashed=isinstance(error, Exception))
-                raise
-            await response.end()
+        if outer is None:
+            limits = RequestLimits(guard.application, sends=True)
+            scope[SCOPE_KEY], send = limits, limits.sender(send)
         else:
-            headers = guard.headers(checked)
-            await self._app(scope, receive, _add_headers(send, headers) if headers else send)
+            limits, outer.application = outer, guard.application.inside(outer.application)
+        checked = await adrive(guard.check(AsgiRequest(scope, guard.proxies)))
+        response = None
+        if checked is not None:
+            limits.add(checked.decision, guard.headers(checked))
+            if not checked.decision:
+                await _send_denial(await adrive(guard.denial(checked)), send)
+                return
+            if guard.settles:
+                response = _WatchedResponse(guard, checked, receive, send)
+                receive, send = response.receive, response.send
+        try:
+            try:
+                await self._app(scope, receive, send)
+            except RateLimited as error:
+                await self._answer(error, limits, scope, send)
+        except BaseException as error:
+            if response is not None:
+                await response.end(crashed=isinstance(error, Exception))
+            raise
+        if response is not None:
+            await response.end()
+
+    async def _answer(self, error: RateLimited, limits: RequestLimits, scope: Scope, send: Send) -> None:
+        """Answer a request in which `RateLimited` was raised, if that is still possible."""
+        if limits.begun:
+            raise error
+        guard = self._guard
+        await _send_denial(await adrive(guard.denial_of(AsgiRequest(scope, guard.proxies), error)), send)
+
+
+async def _send_denial(denial: Denial, send: Send) -> None:
+    await send({"type": "http.response.start", "status": denial.status, "headers": denial.headers})
+    await send({"type": "http.response.body", "body": denial.body})
 
 
 class _WatchedResponse:
-    """The response to a request that passed: it gets headers, and is settled once, however it ends."""
+    """The response to a request that passed: it is settled once, however it ends."""
 
     __slots__ = ("_checked", "_disconnected", "_ended", "_guard", "_receive", "_response", "_send")
 
@@ -115,11 +173,12 @@ class _WatchedResponse:
         """The application's `send`. The response has ended with its last part; what the application does then is its
         own affair."""
         kind = message["type"]
-        if kind == "http.response.start":
+        if kind == "http.response.start" and self._response is None:  # a second one doesn't reach the client
             headers = list(message.get("headers", ()))
-            if self._response is None:  # the server refuses a second one, and the client has the first
-                self._response = HttpResponse(message["status"], decode_headers(headers))
-            message = {**message, "headers": headers + self._guard.headers(self._checked)}
+            self._response, message = (
+                HttpResponse(message["status"], decode_headers(headers)),
+                {**message, "headers": headers},
+            )
         await self._send(message)
         if kind in _BODIES and not message.get("more_body"):
             await self.end()
@@ -133,14 +192,3 @@ class _WatchedResponse:
             self._ended = True
             settlement = self._guard.settle(self._checked, self._response, disconnected=self._disconnected)
             await acomplete(settlement)
-
-
-def _add_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
-    """A `send` that adds headers to the response."""
-
-    def send_with_headers(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *headers]}
-        return send(message)
-
-    return send_with_headers

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from headgate.errors import InvalidInput
 from headgate.flow import Flow
@@ -15,13 +15,16 @@ from headgate.gate.lookup import counted_as
 from headgate.gate.policy import UNKNOWN_TIER
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Limit, Outcome
+from headgate.limits.notation import limit_of
 from headgate.stores.memory import in_process
 
+T = TypeVar("T")
 Decided: TypeAlias = Decision | Awaitable[Decision]
 
 _log = logging.getLogger("headgate")
 
 _LONGEST_KEY: Final = 256
+_MOST_LIMITS: Final = 1000  # that are remembered of a function; then all are found anew
 _NO_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the address that a gate counts for peers without one
 
 
@@ -39,10 +42,58 @@ class RequestCounter(NamedTuple):
     limiter: Limiter | None = None
     """The limiter that counts; None where a gate does."""
 
-    def place(self, tier: str) -> object:
-        """Where it counts under a tier, to tell whether another counter of the same edge counts in the same place."""
+    def bucket(self, tier: str) -> object:
+        """Identifies where it counts under a tier, among the counters of one edge."""
         limiter = self.limiter
         return self.label(tier) if limiter is None else (id(limiter.store), limiter.name, limiter.limit)
+
+
+Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
+"""The counters by key and by address."""
+
+
+class LimitFunction(Generic[T]):
+    """A limit that depends on who asks: a user's function returns it, as a limit or its text.
+
+    `make` makes what counts a limit. Each text is parsed once, as long as there aren't too many.
+    """
+
+    def __init__(self, where: str, function: Callable[..., object], make: Callable[[Limit], T]) -> None:
+        self.function: Final = function
+        self._where: Final = where
+        self._make: Final = make
+        self._known: Final[dict[str | Limit, T]] = {}
+        self._warned = False
+
+    def find(self, given: object) -> T:
+        """What counts the limit that the function has returned."""
+        found = self._known.get(given) if isinstance(given, (str, Limit)) else None
+        if found is not None:
+            return found
+        try:
+            limit = limit_of("limit", given)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"{self._where}: expected a function that returns a limit or its text; {error}"
+            ) from None
+        found = self._known.get(limit) or self._make(limit)
+        if len(self._known) >= _MOST_LIMITS:
+            self._known.clear()  # no count is lost: the store has them, by their limit
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "%s: the function has returned %d different limits; requests with different limits count apart, so"
+                    " one that returns a new limit for each request limits nothing",
+                    self._where,
+                    _MOST_LIMITS,
+                )
+        self._known[limit] = found
+        if isinstance(given, str):
+            self._known[given] = found
+        return found
+
+
+CountersFunction: TypeAlias = LimitFunction[Counters]
 
 
 def was_counted(decision: Decision) -> bool:
@@ -55,38 +106,47 @@ def was_counted(decision: Decision) -> bool:
 
 def check_all(
     counters: Iterable[tuple[RequestCounter, str]], key: str, cost: int
-) -> Flow[object, tuple[RequestCounter, str, Decision]]:
+) -> Flow[object, tuple[RequestCounter, str, Decision, bool]]:
     """Check a request with several counters and their tiers: it is counted by all of them, or by none.
 
-    The result is the one that denied it, or that has the least left; its charges and refunds are for all.
+    The result is the one that denied it, or that has the least left, its tier and decision, and whether a refund would
+    give anything back; its charges and refunds are for all.
     """
-    places: dict[object, tuple[RequestCounter, str]] = {}
+    buckets: dict[object, tuple[RequestCounter, str]] = {}
     for counter, tier in counters:
-        places.setdefault(counter.place(tier), (counter, tier))
+        buckets.setdefault(counter.bucket(tier), (counter, tier))
     passed: list[_Passed] = []
-    for counter, tier in places.values():
-        decision = yield counter.check(key, tier, cost)
+    for counter, tier in buckets.values():
+        try:
+            decision = yield counter.check(key, tier, cost)
+        except BaseException:
+            yield from _give_back(passed, key, cost)
+            raise
         if not decision:
-            for one in passed:
-                if was_counted(one.decision):
-                    yield one.counter.refund(key, one.tier, cost)
-            return counter, tier, decision
+            yield from _give_back(passed, key, cost)
+            return counter, tier, decision, False
         passed.append(_Passed(counter, tier, decision))
-    told = min(passed, key=lambda one: (one.decision.outcome is Outcome.EXEMPT, one.decision.remaining))
+    tightest = min(passed, key=lambda one: (one.decision.outcome is Outcome.EXEMPT, one.decision.remaining))
     charged = [one for one in passed if one.decision.outcome is not Outcome.EXEMPT]
     refunded = [one for one in passed if was_counted(one.decision)]
-    counter = told.counter._replace(
+    counter = tightest.counter._replace(
         awaits=any(one.counter.awaits for one in passed),
         charge=lambda key, _, cost: _together([one.counter.charge(key, one.tier, cost) for one in charged]),
         refund=lambda key, _, cost: _together([one.counter.refund(key, one.tier, cost) for one in refunded]),
     )
-    return counter, told.tier, told.decision
+    return counter, tightest.tier, tightest.decision, bool(refunded)
 
 
 class _Passed(NamedTuple):
     counter: RequestCounter
     tier: str
     decision: Decision
+
+
+def _give_back(passed: Iterable[_Passed], key: str, cost: int) -> Flow[object, None]:
+    for counter, tier, decision in passed:
+        if was_counted(decision):
+            yield counter.refund(key, tier, cost)
 
 
 def _together(decided: list[Decided]) -> Decided:

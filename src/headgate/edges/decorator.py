@@ -3,16 +3,29 @@
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from types import MethodWrapperType
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
-from headgate.edges.counters import bounded_key
-from headgate.errors import RateLimited, refuse
-from headgate.http.problem import Headers, quota_exceeded, round_wait
-from headgate.limiter import Limiter
+from headgate.edges.counters import LimitFunction, bounded_key
+from headgate.errors import RateLimited, refuse, refuse_option
+from headgate.http.problem import Headers, describe_error
+from headgate.limiter import Limiter, RareLimiter
 from headgate.limits.decision import Decision
+from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of, rate_of
 from headgate.limits.numbers import Number, cost_of, microseconds
+from headgate.stores.base import Store
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -36,20 +49,35 @@ class Limited(Protocol[P, R_co]):
     def __get__(self: "Limited[Concatenate[S, Q], R_co]", instance: S, owner: type) -> "Limited[Q, R_co]": ...
 
 
+@overload
 def rate_limited(
     limit: Limiter | LimitLike,
     *,
     key: Callable[..., str] | str | None = None,
     cost: int | Callable[..., int] = 1,
     wait: Number | None = None,
-) -> Callable[[Callable[P, R_co]], Limited[P, R_co]]:
+    store: Store | str | None = None,
+) -> Callable[[Callable[P, R_co]], Limited[P, R_co]]: ...
+@overload
+def rate_limited(
+    *,
+    limit: Callable[..., LimitLike | Awaitable[LimitLike]],
+    key: Callable[..., str] | str | None = None,
+    cost: int | Callable[..., int] = 1,
+    wait: Number | None = None,
+    store: Store | str | None = None,
+) -> Callable[[Callable[P, R_co]], Callable[P, R_co]]: ...
+def rate_limited(
+    *given: Any, limit: Any = None, key: Any = None, cost: Any = 1, wait: Any = None, store: Any = None, **unknown: Any
+) -> Any:
     """Limit the calls of a function or method; a call above the limit raises `RateLimited`.
 
-    `limit` is a limit, counted in memory for this function alone, or a limiter. `key` is what a call counts for: the
-    name of one of the function's parameters, or a function of the same arguments. By default all calls share one key,
-    the function's module and name; under a limiter, what has no name of its own (a lambda, a partial) needs a key.
-    `cost` is a number, or a function of the arguments. With `wait`, a call first waits up to so many seconds, first
-    come, first served.
+    The limit is a limit, counted for this function alone in `store`, or a limiter. Without a store it is counted in
+    memory. `limit=`, by name, is a function of the same arguments that returns a limit or its text; for an async
+    function, it may be async. `key` is what a call counts for: the name of one of the function's parameters, or a
+    function of the same arguments. By default all calls share one key, the function's module and name; where others
+    count, too, what has no name of its own (a lambda, a partial) needs a key. `cost` is a number, or a function of the
+    arguments. With `wait`, a call first waits up to so many seconds, first come, first served.
 
     >>> @rate_limited("5/minute", key="agent")
     ... def ask(agent: str, question: str) -> str:
@@ -58,43 +86,78 @@ def rate_limited(
     'bob asks why?'
     >>> ask.limiter.peek("bob").remaining
     4
+    >>> @rate_limited(limit=lambda agent, pages: "9/minute" if agent == "ann" else "2/minute", key="agent")
+    ... def print_pages(agent: str, pages: int) -> None: ...
 
     A call that passes and then raises stays counted. Generator functions are refused: calling one does nothing yet.
     """
-    if callable(limit):
-        refuse(_WHERE, "a limit in parentheses, such as @rate_limited('5/minute')", limit)
-    given = limit if isinstance(limit, Limiter) else limit_of(f"{_WHERE} limit", limit)
+    for option in unknown:
+        refuse_option(_WHERE, ("limit", "key", "cost", "wait", "store"), option, see="help(rate_limited)")
+    if len(given) != (limit is None):
+        refuse(_WHERE, "one limit", (*given, limit))
+    if given and callable(given[0]):
+        refuse(_WHERE, "a limit in parentheses, such as @rate_limited('5/minute'), or a function as limit=", given[0])
+    return partial(_limited, given[0] if given else limit, key=key, cost=cost, wait=wait, store=store)
+
+
+def _limited(
+    given: Any,
+    function: Callable[P, R_co],
+    *,
+    key: Any,
+    cost: Any,
+    wait: Number | None,
+    store: Store | str | None,
+) -> Callable[P, R_co]:
     if wait is not None:
         microseconds(f"{_WHERE} wait", wait)
+    asynchronous = _is_async(function)
+    if isinstance(given, Limiter) and store is not None:
+        refuse(f"{_WHERE} store", "none: a limiter has its own", store)
+    if store is not None or (isinstance(given, Limiter) and key is None):
+        _require_name(function)
+    limiter, limits = _limiters(given, function, store)
+    key_by, cost_by = _key_function(function, key), _cost_function(cost)
+    limited: Callable[..., Any]
 
-    def decorate(function: Callable[P, R_co]) -> Limited[P, R_co]:
-        asynchronous = _is_async(function)
-        limiter = given if isinstance(given, Limiter) else Limiter(given)
-        if key is None and limiter is given:
-            _require_name(function)
-        key_by, cost_by = _key_function(function, key), _cost_function(cost)
-        limited: Callable[..., Any]
+    if asynchronous:
 
-        if asynchronous:
-            atake = limiter.acheck if wait is None else functools.partial(limiter.aacquire, timeout=wait)
+        async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
+            name, number = key_by((args, kwargs)), cost_by((args, kwargs))
+            found = limiter
+            if limits is not None:
+                returned = limits.function(*args, **kwargs)
+                found = limits.find((await returned) if inspect.isawaitable(returned) else returned)
+            taken = found.acheck(name, number) if wait is None else found.aacquire(name, number, timeout=wait)
+            _require(name, await taken)
+            return await cast(Awaitable[object], function(*args, **kwargs))
+    else:
 
-            async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
-                name, number = key_by((args, kwargs)), cost_by((args, kwargs))
-                _require(name, await atake(name, number))
-                return await cast(Awaitable[object], function(*args, **kwargs))
-        else:
-            take = limiter.check if wait is None else functools.partial(limiter.acquire, timeout=wait)
+        def limited(*args: P.args, **kwargs: P.kwargs) -> object:
+            name, number = key_by((args, kwargs)), cost_by((args, kwargs))
+            found = limiter if limits is None else limits.find(limits.function(*args, **kwargs))
+            _require(name, found.check(name, number) if wait is None else found.acquire(name, number, timeout=wait))
+            return function(*args, **kwargs)
 
-            def limited(*args: P.args, **kwargs: P.kwargs) -> object:
-                name, number = key_by((args, kwargs)), cost_by((args, kwargs))
-                _require(name, take(name, number))
-                return function(*args, **kwargs)
+    decorated = cast(Limited[P, R_co], functools.wraps(function)(limited))
+    if limits is None:
+        decorated.limiter = limiter
+    return decorated
 
-        found = cast(Limited[P, R_co], functools.wraps(function)(limited))
-        found.limiter = limiter
-        return found
 
-    return decorate
+def _limiters(
+    given: Any, function: Callable[..., object], store: Store | str | None
+) -> tuple[Limiter, LimitFunction[Limiter] | None]:
+    """The limiter of a function; if its limit depends on the arguments, the limiters of each limit, too."""
+    if isinstance(given, Limiter):
+        return given, None
+    name = _name_of(function)
+    if not callable(given):
+        return Limiter(limit_of(f"{_WHERE} limit", given), store=store, name=name), None
+    if _awaits(given) and not _awaits(function):
+        refuse(f"{_WHERE} limit", "a plain function, since the limited function is not async", given)
+    base = Limiter(UNLIMITED, store=store, name=name)
+    return base, LimitFunction(f"{_WHERE} limit", given, lambda limit: RareLimiter(limit, store=base.store, name=name))
 
 
 def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
@@ -102,8 +165,7 @@ def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
 
     An error handler of Flask returns these: `app.register_error_handler(RateLimited, too_many_requests)`.
     """
-    name, wait = error.pace, error.retry_after_ms
-    problem = quota_exceeded(round_wait(None if wait is None else wait * 1000), name, name)
+    problem = describe_error(error)
     return problem.encode(), problem.status, problem.headers
 
 
@@ -156,11 +218,14 @@ def _require_name(function: Callable[..., object]) -> None:
             refuse(f"{_WHERE} key", f"one under a shared limiter, such as key=lambda *_: 'mail', as {what}", function)
 
 
+def _name_of(function: Callable[..., object]) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
 def _key_function(function: Callable[..., object], key: object) -> Callable[[Arguments], str]:
     """The key of a call, by its arguments."""
     if key is None:
-        module = getattr(function, "__module__", "")
-        name = f"{module}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        name = _name_of(function)
         return lambda call: name
     find: Callable[[Arguments], object]
     if isinstance(key, str):

@@ -4,16 +4,21 @@ import inspect
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final, Unpack
+from weakref import WeakKeyDictionary, ref
 
-from headgate.edges.guard import CheckedRequest, Guard, Options, acomplete
+from headgate.edges.application import SCOPE_KEY, Application, RequestLimits
+from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import AsgiRequest, HttpRequest, Proxies, decode_headers
+from headgate.edges.settlement import acomplete
 from headgate.errors import HeadgateError, refuse
 from headgate.flow import adrive
 from headgate.gate import Gate
 from headgate.gate._hot import EXEMPT
 from headgate.limiter import Limiter
-from headgate.limits.decision import Decision
+from headgate.limits.decision import Decision, Limit
 from headgate.limits.notation import LimitLike, limit_of
+from headgate.stores.base import Store
+from headgate.stores.memory import MemoryStore
 
 try:
     from fastapi import HTTPException, Response, WebSocket
@@ -26,7 +31,9 @@ except ImportError as error:
 
 _HANDLERS: Final = "starlette.exception_handlers"  # the key of the exception handlers in the scope
 _ENDPOINT_EXITS: Final = "fastapi_function_astack"  # that of what is to be done between endpoint and response
+_MOST_GUARDS: Final = 10_000  # endpoints of one dependency; then all are found anew
 _UNSUPPORTED: Final = {
+    "store": "no store: pass it to RateLimitMiddleware, for all dependencies, or pass a Limiter",
     "routes": "no routes: a dependency belongs to its route",
     "skip": "nothing to skip: a dependency belongs to its route",
     "counts": "no counts: a dependency doesn't see every response; headgate.edges.asgi.RateLimitMiddleware does",
@@ -37,10 +44,10 @@ _UNSUPPORTED: Final = {
 class Denied(HTTPException):
     """A request was denied. The response is `body`, unless the application handles this exception or its status."""
 
-    def __init__(self, decision: Decision, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def __init__(self, decision: Decision, denial: Denial) -> None:
         self.decision: Final = decision
+        status, headers, self.body = denial
         shown = dict(decode_headers(headers))
-        self.body: Final = body
         self.content_type: Final = shown.pop("content-type")
         del shown["content-length"]  # a handler's body may have another length
         super().__init__(status, "too many requests" if status == 429 else "not at the moment", shown)
@@ -49,10 +56,15 @@ class Denied(HTTPException):
 class RateLimit:
     """Passes requests on to its dependents as a limiter or a gate allows, and answers the others with 429.
 
-    `limiter` is a limiter, or the limit of one that counts in memory, for this dependency alone: one object counts
-    together wherever it is used. `name` is the limit's name in headers, instead of its text. By default each client
-    address is counted, an IPv6 address by its /64. The options are those of `headgate.edges.guard.Options`, except for
-    `routes`, `skip`, `counts` and `settle`; `key` may also be a dependency: `key=Depends(current_user_id)`.
+    `limiter` is a limit, or a function of the request that returns one, plain or async, or such a function as a
+    dependency: `RateLimit(Depends(limit_of_plan))`. Each endpoint counts by itself; endpoints whose limits have the
+    same `name` count together. They are counted in the store of the application's `RateLimitMiddleware`, or without
+    that in memory. A `Limiter` counts in its own store, all endpoints that it is given to together.
+
+    By default each client address is counted, an IPv6 address by its /64. The options are those of
+    `headgate.edges.guard.Options`, except for `routes`, `skip`, `counts` and `settle`. The `key`, `exempt`, `headers`,
+    `proxies` and `body` of the middleware apply unless others are given. `key` may also be a dependency:
+    `key=Depends(current_user_id)`.
 
     >>> from typing import Annotated
     >>> from fastapi import Depends, FastAPI
@@ -69,43 +81,86 @@ class RateLimit:
 
     def __init__(
         self,
-        limiter: Limiter | LimitLike | None = None,
+        limiter: LimitGiven | None = None,
         gate: Gate | None = None,
         *,
         name: str = "",
         **options: Unpack[Options],
     ) -> None:
-        if name and (gate is not None or isinstance(limiter, Limiter)):
-            refuse("RateLimit name", "none: a limiter has its own, and a gate has tiers", name)
-        if limiter is not None and not isinstance(limiter, Limiter):
-            limit = limit_of("RateLimit limiter", limiter)
-            limiter = Limiter(limit, name=name or str(limit))
-        # FastAPI passes `who` only where it is a dependency; otherwise it would read it from the query.
+        if limiter is None and gate is None:
+            refuse("RateLimit", "a limiter or a gate", None)
+        if name and gate is not None:
+            refuse("RateLimit name", "none: a gate has tiers", name)
+        # FastAPI passes these only where they are dependencies; otherwise it would read them from the query.
         parameters = dict(inspect.signature(self.__call__).parameters)
-        who = parameters.pop("who")
-        if isinstance(key := options.get("key"), Depends):
-            parameters["who"] = who.replace(default=key)
+        for parameter, given in (("who", options.get("key")), ("limit", limiter)):
+            declared = parameters.pop(parameter)
+            if isinstance(given, Depends):
+                parameters[parameter] = declared.replace(default=given)
+        if "who" in parameters:
             options["key"] = _dependency_key
+        if "limit" in parameters:
+            limiter = _dependency_limit
         self.__signature__: Final = inspect.Signature(list(parameters.values()))
-        self._guard: Final = Guard(
-            "RateLimit", options, limiter=limiter, gate=gate, awaits=True, unsupported=_UNSUPPORTED
-        )
-        if self._guard.refund_crashes and "scope" not in inspect.signature(Depends).parameters:
+        self._limiter: Final = _distinct(limiter, name) if isinstance(limiter, Limiter) else limiter
+        self._gate: Final = gate
+        self._name: Final = name
+        self._options: Final = options
+        self._guards: Final[dict[tuple[Application, Store, str], Guard]] = {}
+        guard = self._make_guard(_NO_APPLICATION, MemoryStore(), "")
+        if guard.refund_crashes and "scope" not in inspect.signature(Depends).parameters:
             refuse("RateLimit refund_crashes", "FastAPI 0.121 or later, which tells endpoint and response apart", True)
 
+    def _guard(self, application: Application, scope: Any) -> Guard:
+        """The guard of the endpoint that serves a request."""
+        store = _memory_of(scope.get("app")) if application.store is None else application.store
+        name = self._name or _endpoint_name(scope)
+        found = self._guards.get((application, store, name))
+        if found is None:
+            if len(self._guards) >= _MOST_GUARDS:
+                self._guards.clear()
+            found = self._guards[application, store, name] = self._make_guard(application, store, name)
+        return found
+
+    def _make_guard(self, application: Application, store: Store, name: str) -> Guard:
+        options: Any = {**application.options, **self._options}
+        given: Any = self._limiter
+        common: Any = {"awaits": True, "unsupported": _UNSUPPORTED}
+        if self._gate is not None or isinstance(given, Limiter):
+            return Guard("RateLimit", options, limiter=given, gate=self._gate, **common)
+        label = "default" if callable(given) else str(limit_of("RateLimit limiter", given))
+        return Guard(
+            "RateLimit",
+            options,
+            limiter=given,
+            store=store,
+            name=f"{application.name} {name}",
+            label=self._name or label,
+            private=application.store is None,
+            **common,
+        )
+
     async def __call__(
-        self, connection: HTTPConnection, response: Response, who: Any = None
+        self, connection: HTTPConnection, response: Response, who: Any = None, limit: Any = None
     ) -> AsyncIterator[Decision]:
-        guard, scope = self._guard, connection.scope
-        checked = await adrive(guard.check(_FastapiRequest(scope, guard.proxies, who)))
+        scope = connection.scope
+        limits: RequestLimits | None = scope.get(SCOPE_KEY)
+        if limits is None:
+            limits = scope[SCOPE_KEY] = RequestLimits(_NO_APPLICATION, sends=False)
+        guard = self._guard(limits.application, scope)
+        checked = await adrive(guard.check(_FastapiRequest(scope, guard.proxies, who, limit)))
         if checked is None:
             yield EXEMPT
             return
+        limits.add(checked.decision, guard.headers(checked))
         if not checked.decision:
             scope.get(_HANDLERS, ({},))[0].setdefault(Denied, _handle_denied)
-            raise Denied(checked.decision, *(await adrive(guard.denial(checked))))
-        for name, value in guard.headers(checked):
-            _add_header(response, name.decode(), value.decode())
+            denial = await adrive(guard.denial(checked))
+            more = [] if limits.sends else limits.headers
+            raise Denied(checked.decision, denial._replace(headers=denial.headers + more))
+        if not limits.sends:
+            for name, value in limits.headers:
+                response.headers[name.decode()] = value.decode()
         if guard.refund_crashes and isinstance(connection, Request):
             scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, guard, checked, connection))
         try:
@@ -116,14 +171,49 @@ class RateLimit:
             raise
 
 
+def _endpoint_name(scope: Any) -> str:
+    """The name of the endpoint that serves a request: the same in all processes."""
+    endpoint = scope.get("endpoint")
+    function = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
+    return f"{getattr(scope.get('route'), 'path', '')} {getattr(endpoint, '__module__', '')}.{function}"
+
+
+def _memory_of(app: object) -> Store:
+    """The memory that the limits of an application without a store share."""
+    return _memories.setdefault(app, MemoryStore())
+
+
+def _distinct(limiter: Limiter, name: str) -> Limiter:
+    """A limiter that counts apart from others of the same limit and store, unless they have the same name.
+
+    Two limiters without a name would count together, which was hardly meant. So that all processes find the same names,
+    these are numbered, in the order in which they were given to dependencies.
+    """
+    number = 1
+    if not limiter.name and not name:
+        known = _unnamed.setdefault(limiter.store, {}).setdefault(limiter.limit, [])
+        if not any(one() is limiter for one in known):
+            known.append(ref(limiter))
+        number += next(index for index, one in enumerate(known) if one() is limiter)
+    if not name and number == 1:
+        return limiter
+    return Limiter(limiter.limit, store=limiter.store, name=name or f"#{number}", warn_at=limiter.warn_at)
+
+
+_NO_APPLICATION: Final = Application(None, "", {})
+_memories: Final[WeakKeyDictionary[object, Store]] = WeakKeyDictionary()
+_unnamed: Final[WeakKeyDictionary[Store, dict[Limit, list[ref[Limiter]]]]] = WeakKeyDictionary()
+
+
 class _FastapiRequest(AsgiRequest):
-    """A request, and its key where that is a dependency."""
+    """A request, and its key and limit where these are dependencies."""
 
-    __slots__ = ("who",)
+    __slots__ = ("limit", "who")
 
-    def __init__(self, scope: Any, proxies: Proxies, who: Any) -> None:
+    def __init__(self, scope: Any, proxies: Proxies, who: Any, limit: Any) -> None:
         super().__init__(scope, proxies)
         self.who: Final = who
+        self.limit: Final = limit
 
 
 def _dependency_key(request: HttpRequest) -> str | None:
@@ -132,12 +222,10 @@ def _dependency_key(request: HttpRequest) -> str | None:
     return found
 
 
-def _add_header(response: Response, name: str, value: str) -> None:
-    """Add a header. Several dependencies share the list of policies; of the triple, the last one's is sent."""
-    if name.startswith("x-"):
-        response.headers[name] = value
-    else:
-        response.headers.append(name, value)
+def _dependency_limit(request: HttpRequest) -> LimitLike:
+    assert isinstance(request, _FastapiRequest)
+    found: LimitLike = request.limit
+    return found
 
 
 async def _refund_crash(

@@ -7,9 +7,14 @@ It is written once, as generators. They yield what may have to be awaited: decis
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
+from headgate.edges.application import Application, HeaderList, has_siblings
 from headgate.edges.counters import (
+    Counters,
+    CountersFunction,
+    LimitFunction,
     RequestCounter,
     address_counter,
     address_key,
@@ -21,25 +26,28 @@ from headgate.edges.counters import (
 )
 from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
-from headgate.errors import HeadgateError, InvalidInput, refuse, refuse_option
-from headgate.flow import Flow, adrive, drive
+from headgate.errors import HeadgateError, InvalidInput, RateLimited, refuse, refuse_option
+from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
-from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial
-from headgate.limiter import Limiter
-from headgate.limits.decision import Decision, Outcome
+from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial, describe_error
+from headgate.limiter import Limiter, RareLimiter
+from headgate.limits.decision import Decision, Limit, Outcome
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
+from headgate.stores.base import Store
 from headgate.stores.memory import in_process
 
 _log = logging.getLogger("headgate")
 
-_SETTLE_SECONDS: Final = 10.0
-"""For a settlement that has to be awaited, so that none outlives its request for long."""
+_FUNCTION_SECONDS: Final = 10.0
+"""For a user's async function, so that no request hangs."""
 
 T = TypeVar("T")
 RequestFunction: TypeAlias = Callable[[HttpRequest], T | Awaitable[T]]
 """A user's function of a request, plain or async."""
+LimitGiven: TypeAlias = Limiter | LimitLike | RequestFunction[LimitLike]
+"""A limit as an option: a limiter, a limit or its text, or a function of the request that returns one of the latter."""
 Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool | Awaitable[bool]]
 _Route: TypeAlias = tuple[RequestCounter, RequestCounter, str]
 """How requests count: by key, by address, and under which tier."""
@@ -56,7 +64,7 @@ class Options(TypedDict, total=False):
     """The gate's tier for a request, "normal" by default."""
     exempt: RequestFunction[bool]
     """Whether a request isn't counted at all."""
-    routes: Mapping[str, LimitLike | Limiter | str]
+    routes: Mapping[str, LimitGiven]
     """Separate limits for some requests, by patterns such as "POST /login"; with a gate, tiers."""
     skip: Iterable[str]
     """Patterns of requests that aren't counted."""
@@ -78,15 +86,7 @@ class Options(TypedDict, total=False):
     """Another body for denials, and its content type."""
 
 
-_HINTS: Final = {
-    "key_func": "slowapi's key_func is key here, a function of the request",
-    "default_limits": "slowapi's default_limits are limiter here, such as limiter='5/minute'",
-    "headers_enabled": "slowapi's headers_enabled is headers here: 'ratelimit', 'x-ratelimit', 'both' or 'none'",
-    "exempt_when": "slowapi's exempt_when is exempt here, a function of the request",
-    "storage_uri": "a store belongs to the limiter: limiter=Limiter('5/minute', store='redis://...')",
-    "store": "a store belongs to the limiter: limiter=Limiter('5/minute', store='redis://...')",
-}
-"""Hints for options that have other names here."""
+_ARGUMENTS: Final = ("limiter", "gate", "store", "name")  # of the edges, beside their options
 
 
 class CheckedRequest(NamedTuple):
@@ -100,38 +100,59 @@ class CheckedRequest(NamedTuple):
     decision: Decision
     identified: bool
     """Whether `key` is from the user's function; otherwise it is the address."""
+    refundable: bool
+    """Whether it was counted where a refund would give its cost back."""
+
+
+class Denial(NamedTuple):
+    """The response to a denied request."""
+
+    status: int
+    headers: HeaderList
+    body: bytes
+
+
+FastCheck: TypeAlias = tuple[Callable[[str, int], Decision], Callable[[Decision], HeaderList]]
+"""Checks a key for a cost, and writes the headers that tell of it."""
 
 
 class FastPath(NamedTuple):
     """All that is needed where a request counts for its address, in memory, and nothing is left to do after it."""
 
-    check: Callable[[str, int], Decision]
     cost: int
-    write_headers: Callable[[Decision], list[tuple[bytes, bytes]]]
+    limit: FastCheck | LimitFunction[FastCheck]
 
 
 class Guard:
-    """Decides for an edge. With `awaits`, its flows may yield awaitables. `unsupported` says why, by option."""
+    """Decides for an edge. With `awaits`, its flows may yield awaitables. `unsupported` says why, by option.
+
+    A limit is counted in `store`, under `name`; without a store, in a memory of its own. `private` says that nobody has
+    chosen this store. `label` is the name of the limit in headers and bodies, if that isn't the limiter's.
+    """
 
     def __init__(
         self,
         where: str,
         options: Options,
         *,
-        limiter: Limiter | LimitLike | None = None,
+        limiter: LimitGiven | None = None,
         gate: Gate | None = None,
+        store: Store | None = None,
+        name: str = "",
+        label: str = "",
+        private: bool = False,
         awaits: bool,
         unsupported: Mapping[str, str] = {},
     ) -> None:
         self._where: Final = where
-        known = [name for name in Options.__annotations__ if name not in unsupported]
-        for name, given in options.items():
-            if name in unsupported:
-                refuse(where, unsupported[name], given)
-            if name not in known:
-                refuse_option(where, known, name, hint=_HINTS.get(name, ""), see="headgate.edges.guard.Options")
-            if name in ("key", "exempt", "settle", "body") and not (given is None or callable(given)):
-                refuse(f"{where} {name}", "a function", given)
+        known = [option for option in (*_ARGUMENTS, *Options.__annotations__) if option not in unsupported]
+        for option, given in options.items():
+            if option in unsupported:
+                refuse(where, unsupported[option], given)
+            if option not in known:
+                refuse_option(where, known, option, see="headgate.edges.guard.Options")
+            if option in ("key", "exempt", "settle", "body") and not (given is None or callable(given)):
+                refuse(f"{where} {option}", "a function", given)
         cost, tier = options.get("cost", 1), options.get("tier", "normal")
         dialect = options.get("headers", "ratelimit")
         self._key: Final = options.get("key")
@@ -156,23 +177,31 @@ class Guard:
             refuse(
                 f"{where} routes", "limits by pattern such as {'POST /login': '5/minute'}; with a gate, tiers", routes
             )
+        self._preflights: Final = any(str(pattern).startswith("OPTIONS ") for pattern in routes)  # are counted
         self.proxies: Final = Proxies(options.get("proxies", ()))
         self._writer: Final = HeaderWriter(dialect)
         self._silent: Final = dialect == "none"
         self.settles: Final = self._settle is not None or self._counts is not None or self.refund_crashes
         """Whether anything can be left to do once a request has passed."""
+        self.application: Final = Application(store, name, options)
+        """What the edges inside of this one share."""
         self.fast_path: FastPath | None = None
+        """Where it may be taken, from the second request on."""
+        self._fast_path: FastPath | None = None
+        self._new = True
+        self._private: Final = private or (gate is None and store is None and not isinstance(limiter, Limiter))
         self._awaits: Final = awaits
         self._gate: Final = gate
         self._limiter: Limiter
-        self._by_key: RequestCounter
-        self._by_address: RequestCounter
-        self._routes: RoutePatterns[_Route] | None = None
+        self._default: _Route | CountersFunction
+        self._routes: RoutePatterns[_Route | CountersFunction] | None = None
         self._first_tiers: tuple[str, ...] = ()  # of the gate's policy when the guard was made
         if gate is not None:
+            if store is not None or name:
+                refuse(where, "a gate, which has a store, or store and name, not both", gate)
             self._use_gate(gate, routes, limiter)
         else:
-            self._use_limiter(limiter, routes)
+            self._use_limiter(limiter, label, routes)
 
     def _use_gate(self, gate: Gate, routes: Mapping[str, object], limiter: object) -> None:
         if not isinstance(gate, Gate):
@@ -182,100 +211,171 @@ class Guard:
         if "http" not in gate.policy.channels:
             refuse(f"{self._where} gate", "a policy with the channel 'http'", gate.policy.channels)
         self._limiter = Limiter(UNLIMITED, store=gate.store)
-        self._by_key = agent_counter(gate, "http", awaits=self._awaits)
-        self._by_address = address_counter(gate, awaits=self._awaits)
+        own = agent_counter(gate, "http", awaits=self._awaits), address_counter(gate, awaits=self._awaits)
+        self._default = (*own, self._tier)
         self._first_tiers = gate.policy.tiers
         for tier in (self._tier, *routes.values()):
             if tier not in self._first_tiers:
                 refuse(f"{self._where} tier", f"one of {', '.join(self._first_tiers)}", tier)
         if routes:
-            own = self._by_key, self._by_address
-            tiers: dict[str, _Route] = {pattern: (*own, str(tier)) for pattern, tier in routes.items()}
-            self._routes = RoutePatterns(f"{self._where} routes", tiers, (*own, self._tier))
+            tiers: dict[str, _Route | CountersFunction] = {
+                pattern: (*own, str(tier)) for pattern, tier in routes.items()
+            }
+            self._routes = RoutePatterns(f"{self._where} routes", tiers, self._default)
 
-    def _use_limiter(self, given: Limiter | LimitLike | None, routes: Mapping[str, Any]) -> None:
-        if given is None:
+    def _use_limiter(self, given: LimitGiven | None, label: str, routes: Mapping[str, LimitGiven]) -> None:
+        store, name = self.application.store, self.application.name
+        if given is None and store is None:
             refuse(self._where, "a limiter or a gate", None)
-        limiter = given if isinstance(given, Limiter) else Limiter(limit_of(f"{self._where} limiter", given))
-        if self._tier_function is not None or self._tier != "normal":
-            refuse(f"{self._where} tier", "a gate, which knows tiers (a limiter has none)", limiter)
-        self._limiter = limiter
-        self._by_key, self._by_address = self._limiter_counters(limiter, limiter.name or "default")
-        more = (self._key, self._exempt, self._cost_function, self.settles, self._skip, self.proxies)
-        if self._cost and in_process(limiter.store) is not None and not any(more) and not routes:
-            headers = self._writer.for_limit(limiter.limit, limiter.name or "default")
-            self.fast_path = FastPath(limiter.check, self._cost, headers.write)
-        if routes:
-            self._routes = RoutePatterns(
-                f"{self._where} routes",
-                {pattern: (*self._limit_counters(pattern, limit), "normal") for pattern, limit in routes.items()},
-                (self._by_key, self._by_address, "normal"),
+        if isinstance(given, Limiter) and (store is not None or name):
+            refuse(
+                f"{self._where} limiter", "a limit, to be counted in store (a limiter has a store and a name)", given
             )
+        if self._tier_function is not None or self._tier != "normal":
+            refuse(f"{self._where} tier", "a gate, which knows tiers (a limiter has none)", given)
+        where = f"{self._where} limiter"
+        if isinstance(given, Limiter):
+            limiter = given
+        else:
+            limit = UNLIMITED if given is None or callable(given) else limit_of(where, given)
+            limiter = Limiter(limit, store=store, name=name)
+        self._limiter = limiter
+        label = label or limiter.name or "default"
+        more = (self._key, self._exempt, self._cost_function, self.settles, self._skip, self.proxies, routes)
+        fast = self._cost and in_process(limiter.store) is not None and not any(more)
 
-    def _limit_counters(self, name: str, given: Any) -> tuple[RequestCounter, RequestCounter]:
-        """Counters of a limit, which counts in the guard's own store, or of a limiter."""
+        def fast_check(limiter: Limiter) -> FastCheck:
+            return limiter.check, self._writer.for_limit(limiter.limit, label).write
+
+        if callable(given):
+            self._default = LimitFunction(where, given, lambda limit: self._rare_counters(limit, name, label))
+            limits = LimitFunction(where, given, lambda limit: fast_check(self._rare_limiter(limit, name)))
+            self._fast_path = FastPath(self._cost, limits) if fast else None
+        else:
+            self._default = (*self._limiter_counters(limiter, label), "normal")
+            self._fast_path = FastPath(self._cost, fast_check(limiter)) if fast else None
+        if routes:
+            where = f"{self._where} routes"
+            values = {pattern: self._route(where, pattern, limit) for pattern, limit in routes.items()}
+            self._routes = RoutePatterns(where, values, self._default)
+
+    def _route(self, where: str, name: str, given: LimitGiven) -> _Route | CountersFunction:
+        found = self._limit_counters(f"{where} {name!r}", name, given)
+        return found if isinstance(found, LimitFunction) else (*found, "normal")
+
+    def _limit_counters(self, where: str, name: str, given: LimitGiven) -> Counters | CountersFunction:
+        """Counters of a limiter, or of a limit, or of a function's limits, which count in the guard's own store."""
         if isinstance(given, Limiter):
             return self._limiter_counters(given, given.name or name)
-        limit = limit_of(f"{self._where} routes {name!r}", given)
-        own = self._limiter
-        return self._limiter_counters(Limiter(limit, store=own.store, name=f"{own.name} {name}"), name)
+        full_name = f"{self._limiter.name} {name}"
+        if callable(given):
+            return LimitFunction(where, given, lambda limit: self._rare_counters(limit, full_name, name))
+        return self._limiter_counters(Limiter(limit_of(where, given), store=self._limiter.store, name=full_name), name)
 
-    def _limiter_counters(self, limiter: Limiter, label: str) -> tuple[RequestCounter, RequestCounter]:
+    def _rare_counters(self, limit: Limit, name: str, label: str) -> Counters:
+        """Counters of a limit that a function has returned."""
+        return self._limiter_counters(self._rare_limiter(limit, name), label)
+
+    def _rare_limiter(self, limit: Limit, name: str) -> RareLimiter:
+        return RareLimiter(limit, store=self._limiter.store, name=name)
+
+    def _limiter_counters(self, limiter: Limiter, label: str) -> Counters:
         """Counters by key and by address. Their key spaces are separate."""
         by_key = limiter_counter(limiter, label, awaits=self._awaits)
         if self._key is None:
             return by_key, by_key
         name = f"{limiter.name} by address"
-        addresses = Limiter(limiter.limit, store=limiter.store, name=name, warn_at=limiter.warn_at)
+        kind = RareLimiter if isinstance(limiter, RareLimiter) else Limiter
+        addresses = kind(limiter.limit, store=limiter.store, name=name, warn_at=limiter.warn_at)
         return by_key, limiter_counter(addresses, label, awaits=self._awaits)
 
-    def counters(self, name: str, given: Limiter | LimitLike) -> tuple[RequestCounter, RequestCounter]:
+    def counters(self, where: str, name: str, given: LimitGiven) -> Counters | CountersFunction:
         """Counters by key and by address, for something else that the same callers do.
 
         A limit is counted where the guard's own limiter or gate counts. "gate" stands for the gate's channel "ws".
         """
         if given != "gate":
-            return self._limit_counters(name, given)
+            return self._limit_counters(where, name, given)
         if self._gate is None:
-            refuse(f"{self._where} {name}", "a limit or a limiter, since there is no gate", given)
+            refuse(where, "a limit or a limiter, since there is no gate", given)
         return agent_counter(self._gate, "ws", awaits=self._awaits), address_counter(self._gate, awaits=self._awaits)
 
     # The request -----------------------------------------------------------------------------------------------------
 
     def check(self, request: HttpRequest) -> Flow[object, CheckedRequest | None]:
         """Check a request; None if it isn't counted."""
+        if self._new:
+            self._begin()
         if self._skip is not None and self._skip.match(request.method, request.route_path()):
             return None
-        if self._exempt is not None and (yield self._exempt(request)):
+        if not self._preflights and request.method == "OPTIONS" and request.is_preflight:
             return None
-        routes = [(self._by_key, self._by_address, self._tier)]
-        if self._routes is not None:
-            routes = self._routes.find(request.method, request.route_path())
-        if self._tier_function is not None:
-            tier = yield self._tier_function(request)
-            self._check_tier(tier)
-            routes = [(by_key, by_address, tier) for by_key, by_address, _ in routes]
+        if self._exempt is not None and (yield self._ask("exempt", self._exempt, request)):
+            return None
         cost = self._cost
         if self._cost_function is not None:
-            cost = self._whole("cost", (yield self._cost_function(request)))
+            cost = self._whole("cost", (yield self._ask("cost", self._cost_function, request)))
         if cost == 0:
             return None
-        name = None if self._key is None else self._valid_key((yield self._key(request)))
+        found = [self._default]
+        if self._routes is not None:
+            found = self._routes.find(request.method, request.route_path())
+        routes: list[_Route] = []
+        for route in found:
+            if isinstance(route, LimitFunction):
+                routes.append((*(yield from self.limit(route, request)), "normal"))
+            else:
+                routes.append(route)
+        if self._tier_function is not None:
+            tier = yield self._ask("tier", self._tier_function, request)
+            self._check_tier(tier)
+            routes = [(by_key, by_address, tier) for by_key, by_address, _ in routes]
+        name = None if self._key is None else self._valid_key((yield self._ask("key", self._key, request)))
         # a gate itself knows the key of an address, and the exempt ones
         key = name or (address_key(request.address) if self._gate is None else request.address)
         counters = [(by_key if name else by_address, tier) for by_key, by_address, tier in routes]
         if len(counters) == 1:
             [(counter, tier)] = counters
             decision = yield counter.check(key, tier, cost)
+            refundable = was_counted(decision)
         else:
-            counter, tier, decision = yield from check_all(counters, key, cost)
-        return CheckedRequest(request, counter, key, tier, cost, decision, bool(name))
+            counter, tier, decision, refundable = yield from check_all(counters, key, cost)
+        return CheckedRequest(request, counter, key, tier, cost, decision, bool(name), refundable)
+
+    def _begin(self) -> None:
+        """Before the first request. Only now the server has started its workers."""
+        self._new, self.fast_path = False, self._fast_path
+        if self._private:
+            _warn_of_workers()
 
     def _check_tier(self, tier: object) -> None:
         """Refuse what isn't a tier. One that a reload has removed is: the counter knows what to do."""
         if tier not in self._first_tiers and self._gate is not None and tier not in self._gate.policy.tiers:
             known = ", ".join(self._gate.policy.tiers)
             refuse(f"{self._where} tier", f"a function that returns one of {known}", tier)
+
+    def limit(self, limit: CountersFunction, request: HttpRequest) -> Flow[object, Counters]:
+        """The counters of the limit that a function returns for a request."""
+        return limit.find((yield self._ask("limiter", limit.function, request)))
+
+    def _ask(self, name: str, function: Callable[[HttpRequest], object], request: HttpRequest) -> object:
+        """Call a user's function. An async one has a bounded time."""
+        found = function(request)
+        return self.in_time(name, found) if self._awaits and hasattr(found, "__await__") else found
+
+    async def in_time(self, name: str, found: Any) -> object:
+        """Await the result of a user's function, for a bounded time."""
+        timeout = asyncio.timeout(_FUNCTION_SECONDS)
+        try:
+            async with timeout:
+                return await found
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise HeadgateError(
+                f"{self._where} {name}: expected a function that returns within {_FUNCTION_SECONDS:g} s;"
+                " it was cancelled, and the request isn't counted"
+            ) from None
 
     def _valid_key(self, key: object) -> str | None:
         """The key that the user's function has returned. A name that can't be an agent's is anonymous."""
@@ -297,7 +397,7 @@ class Guard:
 
     # The response ----------------------------------------------------------------------------------------------------
 
-    def headers(self, checked: CheckedRequest) -> list[tuple[bytes, bytes]]:
+    def headers(self, checked: CheckedRequest) -> HeaderList:
         """The rate limit headers of a response."""
         decision = checked.decision
         if self._silent or decision.outcome is Outcome.EXEMPT:
@@ -305,17 +405,22 @@ class Guard:
         counter, tier = checked.counter, checked.tier
         return self._writer.for_limit(counter.limit(checked.key, tier), counter.label(tier)).write(decision)
 
-    def denial(self, checked: CheckedRequest) -> Flow[object, tuple[int, list[tuple[bytes, bytes]], bytes]]:
-        """The response to a denied request: status, headers, body."""
-        problem = describe_denial(checked.decision, checked.counter.label(checked.tier))
+    def denial(self, checked: CheckedRequest) -> Flow[object, "Denial"]:
+        """The response to a denied request, without the headers of its limit."""
+        return self._deny(checked.request, describe_denial(checked.decision, checked.counter.label(checked.tier)))
+
+    def denial_of(self, request: HttpRequest, error: RateLimited) -> Flow[object, "Denial"]:
+        """The response to a request in which `RateLimited` was raised."""
+        return self._deny(request, describe_error(error))
+
+    def _deny(self, request: HttpRequest, problem: ProblemDetails) -> Flow[object, "Denial"]:
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         body = problem.encode()
         if self._body is not None:
-            text, media = yield self._body(checked.request, problem)
+            text, media = yield self._body(request, problem)
             body = text.encode()
             headers = [(b"content-type", media.encode()), *headers[1:]]
-        headers += [(b"content-length", str(len(body)).encode()), *self.headers(checked)]
-        return problem.status, headers, body
+        return Denial(problem.status, [*headers, (b"content-length", str(len(body)).encode())], body)
 
     # The settlement --------------------------------------------------------------------------------------------------
 
@@ -343,8 +448,18 @@ class Guard:
 
     def refund(self, checked: CheckedRequest, cost: int | None = None) -> Flow[object, None]:
         """Refund the cost of a request, or a part of it, if it was counted."""
-        if was_counted(checked.decision):
+        if checked.refundable:
             yield checked.counter.refund(checked.key, checked.tier, checked.cost if cost is None else cost)
+
+
+@cache
+def _warn_of_workers() -> None:
+    """Look once in a process whether others count beside it."""
+    if has_siblings():
+        _log.warning(
+            "this process is one of several workers, and each counts for itself: together they let more pass than the"
+            " limit. To count as one, pass store='redis://…' to RateLimitMiddleware"
+        )
 
 
 def _status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:
@@ -357,59 +472,3 @@ def _status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitab
     if not callable(counts):
         refuse(f"{where} counts", "'all', 'failures', 'successes' or a function of the status", counts)
     return counts
-
-
-def complete(settlement: Flow[object, None]) -> None:
-    """Carry out a settlement in a thread. An error is logged: then what was taken when the request arrived stands."""
-    try:
-        drive(settlement, reject_awaitable)
-    except _FAILURES:
-        _log.exception(_UNSETTLED)
-
-
-async def acomplete(settlement: Flow[object, None]) -> None:
-    """`complete` in an event loop: to its end, even if the request is cancelled meanwhile.
-
-    From the first step that has to be awaited, a task of its own carries it out, within a bounded time.
-    """
-    try:
-        step = next(settlement)
-        while not hasattr(step, "__await__"):
-            step = settlement.send(step)
-    except StopIteration:
-        return
-    except _FAILURES:
-        _log.exception(_UNSETTLED)
-        return
-    task = asyncio.create_task(_go_on(settlement, step))
-    _settlements.add(task)
-    task.add_done_callback(_settlements.discard)
-    try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:  # of the request
-        await asyncio.wait([task])  # if that is cancelled too, the task goes on without the request
-        raise
-
-
-async def _go_on(settlement: Flow[object, None], step: object) -> None:
-    try:
-        async with asyncio.timeout(_SETTLE_SECONDS):
-            await adrive(settlement, step=step)
-    except _FAILURES:
-        _log.exception(_UNSETTLED)
-
-
-_settlements: Final[set[asyncio.Task[None]]] = set()  # an event loop itself keeps only weak references
-_FAILURES: Final = (Exception, asyncio.CancelledError)
-"""Of the user's function, or of the store. Something that either has awaited may have been cancelled."""
-_UNSETTLED: Final = "a response could not be settled: its request stays counted with the cost that it was checked with"
-
-
-def reject_awaitable(step: object) -> object:
-    """The performer of a flow where there is no event loop: each step is a result already."""
-    if hasattr(step, "__await__"):
-        close = getattr(step, "close", None)
-        if close is not None:
-            close()
-        raise HeadgateError("expected a plain function, got an async one: there is no event loop here")
-    return step

@@ -51,6 +51,12 @@ class HttpRequest:
         """The headers by name, in any case; repeated ones are joined by commas."""
         raise NotImplementedError
 
+    @property
+    def is_preflight(self) -> bool:
+        """Whether a browser asks if it may send another request (CORS)."""
+        headers = self.headers
+        return self.method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
     def peer(self) -> str:
         """The address at the other end of the connection; "" for none."""
         raise NotImplementedError

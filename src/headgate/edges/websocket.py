@@ -7,18 +7,29 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from headgate.edges.counters import Decided, RequestCounter, address_key, was_counted
+from headgate.edges.application import SCOPE_KEY, RequestLimits
+from headgate.edges.counters import Counters, CountersFunction, Decided, LimitFunction, address_key, was_counted
 from headgate.edges.flood import FLOOD, pause
-from headgate.edges.guard import CheckedRequest, Guard, acomplete
-from headgate.edges.requests import App, AsgiRequest, HttpResponse, Message, Receive, Scope, Send, decode_headers
+from headgate.edges.guard import CheckedRequest, Guard, LimitGiven
+from headgate.edges.requests import (
+    App,
+    AsgiRequest,
+    HttpRequest,
+    HttpResponse,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    decode_headers,
+)
+from headgate.edges.settlement import acomplete
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive
 from headgate.http import wait_ms
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Outcome
-from headgate.limits.notation import LimitLike, limit_of
 
 OnDenied: TypeAlias = Literal["frame", "close"]
 
@@ -33,8 +44,8 @@ _MOST_AHEAD_BYTES: Final = 65_536  # and about how many bytes
 class WebSocketLimits:
     """The limits of each caller on its WebSockets, all of them together: messages and bytes, either way.
 
-    A limit is a limiter, or a limit that is counted where the middleware's own is. None: no limit. The bytes of a text
-    are those of UTF-8.
+    A limit is a limiter, or a limit that is counted where the middleware's own is, or a function of the connect request
+    that returns such a limit, called once for each connection. None: no limit. The bytes of a text are those of UTF-8.
 
     >>> WebSocketLimits(received="10/second", received_bytes="1000000/minute").on_denied
     'frame'
@@ -43,13 +54,13 @@ class WebSocketLimits:
     sends is never denied: `send` waits for its turn.
     """
 
-    received: Limiter | LimitLike | None = None
+    received: LimitGiven | None = None
     """Messages from the client; "gate": as the middleware's gate allows on its channel "ws"."""
-    received_bytes: Limiter | LimitLike | None = None
+    received_bytes: LimitGiven | None = None
     """Their bytes. A message larger than the limit's capacity closes the connection with 1009."""
-    sent: Limiter | LimitLike | None = None
+    sent: LimitGiven | None = None
     """Messages from the application."""
-    sent_bytes: Limiter | LimitLike | None = None
+    sent_bytes: LimitGiven | None = None
     """Their bytes. A message larger than the capacity waits until it is full; the next one waits for the rest."""
     on_denied: OnDenied = "frame"
     """On a denied message: "frame" tells the client, and the connection stays open; "close" closes it with 1013."""
@@ -63,8 +74,6 @@ class WebSocketLimits:
             refuse("WebSocketLimits warn", "True or False", self.warn)
 
 
-Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
-"""The counters by key and by address."""
 Reaction: TypeAlias = Callable[[], Coroutine[Any, Any, Message | None]]
 """Answers the client, and returns the message for the application; None if it was denied."""
 
@@ -80,34 +89,51 @@ class WebSocketMiddleware:
         self._app: Final = app
         self.guard: Final = guard
         self.limits: Final = limits
-        self.received: Final = self._counters("received", limits.received)
-        self.received_bytes: Final = self._counters("received_bytes", limits.received_bytes)
-        self.sent: Final = self._counters("sent", limits.sent)
-        self.sent_bytes: Final = self._counters("sent_bytes", limits.sent_bytes)
+        self._given: Final = [self._counters(name, getattr(limits, name)) for name in _MessageLimits._fields]
         self.flooding: Final[set[_LimitedConnection]] = set()
 
-    def _counters(self, name: str, given: Limiter | LimitLike | None) -> Counters | None:
+    def _counters(self, name: str, given: LimitGiven | None) -> Counters | CountersFunction | None:
         if given is None:
             return None
         where = f"WebSocketLimits {name}"
-        if given == "gate":
-            if name != "received":
-                refuse(where, "a limit or a limiter (a gate counts only received messages)", given)
-        elif not isinstance(given, Limiter):
-            given = limit_of(where, given)
-        found = self.guard.counters(name, given)
-        if name.startswith("sent") and (by := found[0].limiter) is not None and not by.limit.capacity:
-            refuse(where, "a limit that lets something pass (sent messages aren't dropped)", given)
-        return found
+        if given == "gate" and name != "received":
+            refuse(where, "a limit or a limiter (a gate counts only received messages)", given)
+        found = self.guard.counters(where, name, given)
+        return found if isinstance(found, LimitFunction) else _check_sent(name, found)
+
+    def _message_limits(self, request: HttpRequest) -> Flow[object, "_MessageLimits"]:
+        """The limits of a connection's messages."""
+        found: list[Counters | None] = []
+        for name, given in zip(_MessageLimits._fields, self._given, strict=True):
+            if isinstance(given, LimitFunction):
+                found.append(_check_sent(name, (yield from self.guard.limit(given, request))))
+            else:
+                found.append(given)
+        return _MessageLimits(*found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        checked = await adrive(self.guard.check(AsgiRequest(scope, self.guard.proxies)))
+        guard = self.guard
+        request = AsgiRequest(scope, guard.proxies)
+        limits: RequestLimits | None = scope.get(SCOPE_KEY)
+        if limits is None:
+            limits = RequestLimits(guard.application, sends=True)
+            scope[SCOPE_KEY], send = limits, limits.sender(send)
+        else:
+            limits.application = guard.application.inside(limits.application)
+        checked = await adrive(guard.check(request))
         if checked is None:
             await self._app(scope, receive, send)
-        elif not checked.decision:
+            return
+        limits.add(checked.decision, guard.headers(checked))
+        if not checked.decision:
             await self._deny(checked, scope, receive, send)
         else:
-            connection = _LimitedConnection(self, checked, receive, send)
+            try:
+                message_limits = await adrive(self._message_limits(request))
+            except BaseException:  # of a function: then nothing is counted
+                await acomplete(guard.refund(checked))
+                raise
+            connection = _LimitedConnection(self, checked, message_limits, receive, send)
             try:
                 await self._app(scope, connection.receive, connection.send)
             except Exception:
@@ -125,6 +151,24 @@ class WebSocketMiddleware:
         status, headers, body = await adrive(self.guard.denial(checked))
         await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body})
+
+
+class _MessageLimits(NamedTuple):
+    """The counters of the messages of one connection."""
+
+    received: Counters | None
+    received_bytes: Counters | None
+    sent: Counters | None
+    sent_bytes: Counters | None
+
+
+def _check_sent(name: str, found: Counters) -> Counters:
+    """Refuse a limit under which no sent message could ever pass."""
+    if name.startswith("sent") and (by := found[0].limiter) is not None and not by.limit.capacity:
+        refuse(
+            f"WebSocketLimits {name}", "a limit that lets something pass (sent messages aren't dropped)", str(by.limit)
+        )
+    return found
 
 
 class _ConnectionLimit:
@@ -190,16 +234,23 @@ Spent: TypeAlias = tuple[_ConnectionLimit, int, Decision]
 class _LimitedConnection:
     """A connection that was let in: its application's `receive` and `send`."""
 
-    def __init__(self, edge: WebSocketMiddleware, checked: CheckedRequest, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        edge: WebSocketMiddleware,
+        checked: CheckedRequest,
+        limits: _MessageLimits,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         self._edge: Final = edge
         self._checked: Final = checked
         self._receive: Final = receive
         self._send: Final = send
-        self._received = self._limit(edge.received)
-        self._received_bytes = self._limit(edge.received_bytes)
+        self._received = self._limit(limits.received)
+        self._received_bytes = self._limit(limits.received_bytes)
         self._awaits: Final = any(limit and limit.awaits for limit in (self._received, self._received_bytes))
-        self._sent = self._limit(edge.sent)
-        self._sent_bytes = self._limit(edge.sent_bytes)
+        self._sent = self._limit(limits.sent)
+        self._sent_bytes = self._limit(limits.sent_bytes)
         self._answered = False
         self._closed = False  # by the middleware
         self._closed_by_app = False  # then the server takes no message any more, also none of the middleware's
@@ -396,16 +447,14 @@ class _LimitedConnection:
 
     async def _answer(self, kind: str, message: Message) -> None:
         """Answer the connect, and settle it."""
-        guard, headers = self._edge.guard, list(message.get("headers", ()))
-        if kind != "websocket.close":
-            message = {**message, "headers": [*headers, *guard.headers(self._checked)]}
+        guard = self._edge.guard
         self._answered = True
         try:
             await self._send(message)
         finally:
             if guard.settles:
                 status = {"websocket.accept": 101, "websocket.close": 403}.get(kind) or message.get("status", 500)
-                await self._settle(HttpResponse(status, decode_headers(headers)))
+                await self._settle(HttpResponse(status, decode_headers(message.get("headers", ()))))
 
     async def _settle(self, response: HttpResponse | None) -> None:
         """Settle the connect."""

@@ -8,13 +8,15 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from headgate.edges.guard import CheckedRequest, Guard, Options, complete, reject_awaitable
+from headgate.edges.application import SCOPE_KEY, RequestLimits
+from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import HttpResponse, WsgiRequest, decode_headers
-from headgate.errors import refuse
+from headgate.edges.settlement import complete, reject_awaitable
+from headgate.errors import RateLimited, refuse
 from headgate.flow import drive
 from headgate.gate import Gate
-from headgate.limiter import Limiter
-from headgate.limits.notation import LimitLike
+from headgate.stores.base import Store
+from headgate.stores.urls import open_store
 
 Failure: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
@@ -22,9 +24,10 @@ Failure: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | 
 class RateLimitMiddleware:
     """Passes requests on to an application as a limiter or a gate allows, and answers the others with 429.
 
-    `limiter` is a limiter, or the limit of one that counts in memory, separately in each process of a server: to share
-    counts, use a limiter with a store in Redis. By default each client address is counted, an IPv6 address by its /64.
-    The options are those of `headgate.edges.guard.Options`; functions among them are plain ones.
+    `limiter` is a limit, or a function of the request that returns one; it is counted in `store` under `name`. The
+    store is a store, or the URL of a Redis or Valkey server; without it, each process counts in its memory. `limiter`
+    may also be a `Limiter`, which has a store of its own. By default each client address is counted, an IPv6 address by
+    its /64. The options are those of `headgate.edges.guard.Options`; functions among them are plain ones.
 
     >>> from flask import Flask
     >>> app = Flask("shop")
@@ -40,38 +43,75 @@ class RateLimitMiddleware:
     def __init__(
         self,
         app: WSGIApplication,
-        limiter: Limiter | LimitLike | None = None,
+        limiter: LimitGiven | None = None,
         gate: Gate | None = None,
+        *,
+        store: Store | str | None = None,
+        name: str = "",
         **options: Unpack[Options],
     ) -> None:
         self._app: Final = app
-        self._guard: Final = Guard("RateLimitMiddleware", options, limiter=limiter, gate=gate, awaits=False)
-        for name, given in options.items():
+        where = "RateLimitMiddleware"
+        opened = None if store is None else open_store(f"{where} store", store)
+        self._guard: Final = Guard(where, options, limiter=limiter, gate=gate, store=opened, name=name, awaits=False)
+        for option, given in {"limiter": limiter, **options}.items():
             if iscoroutinefunction(given):
-                refuse(f"RateLimitMiddleware {name}", "a plain function, since WSGI has no event loop", given)
+                refuse(f"{where} {option}", "a plain function, since WSGI has no event loop", given)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         guard = self._guard
-        checked = drive(guard.check(WsgiRequest(environ, guard.proxies)), reject_awaitable)
-        if checked is None:
-            return self._app(environ, start_response)
-        if not checked.decision:
-            status, headers, body = drive(guard.denial(checked), reject_awaitable)
-            start_response(f"{status} {HTTPStatus(status).phrase}", decode_headers(headers))
-            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
-        response = _WatchedResponse(guard, checked, start_response)
-        if guard.settles and "wsgi.input" in environ:
-            environ["wsgi.input"] = _WatchedInput(environ["wsgi.input"], response.note_broken_upload)
+        request = WsgiRequest(environ, guard.proxies)
+        limits: RequestLimits | None = environ.get(SCOPE_KEY)
+        if limits is None:
+            limits = environ[SCOPE_KEY] = RequestLimits(guard.application, sends=True)
+            start_response = _add_headers(start_response, limits)
+        else:
+            limits.application = guard.application.inside(limits.application)
+        checked = drive(guard.check(request), reject_awaitable)
+        response = None
+        if checked is not None:
+            limits.add(checked.decision, guard.headers(checked))
+            if not checked.decision:
+                return _deny(drive(guard.denial(checked), reject_awaitable), environ, start_response)
+            if guard.settles:
+                response = _WatchedResponse(guard, checked, start_response)
+                start_response = response.start
+                if "wsgi.input" in environ:
+                    environ["wsgi.input"] = _WatchedInput(environ["wsgi.input"], response.note_broken_upload)
         try:
-            parts = self._app(environ, response.start)
+            try:
+                parts = self._app(environ, start_response)
+            except RateLimited as error:
+                if limits.begun:
+                    raise
+                parts = _deny(drive(guard.denial_of(request, error), reject_awaitable), environ, start_response)
         except BaseException as error:
-            response.end(crashed=isinstance(error, Exception))
+            if response is not None:
+                response.end(crashed=isinstance(error, Exception))
             raise
-        return response.watch(parts, environ.get("wsgi.file_wrapper")) if guard.settles else parts
+        return parts if response is None else response.watch(parts, environ.get("wsgi.file_wrapper"))
+
+
+def _deny(denial: Denial, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    start_response(f"{denial.status} {HTTPStatus(denial.status).phrase}", decode_headers(denial.headers))
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [denial.body]
+
+
+def _add_headers(start_response: StartResponse, limits: RequestLimits) -> StartResponse:
+    """A `start_response` that adds the headers of the limit that binds."""
+
+    def start(
+        status: str, headers: list[tuple[str, str]], exc_info: Failure | None = None
+    ) -> Callable[[bytes], object]:
+        limits.begun = True
+        more = [*headers, *decode_headers(limits.headers)]
+        return start_response(status, more) if exc_info is None else start_response(status, more, exc_info)
+
+    return start
 
 
 class _WatchedResponse:
-    """The response to a request that passed: it gets headers, and is settled once, however it ends."""
+    """The response to a request that passed: it is settled once, however it ends."""
 
     __slots__ = (
         "_begun",
@@ -105,13 +145,10 @@ class _WatchedResponse:
         self, status: str, headers: list[tuple[str, str]], exc_info: Failure | None = None
     ) -> Callable[[bytes], object]:
         """The application's `start_response`."""
-        more = decode_headers(self._guard.headers(self._checked))
         if exc_info is None:
-            write = self._start_response(status, [*headers, *more])
+            write = self._start_response(status, headers)
         else:
-            write = self._start_response(status, [*headers, *more], exc_info)
-        if not self._guard.settles:
-            return write
+            write = self._start_response(status, headers, exc_info)
         self._response = HttpResponse(_status_code(status), headers)
 
         def begin_and_write(part: bytes) -> object:

@@ -10,7 +10,7 @@ from headgate.http.headers import (
     parse_retry_after,
     read_headers,
 )
-from headgate.http.problem import PROBLEM_JSON, ProblemDetails, describe_denial, read_denial, wait_ms
+from headgate.http.problem import PROBLEM_JSON, ProblemDetails, describe_denial, describe_error, read_denial, wait_ms
 from headgate.http.verdict import describe_decision
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ServiceLimit",
     "describe_decision",
     "describe_denial",
+    "describe_error",
     "parse_retry_after",
     "read_denial",
     "read_headers",

@@ -3,6 +3,7 @@
 import json
 from typing import Final, NamedTuple, TypeAlias
 
+from headgate.errors import RateLimited
 from headgate.http.header_writer import whole_seconds
 from headgate.http.headers import is_count
 from headgate.http.structured_fields import as_printable
@@ -64,6 +65,12 @@ def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
         detail = f"requests can't be counted at the moment; try again in {wait // 1000} s"
         return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
     return quota_exceeded(wait, tier, policy)
+
+
+def describe_error(error: RateLimited) -> ProblemDetails:
+    """The problem details of a `RateLimited` that was raised while a request was handled."""
+    wait = error.retry_after_ms
+    return quota_exceeded(round_wait(None if wait is None else wait * 1000), error.pace, error.pace)
 
 
 def quota_exceeded(wait: int, tier: str, policy: str) -> ProblemDetails:

@@ -1,0 +1,67 @@
+"""The settlement of a request once its response has ended: carried out to its end, whatever becomes of the request."""
+
+import asyncio
+import logging
+from typing import Final
+
+from headgate.errors import HeadgateError
+from headgate.flow import Flow, adrive, drive
+
+_log = logging.getLogger("headgate")
+
+_SETTLE_SECONDS: Final = 10.0
+"""For a settlement that has to be awaited, so that none outlives its request for long."""
+_settlements: Final[set[asyncio.Task[None]]] = set()  # an event loop itself keeps only weak references
+_FAILURES: Final = (Exception, asyncio.CancelledError)
+"""Of the user's function, or of the store. Something that either has awaited may have been cancelled."""
+_UNSETTLED: Final = "a response could not be settled: its request stays counted with the cost that it was checked with"
+
+
+def complete(settlement: Flow[object, None]) -> None:
+    """Carry out a settlement in a thread. An error is logged: then what was taken when the request arrived stands."""
+    try:
+        drive(settlement, reject_awaitable)
+    except _FAILURES:
+        _log.exception(_UNSETTLED)
+
+
+async def acomplete(settlement: Flow[object, None]) -> None:
+    """`complete` in an event loop: to its end, even if the request is cancelled meanwhile.
+
+    From the first step that has to be awaited, a task of its own carries it out, within a bounded time.
+    """
+    try:
+        step = next(settlement)
+        while not hasattr(step, "__await__"):
+            step = settlement.send(step)
+    except StopIteration:
+        return
+    except _FAILURES:
+        _log.exception(_UNSETTLED)
+        return
+    task = asyncio.create_task(_finish(settlement, step))
+    _settlements.add(task)
+    task.add_done_callback(_settlements.discard)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:  # of the request
+        await asyncio.wait([task])  # if that is cancelled too, the task goes on without the request
+        raise
+
+
+async def _finish(settlement: Flow[object, None], step: object) -> None:
+    try:
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            await adrive(settlement, step=step)
+    except _FAILURES:
+        _log.exception(_UNSETTLED)
+
+
+def reject_awaitable(step: object) -> object:
+    """The performer of a flow where there is no event loop: each step is a result already."""
+    if hasattr(step, "__await__"):
+        close = getattr(step, "close", None)
+        if close is not None:
+            close()
+        raise HeadgateError("expected a plain function, got an async one: there is no event loop here")
+    return step

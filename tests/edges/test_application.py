@@ -1,0 +1,336 @@
+"""One store, one name, one 429 and one set of headers for all limits of an application."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.applications import Starlette
+
+from headgate import Limiter, ManualClock, MemoryStore, RedisStore
+from headgate.edges import guard as guard_module
+from headgate.edges.application import has_siblings
+from headgate.edges.asgi import RateLimitMiddleware
+from headgate.edges.decorator import rate_limited
+from headgate.edges.fastapi import RateLimit
+from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
+from tests.support.asgi_server import serving
+from tests.support.greeting_app import header, hello, served
+from tests.support.http_edges import client_at, serving_wsgi
+from tests.support.server_process import server_process
+from tests.support.valkey import Server, wait_for
+
+pytestmark = pytest.mark.once
+
+
+def shop(*middleware: dict[str, Any], limit: Any = "3/minute", **options: Any) -> FastAPI:
+    """Two routes with the same limit, and one with that of a name."""
+    app = FastAPI()
+
+    @app.get("/login", dependencies=[Depends(RateLimit(limit, **options))])
+    def login() -> None: ...
+
+    @app.get("/export", dependencies=[Depends(RateLimit(limit, **options))])
+    def export() -> None: ...
+
+    for one in middleware:
+        app.add_middleware(RateLimitMiddleware, **one)
+    return app
+
+
+def passed(client: Any, path: str, **headers: str) -> int:
+    """How many of ten requests pass."""
+    return sum(client.get(path, headers=headers).status_code == 200 for _ in range(10))
+
+
+# The store ------------------------------------------------------------------------------------------------------------
+
+
+def test_dependencies_count_in_the_store_of_the_middleware(redis_server: Server) -> None:
+    name = uuid4().hex
+    settings = {"store": redis_server.url, "name": name, "limiter": "30/minute"}
+    with served(shop(settings)) as one, served(shop(settings)) as other:
+        assert [passed(one, "/login"), passed(other, "/login"), passed(other, "/export")] == [3, 0, 3]
+        assert other.get("/nothing").headers["ratelimit"].startswith(f'"{name}";r=')
+    with served(shop(settings | {"name": uuid4().hex})) as third:
+        assert passed(third, "/login") == 3, "another name counts apart"
+
+
+@pytest.mark.parametrize("where", ["memory", "redis"])
+def test_two_routes_with_equal_limits_count_apart_unless_they_have_the_same_name(
+    where: str, redis_server: Server
+) -> None:
+    with RedisStore(redis_server.url, prefix=uuid4().hex) as redis:
+        store = redis if where == "redis" else MemoryStore()
+        with served(shop({"store": store})) as client:
+            assert [passed(client, "/login"), passed(client, "/export")] == [3, 3]
+        assert not isinstance(store, MemoryStore) or len(store) == 2, "they are counted there"
+        with served(shop({"store": store}, name="both")) as client:
+            assert [passed(client, "/login"), passed(client, "/export")] == [3, 0]
+    app = FastAPI()
+    with RedisStore(redis_server.url, prefix=uuid4().hex) as redis:
+        store = redis if where == "redis" else MemoryStore()
+        for path in ("/login", "/export"):
+            app.get(path, dependencies=[Depends(RateLimit(Limiter("3/minute", store=store)))])(lambda: None)
+        shared = Limiter("4/minute", store=store)
+        for path in ("/a", "/b"):
+            app.get(path, dependencies=[Depends(RateLimit(shared))])(lambda: None)
+        for path in ("/c", "/d"):
+            app.get(path, dependencies=[Depends(RateLimit(Limiter("5/minute", store=store), name="cd"))])(lambda: None)
+        with served(app) as client:
+            assert [passed(client, path) for path in ("/login", "/export")] == [3, 3]
+            assert [passed(client, path) for path in ("/a", "/b")] == [4, 0], "one limiter counts together"
+            assert [passed(client, path) for path in ("/c", "/d")] == [5, 0], "one name counts together"
+        assert shared.peek("127.0.0.1").remaining == 0, "a limiter counts where it can be looked at"
+
+
+def test_without_a_store_each_application_counts_for_itself() -> None:
+    router = APIRouter()
+
+    @router.get("/", dependencies=[Depends(RateLimit("1/minute", name="home"))])
+    def home() -> None: ...
+
+    for _ in range(2):
+        app = FastAPI()
+        app.include_router(router)
+        with served(app) as client:
+            assert passed(client, "/") == 1
+
+
+async def start(app: Any) -> list[Any]:
+    """The messages that an application answers its startup with."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup" if not sent else "lifespan.shutdown"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app({"type": "lifespan", "state": {}}, receive, send)
+    return sent
+
+
+async def test_an_application_doesnt_start_with_a_store_that_cant_be_used(redis_server: Server) -> None:
+    url = redis_server.url.replace("://", "://nobody:secret@")
+    failed, *more = await start(RateLimitMiddleware(shop(), "1/minute", store=url))
+    assert (failed["type"], more) == ("lifespan.startup.failed", [])
+    assert failed["message"].startswith("RateLimitMiddleware store: ")
+    assert "secret" not in failed["message"]
+
+
+async def test_an_application_doesnt_start_with_two_stores() -> None:
+    settings = [{"store": MemoryStore(), "limiter": "5/minute"} for _ in range(2)]
+    failed, *more = await start(shop(*settings))
+    assert (failed["type"], more) == ("lifespan.startup.failed", [])
+    assert "store: expected one for an application: pass the same object to all middleware" in failed["message"]
+    settings[1]["store"] = settings[0]["store"]
+    assert [message["type"] for message in await start(shop(*settings))] == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+    ]
+
+
+def test_two_stores_are_an_error_where_the_server_has_no_lifespan(caplog: pytest.LogCaptureFixture) -> None:
+    settings = [{"store": MemoryStore(), "limiter": "5/minute"} for _ in range(2)]
+    with serving(shop(*settings), lifespan="off") as server, client_at(server.port) as client:
+        assert client.get("/login").status_code == 500
+        wait_for(lambda: "expected one for an application" in caplog.text, "the server's log")
+
+
+def test_the_store_is_closed_with_the_application(redis_server: Server) -> None:
+    ended = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> Any:
+        yield {"answer": 42}
+        ended.append(len(clients()))
+
+    def clients() -> list[Any]:
+        found: list[Any] = redis_server.client().client_list()
+        return found
+
+    app = FastAPI(lifespan=lifespan)
+    app.add_middleware(RateLimitMiddleware, limiter="1/minute", store=redis_server.url, name=uuid4().hex)
+    before = len(clients())
+    with serving(app, lifespan="on") as server, client_at(server.port) as client:
+        client.get("/")
+        during = len(clients())
+    assert during > before
+    wait_for(lambda: len(clients()) <= before, "closed connections")
+    assert ended, "the application's own lifespan was run"
+
+
+def test_an_application_starts_without_a_server_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    app = shop({"store": "redis://127.0.0.1:1", "limiter": "2/minute"})
+    with serving(app, lifespan="on") as server, client_at(server.port) as client:
+        assert passed(client, "/login") == 2
+    assert "RateLimitMiddleware store: starting without the server" in caplog.text
+
+
+# Options --------------------------------------------------------------------------------------------------------------
+
+
+def test_dependencies_have_the_middlewares_options_unless_they_are_given_others() -> None:
+    def body(request: Any, problem: Any) -> tuple[str, str]:
+        return f"not so fast: {problem.tier}", "text/plain"
+
+    settings = {"limiter": "unlimited", "key": header("x-key"), "body": body, "headers": "x-ratelimit"}
+    with served(shop(settings, limit="2/minute", name="two")) as client:
+        assert [passed(client, "/login", **{"x-key": key}) for key in ("a", "b")] == [2, 2]
+        denied = client.get("/login", headers={"x-key": "a"})
+        assert (denied.status_code, denied.text) == (429, "not so fast: two")
+        assert denied.headers.get_list("x-ratelimit-limit") == ["2"]
+        assert "ratelimit" not in denied.headers
+    with served(shop(settings, limit="2/minute", key=lambda request: "all")) as client:
+        assert [passed(client, "/login", **{"x-key": key}) for key in ("a", "b")] == [2, 0]
+
+
+def test_the_error_of_a_decorator_gets_the_same_answer() -> None:
+    app = FastAPI()
+
+    @app.get("/report")
+    @rate_limited("1/minute")
+    def report() -> str:
+        return "long"
+
+    def body(request: Any, problem: Any) -> tuple[str, str]:
+        return f"wait {problem.retry_after_ms} at {request.path}", "text/plain"
+
+    app.add_middleware(RateLimitMiddleware, limiter="9/minute", body=body, counts=lambda status: status != 429)
+    with served(app) as client:
+        assert client.get("/report").json() == "long"
+        denied = client.get("/report")
+        assert (denied.status_code, denied.text, denied.headers["retry-after"]) == (429, "wait 60000 at /report", "60")
+        assert client.get("/nothing").headers["ratelimit"].startswith('"default";r=7'), "a 429 was not to count"
+
+
+def test_the_error_of_a_decorator_gets_the_same_answer_in_wsgi() -> None:
+    @rate_limited("1/minute")
+    def report() -> list[bytes]:
+        return [b"long"]
+
+    def app(environ: Any, start_response: Any) -> Any:
+        found = report()
+        start_response("200 OK", [])
+        return found
+
+    with serving_wsgi(WsgiMiddleware(app, "9/minute")) as port, client_at(port) as client:
+        answers = [client.get("/") for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        assert answers[1].json()["violated-policies"] == ["1/minute"]
+        assert answers[1].headers.get_list("ratelimit") == ['"default";r=7;t=14']
+
+
+# Headers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", ["ratelimit", "x-ratelimit", "both"])
+def test_a_response_has_one_set_of_headers_of_the_limit_that_binds(headers: str) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    app = shop({"limiter": "5/minute", "store": store, "headers": headers}, limit="3/hour")
+    triple = headers == "x-ratelimit"
+    limit, left = ("x-ratelimit-limit", "x-ratelimit-remaining") if triple else ("ratelimit-policy", "ratelimit")
+    with served(app) as client:
+        seen = [client.get("/login").headers for _ in range(4)]
+        assert all(len(one.get_list(name)) == 1 for one in seen for name in (limit, left))
+        if triple:
+            assert [(one[limit], one[left]) for one in seen] == [("3", "2"), ("3", "1"), ("3", "0"), ("3", "0")]
+        other = client.get("/nothing").headers
+        assert other.get_list(limit) == (["5"] if triple else ['"default";q=5;w=60'])
+
+
+def test_nested_middleware_tells_of_the_tightest_limit_once() -> None:
+    clock = ManualClock()
+    inner = RateLimitMiddleware(hello, Limiter("3/minute", store=MemoryStore(clock=clock), name="inner"))
+    with served(
+        RateLimitMiddleware(inner, Limiter("5/minute", store=MemoryStore(clock=clock), name="outer"))
+    ) as client:
+        seen = [client.get("/") for _ in range(6)]
+    assert [one.status_code for one in seen] == [200] * 3 + [429] * 3
+    told = [one.headers.get_list("ratelimit") for one in seen]
+    assert told[0] == ['"inner";r=2;t=20']
+    assert told[3] == ['"inner";r=0;t=20'], "the one that has denied it"
+    assert told[5] == ['"outer";r=0;t=12']
+
+
+# Workers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def new_process() -> Iterator[None]:
+    guard_module._warn_of_workers.cache_clear()
+    yield
+    guard_module._warn_of_workers.cache_clear()
+
+
+@pytest.mark.usefixtures("new_process")
+@pytest.mark.parametrize("siblings", [False, True])
+def test_one_of_several_workers_says_once_that_each_counts_for_itself(
+    siblings: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard_module, "has_siblings", lambda: siblings)
+    with served(shop({"limiter": "5/minute"})) as client, served(shop({"limiter": "5/minute"})) as other:
+        assert passed(client, "/login") == passed(other, "/login") == 3
+    assert caplog.text.count("one of several workers, and each counts for itself") == siblings
+
+
+@pytest.mark.usefixtures("new_process")
+def test_a_store_that_was_chosen_is_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard_module, "has_siblings", lambda: True)
+    limiter = Limiter("5/minute")
+    with served(shop({"limiter": "5/minute", "store": MemoryStore()})) as client:
+        client.get("/login")
+    with served(RateLimitMiddleware(hello, limiter)) as client:
+        client.get("/")
+    assert "workers" not in caplog.text
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="the system doesn't tell of other processes")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_workers_of_a_server_say_that_each_counts_for_itself(
+    workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen = ""
+
+    def said() -> bool:
+        nonlocal seen
+        with client_at(port) as client:
+            assert client.get("/").status_code == 200
+        seen += capfd.readouterr().err
+        return "each counts for itself" in seen
+
+    with server_process("uvicorn", "tests.support.worker_app:make", "--workers", str(workers)) as port:
+        if workers > 1:
+            wait_for(said, "the warning")
+        else:
+            assert not said()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="the system doesn't tell of other processes")
+def test_processes_that_run_the_same_command_are_siblings() -> None:
+    code = "from headgate.edges.application import has_siblings; print(input() and has_siblings(), flush=True)"
+    command = [sys.executable, "-c", code]
+    alone = subprocess.run([*command, "alone"], input="go\n", capture_output=True, text=True, check=True)
+    assert alone.stdout == "False\n"
+    two = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(2)]
+    found = []
+    for one in two:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+        assert one.stdout is not None
+        found.append(one.stdout.readline())
+        break
+    for one in two:
+        one.communicate("go\n")
+    assert found == ["True\n"]
+    assert isinstance(has_siblings(), bool)
