@@ -17,10 +17,10 @@ pytestmark = pytest.mark.once
 DEFAULT = "default"
 
 
-def find(method: str, path: str, *patterns: str, prefix: str = "", sent: str = "", chosen: bool = False) -> list[str]:
+def find(method: str, path: str, *patterns: str, prefix: str = "", sent: str = "", variable_prefix: bool = False) -> list[str]:
     """The patterns that count for a request."""
     routes = RoutePatterns("routes", {pattern: pattern for pattern in patterns}, DEFAULT)
-    return routes.find(method, RequestPath(path, prefix, sent, chosen))
+    return routes.find(method, RequestPath(path, prefix, sent, variable_prefix))
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_a_prefix_is_part_of_the_path_or_not(
 
 
 def test_a_prefix_that_the_caller_may_have_chosen_replaces_no_limit() -> None:
-    assert find("GET", "/static/login", "/static/*", prefix="/static", chosen=True) == [DEFAULT, "/static/*"]
-    assert find("GET", "/acme/static/a", "/static/*", prefix="/acme", chosen=True) == ["/static/*"]
-    assert find("GET", "/api/login", "/api/login", prefix="/api", chosen=True) == [DEFAULT, "/api/login"]
+    assert find("GET", "/static/login", "/static/*", prefix="/static", variable_prefix=True) == [DEFAULT, "/static/*"]
+    assert find("GET", "/acme/static/a", "/static/*", prefix="/acme", variable_prefix=True) == ["/static/*"]
+    assert find("GET", "/api/login", "/api/login", prefix="/api", variable_prefix=True) == [DEFAULT, "/api/login"]
 
 
 def test_a_bare_path_counts_for_an_open_pattern_too() -> None:
@@ -234,8 +234,8 @@ def test_a_prefix_is_taken_off_where_it_begins_the_path(path: str, prefix: str, 
         (RequestPath("/health", sent="/files/health"), False),
         (RequestPath("/health", "/api", sent="/api/health"), True),
         (RequestPath("/api/health", "/api", sent="/health"), True),
-        (RequestPath("/health", "/api", sent="/api/health", chosen=True), True),
-        (RequestPath("/health/login", "/health", chosen=True), False),
+        (RequestPath("/health", "/api", sent="/api/health", variable_prefix=True), True),
+        (RequestPath("/health/login", "/health", variable_prefix=True), False),
     ],
 )
 def test_only_what_was_sent_as_that_is_skipped(request_path: RequestPath, skipped: bool) -> None:

@@ -7,7 +7,7 @@ pattern says. docs/decisions/0016-routes.md has the reasons.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from posixpath import normpath
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -28,22 +28,41 @@ class RequestPath(NamedTuple):
     prefix: str = ""
     """What the path begins with, or did, if the application is mounted somewhere."""
     sent: str = ""
-    """The path that the client has sent, if that is known: a framework may have changed it since."""
-    chosen: bool = False
+    """The path that the client has sent, if that is known: a framework may have rewritten it since."""
+    variable_prefix: bool = False
     """Whether the caller may have chosen the prefix, as in `Mount("/{tenant}")`."""
 
-    def names(self) -> list[str]:
+    def candidates(self) -> list[str]:
         """The path within the application, and with the prefix, unless that isn't known or is chosen by the caller."""
         prefix, rest = self.prefix.rstrip("/"), self.path
         if prefix and (rest == prefix or rest.startswith(f"{prefix}/")):
             rest = rest[len(prefix) :]
         whole = prefix + rest
-        return [rest, whole] if prefix and whole in (self.path, self.sent) and not self.chosen else [rest]
+        known = prefix and whole in (self.path, self.sent) and not self.variable_prefix
+        return [rest, whole] if known else [rest]
 
-    def changed(self) -> bool:
+    def was_rewritten(self) -> bool:
         """Whether the client has sent another path than this."""
-        rest = self.names()[0]
+        rest = self.candidates()[0]
         return self.sent not in ("", self.path, rest, self.prefix.rstrip("/") + rest)
+
+    def is_ambiguous(self) -> bool:
+        """Whether servers, proxies or file systems read it in different ways."""
+        return _AMBIGUOUS.search(self.path) is not None
+
+    def readings(self) -> Iterator[list[str]]:
+        """What frameworks may take the path for: for each reading, the path, and perhaps another with the prefix."""
+        candidates = self.candidates()
+        yield candidates
+        if self.was_rewritten():  # before the framework, or by it
+            yield self._replace(path=self.sent).candidates()
+        if self.prefix:  # Litestar cuts after its first occurrence, wherever that is
+            for path in dict.fromkeys([self.path, self.sent]):
+                _, cut, rest = path.partition(self.prefix)
+                if cut and _normal(rest) != _normal(candidates[0]):
+                    yield [rest]
+        if self.is_ambiguous():  # handlers of static files resolve dot segments
+            yield [normpath(path.replace("\\", "/")) for path in candidates]
 
 
 class RoutePatterns(Generic[T]):
@@ -76,23 +95,14 @@ class RoutePatterns(Generic[T]):
 
     def find(self, method: str, request: RequestPath) -> list[T]:
         """The values of all readings of a request; what it is literally comes first."""
-        path, prefix, sent, _ = request
-        names = request.names()
-        readings = [names]
-        if request.changed():
-            readings.append(request._replace(path=sent).names())
-        if prefix:  # wherever it is: Litestar cuts at its first occurrence
-            cut = [way.partition(prefix)[2] for way in dict.fromkeys([path, sent]) if prefix in way]
-            readings += [[way] for way in cut if _normal(way) != _normal(names[0])]
-        odd = _AMBIGUOUS.search(path) is not None
-        if odd:  # handlers of static files resolve dot segments
-            readings.append([normpath(way.replace("\\", "/")) for way in names])
-        found = dict.fromkeys(self._literal.find(method, [] if odd else names))
-        for reading in readings:
-            found.update(dict.fromkeys(self._loose.find(method, [_normal(way) for way in reading])))
-        if len(names) == 1 and path != names[0]:
-            spelled = self._loose.find(method, [_normal(path)])  # no application is found by it, but a pattern may be
-            found.update(dict.fromkeys(index for index in spelled if index is not None))
+        candidates = request.candidates()
+        found = dict.fromkeys(self._literal.find(method, [] if request.is_ambiguous() else candidates))
+        for reading in request.readings():
+            found.update(dict.fromkeys(self._loose.find(method, map(_normal, reading))))
+        if candidates == [request.path] or len(candidates) > 1:
+            return [self._values[index] for index in found]
+        # The path with its prefix is no candidate, but a pattern may be written like that.
+        found.update(dict.fromkeys(self._loose.find(method, [_normal(request.path)], default=False)))
         return [self._values[index] for index in found]
 
 
@@ -106,12 +116,12 @@ class SkipPatterns:
     def match(self, method: str, request: RequestPath) -> bool:
         """Whether a request is certainly for one of the patterns; with or without the prefix, if there is one."""
         path, prefix, _, _ = request
-        names = request.names()
-        if _AMBIGUOUS.search(path) or request.changed():
+        candidates = request.candidates()
+        if request.is_ambiguous() or request.was_rewritten():
             return False
-        if names[0] == path and prefix.strip("/") and prefix.rstrip("/") in path:
+        if candidates[0] == path and prefix.strip("/") and prefix.rstrip("/") in path:
             return False  # Litestar would cut there
-        return self._patterns.find(method, names) != [None]
+        return self._patterns.find(method, candidates) != [None]
 
 
 class _Patterns:
@@ -122,22 +132,22 @@ class _Patterns:
         self._by_method: Final[dict[str, tuple[re.Pattern[str], list[int]]]] = {}
         for method in {"", *(method for methods, _ in given for method in methods)}:
             which = [index for index, (methods, _) in enumerate(given) if not methods or method in methods]
-            any_of = "|".join(f"({given[index][1]})" for index in which)
+            any_of = "|".join(f"({given[index][1]})" for index in which)  # one group each: the last one tells which
             self._by_method[method] = re.compile(any_of, re.DOTALL), which
 
-    def find(self, method: str, names: Iterable[str]) -> list[int | None]:
-        """The first pattern that matches, for each of the one or two names that a path has; None if none does.
+    def find(self, method: str, paths: Iterable[str], *, default: bool = True) -> list[int | None]:
+        """The first pattern that matches, for each of one or two paths; None by default, if none does.
 
-        A pattern that matches both names is not found by the one if an earlier pattern matches the other.
+        A pattern that matches both paths is not found by the one if an earlier pattern matches the other.
         """
         any_of, which = self._by_method.get(method) or self._by_method[""]
         found: dict[int | None, str] = {}
-        for name in names:
-            match = any_of.fullmatch(name)
+        for path in paths:
+            match = any_of.fullmatch(path)
             if match is not None and match.lastindex:
-                found[which[match.lastindex - 1]] = name
+                found[which[match.lastindex - 1]] = path
         if len(found) < 2:
-            return list(found) or [None]
+            return list(found) or ([None] if default else [])
         earlier, later = sorted(index for index in found if index is not None)
         return [earlier] if self._each[later].fullmatch(found[earlier]) else [earlier, later]
 
