@@ -1,6 +1,6 @@
 """Requests and responses, as an edge sees them in any protocol."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from ipaddress import ip_address, ip_network
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -26,7 +26,7 @@ class HttpRequest:
 
     __slots__ = ("_address", "_proxies", "raw")
 
-    def __init__(self, raw: Mapping[str, Any], proxies: "Proxies") -> None:
+    def __init__(self, raw: MutableMapping[str, Any], proxies: "Proxies") -> None:
         self.raw: Final = raw
         """The ASGI scope or the WSGI environ."""
         self._proxies: Final = proxies
