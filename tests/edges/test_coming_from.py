@@ -18,6 +18,7 @@ from throttled.exceptions import DataError
 from throttled.rate_limiter.quota_parser import parse as parse_quota
 
 from headgate import Decision, Gate, InvalidInput, Limiter, MemoryStore, RedisStore, TokenBucket, parse
+from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.guard import Options
 from headgate.stores.redis.clients import _parse
 from tests.support.valkey import Server, wait_for
@@ -229,4 +230,4 @@ def test_names_in_the_guide_exist() -> None:
         except ImportError:
             assert hasattr(import_module(module), attribute), name
     options = set(re.findall(r"`([a-z]+)=", part("From slowapi") + part("From flask-limiter")))
-    assert options - {"limiter"} <= set(Options.__annotations__)
+    assert options <= {*Options.__annotations__, *inspect.signature(RateLimitMiddleware).parameters}
