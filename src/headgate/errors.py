@@ -92,7 +92,10 @@ _OTHER_NAMES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "key_function": (("key",), "the key is an argument of check, and the key= of RateLimitMiddleware"),
     "identifier": (("key",), "the key is an argument of check, and the key= of RateLimitMiddleware"),
     "using": (("key",), "the key is an argument of check"),
-    "default_limits": (("limiter", "limit"), "the default limit is the limiter= of RateLimitMiddleware"),
+    "default_limits": (
+        (),
+        "put Depends(RateLimit(...)) on the routes; limiter= of RateLimitMiddleware counts all together",
+    ),
     "application_limits": (
         ("limiter", "limit"),
         "a limit for all callers is one with a single key",
@@ -106,11 +109,13 @@ _OTHER_NAMES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "storage": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
     "storage_options": (("store",), "pass a RedisStore with these options as store"),
     "backend": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
-    "store": (("store",), "pass store= to RateLimitMiddleware, or a Limiter that has one"),
     "scope": (("name",), "give the limits that count together the same name"),
     "key_prefix": (("name",), "name the limiter"),
     "strategy": ((), "say it in the limit: '5/minute' is a token bucket, '5/minute sliding' an exact window"),
-    "headers_enabled": (("headers",), "headers= is an option of RateLimitMiddleware: 'ratelimit', 'both' or 'none'"),
+    "headers_enabled": (
+        ("headers",),
+        "headers= of RateLimitMiddleware: 'ratelimit', 'x-ratelimit', 'both' or 'none'",
+    ),
     "exempt_when": (("exempt",), "exempt= is an option of RateLimitMiddleware"),
     "request_filter": (("exempt",), "exempt= is an option of RateLimitMiddleware"),
     "deduct_when": (("counts",), "counts= is an option of RateLimitMiddleware"),

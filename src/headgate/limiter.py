@@ -53,6 +53,8 @@ class Limiter(LimiterChecks, Closable):
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
         super().__init__(rules, open_store("Limiter store", store), name, low, self._pin)
         self._owns_store = isinstance(store, str)
+        self.private: Final = store is None
+        """Whether it counts in a memory of its own, because no store was given."""
         self._queues = WaitQueues()
 
     @property
@@ -161,7 +163,7 @@ class Limiter(LimiterChecks, Closable):
         return f"Limiter({str(self._limit)!r}{name})"
 
 
-class RareLimiter(Limiter):
+class UnpinnedLimiter(Limiter):
     """A limiter for one of any number of limits: nothing stays in the store once its keys are full again."""
 
     _pin = False

@@ -12,7 +12,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def limiter(clock: ManualClock) -> Limiter:
-    return Limiter("5/minute", store=MemoryStore(clock=clock))
+    return Limiter("5/minute", store=MemoryStore(clock=clock), name="default")
 
 
 @pytest.fixture

@@ -77,14 +77,14 @@ def test_two_routes_with_equal_limits_count_apart_unless_they_have_the_same_name
         store = redis if where == "redis" else MemoryStore()
         for path in ("/login", "/export"):
             app.get(path, dependencies=[Depends(RateLimit(Limiter("3/minute", store=store)))])(lambda: None)
-        shared = Limiter("4/minute", store=store)
+        shared = Limiter("4/minute", store=store, name="shared")
         for path in ("/a", "/b"):
             app.get(path, dependencies=[Depends(RateLimit(shared))])(lambda: None)
         for path in ("/c", "/d"):
             app.get(path, dependencies=[Depends(RateLimit(Limiter("5/minute", store=store), name="cd"))])(lambda: None)
         with served(app) as client:
             assert [passed(client, path) for path in ("/login", "/export")] == [3, 3]
-            assert [passed(client, path) for path in ("/a", "/b")] == [4, 0], "one limiter counts together"
+            assert [passed(client, path) for path in ("/a", "/b")] == [4, 0], "a limiter with a name counts together"
             assert [passed(client, path) for path in ("/c", "/d")] == [5, 0], "one name counts together"
         assert shared.peek("127.0.0.1").remaining == 0, "a limiter counts where it can be looked at"
 
@@ -128,7 +128,10 @@ async def test_an_application_doesnt_start_with_two_stores() -> None:
     settings = [{"store": MemoryStore(), "limiter": "5/minute"} for _ in range(2)]
     failed, *more = await start(shop(*settings))
     assert (failed["type"], more) == ("lifespan.startup.failed", [])
-    assert "store: expected one for an application: pass the same object to all middleware" in failed["message"]
+    assert failed["message"] == (
+        "RateLimitMiddleware store: expected one store for an application, got two; "
+        "pass the same object to all middleware"
+    )
     settings[1]["store"] = settings[0]["store"]
     assert [message["type"] for message in await start(shop(*settings))] == [
         "lifespan.startup.complete",
@@ -136,11 +139,38 @@ async def test_an_application_doesnt_start_with_two_stores() -> None:
     ]
 
 
-def test_two_stores_are_an_error_where_the_server_has_no_lifespan(caplog: pytest.LogCaptureFixture) -> None:
-    settings = [{"store": MemoryStore(), "limiter": "5/minute"} for _ in range(2)]
-    with serving(shop(*settings), lifespan="off") as server, client_at(server.port) as client:
-        assert client.get("/login").status_code == 500
-        wait_for(lambda: "expected one for an application" in caplog.text, "the server's log")
+def test_a_mounted_application_may_have_a_store_of_its_own() -> None:
+    inner, outer = MemoryStore(), MemoryStore()
+    app = shop({"store": outer, "limiter": "90/minute"})
+    app.mount("/inner", shop({"store": inner, "limiter": "90/minute"}))
+    with served(app) as client:
+        assert [passed(client, path) for path in ("/inner/login", "/login")] == [3, 3]
+    assert (len(inner), len(outer)) == (2, 2)
+
+
+def test_a_request_counts_once_under_a_name() -> None:
+    app = FastAPI(dependencies=[Depends(RateLimit("4/minute", name="api"))])
+
+    @app.get("/login", dependencies=[Depends(RateLimit("4/minute", name="api"))])
+    @app.get("/login/")
+    def login() -> None: ...
+
+    with served(app) as client:
+        assert passed(client, "/login") == 4
+    app = shop({"limiter": "9/minute", "routes": {"/login": "4/minute"}}, limit="4/minute", name="/login")
+    with served(app) as client:
+        assert passed(client, "/login") == 4, "a route of the middleware is something else"
+
+
+def test_two_paths_of_one_endpoint_count_together() -> None:
+    app = FastAPI()
+
+    @app.get("/login", dependencies=[Depends(RateLimit("2/minute"))])
+    @app.get("/login/", dependencies=[Depends(RateLimit("2/minute"))])
+    def login() -> None: ...
+
+    with served(app) as client:
+        assert passed(client, "/login") + passed(client, "/login/") == 2
 
 
 def test_the_store_is_closed_with_the_application(redis_server: Server) -> None:
@@ -207,6 +237,7 @@ def test_the_error_of_a_decorator_gets_the_same_answer() -> None:
         assert client.get("/report").json() == "long"
         denied = client.get("/report")
         assert (denied.status_code, denied.text, denied.headers["retry-after"]) == (429, "wait 60000 at /report", "60")
+        assert "ratelimit" not in denied.headers, "that of a limit which has let it pass"
         assert client.get("/nothing").headers["ratelimit"].startswith('"default";r=7'), "a 429 was not to count"
 
 
@@ -224,7 +255,7 @@ def test_the_error_of_a_decorator_gets_the_same_answer_in_wsgi() -> None:
         answers = [client.get("/") for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 429]
         assert answers[1].json()["violated-policies"] == ["1/minute"]
-        assert answers[1].headers.get_list("ratelimit") == ['"default";r=7;t=14']
+        assert "ratelimit" not in answers[1].headers, "that of a limit which has let it pass"
 
 
 # Headers --------------------------------------------------------------------------------------------------------------
@@ -244,6 +275,24 @@ def test_a_response_has_one_set_of_headers_of_the_limit_that_binds(headers: str)
             assert [(one[limit], one[left]) for one in seen] == [("3", "2"), ("3", "1"), ("3", "0"), ("3", "0")]
         other = client.get("/nothing").headers
         assert other.get_list(limit) == (["5"] if triple else ['"default";q=5;w=60'])
+
+
+def test_the_limit_that_binds_is_the_one_that_lets_the_fewest_more_pass() -> None:
+    app = FastAPI()
+
+    @app.get("/", dependencies=[Depends(RateLimit("1000/minute", name="tokens", cost=500))])
+    def home() -> None: ...
+
+    app.add_middleware(RateLimitMiddleware, limiter="10/minute", name="requests")
+    with served(app) as client:
+        assert client.get("/").headers["ratelimit"].startswith('"tokens";r=500')
+
+
+def test_a_silent_denial_has_no_headers_of_other_limits() -> None:
+    with served(shop({"limiter": "9/minute"}, limit="1/minute", headers="none")) as client:
+        assert "ratelimit" in client.get("/login").headers
+        denied = client.get("/login")
+        assert (denied.status_code, "ratelimit" in denied.headers) == (429, False)
 
 
 def test_nested_middleware_tells_of_the_tightest_limit_once() -> None:
@@ -286,7 +335,7 @@ def test_a_store_that_was_chosen_is_not_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(guard_module, "has_siblings", lambda: True)
-    limiter = Limiter("5/minute")
+    limiter = Limiter("5/minute", store=MemoryStore())
     with served(shop({"limiter": "5/minute", "store": MemoryStore()})) as client:
         client.get("/login")
     with served(RateLimitMiddleware(hello, limiter)) as client:

@@ -160,6 +160,10 @@ def test_unknown_scopes_pass_through() -> None:
 # Mistakes ------------------------------------------------------------------------------------------------------------
 
 
+def numbers(request: Any) -> Any:
+    yield True
+
+
 UNKNOWN_OPTION = (
     "RateLimitMiddleware: expected options among limiter, gate, store, name, key, cost, tier, exempt, routes, skip, "
     "counts, settle, refund_crashes, headers, proxies, body, got"
@@ -210,7 +214,7 @@ UNKNOWN_OPTION = (
             f"{UNKNOWN_OPTION} 'key_func'; did you mean key=? (docs/coming-from.md lists the names of other libraries)",
         ),
         ({"storage_uri": "redis://localhost"}, f"{UNKNOWN_OPTION} 'storage_uri'; did you mean store=?"),
-        ({"default_limits": ["1/minute"]}, f"{UNKNOWN_OPTION} 'default_limits'; did you mean limiter=?"),
+        ({"default_limits": ["1/minute"]}, f"{UNKNOWN_OPTION} 'default_limits'; put Depends(RateLimit(...)) on"),
         ({"limiter": "1/minute", "strategy": "moving-window"}, f"{UNKNOWN_OPTION} 'strategy'; say it in the limit:"),
         (
             {"limiter": Limiter("1/minute"), "store": MemoryStore()},
@@ -221,6 +225,15 @@ UNKNOWN_OPTION = (
             "RateLimitMiddleware: expected a gate, which has a store, or",
         ),
         ({"limiter": "1/minute", "store": "postgres://x"}, "store: expected a URL such as redis://"),
+        (
+            {"limiter": "1/minute", "store": 5},
+            "RateLimitMiddleware store: expected a store such as Memo",
+        ),
+        ({"limiter": "1/minute", "name": 5}, "RateLimitMiddleware name: expected a string, got 5"),
+        (
+            {"limiter": "1/minute", "exempt": numbers},
+            "RateLimitMiddleware exempt: expected a function that returns",
+        ),
         ({"limiter": "1/minute", "wait": True}, f"{UNKNOWN_OPTION} 'wait'; see headgate.edges.guard.Options"),
         ({"limiter": "1/minute", "proxy": ["::1"]}, f"{UNKNOWN_OPTION} 'proxy'; did you mean proxies=?"),
     ],

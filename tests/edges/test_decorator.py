@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RateLimited
+from headgate import HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, RateLimited
+from headgate.edges import limit_function
 from headgate.edges.decorator import rate_limited, too_many_requests
 from tests.support.valkey import wait_for
 
@@ -315,12 +316,15 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
     ("options", "function", "text"),
     [
         (LIMIT | {"key_func": plain}, plain, r"got 'key_func'; did you mean key=\? \(docs/coming-from.md lists"),
-        (LIMIT | {"scope": "x"}, plain, r"got 'scope'; give the limits that count together the same name"),
+        (LIMIT | {"scope": "x"}, plain, r"got 'scope'; did you mean name=\?"),
+        (LIMIT | {"per_method": True}, plain, r"got 'per_method'; put the method into the pattern of a route"),
         (LIMIT | {"kye": plain}, plain, r"got 'kye'; did you mean key=\?"),
         ({"limit": Limiter("5/minute"), "store": MemoryStore()}, plain, r"rate_limited store: expected none: a"),
-        (LIMIT | {"store": MemoryStore()}, lambda: None, r"rate_limited key: expected one under a shared limiter"),
+        (LIMIT | {"store": MemoryStore()}, lambda: None, r"rate_limited name: expected a name in a store that others"),
+        (LIMIT | {"name": 5}, plain, r"rate_limited name: expected a string, got 5"),
+        ({"limit": Limiter("5/minute"), "name": "x"}, plain, r"rate_limited name: expected none: a limiter"),
         ({"limit": slowly}, plain, r"rate_limited limit: expected a plain function, since the limited"),
-        ({}, plain, r"rate_limited: expected one limit, got"),
+        ({}, plain, r"rate_limited: expected one limit, got None"),
         ({"limit": 5}, plain, r"rate_limited limit: expected a limit, its text, or several of either, got 5"),
         ({"limit": "5 a minute"}, plain, r"expected 'COUNT/UNIT'"),
         (LIMIT | {"key": "user"}, plain, r"rate_limited key: expected a parameter of the function \(agent\)"),
@@ -396,6 +400,29 @@ async def test_a_limit_that_depends_on_the_arguments_may_be_awaited(clock: Manua
     assert await ask("bob") == "bob asks"
     with pytest.raises(RateLimited, match="agent 'bob' at 1/minute"):
         await ask("bob")
+
+
+async def test_a_limit_function_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit_function, "_FUNCTION_SECONDS", 0.01)
+
+    async def hang() -> str:
+        await asyncio.Event().wait()
+        return "1/minute"
+
+    @rate_limited(limit=hang)
+    async def ask() -> None: ...
+
+    with pytest.raises(HeadgateError, match=r"rate_limited limit: expected a function that returns within 0\.01 s"):
+        await ask()
+
+
+def test_functions_with_a_name_count_together(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    one = rate_limited("1/minute", store=store, name="both", key=lambda: "k")(lambda: 1)
+    two = rate_limited("1/minute", store=store, name="both", key=lambda: "k")(lambda: 2)
+    assert one() == 1
+    with pytest.raises(RateLimited):
+        two()
 
 
 def test_functions_with_the_same_limit_in_one_store_count_apart(clock: ManualClock) -> None:

@@ -60,7 +60,7 @@ def test_b3_by_default_each_address_is_limited_and_a_denial_says_when_to_retry(e
 
 
 @pytest.mark.parametrize("edge", [AsgiEdge, WsgiEdge])
-def test_a_cors_preflight_is_not_counted_unless_a_route_names_its_method(edge: type[Edge]) -> None:
+def test_a_cors_preflight_counts_only_where_a_pattern_matches(edge: type[Edge]) -> None:
     preflight = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
     with client_of(edge(limiter="2/minute")) as client:
         answers = [client.options("/", headers=preflight) for _ in range(5)]
@@ -69,8 +69,11 @@ def test_a_cors_preflight_is_not_counted_unless_a_route_names_its_method(edge: t
         plain = [client.options("/", headers={name: preflight[name]}) for name in preflight]
         assert [answer.status_code == 429 for answer in plain] == [False, True], "other OPTIONS requests count"
         assert client.get("/", headers=preflight).status_code == 429
-    with client_of(edge(limiter="9/minute", routes={"OPTIONS *": "1/minute"})) as client:
-        assert [client.options("/", headers=preflight).status_code == 429 for _ in range(2)] == [False, True]
+    for pattern in ("OPTIONS *", "/login"):
+        with client_of(edge(limiter="1/minute", routes={pattern: "1/minute", "OPTIONS /upload": "5/minute"})) as client:
+            assert [client.options("/login", headers=preflight).status_code == 429 for _ in range(2)] == [False, True]
+            if pattern == "/login":
+                assert all(client.options("/other", headers=preflight).status_code != 429 for _ in range(3))
 
 
 @pytest.mark.parametrize("edge", [AsgiEdge, WsgiEdge])

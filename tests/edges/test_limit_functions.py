@@ -1,7 +1,6 @@
 """Limits that depend on the request: a user's function returns them."""
 
 import asyncio
-import gc
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -9,12 +8,13 @@ import pytest
 from fastapi import Depends, FastAPI, Header
 
 from headgate import Limiter, ManualClock, MemoryStore, RedisStore, SlidingWindow, per_minute
-from headgate.edges import guard as guard_module
+from headgate.edges import limit_function
 from headgate.edges.asgi import RateLimitMiddleware
-from headgate.edges.counters import LimitFunction, limiter_counter
+from headgate.edges.counters import limiter_counter
 from headgate.edges.fastapi import RateLimit
+from headgate.edges.guard import Guard
+from headgate.edges.limit_function import LimitFunction
 from headgate.edges.websocket import WebSocketLimits
-from headgate.limiter import RareLimiter
 from tests.support.asgi_server import serving
 from tests.support.greeting_app import header, hello, maybe_async, served
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of
@@ -126,7 +126,7 @@ def test_a_function_that_raises_fails_the_request_and_counts_nothing() -> None:
 def test_a_function_that_never_returns_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard_module, "_FUNCTION_SECONDS", 0.05)
+    monkeypatch.setattr(limit_function, "_FUNCTION_SECONDS", 0.05)
     store = MemoryStore()
 
     async def hang(request: object) -> str:
@@ -145,8 +145,17 @@ def test_an_async_function_is_refused_where_there_is_no_event_loop() -> None:
     async def later(request: object) -> str:
         return "1/minute"
 
-    with pytest.raises(ValueError, match="RateLimitMiddleware limiter: expected a plain function"):
-        WsgiMiddleware(lambda environ, start: [], later)
+    class Later:
+        async def __call__(self, request: object) -> str:
+            return "1/minute"
+
+    for given in (later, Later()):
+        with pytest.raises(ValueError, match="RateLimitMiddleware limiter: expected a plain function"):
+            WsgiMiddleware(lambda environ, start: [], given)
+        with pytest.raises(ValueError, match="RateLimitMiddleware routes '/x': expected a plain function"):
+            WsgiMiddleware(lambda environ, start: [], "1/minute", routes={"/x": given})
+        with pytest.raises(ValueError, match="RateLimitMiddleware key: expected a plain function"):
+            WsgiMiddleware(lambda environ, start: [], "1/minute", key=given)
 
 
 # Bounds ---------------------------------------------------------------------------------------------------------------
@@ -166,28 +175,46 @@ def test_a_text_is_parsed_once_and_equal_limits_count_together() -> None:
     assert made == [per_minute(5)]
 
 
+def test_a_function_may_return_many_limits_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    function = LimitFunction("test", len, str)
+    for _ in range(3):
+        for number in range(1, 1001):
+            assert function.find(f"{number}/minute") == f"{number}/minute"
+    assert caplog.text == ""
+
+
+def test_a_function_is_asked_once_for_each_request() -> None:
+    asked = []
+
+    def limit(request: object) -> str:
+        asked.append(request)
+        return "2/minute"
+
+    with served(RateLimitMiddleware(hello, limiter=limit)) as client:
+        assert [client.get("/").status_code for _ in range(4)] == [200, 200, 429, 429]
+    assert len(asked) == 4
+
+
 def test_a_new_limit_for_every_request_is_bounded_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
+    guard = Guard("middleware", {}, limiter=lambda request: "1/minute", store=store, awaits=False)
+    function = guard._default
+    assert isinstance(function, LimitFunction)
 
-    def counters(limit: Any) -> Any:
-        counter = limiter_counter(RareLimiter(limit, store=store), "x", awaits=False)
-        return counter, counter
+    def check(limit: str, key: str) -> bool:
+        return bool(function.find(limit).fast_path.check(key, 1))
 
-    function = LimitFunction("middleware limiter", len, counters)
     for number in range(1, 5000):
-        by_key, _ = function.find(f"{number}/minute")
-        assert by_key.check("a", "normal", 1)
-    assert len(function._known) <= 1001
+        assert check(f"{number}/minute", "a")
+    assert max(len(function._made), len(function._parsed)) <= 1000
     assert caplog.text.count("middleware limiter: the function has returned 1000 different limits") == 1
-    by_key, _ = function.find("1/minute")
-    assert not by_key.check("a", "normal", 1), "what was forgotten here is counted in the store"
+    assert not check("1/minute", "a"), "what was forgotten here is counted in the store"
     clock.advance(60)
     for _ in range(10_000):
-        function.find("9/minute")[0].check("b", "normal", 1)
+        check("9/minute", "b")
         clock.advance(1)
-    gc.collect()
-    assert len(store._tables) < 100, "limits that nobody uses any more leave nothing"
+    assert len(store._tables) < 200, "limits that nobody uses any more leave little"
 
 
 # WebSockets -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.once
 DEFAULT = "default"
 
 
-def find(method: str, path: str, *patterns: str, prefix: str = "", sent: str = "", variable_prefix: bool = False) -> list[str]:
+def find(
+    method: str, path: str, *patterns: str, prefix: str = "", sent: str = "", variable_prefix: bool = False
+) -> list[str]:
     """The patterns that count for a request."""
     routes = RoutePatterns("routes", {pattern: pattern for pattern in patterns}, DEFAULT)
     return routes.find(method, RequestPath(path, prefix, sent, variable_prefix))

@@ -290,7 +290,7 @@ def test_the_actual_cost_counts_for_all_limits_of_a_request() -> None:
         assert (handler.counted, login.peek("10.0.0.1").remaining) == (7, 93)
 
 
-@pytest.mark.parametrize(("agent", "name"), [("", " by address"), ("10.0.0.1", "")])
+@pytest.mark.parametrize(("agent", "name"), [("", "routed by address"), ("10.0.0.1", "routed")])
 def test_a_request_counts_once_for_a_limiter_that_several_patterns_have(agent: str, name: str) -> None:
     handler = Handler()
     routes = {"/login": handler.limiter, "/api/login": handler.limiter}

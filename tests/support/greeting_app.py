@@ -23,7 +23,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def memory_limiter(limit: Any, clock: ManualClock | None = None, **options: Any) -> Limiter:
-    return Limiter(limit, store=MemoryStore(clock=clock or ManualClock()), **options)
+    return Limiter(limit, store=MemoryStore(clock=clock or ManualClock()), **{"name": "default", **options})
 
 
 @contextmanager

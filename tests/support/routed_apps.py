@@ -80,7 +80,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.reached = 0
-        self.limiter = Limiter("1000000/day", store=MemoryStore(clock=ManualClock()))
+        self.limiter = Limiter("1000000/day", store=MemoryStore(clock=ManualClock()), name="routed")
 
     def options(self, pattern: str) -> dict[str, Any]:
         # What doesn't match the pattern matches another one, which is no help.

@@ -1,71 +1,72 @@
 """What the limits of one application share: a store, a name and options, and one set of headers for each response.
 
-The middleware hands these on to the edges inside of it, other middleware and dependencies: in the ASGI scope or the
-WSGI environ.
+The middleware hands these on to the dependencies inside, in the ASGI scope or the WSGI environ.
 """
 
 import os
 import re
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 from headgate.edges.requests import Message, Send
-from headgate.errors import refuse
 from headgate.limits.decision import Decision
 from headgate.stores.base import Store
 
 SCOPE_KEY: Final = "headgate.limits"
 """Where the limits of a request are found, in an ASGI scope or a WSGI environ."""
 _INHERITED: Final = ("key", "exempt", "headers", "proxies", "body")
-"""The options that hold for the edges inside, too."""
+"""The options that apply to the dependencies inside, too."""
 _STARTS: Final = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 _MOST_SIBLINGS: Final = 64  # processes that are looked at
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 
 
-class Application:
+class ApplicationSettings:
     """The settings that the limits of an application share. `store` is None where each counts in a store of its own."""
 
-    def __init__(self, store: Store | None, name: str, options: Any) -> None:
+    def __init__(self, store: Store | None = None, name: str = "", options: Mapping[str, Any] = {}) -> None:
         self.store: Final = store
         self.name: Final = name
         self.options: Final = {option: options[option] for option in _INHERITED if option in options}
-        self._last: tuple[Application, Application] | None = None
+        self._nested: Final[WeakKeyDictionary[ApplicationSettings, ApplicationSettings]] = WeakKeyDictionary()
 
-    def inside(self, outer: "Application") -> "Application":
-        """These settings inside of others, where one middleware wraps another."""
-        if self._last is None or self._last[0] is not outer:
-            if self.store is not None and outer.store not in (None, self.store):
-                refuse("store", "one for an application: pass the same object to all middleware", self.store)
+    def nested_in(self, outer: "ApplicationSettings") -> "ApplicationSettings":
+        """These settings, and where they say nothing, those of another middleware around them."""
+        found = self._nested.get(outer)
+        if found is None:
             store = outer.store if self.store is None else self.store
-            self._last = outer, Application(store, self.name or outer.name, {**outer.options, **self.options})
-        return self._last[1]
+            found = ApplicationSettings(store, self.name or outer.name, {**outer.options, **self.options})
+            self._nested[outer] = found
+        return found
 
 
 class RequestLimits:
     """The limits that a request has met.
 
-    Its response gets the headers of the one that binds: it has denied the request, or has the least left.
+    Its response gets the headers of the one that binds: it has denied the request, or lets the fewest more pass.
     """
 
-    __slots__ = ("_left", "application", "begun", "headers", "sends")
+    __slots__ = ("_left", "decisions", "headers", "middleware_adds_headers", "response_started", "settings")
 
-    def __init__(self, application: Application, *, sends: bool) -> None:
-        self.application = application
-        self.sends: Final = sends
-        """Whether a middleware adds the headers; otherwise the dependency that has made this does."""
-        self.begun = False
-        """Whether the response has begun."""
+    def __init__(self, settings: ApplicationSettings, *, middleware_adds_headers: bool) -> None:
+        self.settings = settings
+        self.middleware_adds_headers: Final = middleware_adds_headers
+        """Otherwise dependencies do."""
+        self.response_started = False
         self.headers: HeaderList = []
+        self.decisions: dict[object, Decision] = {}
+        """Of dependencies, by the bucket that they count in."""
         self._left: float = inf
 
-    def add(self, decision: Decision, headers: HeaderList) -> None:
-        """Note a decision, and the headers that tell of it."""
-        left = decision.remaining if decision else -1
-        if headers and left < self._left:
+    def add(self, decision: Decision, cost: int, headers: HeaderList) -> None:
+        """Note a decision on a request of this cost, and its headers."""
+        left = decision.remaining // cost if decision else -1
+        if not decision or (headers and left < self._left):
             self._left, self.headers = left, headers
 
     def sender(self, send: Send) -> Send:
@@ -73,17 +74,27 @@ class RequestLimits:
 
         def send_with_headers(message: Message) -> Any:
             if message["type"] in _STARTS:
-                self.begun = True
+                self.response_started = True
                 message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
             return send(message)
 
         return send_with_headers
 
 
+def join_limits(scope: MutableMapping[str, Any], settings: ApplicationSettings) -> tuple[RequestLimits, bool]:
+    """The limits of a request, for a middleware with these settings; and whether it is the outermost one."""
+    limits: RequestLimits | None = scope.get(SCOPE_KEY)
+    if limits is None:
+        limits = scope[SCOPE_KEY] = RequestLimits(settings, middleware_adds_headers=True)
+        return limits, True
+    limits.settings = settings.nested_in(limits.settings)
+    return limits, False
+
+
 def has_siblings() -> bool:
     """Whether this process is one of several workers: its parent has more children that run the same command.
 
-    False where the system doesn't tell.
+    False if /proc is unavailable.
     """
     own, found = os.getpid(), []
     with suppress(OSError):

@@ -1,11 +1,12 @@
 """ASGI: middleware for Starlette, FastAPI, Litestar, Django and any other ASGI application."""
 
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
-from headgate.edges.application import SCOPE_KEY, RequestLimits
-from headgate.edges.counters import LimitFunction, address_key
+from headgate.edges.application import SCOPE_KEY, RequestLimits, join_limits
+from headgate.edges.counters import address_key
 from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
 from headgate.edges.lifespan import run_lifespan
+from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.requests import (
     UNKNOWN,
     App,
@@ -75,49 +76,51 @@ class RateLimitMiddleware:
         if kind != "http":
             if kind == "websocket":
                 await self._websockets(scope, receive, send)
-            elif kind == "lifespan" and guard.application.store is not None:
-                await run_lifespan(self._app, guard.application, self._opened, scope, receive, send)
+            elif kind == "lifespan" and guard.settings.store is not None:
+                await run_lifespan(self._app, guard.settings, self._opened, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
             return
-        outer: RequestLimits | None = scope.get(SCOPE_KEY)
-        fast_path = guard.fast_path
-        if fast_path is not None and outer is None and scope["method"] != "OPTIONS":
-            cost, limit = fast_path
-            if isinstance(limit, LimitFunction):
-                given = limit.function(AsgiRequest(scope, guard.proxies))
+        checked, fast_path = None, guard.fast_path
+        if fast_path is not None and SCOPE_KEY not in scope and scope["method"] != "OPTIONS":
+            found = None
+            if isinstance(fast_path, LimitFunction):
+                given: Any = fast_path.function(AsgiRequest(scope, guard.proxies))
                 if hasattr(given, "__await__"):
-                    given = await guard.in_time("limiter", given)
-                check, write_headers = limit.find(given)
-            else:
-                check, write_headers = limit
+                    given = await in_time(fast_path.where, given)
+                found = fast_path.find(given)
+                fast_path = found.fast_path
+            check, cost, write_headers = fast_path
             client = scope.get("client")
-            decision = check(address_key(client[0]) if client and client[0] else UNKNOWN, cost)
+            key = address_key(client[0]) if client and client[0] else UNKNOWN
+            decision = check(key, cost)
             if decision:
-                limits = RequestLimits(guard.application, sends=True)
-                limits.add(decision, write_headers(decision))
+                limits = RequestLimits(guard.settings, middleware_adds_headers=True)
+                limits.add(decision, cost, write_headers(decision))
                 scope[SCOPE_KEY], send = limits, limits.sender(send)
                 try:
                     await self._app(scope, receive, send)
                 except RateLimited as error:
                     await self._answer(error, limits, scope, send)
                 return
-            # A denial counts nothing: the check is repeated below, and answered.
-        await self._handle(scope, receive, send, outer)
+            # A denial has counted nothing. It is answered below, after another check if the limit is fixed.
+            if found is not None:
+                request = AsgiRequest(scope, guard.proxies)
+                checked = CheckedRequest(request, found.counters[1], key, "normal", cost, decision, False, False)
+        await self._handle(scope, receive, send, checked)
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, outer: RequestLimits | None) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, checked: CheckedRequest | None) -> None:
         guard = self._guard
-        if outer is None:
-            limits = RequestLimits(guard.application, sends=True)
-            scope[SCOPE_KEY], send = limits, limits.sender(send)
-        else:
-            limits, outer.application = outer, guard.application.inside(outer.application)
-        checked = await adrive(guard.check(AsgiRequest(scope, guard.proxies)))
+        limits, outermost = join_limits(scope, guard.settings)
+        if outermost:
+            send = limits.sender(send)
+        if checked is None:
+            checked = await adrive(guard.check(AsgiRequest(scope, guard.proxies)))
         response = None
         if checked is not None:
-            limits.add(checked.decision, guard.headers(checked))
+            limits.add(checked.decision, checked.cost, guard.headers(checked))
             if not checked.decision:
-                await _send_denial(await adrive(guard.denial(checked)), send)
+                await _send_denial(await adrive(guard.denial(checked)), scope, send)
                 return
             if guard.settles:
                 response = _WatchedResponse(guard, checked, receive, send)
@@ -136,15 +139,15 @@ class RateLimitMiddleware:
 
     async def _answer(self, error: RateLimited, limits: RequestLimits, scope: Scope, send: Send) -> None:
         """Answer a request in which `RateLimited` was raised, if that is still possible."""
-        if limits.begun:
+        if limits.response_started:
             raise error
-        guard = self._guard
-        await _send_denial(await adrive(guard.denial_of(AsgiRequest(scope, guard.proxies), error)), send)
+        guard, limits.headers = self._guard, []  # they tell of limits that have let it pass
+        await _send_denial(await adrive(guard.denial_of(AsgiRequest(scope, guard.proxies), error)), scope, send)
 
 
-async def _send_denial(denial: Denial, send: Send) -> None:
+async def _send_denial(denial: Denial, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.start", "status": denial.status, "headers": denial.headers})
-    await send({"type": "http.response.body", "body": denial.body})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else denial.body})
 
 
 class _WatchedResponse:

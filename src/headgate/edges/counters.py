@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from headgate.edges.application import HeaderList
+from headgate.edges.limit_function import LimitFunction
 from headgate.errors import InvalidInput
 from headgate.flow import Flow
 from headgate.gate import Gate
@@ -15,16 +17,13 @@ from headgate.gate.lookup import counted_as
 from headgate.gate.policy import UNKNOWN_TIER
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Limit, Outcome
-from headgate.limits.notation import limit_of
 from headgate.stores.memory import in_process
 
-T = TypeVar("T")
 Decided: TypeAlias = Decision | Awaitable[Decision]
 
 _log = logging.getLogger("headgate")
 
 _LONGEST_KEY: Final = 256
-_MOST_LIMITS: Final = 1000  # that are remembered of a function; then all are found anew
 _NO_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the address that a gate counts for peers without one
 
 
@@ -52,48 +51,22 @@ Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
 """The counters by key and by address."""
 
 
-class LimitFunction(Generic[T]):
-    """A limit that depends on who asks: a user's function returns it, as a limit or its text.
+class FastPath(NamedTuple):
+    """All that is needed where a request counts for its address, in memory, and nothing is left to do after it."""
 
-    `make` makes what counts a limit. Each text is parsed once, as long as there aren't too many.
-    """
-
-    def __init__(self, where: str, function: Callable[..., object], make: Callable[[Limit], T]) -> None:
-        self.function: Final = function
-        self._where: Final = where
-        self._make: Final = make
-        self._known: Final[dict[str | Limit, T]] = {}
-        self._warned = False
-
-    def find(self, given: object) -> T:
-        """What counts the limit that the function has returned."""
-        found = self._known.get(given) if isinstance(given, (str, Limit)) else None
-        if found is not None:
-            return found
-        try:
-            limit = limit_of("limit", given)
-        except InvalidInput as error:
-            raise InvalidInput(
-                f"{self._where}: expected a function that returns a limit or its text; {error}"
-            ) from None
-        found = self._known.get(limit) or self._make(limit)
-        if len(self._known) >= _MOST_LIMITS:
-            self._known.clear()  # no count is lost: the store has them, by their limit
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "%s: the function has returned %d different limits; requests with different limits count apart, so"
-                    " one that returns a new limit for each request limits nothing",
-                    self._where,
-                    _MOST_LIMITS,
-                )
-        self._known[limit] = found
-        if isinstance(given, str):
-            self._known[given] = found
-        return found
+    check: Callable[[str, int], Decision]
+    cost: int
+    write_headers: Callable[[Decision], HeaderList]
 
 
-CountersFunction: TypeAlias = LimitFunction[Counters]
+class LimitCounters(NamedTuple):
+    """What counts one of the limits that a function returns."""
+
+    counters: Counters
+    fast_path: FastPath
+
+
+CountersFunction: TypeAlias = LimitFunction[LimitCounters]
 
 
 def was_counted(decision: Decision) -> bool:

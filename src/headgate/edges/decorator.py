@@ -2,9 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import MethodWrapperType
 from typing import (
     Any,
     Concatenate,
@@ -17,10 +16,12 @@ from typing import (
     overload,
 )
 
-from headgate.edges.counters import LimitFunction, bounded_key
+from headgate.edges.callables import is_async, is_generator
+from headgate.edges.counters import bounded_key
+from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.errors import RateLimited, refuse, refuse_option
 from headgate.http.problem import Headers, describe_error
-from headgate.limiter import Limiter, RareLimiter
+from headgate.limiter import Limiter, UnpinnedLimiter
 from headgate.limits.decision import Decision
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of, rate_of
@@ -34,7 +35,6 @@ S = TypeVar("S")
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 _WHERE: Final = "rate_limited"
-_CACHED: Final = type(functools.cache(len))
 
 
 class Limited(Protocol[P, R_co]):
@@ -57,6 +57,7 @@ def rate_limited(
     cost: int | Callable[..., int] = 1,
     wait: Number | None = None,
     store: Store | str | None = None,
+    name: str = "",
 ) -> Callable[[Callable[P, R_co]], Limited[P, R_co]]: ...
 @overload
 def rate_limited(
@@ -66,18 +67,27 @@ def rate_limited(
     cost: int | Callable[..., int] = 1,
     wait: Number | None = None,
     store: Store | str | None = None,
+    name: str = "",
 ) -> Callable[[Callable[P, R_co]], Callable[P, R_co]]: ...
 def rate_limited(
-    *given: Any, limit: Any = None, key: Any = None, cost: Any = 1, wait: Any = None, store: Any = None, **unknown: Any
+    *given: Any,
+    limit: Any = None,
+    key: Any = None,
+    cost: Any = 1,
+    wait: Any = None,
+    store: Any = None,
+    name: str = "",
+    **unknown: Any,
 ) -> Any:
     """Limit the calls of a function or method; a call above the limit raises `RateLimited`.
 
-    The limit is a limit, counted for this function alone in `store`, or a limiter. Without a store it is counted in
-    memory. `limit=`, by name, is a function of the same arguments that returns a limit or its text; for an async
-    function, it may be async. `key` is what a call counts for: the name of one of the function's parameters, or a
-    function of the same arguments. By default all calls share one key, the function's module and name; where others
-    count, too, what has no name of its own (a lambda, a partial) needs a key. `cost` is a number, or a function of the
-    arguments. With `wait`, a call first waits up to so many seconds, first come, first served.
+    The limit is a limit, counted for this function alone in `store`, under `name` or the function's own, or a limiter.
+    Without a store it is counted in memory. `limit=`, by name, is a function of the same arguments that returns a limit
+    or its text; for an async function, it may be async. `key` is what a call counts for: the name of one of the
+    function's parameters, or a function of the same arguments. By default all calls share one key, the function's
+    module and name. What has no name of its own (a lambda, a partial) needs a key under a limiter, and a `name` in a
+    store. `cost` is a number, or a function of the arguments. With `wait`, a call first waits up to so many seconds,
+    first come, first served.
 
     >>> @rate_limited("5/minute", key="agent")
     ... def ask(agent: str, question: str) -> str:
@@ -92,12 +102,12 @@ def rate_limited(
     A call that passes and then raises stays counted. Generator functions are refused: calling one does nothing yet.
     """
     for option in unknown:
-        refuse_option(_WHERE, ("limit", "key", "cost", "wait", "store"), option, see="help(rate_limited)")
+        refuse_option(_WHERE, ("limit", "key", "cost", "wait", "store", "name"), option, see="help(rate_limited)")
     if len(given) != (limit is None):
-        refuse(_WHERE, "one limit", (*given, limit))
+        refuse(_WHERE, "one limit", (*given, limit) if given else None)
     if given and callable(given[0]):
         refuse(_WHERE, "a limit in parentheses, such as @rate_limited('5/minute'), or a function as limit=", given[0])
-    return partial(_limited, given[0] if given else limit, key=key, cost=cost, wait=wait, store=store)
+    return partial(_limited, given[0] if given else limit, key=key, cost=cost, wait=wait, store=store, name=name)
 
 
 def _limited(
@@ -108,26 +118,33 @@ def _limited(
     cost: Any,
     wait: Number | None,
     store: Store | str | None,
+    name: str,
 ) -> Callable[P, R_co]:
     if wait is not None:
         microseconds(f"{_WHERE} wait", wait)
-    asynchronous = _is_async(function)
-    if isinstance(given, Limiter) and store is not None:
-        refuse(f"{_WHERE} store", "none: a limiter has its own", store)
-    if store is not None or (isinstance(given, Limiter) and key is None):
-        _require_name(function)
-    limiter, limits = _limiters(given, function, store)
+    _check_function(function)
+    if not isinstance(name, str):
+        refuse(f"{_WHERE} name", "a string", name)
+    if isinstance(given, Limiter) and (store is not None or name):
+        refuse(f"{_WHERE} {'store' if name == '' else 'name'}", "none: a limiter has its own", name or store)
+    if store is not None and not name:
+        _require_name(function, "name", "a name in a store that others may use, such as name='mail'")
+    elif isinstance(given, Limiter) and key is None:
+        _require_name(function, "key", "one under a shared limiter, such as key=lambda *_: 'mail'")
+    limiter, limits = _limiters(given, function, store, name or _name_of(function))
     key_by, cost_by = _key_function(function, key), _cost_function(cost)
     limited: Callable[..., Any]
 
-    if asynchronous:
+    if is_async(function):
 
         async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
             name, number = key_by((args, kwargs)), cost_by((args, kwargs))
             found = limiter
             if limits is not None:
-                returned = limits.function(*args, **kwargs)
-                found = limits.find((await returned) if inspect.isawaitable(returned) else returned)
+                returned: Any = limits.function(*args, **kwargs)
+                found = limits.find(
+                    (await in_time(limits.where, returned)) if hasattr(returned, "__await__") else returned
+                )
             taken = found.acheck(name, number) if wait is None else found.aacquire(name, number, timeout=wait)
             _require(name, await taken)
             return await cast(Awaitable[object], function(*args, **kwargs))
@@ -146,18 +163,19 @@ def _limited(
 
 
 def _limiters(
-    given: Any, function: Callable[..., object], store: Store | str | None
+    given: Any, function: Callable[..., object], store: Store | str | None, name: str
 ) -> tuple[Limiter, LimitFunction[Limiter] | None]:
     """The limiter of a function; if its limit depends on the arguments, the limiters of each limit, too."""
     if isinstance(given, Limiter):
         return given, None
-    name = _name_of(function)
     if not callable(given):
         return Limiter(limit_of(f"{_WHERE} limit", given), store=store, name=name), None
-    if _awaits(given) and not _awaits(function):
+    if is_async(given) and not is_async(function):
         refuse(f"{_WHERE} limit", "a plain function, since the limited function is not async", given)
     base = Limiter(UNLIMITED, store=store, name=name)
-    return base, LimitFunction(f"{_WHERE} limit", given, lambda limit: RareLimiter(limit, store=base.store, name=name))
+    return base, LimitFunction(
+        f"{_WHERE} limit", given, lambda limit: UnpinnedLimiter(limit, store=base.store, name=name)
+    )
 
 
 def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
@@ -174,39 +192,18 @@ def _require(key: str, decision: Decision) -> None:
         raise RateLimited(key, rate_of(decision.limit), str(decision.limit), decision.retry_ms)
 
 
-def _is_async(function: object) -> bool:
-    """Whether calls of a function are awaited. Generators, classes and wrapped methods are refused."""
+def _check_function(function: object) -> None:
+    """Refuse what can't be limited: generators, classes and wrapped methods."""
     if isinstance(function, (staticmethod, classmethod)):
         refuse(_WHERE, f"a function: put it below @{type(function).__name__}", function)
     if not callable(function) or inspect.isclass(function):
         refuse(_WHERE, "a function or method", function)
-    if _generates(function):
+    if is_generator(function):
         refuse(_WHERE, "a function that returns: calling a generator function does nothing yet", function)
-    return _awaits(function)
 
 
-def _generates(function: object) -> bool:
-    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _forwards(function))
-
-
-def _awaits(function: object) -> bool:
-    return any(inspect.iscoroutinefunction(one) for one in _forwards(function))
-
-
-def _forwards(function: object) -> Iterator[object]:
-    """A callable, and what it hands its calls on to: the function of a partial or a cache, the method of an object."""
-    while not isinstance(function, (type, MethodWrapperType)):  # the latter is where Python itself takes over
-        yield function
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, _CACHED):
-            function = function.__wrapped__
-        else:
-            function = getattr(function, "__call__")  # noqa: B004, B009 - inspected, not called
-
-
-def _require_name(function: Callable[..., object]) -> None:
-    """Refuse what shares its name with others: under a shared limiter it would share their key."""
+def _require_name(function: Callable[..., object], option: str, expected: str) -> None:
+    """Refuse what shares its name with others: it would count together with them."""
     owner = getattr(function, "__self__", None)
     for shares, what in (
         (isinstance(function, functools.partial), "a partial has no name"),
@@ -215,7 +212,7 @@ def _require_name(function: Callable[..., object]) -> None:
         (not hasattr(function, "__qualname__"), "the objects of a class have no names"),
     ):
         if shares:
-            refuse(f"{_WHERE} key", f"one under a shared limiter, such as key=lambda *_: 'mail', as {what}", function)
+            refuse(f"{_WHERE} {option}", f"{expected}, as {what}", function)
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -230,7 +227,7 @@ def _key_function(function: Callable[..., object], key: object) -> Callable[[Arg
     find: Callable[[Arguments], object]
     if isinstance(key, str):
         find = _parameter(function, key)
-    elif callable(key) and not (_awaits(key) or _generates(key)):
+    elif callable(key) and not (is_async(key) or is_generator(key)):
         find = _apply(key)
     else:
         refuse(f"{_WHERE} key", "a plain function, or the name of a parameter", key)
@@ -273,7 +270,7 @@ def _parameter(function: Callable[..., object], name: str) -> Callable[[Argument
 
 def _cost_function(cost: object) -> Callable[[Arguments], int]:
     """The cost of a call, by its arguments."""
-    if callable(cost) and not (_awaits(cost) or _generates(cost)):
+    if callable(cost) and not (is_async(cost) or is_generator(cost)):
         find = _apply(cost)
         return lambda call: cost_of(find(call))
     number = cost_of(cost)

@@ -4,18 +4,18 @@ import inspect
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final, Unpack
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
-from headgate.edges.application import SCOPE_KEY, Application, RequestLimits
+from headgate.edges.application import SCOPE_KEY, ApplicationSettings, RequestLimits
 from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import AsgiRequest, HttpRequest, Proxies, decode_headers
 from headgate.edges.settlement import acomplete
-from headgate.errors import HeadgateError, refuse
+from headgate.errors import HeadgateError, RateLimited, refuse
 from headgate.flow import adrive
 from headgate.gate import Gate
 from headgate.gate._hot import EXEMPT
 from headgate.limiter import Limiter
-from headgate.limits.decision import Decision, Limit
+from headgate.limits.decision import Decision
 from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
@@ -59,7 +59,7 @@ class RateLimit:
     `limiter` is a limit, or a function of the request that returns one, plain or async, or such a function as a
     dependency: `RateLimit(Depends(limit_of_plan))`. Each endpoint counts by itself; endpoints whose limits have the
     same `name` count together. They are counted in the store of the application's `RateLimitMiddleware`, or without
-    that in memory. A `Limiter` counts in its own store, all endpoints that it is given to together.
+    that in memory. A `Limiter` counts in its own store, under its name if it has one.
 
     By default each client address is counted, an IPv6 address by its /64. The options are those of
     `headgate.edges.guard.Options`, except for `routes`, `skip`, `counts` and `settle`. The `key`, `exempt`, `headers`,
@@ -89,8 +89,10 @@ class RateLimit:
     ) -> None:
         if limiter is None and gate is None:
             refuse("RateLimit", "a limiter or a gate", None)
-        if name and gate is not None:
-            refuse("RateLimit name", "none: a gate has tiers", name)
+        if not isinstance(name, str):
+            refuse("RateLimit name", "a string", name)
+        if name and (gate is not None or (isinstance(limiter, Limiter) and limiter.name)):
+            refuse("RateLimit name", "none: this limiter has its own, and a gate has tiers", name)
         # FastAPI passes these only where they are dependencies; otherwise it would read them from the query.
         parameters = dict(inspect.signature(self.__call__).parameters)
         for parameter, given in (("who", options.get("key")), ("limit", limiter)):
@@ -102,42 +104,51 @@ class RateLimit:
         if "limit" in parameters:
             limiter = _dependency_limit
         self.__signature__: Final = inspect.Signature(list(parameters.values()))
-        self._limiter: Final = _distinct(limiter, name) if isinstance(limiter, Limiter) else limiter
+        self._limiter: Final = limiter
         self._gate: Final = gate
         self._name: Final = name
         self._options: Final = options
-        self._guards: Final[dict[tuple[Application, Store, str], Guard]] = {}
-        guard = self._make_guard(_NO_APPLICATION, MemoryStore(), "")
+        self._guards: Final[dict[tuple[ApplicationSettings, Store, str], Guard]] = {}
+        guard = self._make_guard(_NO_SETTINGS, MemoryStore(), "")
         if guard.refund_crashes and "scope" not in inspect.signature(Depends).parameters:
             refuse("RateLimit refund_crashes", "FastAPI 0.121 or later, which tells endpoint and response apart", True)
 
-    def _guard(self, application: Application, scope: Any) -> Guard:
+    def _guard(self, settings: ApplicationSettings, scope: Any) -> Guard:
         """The guard of the endpoint that serves a request."""
-        store = _memory_of(scope.get("app")) if application.store is None else application.store
+        store = _memory_of(scope.get("app")) if settings.store is None else settings.store
         name = self._name or _endpoint_name(scope)
-        found = self._guards.get((application, store, name))
+        found = self._guards.get((settings, store, name))
         if found is None:
             if len(self._guards) >= _MOST_GUARDS:
                 self._guards.clear()
-            found = self._guards[application, store, name] = self._make_guard(application, store, name)
+            found = self._guards[settings, store, name] = self._make_guard(settings, store, name)
         return found
 
-    def _make_guard(self, application: Application, store: Store, name: str) -> Guard:
-        options: Any = {**application.options, **self._options}
+    def _make_guard(self, settings: ApplicationSettings, store: Store, name: str) -> Guard:
+        options: Any = {**settings.options, **self._options}
         given: Any = self._limiter
-        common: Any = {"awaits": True, "unsupported": _UNSUPPORTED}
-        if self._gate is not None or isinstance(given, Limiter):
-            return Guard("RateLimit", options, limiter=given, gate=self._gate, **common)
-        label = "default" if callable(given) else str(limit_of("RateLimit limiter", given))
+        full_name = f"{settings.name} RateLimit {name}"  # no route of the middleware is called that
+        label, private = "default", settings.store is None
+        if isinstance(given, Limiter):
+            if type(given) is Limiter and not given.name:
+                given = Limiter(given.limit, store=given.store, name=full_name, warn_at=given.warn_at)
+            label = self._name or (label if given.name == full_name else given.name)
+            store, full_name, private = None, "", self._limiter.private  # type: ignore[assignment, union-attr]
+        elif self._gate is not None:
+            store, full_name = None, ""  # type: ignore[assignment]
+        else:
+            label = self._name or (label if callable(given) else str(limit_of("RateLimit limiter", given)))
         return Guard(
             "RateLimit",
             options,
             limiter=given,
+            gate=self._gate,
             store=store,
-            name=f"{application.name} {name}",
-            label=self._name or label,
-            private=application.store is None,
-            **common,
+            name=full_name,
+            label=label,
+            private=private and self._gate is None,
+            awaits=True,
+            unsupported=_UNSUPPORTED,
         )
 
     async def __call__(
@@ -146,19 +157,23 @@ class RateLimit:
         scope = connection.scope
         limits: RequestLimits | None = scope.get(SCOPE_KEY)
         if limits is None:
-            limits = scope[SCOPE_KEY] = RequestLimits(_NO_APPLICATION, sends=False)
-        guard = self._guard(limits.application, scope)
+            limits = scope[SCOPE_KEY] = RequestLimits(_NO_SETTINGS, middleware_adds_headers=False)
+        guard = self._guard(limits.settings, scope)
+        if self._name and (known := limits.decisions.get(guard.bucket)) is not None:
+            yield known  # another dependency of this name has counted the request
+            return
         checked = await adrive(guard.check(_FastapiRequest(scope, guard.proxies, who, limit)))
         if checked is None:
             yield EXEMPT
             return
-        limits.add(checked.decision, guard.headers(checked))
+        limits.decisions[guard.bucket] = checked.decision
+        limits.add(checked.decision, checked.cost, guard.headers(checked))
         if not checked.decision:
             scope.get(_HANDLERS, ({},))[0].setdefault(Denied, _handle_denied)
             denial = await adrive(guard.denial(checked))
-            more = [] if limits.sends else limits.headers
+            more = [] if limits.middleware_adds_headers else limits.headers
             raise Denied(checked.decision, denial._replace(headers=denial.headers + more))
-        if not limits.sends:
+        if not limits.middleware_adds_headers:
             for name, value in limits.headers:
                 response.headers[name.decode()] = value.decode()
         if guard.refund_crashes and isinstance(connection, Request):
@@ -174,35 +189,20 @@ class RateLimit:
 def _endpoint_name(scope: Any) -> str:
     """The name of the endpoint that serves a request: the same in all processes."""
     endpoint = scope.get("endpoint")
-    function = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
-    return f"{getattr(scope.get('route'), 'path', '')} {getattr(endpoint, '__module__', '')}.{function}"
+    name = getattr(endpoint, "__qualname__", "")
+    if not name or name.endswith("<lambda>"):  # what has no name of its own is told apart by its path
+        name = f"{name or type(endpoint).__qualname__} {getattr(scope.get('route'), 'path', '')}"
+    return f"{getattr(endpoint, '__module__', '')}.{name}"
 
 
 def _memory_of(app: object) -> Store:
     """The memory that the limits of an application without a store share."""
-    return _memories.setdefault(app, MemoryStore())
+    found = _memories.get(app)
+    return _memories.setdefault(app, MemoryStore()) if found is None else found
 
 
-def _distinct(limiter: Limiter, name: str) -> Limiter:
-    """A limiter that counts apart from others of the same limit and store, unless they have the same name.
-
-    Two limiters without a name would count together, which was hardly meant. So that all processes find the same names,
-    these are numbered, in the order in which they were given to dependencies.
-    """
-    number = 1
-    if not limiter.name and not name:
-        known = _unnamed.setdefault(limiter.store, {}).setdefault(limiter.limit, [])
-        if not any(one() is limiter for one in known):
-            known.append(ref(limiter))
-        number += next(index for index, one in enumerate(known) if one() is limiter)
-    if not name and number == 1:
-        return limiter
-    return Limiter(limiter.limit, store=limiter.store, name=name or f"#{number}", warn_at=limiter.warn_at)
-
-
-_NO_APPLICATION: Final = Application(None, "", {})
+_NO_SETTINGS: Final = ApplicationSettings()
 _memories: Final[WeakKeyDictionary[object, Store]] = WeakKeyDictionary()
-_unnamed: Final[WeakKeyDictionary[Store, dict[Limit, list[ref[Limiter]]]]] = WeakKeyDictionary()
 
 
 class _FastapiRequest(AsgiRequest):
@@ -232,7 +232,7 @@ async def _refund_crash(
     guard: Guard, checked: CheckedRequest, request: Request, _: object, error: BaseException | None, trace: object
 ) -> None:
     """Refund a request if its endpoint has raised an error that nothing handles, and its client is still there."""
-    if not isinstance(error, Exception) or _stems_from(error, (ClientDisconnect, Denied)):
+    if not isinstance(error, Exception) or _stems_from(error, (ClientDisconnect, Denied, RateLimited)):
         return
     handlers = checked.request.raw.get(_HANDLERS)
     if handlers is None or any(kind in handlers[0] for kind in type(error).__mro__):

@@ -4,17 +4,18 @@ It is written once, as generators. They yield what may have to be awaited: decis
 `headgate.flow` carries them out, in an event loop or in a thread.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from headgate.edges.application import Application, HeaderList, has_siblings
+from headgate.edges.application import ApplicationSettings, HeaderList, has_siblings
+from headgate.edges.callables import is_async, is_generator
 from headgate.edges.counters import (
     Counters,
     CountersFunction,
-    LimitFunction,
+    FastPath,
+    LimitCounters,
     RequestCounter,
     address_counter,
     address_key,
@@ -24,14 +25,15 @@ from headgate.edges.counters import (
     limiter_counter,
     was_counted,
 )
+from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
-from headgate.errors import HeadgateError, InvalidInput, RateLimited, refuse, refuse_option
+from headgate.errors import InvalidInput, RateLimited, refuse, refuse_option
 from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial, describe_error
-from headgate.limiter import Limiter, RareLimiter
+from headgate.limiter import Limiter, UnpinnedLimiter
 from headgate.limits.decision import Decision, Limit, Outcome
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
@@ -40,8 +42,6 @@ from headgate.stores.memory import in_process
 
 _log = logging.getLogger("headgate")
 
-_FUNCTION_SECONDS: Final = 10.0
-"""For a user's async function, so that no request hangs."""
 
 T = TypeVar("T")
 RequestFunction: TypeAlias = Callable[[HttpRequest], T | Awaitable[T]]
@@ -86,6 +86,7 @@ class Options(TypedDict, total=False):
     """Another body for denials, and its content type."""
 
 
+_MOST_PINNED: Final = 100  # limits of a function for which the store keeps a table
 _ARGUMENTS: Final = ("limiter", "gate", "store", "name")  # of the edges, beside their options
 
 
@@ -112,17 +113,6 @@ class Denial(NamedTuple):
     body: bytes
 
 
-FastCheck: TypeAlias = tuple[Callable[[str, int], Decision], Callable[[Decision], HeaderList]]
-"""Checks a key for a cost, and writes the headers that tell of it."""
-
-
-class FastPath(NamedTuple):
-    """All that is needed where a request counts for its address, in memory, and nothing is left to do after it."""
-
-    cost: int
-    limit: FastCheck | LimitFunction[FastCheck]
-
-
 class Guard:
     """Decides for an edge. With `awaits`, its flows may yield awaitables. `unsupported` says why, by option.
 
@@ -145,14 +135,17 @@ class Guard:
         unsupported: Mapping[str, str] = {},
     ) -> None:
         self._where: Final = where
+        self._awaits: Final = awaits
         known = [option for option in (*_ARGUMENTS, *Options.__annotations__) if option not in unsupported]
         for option, given in options.items():
             if option in unsupported:
-                refuse(where, unsupported[option], given)
+                refuse(where, unsupported[option], option)  # not the value: a URL may have a password
             if option not in known:
                 refuse_option(where, known, option, see="headgate.edges.guard.Options")
             if option in ("key", "exempt", "settle", "body") and not (given is None or callable(given)):
                 refuse(f"{where} {option}", "a function", given)
+            if callable(given):
+                self._check_function(f"{where} {option}", given)
         cost, tier = options.get("cost", 1), options.get("tier", "normal")
         dialect = options.get("headers", "ratelimit")
         self._key: Final = options.get("key")
@@ -177,20 +170,26 @@ class Guard:
             refuse(
                 f"{where} routes", "limits by pattern such as {'POST /login': '5/minute'}; with a gate, tiers", routes
             )
-        self._preflights: Final = any(str(pattern).startswith("OPTIONS ") for pattern in routes)  # are counted
         self.proxies: Final = Proxies(options.get("proxies", ()))
         self._writer: Final = HeaderWriter(dialect)
         self._silent: Final = dialect == "none"
         self.settles: Final = self._settle is not None or self._counts is not None or self.refund_crashes
         """Whether anything can be left to do once a request has passed."""
-        self.application: Final = Application(store, name, options)
-        """What the edges inside of this one share."""
-        self.fast_path: FastPath | None = None
-        """Where it may be taken, from the second request on."""
-        self._fast_path: FastPath | None = None
+        if store is not None and not isinstance(store, Store):
+            refuse(f"{where} store", "a store such as MemoryStore(), or a URL such as redis://localhost", store)
+        if not isinstance(name, str):
+            refuse(f"{where} name", "a string", name)
+        self.bucket: Final = (id(store), name, str(limiter))
+        """Tells whether another guard counts in the same place."""
+        self.settings: Final = ApplicationSettings(store, name, options)
+        """What this edge shares with dependencies inside of it."""
+        self.fast_path: FastPath | CountersFunction | None = None
+        """From the second request on. A function's limits are counted by address, in memory, as well."""
+        self._fast_path: FastPath | CountersFunction | None = None
         self._new = True
-        self._private: Final = private or (gate is None and store is None and not isinstance(limiter, Limiter))
-        self._awaits: Final = awaits
+        self._private: Final = private or (
+            limiter.private if isinstance(limiter, Limiter) else gate is None and store is None
+        )
         self._gate: Final = gate
         self._limiter: Limiter
         self._default: _Route | CountersFunction
@@ -224,7 +223,7 @@ class Guard:
             self._routes = RoutePatterns(f"{self._where} routes", tiers, self._default)
 
     def _use_limiter(self, given: LimitGiven | None, label: str, routes: Mapping[str, LimitGiven]) -> None:
-        store, name = self.application.store, self.application.name
+        store, name = self.settings.store, self.settings.name
         if given is None and store is None:
             refuse(self._where, "a limiter or a gate", None)
         if isinstance(given, Limiter) and (store is not None or name):
@@ -243,62 +242,73 @@ class Guard:
         label = label or limiter.name or "default"
         more = (self._key, self._exempt, self._cost_function, self.settles, self._skip, self.proxies, routes)
         fast = self._cost and in_process(limiter.store) is not None and not any(more)
-
-        def fast_check(limiter: Limiter) -> FastCheck:
-            return limiter.check, self._writer.for_limit(limiter.limit, label).write
-
         if callable(given):
-            self._default = LimitFunction(where, given, lambda limit: self._rare_counters(limit, name, label))
-            limits = LimitFunction(where, given, lambda limit: fast_check(self._rare_limiter(limit, name)))
-            self._fast_path = FastPath(self._cost, limits) if fast else None
+            own = self._limit_function(where, given, name, label)
+            self._default, self._fast_path = own, own if fast else None
         else:
-            self._default = (*self._limiter_counters(limiter, label), "normal")
-            self._fast_path = FastPath(self._cost, fast_check(limiter)) if fast else None
+            self._default = (*self._counters_of(limiter, label), "normal")
+            self._fast_path = self._fast_path_of(limiter, label) if fast else None
         if routes:
             where = f"{self._where} routes"
             values = {pattern: self._route(where, pattern, limit) for pattern, limit in routes.items()}
             self._routes = RoutePatterns(where, values, self._default)
 
     def _route(self, where: str, name: str, given: LimitGiven) -> _Route | CountersFunction:
-        found = self._limit_counters(f"{where} {name!r}", name, given)
+        found = self.counters(f"{where} {name!r}", name, given)
         return found if isinstance(found, LimitFunction) else (*found, "normal")
 
-    def _limit_counters(self, where: str, name: str, given: LimitGiven) -> Counters | CountersFunction:
-        """Counters of a limiter, or of a limit, or of a function's limits, which count in the guard's own store."""
+    def counters(self, where: str, name: str, given: LimitGiven) -> Counters | CountersFunction:
+        """Counters by key and by address, for something else that the same callers do, or on some routes.
+
+        A limit, or a function's limits, are counted where the guard's own limiter or gate counts. "gate" stands for the
+        gate's channel "ws".
+        """
         if isinstance(given, Limiter):
-            return self._limiter_counters(given, given.name or name)
+            return self._counters_of(given, given.name or name)
+        if given == "gate":
+            if self._gate is None:
+                refuse(where, "a limit or a limiter, since there is no gate", given)
+            return agent_counter(self._gate, "ws", awaits=self._awaits), address_counter(
+                self._gate, awaits=self._awaits
+            )
         full_name = f"{self._limiter.name} {name}"
         if callable(given):
-            return LimitFunction(where, given, lambda limit: self._rare_counters(limit, full_name, name))
-        return self._limiter_counters(Limiter(limit_of(where, given), store=self._limiter.store, name=full_name), name)
+            return self._limit_function(where, given, full_name, name)
+        return self._counters_of(Limiter(limit_of(where, given), store=self._limiter.store, name=full_name), name)
 
-    def _rare_counters(self, limit: Limit, name: str, label: str) -> Counters:
-        """Counters of a limit that a function has returned."""
-        return self._limiter_counters(self._rare_limiter(limit, name), label)
+    def _limit_function(self, where: str, function: Callable[..., object], name: str, label: str) -> CountersFunction:
+        self._check_function(where, function)
+        pinned: set[Limit] = set()
 
-    def _rare_limiter(self, limit: Limit, name: str) -> RareLimiter:
-        return RareLimiter(limit, store=self._limiter.store, name=name)
+        def make(limit: Limit) -> LimitCounters:
+            # The store keeps something for each pinned limit, and a function may return any number of limits.
+            if len(pinned) < _MOST_PINNED:
+                pinned.add(limit)
+            kind = Limiter if limit in pinned else UnpinnedLimiter
+            limiter = kind(limit, store=self._limiter.store, name=name)
+            return LimitCounters(self._counters_of(limiter, label), self._fast_path_of(limiter, label))
 
-    def _limiter_counters(self, limiter: Limiter, label: str) -> Counters:
+        return LimitFunction(where, function, make)
+
+    def _fast_path_of(self, limiter: Limiter, label: str) -> FastPath:
+        return FastPath(limiter.check, self._cost, self._writer.for_limit(limiter.limit, label).write)
+
+    def _counters_of(self, limiter: Limiter, label: str) -> Counters:
         """Counters by key and by address. Their key spaces are separate."""
         by_key = limiter_counter(limiter, label, awaits=self._awaits)
         if self._key is None:
             return by_key, by_key
         name = f"{limiter.name} by address"
-        kind = RareLimiter if isinstance(limiter, RareLimiter) else Limiter
+        kind = UnpinnedLimiter if isinstance(limiter, UnpinnedLimiter) else Limiter
         addresses = kind(limiter.limit, store=limiter.store, name=name, warn_at=limiter.warn_at)
         return by_key, limiter_counter(addresses, label, awaits=self._awaits)
 
-    def counters(self, where: str, name: str, given: LimitGiven) -> Counters | CountersFunction:
-        """Counters by key and by address, for something else that the same callers do.
-
-        A limit is counted where the guard's own limiter or gate counts. "gate" stands for the gate's channel "ws".
-        """
-        if given != "gate":
-            return self._limit_counters(where, name, given)
-        if self._gate is None:
-            refuse(where, "a limit or a limiter, since there is no gate", given)
-        return agent_counter(self._gate, "ws", awaits=self._awaits), address_counter(self._gate, awaits=self._awaits)
+    def _check_function(self, where: str, function: object) -> None:
+        """Refuse a function of the user that couldn't be called here."""
+        if is_generator(function):
+            refuse(where, "a function that returns: calling a generator function does nothing yet", function)
+        if not self._awaits and is_async(function):
+            refuse(where, "a plain function, since WSGI has no event loop", function)
 
     # The request -----------------------------------------------------------------------------------------------------
 
@@ -307,8 +317,6 @@ class Guard:
         if self._new:
             self._begin()
         if self._skip is not None and self._skip.match(request.method, request.route_path()):
-            return None
-        if not self._preflights and request.method == "OPTIONS" and request.is_preflight:
             return None
         if self._exempt is not None and (yield self._ask("exempt", self._exempt, request)):
             return None
@@ -320,10 +328,14 @@ class Guard:
         found = [self._default]
         if self._routes is not None:
             found = self._routes.find(request.method, request.route_path())
+        if request.method == "OPTIONS" and request.is_preflight:  # counted where a pattern matches, but not by default
+            found = [route for route in found if route is not self._default]
+            if not found:
+                return None
         routes: list[_Route] = []
         for route in found:
             if isinstance(route, LimitFunction):
-                routes.append((*(yield from self.limit(route, request)), "normal"))
+                routes.append((*(yield from self.counters_for(route, request)), "normal"))
             else:
                 routes.append(route)
         if self._tier_function is not None:
@@ -343,7 +355,7 @@ class Guard:
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name), refundable)
 
     def _begin(self) -> None:
-        """Before the first request. Only now the server has started its workers."""
+        """Before the first request. By now the server has started its workers."""
         self._new, self.fast_path = False, self._fast_path
         if self._private:
             _warn_of_workers()
@@ -354,28 +366,17 @@ class Guard:
             known = ", ".join(self._gate.policy.tiers)
             refuse(f"{self._where} tier", f"a function that returns one of {known}", tier)
 
-    def limit(self, limit: CountersFunction, request: HttpRequest) -> Flow[object, Counters]:
+    def counters_for(self, limit: CountersFunction, request: HttpRequest) -> Flow[object, Counters]:
         """The counters of the limit that a function returns for a request."""
-        return limit.find((yield self._ask("limiter", limit.function, request)))
+        return limit.find((yield self._call(limit.where, limit.function, request))).counters
 
-    def _ask(self, name: str, function: Callable[[HttpRequest], object], request: HttpRequest) -> object:
+    def _ask(self, option: str, function: Callable[[HttpRequest], object], request: HttpRequest) -> object:
+        return self._call(f"{self._where} {option}", function, request)
+
+    def _call(self, where: str, function: Callable[[HttpRequest], object], request: HttpRequest) -> object:
         """Call a user's function. An async one has a bounded time."""
-        found = function(request)
-        return self.in_time(name, found) if self._awaits and hasattr(found, "__await__") else found
-
-    async def in_time(self, name: str, found: Any) -> object:
-        """Await the result of a user's function, for a bounded time."""
-        timeout = asyncio.timeout(_FUNCTION_SECONDS)
-        try:
-            async with timeout:
-                return await found
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise HeadgateError(
-                f"{self._where} {name}: expected a function that returns within {_FUNCTION_SECONDS:g} s;"
-                " it was cancelled, and the request isn't counted"
-            ) from None
+        found: Any = function(request)
+        return in_time(where, found) if self._awaits and hasattr(found, "__await__") else found
 
     def _valid_key(self, key: object) -> str | None:
         """The key that the user's function has returned. A name that can't be an agent's is anonymous."""

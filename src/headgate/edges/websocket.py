@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from headgate.edges.application import SCOPE_KEY, RequestLimits
-from headgate.edges.counters import Counters, CountersFunction, Decided, LimitFunction, address_key, was_counted
+from headgate.edges.application import join_limits
+from headgate.edges.counters import Counters, CountersFunction, Decided, address_key, was_counted
 from headgate.edges.flood import FLOOD, pause
 from headgate.edges.guard import CheckedRequest, Guard, LimitGiven
+from headgate.edges.limit_function import LimitFunction
 from headgate.edges.requests import (
     App,
     AsgiRequest,
@@ -106,7 +107,7 @@ class WebSocketMiddleware:
         found: list[Counters | None] = []
         for name, given in zip(_MessageLimits._fields, self._given, strict=True):
             if isinstance(given, LimitFunction):
-                found.append(_check_sent(name, (yield from self.guard.limit(given, request))))
+                found.append(_check_sent(name, (yield from self.guard.counters_for(given, request))))
             else:
                 found.append(given)
         return _MessageLimits(*found)
@@ -114,17 +115,14 @@ class WebSocketMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guard = self.guard
         request = AsgiRequest(scope, guard.proxies)
-        limits: RequestLimits | None = scope.get(SCOPE_KEY)
-        if limits is None:
-            limits = RequestLimits(guard.application, sends=True)
-            scope[SCOPE_KEY], send = limits, limits.sender(send)
-        else:
-            limits.application = guard.application.inside(limits.application)
+        limits, outermost = join_limits(scope, guard.settings)
+        if outermost:
+            send = limits.sender(send)
         checked = await adrive(guard.check(request))
         if checked is None:
             await self._app(scope, receive, send)
             return
-        limits.add(checked.decision, guard.headers(checked))
+        limits.add(checked.decision, checked.cost, guard.headers(checked))
         if not checked.decision:
             await self._deny(checked, scope, receive, send)
         else:

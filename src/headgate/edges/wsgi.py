@@ -3,16 +3,15 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Final, TypeAlias, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from headgate.edges.application import SCOPE_KEY, RequestLimits
+from headgate.edges.application import RequestLimits, join_limits
 from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import HttpResponse, WsgiRequest, decode_headers
 from headgate.edges.settlement import complete, reject_awaitable
-from headgate.errors import RateLimited, refuse
+from headgate.errors import RateLimited
 from headgate.flow import drive
 from headgate.gate import Gate
 from headgate.stores.base import Store
@@ -54,23 +53,17 @@ class RateLimitMiddleware:
         where = "RateLimitMiddleware"
         opened = None if store is None else open_store(f"{where} store", store)
         self._guard: Final = Guard(where, options, limiter=limiter, gate=gate, store=opened, name=name, awaits=False)
-        for option, given in {"limiter": limiter, **options}.items():
-            if iscoroutinefunction(given):
-                refuse(f"{where} {option}", "a plain function, since WSGI has no event loop", given)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         guard = self._guard
         request = WsgiRequest(environ, guard.proxies)
-        limits: RequestLimits | None = environ.get(SCOPE_KEY)
-        if limits is None:
-            limits = environ[SCOPE_KEY] = RequestLimits(guard.application, sends=True)
+        limits, outermost = join_limits(environ, guard.settings)
+        if outermost:
             start_response = _add_headers(start_response, limits)
-        else:
-            limits.application = guard.application.inside(limits.application)
         checked = drive(guard.check(request), reject_awaitable)
         response = None
         if checked is not None:
-            limits.add(checked.decision, guard.headers(checked))
+            limits.add(checked.decision, checked.cost, guard.headers(checked))
             if not checked.decision:
                 return _deny(drive(guard.denial(checked), reject_awaitable), environ, start_response)
             if guard.settles:
@@ -82,8 +75,9 @@ class RateLimitMiddleware:
             try:
                 parts = self._app(environ, start_response)
             except RateLimited as error:
-                if limits.begun:
+                if limits.response_started:
                     raise
+                limits.headers = []  # they tell of limits that have let it pass
                 parts = _deny(drive(guard.denial_of(request, error), reject_awaitable), environ, start_response)
         except BaseException as error:
             if response is not None:
@@ -103,7 +97,7 @@ def _add_headers(start_response: StartResponse, limits: RequestLimits) -> StartR
     def start(
         status: str, headers: list[tuple[str, str]], exc_info: Failure | None = None
     ) -> Callable[[bytes], object]:
-        limits.begun = True
+        limits.response_started = True
         more = [*headers, *decode_headers(limits.headers)]
         return start_response(status, more) if exc_info is None else start_response(status, more, exc_info)
 

@@ -1,0 +1,81 @@
+"""Limits that depend on who asks: a user's function returns them."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Generic, TypeVar
+
+from headgate.errors import HeadgateError, InvalidInput
+from headgate.limits.decision import Limit
+from headgate.limits.notation import limit_of
+
+_log = logging.getLogger("headgate")
+
+T = TypeVar("T")
+
+_MOST_LIMITS: Final = 1000  # that are remembered of a function; then all are found anew
+_FUNCTION_SECONDS: Final = 10.0  # for an async function, so that no request hangs
+
+
+class LimitFunction(Generic[T]):
+    """A user's function that returns a limit or its text, and what counts each limit, as `make` makes it.
+
+    Each text is parsed once, as long as there aren't too many.
+    """
+
+    def __init__(self, where: str, function: Callable[..., object], make: Callable[[Limit], T]) -> None:
+        self.where: Final = where
+        self.function: Final = function
+        self._make: Final = make
+        self._parsed: Final[dict[str, Limit]] = {}
+        self._made: Final[dict[Limit, T]] = {}
+        self._warned = False
+
+    def find(self, given: object) -> T:
+        """What counts the limit that the function has returned."""
+        limit = given if isinstance(given, Limit) else self._parsed.get(given) if type(given) is str else None
+        if limit is None:
+            limit = self._parse(given)
+        found = self._made.get(limit)
+        if found is None:
+            if len(self._made) >= _MOST_LIMITS:
+                self._made.clear()  # no count is lost: the store has them, by their limit
+                self._warn()
+            found = self._made[limit] = self._make(limit)
+        return found
+
+    def _parse(self, given: object) -> Limit:
+        try:
+            limit = limit_of("limit", given)
+        except InvalidInput as error:
+            raise InvalidInput(f"{self.where}: expected a function that returns a limit or its text; {error}") from None
+        if type(given) is str:
+            if len(self._parsed) >= _MOST_LIMITS:
+                self._parsed.clear()
+            self._parsed[given] = limit
+        return limit
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s: the function has returned %d different limits; requests with different limits count apart, so one"
+                " that returns a new limit for each request limits nothing",
+                self.where,
+                _MOST_LIMITS,
+            )
+
+
+async def in_time(where: str, found: Awaitable[Any]) -> Any:
+    """Await the result of a user's function, for a bounded time."""
+    timeout = asyncio.timeout(_FUNCTION_SECONDS)
+    try:
+        async with timeout:
+            return await found
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise HeadgateError(
+            f"{where}: expected a function that returns within {_FUNCTION_SECONDS:g} s; it was cancelled, and nothing"
+            " is counted"
+        ) from None
