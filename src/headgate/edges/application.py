@@ -53,15 +53,22 @@ class RequestLimits:
 
     __slots__ = ("_left", "decisions", "headers", "middleware_adds_headers", "response_started", "settings")
 
-    def __init__(self, settings: ApplicationSettings, *, middleware_adds_headers: bool) -> None:
+    def __init__(
+        self,
+        settings: ApplicationSettings,
+        *,
+        middleware_adds_headers: bool = True,
+        headers: HeaderList | None = None,
+        left: float = inf,
+    ) -> None:
         self.settings = settings
         self.middleware_adds_headers: Final = middleware_adds_headers
         """Otherwise dependencies do."""
         self.response_started = False
-        self.headers: HeaderList = []
-        self.decisions: dict[object, Decision] = {}
+        self.headers: HeaderList = headers or []
+        self.decisions: dict[object, Decision] | None = None
         """Of dependencies, by the bucket that they count in."""
-        self._left: float = inf
+        self._left = left  # how many more requests the limit of these headers lets pass
 
     def add(self, decision: Decision, cost: int, headers: HeaderList) -> None:
         """Note a decision on a request of this cost, and its headers."""
@@ -85,7 +92,7 @@ def join_limits(scope: MutableMapping[str, Any], settings: ApplicationSettings) 
     """The limits of a request, for a middleware with these settings; and whether it is the outermost one."""
     limits: RequestLimits | None = scope.get(SCOPE_KEY)
     if limits is None:
-        limits = scope[SCOPE_KEY] = RequestLimits(settings, middleware_adds_headers=True)
+        limits = scope[SCOPE_KEY] = RequestLimits(settings)
         return limits, True
     limits.settings = settings.nested_in(limits.settings)
     return limits, False

@@ -95,8 +95,8 @@ class RateLimitMiddleware:
             key = address_key(client[0]) if client and client[0] else UNKNOWN
             decision = check(key, cost)
             if decision:
-                limits = RequestLimits(guard.settings, middleware_adds_headers=True)
-                limits.add(decision, cost, write_headers(decision))
+                headers, left = write_headers(decision), decision.remaining // cost
+                limits = RequestLimits(guard.settings, headers=headers, left=left)
                 scope[SCOPE_KEY], send = limits, limits.sender(send)
                 try:
                     await self._app(scope, receive, send)

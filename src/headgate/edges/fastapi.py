@@ -159,7 +159,9 @@ class RateLimit:
         if limits is None:
             limits = scope[SCOPE_KEY] = RequestLimits(_NO_SETTINGS, middleware_adds_headers=False)
         guard = self._guard(limits.settings, scope)
-        if self._name and (known := limits.decisions.get(guard.bucket)) is not None:
+        if limits.decisions is None:
+            limits.decisions = {}
+        elif self._name and (known := limits.decisions.get(guard.bucket)) is not None:
             yield known  # another dependency of this name has counted the request
             return
         checked = await adrive(guard.check(_FastapiRequest(scope, guard.proxies, who, limit)))
