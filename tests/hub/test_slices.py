@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from headgate.hub.connections.connection import CONTROL_BURST, GuardedConnection
 from headgate.hub.connections.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
@@ -69,6 +70,61 @@ def test_every_frame_is_counted_once_however_the_bytes_come(
     assert meter.fragments == len(fragments)
     assert meter.controls == controls + sum(length == 0 for _, length in fragments)
     assert slices >= len(frames) / FRAMES
+
+
+@given(st.lists(ANY_FRAME, min_size=1, max_size=12), st.lists(st.integers(1, 100_000), max_size=12), st.integers(0, 12))
+def test_only_whole_messages_are_skipped_however_the_bytes_come(
+    frames: list[tuple[int, int, bool]], cuts: list[int], parsed: int
+) -> None:
+    """After so many slices that are parsed; a frame of which the parser has a part is parsed to its end."""
+    data = b"".join(written(*one) for one in frames)
+    meter, begin, slices, passed = FrameMeter(), 0, 0, b""
+    for end in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
+        part, at = data[begin:end], 0
+        while at < len(part):
+            if slices >= parsed:
+                at = meter.skip_messages(part, at)
+            after = meter.next_slice(part, at)
+            passed += part[at:after]
+            at, slices = after, slices + 1
+        begin = end
+    for first, length, masked in frames:
+        one = written(first, length, masked)
+        if passed.startswith(one):
+            passed = passed[len(one) :]
+        else:
+            assert first < 0x88, "a control frame was skipped"
+    assert not passed
+
+
+def test_messages_after_a_close_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed a few in each turn, they would stay in memory for seconds, and the answer to the close behind them."""
+    passed: list[bytes] = []
+    receive_data = WebSocketsSansIOProtocol.data_received
+
+    def count(protocol: WebSocketsSansIOProtocol, data: bytes) -> None:
+        passed.append(data)
+        receive_data(protocol, data)
+
+    async def close(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "data_received", count)
+    monkeypatch.setattr(GuardedConnection, "close_within", 10 * PATIENCE)
+    guard = ConnectionGuard(close)
+    with (
+        serving(guard, http=guard.protocol, ws="websockets-sansio") as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
+    ):
+        connection.sendall(f"GET / {HANDSHAKE}".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101")
+        connection.sendall(frame("first") + AGENT_PING * 1000 + b"\x88\x82" + MASK + (1008).to_bytes(2, "big"))
+        assert connection.recv(4096).startswith(b"\x88\x02")
+        assert connection.recv(4096) == b"", "the hub waits for the answer to its close"
+    assert b"".join(passed).count(AGENT_PING) < 100
 
 
 def test_pings_within_the_bound_are_answered() -> None:
