@@ -157,6 +157,18 @@ def test_one_dependency_at_several_routes_counts_them_together_and_a_request_onc
         assert [http.get(path).status_code for path in ("/one", "/two", "/one")] == [200, 429, 429]
 
 
+def test_an_endpoint_that_serves_preflights_counts_them() -> None:
+    app = FastAPI()
+    preflight = {"Origin": "http://example.com", "Access-Control-Request-Method": "GET"}
+
+    @app.api_route("/", methods=["GET", "OPTIONS"], dependencies=[Depends(RateLimit("2/day"))])
+    def home() -> None: ...
+
+    with browsing(app) as http:
+        assert [http.options("/", headers=preflight).status_code for _ in range(3)] == [200, 200, 429]
+        assert http.get("/").status_code == 429
+
+
 def test_connecting_to_a_websocket_counts(limiter: Limiter) -> None:
     app = FastAPI()
 

@@ -217,6 +217,11 @@ class _FastapiRequest(AsgiRequest):
         self.who: Final = who
         self.limit: Final = limit
 
+    @property
+    def is_preflight(self) -> bool:
+        """Never: whatever its headers say, the endpoint itself is about to serve it."""
+        return False
+
 
 def _dependency_key(request: HttpRequest) -> str | None:
     assert isinstance(request, _FastapiRequest)
