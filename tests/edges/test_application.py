@@ -27,6 +27,8 @@ from tests.support.valkey import Server, wait_for
 
 pytestmark = pytest.mark.once
 
+SHARED = Limiter("4/minute", name="shared")
+
 
 def shop(*middleware: dict[str, Any], limit: Any = "3/minute", **options: Any) -> FastAPI:
     """Two routes with the same limit, and one with that of a name."""
@@ -160,6 +162,33 @@ def test_a_request_counts_once_under_a_name() -> None:
     app = shop({"limiter": "9/minute", "routes": {"/login": "4/minute"}}, limit="4/minute", name="/login")
     with served(app) as client:
         assert passed(client, "/login") == 4, "a route of the middleware is something else"
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ([RateLimit("4/minute"), RateLimit("4/minute")], 4),
+        ([RateLimit(SHARED), RateLimit(SHARED)], 4),
+        ([RateLimit(lambda _: "4/minute", name="api"), RateLimit("4/minute", name="api")], 4),
+        ([RateLimit("9/minute", name="api"), RateLimit("4/minute", name="api")], 4),
+        ([RateLimit(Depends(lambda: "9/minute"), name="api"), RateLimit(Depends(lambda: "4/minute"), name="api")], 4),
+        ([RateLimit("4/minute", name="api", key=lambda _: uuid4().hex), RateLimit("4/minute", name="api")], 4),
+        ([RateLimit("8/minute", name="api"), RateLimit("8/minute", name="api", cost=2)], 4),
+        ([RateLimit("8/minute", name="api", cost=2), RateLimit("8/minute", name="api")], 4),
+        ([RateLimit("8/minute", name="api", exempt=lambda _: True), RateLimit("8/minute", name="api", cost=2)], 4),
+    ],
+    ids=[
+        "no name", "one limiter", "function", "limits", "dependencies", "keys", "dear", "cheap", "exempt"
+    ],
+)  # fmt: skip
+def test_a_request_counts_once_where_name_limit_and_key_are_the_same(limits: list[RateLimit], count: int) -> None:
+    app = FastAPI(dependencies=[Depends(limits[0])])
+
+    @app.get("/login", dependencies=[Depends(limits[1])])
+    def login() -> None: ...
+
+    with served(app) as client:
+        assert passed(client, "/login") == count
 
 
 def test_two_paths_of_one_endpoint_count_together() -> None:

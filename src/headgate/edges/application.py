@@ -24,6 +24,8 @@ _STARTS: Final = ("http.response.start", "websocket.accept", "websocket.http.res
 _MOST_SIBLINGS: Final = 64  # processes that are looked at
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
+Counted: TypeAlias = dict[object, tuple[int, Decision]]
+"""The cost that a request has been counted at, and the decision on it, by bucket and key."""
 
 
 class ApplicationSettings:
@@ -51,7 +53,7 @@ class RequestLimits:
     Its response gets the headers of the one that binds: it has denied the request, or lets the fewest more pass.
     """
 
-    __slots__ = ("_left", "decisions", "headers", "middleware_adds_headers", "response_started", "settings")
+    __slots__ = ("_left", "counted", "headers", "middleware_adds_headers", "response_started", "settings")
 
     def __init__(
         self,
@@ -66,8 +68,8 @@ class RequestLimits:
         """Otherwise dependencies do."""
         self.response_started = False
         self.headers: HeaderList = headers or []
-        self.decisions: dict[object, Decision] | None = None
-        """Of dependencies, by the bucket that they count in."""
+        self.counted: Counted | None = None
+        """By dependencies."""
         self._left = left  # how many more requests the limit of these headers lets pass
 
     def add(self, decision: Decision, cost: int, headers: HeaderList) -> None:

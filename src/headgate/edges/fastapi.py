@@ -159,16 +159,13 @@ class RateLimit:
         if limits is None:
             limits = scope[SCOPE_KEY] = RequestLimits(_NO_SETTINGS, middleware_adds_headers=False)
         guard = self._guard(limits.settings, scope)
-        if limits.decisions is None:
-            limits.decisions = {}
-        elif self._name and (known := limits.decisions.get(guard.bucket)) is not None:
-            yield known  # another dependency of this name has counted the request
-            return
-        checked = await adrive(guard.check(_FastapiRequest(scope, guard.proxies, who, limit)))
+        if limits.counted is None:
+            limits.counted = {}
+        request = _FastapiRequest(scope, guard.proxies, who, limit)
+        checked = await adrive(guard.check(request, limits.counted))
         if checked is None:
             yield EXEMPT
             return
-        limits.decisions[guard.bucket] = checked.decision
         limits.add(checked.decision, checked.cost, guard.headers(checked))
         if not checked.decision:
             scope.get(_HANDLERS, ({},))[0].setdefault(Denied, _handle_denied)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from headgate.edges.application import ApplicationSettings, HeaderList, has_siblings
+from headgate.edges.application import ApplicationSettings, Counted, HeaderList, has_siblings
 from headgate.edges.callables import is_async, is_generator
 from headgate.edges.counters import (
     Counters,
@@ -179,8 +179,6 @@ class Guard:
             refuse(f"{where} store", "a store such as MemoryStore(), or a URL such as redis://localhost", store)
         if not isinstance(name, str):
             refuse(f"{where} name", "a string", name)
-        self.bucket: Final = (id(store), name, str(limiter))
-        """Tells whether another guard counts in the same place."""
         self.settings: Final = ApplicationSettings(store, name, options)
         """What this edge shares with dependencies inside of it."""
         self.fast_path: FastPath | CountersFunction | None = None
@@ -312,8 +310,12 @@ class Guard:
 
     # The request -----------------------------------------------------------------------------------------------------
 
-    def check(self, request: HttpRequest) -> Flow[object, CheckedRequest | None]:
-        """Check a request; None if it isn't counted."""
+    def check(self, request: HttpRequest, counted: Counted | None = None) -> Flow[object, CheckedRequest | None]:
+        """Check a request; None if it isn't counted.
+
+        `counted` is where guards without routes note how they have counted the request: of several that count in the
+        same bucket for the same key, the highest cost is taken.
+        """
         if self._new:
             self._begin()
         if self._skip is not None and self._skip.match(request.method, request.route_path()):
@@ -348,8 +350,16 @@ class Guard:
         counters = [(by_key if name else by_address, tier) for by_key, by_address, tier in routes]
         if len(counters) == 1:
             [(counter, tier)] = counters
+            bucket = None if counted is None or self._gate is not None else (counter.bucket(tier), key)
+            if counted is not None and bucket in counted:
+                before, decision = counted[bucket]
+                if cost <= before:
+                    return CheckedRequest(request, counter, key, tier, cost, decision, bool(name), refundable=False)
+                cost -= before
             decision = yield counter.check(key, tier, cost)
             refundable = was_counted(decision)
+            if counted is not None and bucket is not None:
+                counted[bucket] = counted.get(bucket, (0, decision))[0] + cost, decision
         else:
             counter, tier, decision, refundable = yield from check_all(counters, key, cost)
         return CheckedRequest(request, counter, key, tier, cost, decision, bool(name), refundable)
