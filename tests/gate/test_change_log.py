@@ -132,6 +132,15 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChangeLog]:
             yield store.change_log()
 
 
+def test_a_node_that_lacks_a_tier_leaves_its_generation_as_it_is() -> None:
+    course = [default("bulk", "6/minute"), default("bulk", "7/minute"), default("heavy", "8/minute")]
+    having = Policy(tiers=["bulk"], limits={"bulk": "5/minute"})
+    for first in (Policy(), having):
+        snapshot = [*condense(first, course), default("bulk", "9/minute")]
+        for compacted in (snapshot, condense(Policy(), snapshot)):
+            assert effective(having, compacted) == effective(having, [*course, default("bulk", "9/minute")])
+
+
 def condensed(given: Sequence[Edit]) -> list[Edit]:
     return condense(POLICY, given)
 

@@ -205,7 +205,8 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     """The edits that still have an effect, for the snapshot of a compacted log.
 
     An edit has none once a later one covers it. A removal may have none under this policy and some under another: the
-    newest `KEPT` of those stay. Defaults carry their generation, which can't be counted any more.
+    newest `KEPT` of those stay. Defaults carry their generation, which can't be counted any more. That of a tier that
+    this policy lacks isn't known here, so the newest `KEPT` defaults stay: another node may have the tier.
     """
     edits = [edit for edit in edits if edit.kind != UNREADABLE]
     defaults = [edit for edit in edits if edit.kind == "default"]
@@ -223,7 +224,9 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
     kept: dict[tuple[str, str], list[Edit]] = {}
     for edit in [*edits, *numbered]:
         earlier = kept.pop((edit.kind, edit.agent), [])  # the newest goes last
-        kept[edit.kind, edit.agent] = [*[other for other in earlier if not _covers(edit, other)], edit]
+        if edit.kind != "default" or edit.tier in policy.tiers:
+            earlier = [other for other in earlier if not _covers(edit, other)]
+        kept[edit.kind, edit.agent] = [*earlier, edit][-KEPT:]
     in_policy = {
         "override": policy.overrides,
         "exemption": policy.exempt,
