@@ -157,6 +157,19 @@ def test_an_estimate_above_the_limit_waits_until_all_is_back(headers: RateLimitH
     assert wait(pace, now, tokens=10**9) == 0
 
 
+def test_what_a_full_quota_doesnt_cover_waits_for_requests_in_flight() -> None:
+    huge = 999_999_999_999_999
+    pace = known(stated(huge, 60, huge))
+    sent = send(pace, 60, huge)
+    moments = [60.0]
+    while (more := wait(pace, moments[-1], 5)) > 0 and len(moments) < 100:
+        moments.append(moments[-1] + more)
+    assert len(moments) < 70, "asking again a microsecond later each time would keep a processor busy"
+    assert moments[-1] >= 60 + 60, "an answer may come until a window has passed"
+    pace.fail(sent, round(moments[-1] * SECOND))
+    assert wait(pace, moments[-1], 5) == 0
+
+
 def test_the_estimate_of_the_caller_is_of_no_use_for_other_units() -> None:
     pace = known(RateLimitHeaders((QuotaPolicy("requests", 10),), (ServiceLimit("requests", 9, 60),)))
     for _ in range(9):

@@ -426,7 +426,10 @@ class _Estimate:
         elif self.empty or self.amount - unseen < cost:
             late = sum(self._cost(one) for one in self.unseen if self._matters(one, self.again))
             return self.again + self._until(cost - late, cost)
-        return self.since + self._until(self.amount - unseen, cost)
+        free = self.since + self._until(self.amount - unseen, cost)
+        if unseen + cost > self.most:  # even a full quota doesn't cover both: only an answer, or the lack of one, helps
+            free = max(free, min(now + PROMPT, *map(self._matters_until, self.unseen)))
+        return free
 
     def _settle(self, now: int, steady: bool) -> None:
         """Take off requests that were certainly judged by now and won't be reported, for a bucket at the earliest."""
@@ -447,7 +450,10 @@ class _Estimate:
 
     def _matters(self, one: SentRequest, now: int) -> bool:
         """Whether it may still be judged, or be answered before a whole window has passed."""
-        return one.at + PROMPT + (0 if one.done else self.window) > now
+        return self._matters_until(one) > now
+
+    def _matters_until(self, one: SentRequest) -> int:
+        return one.at + PROMPT + (0 if one.done else self.window)
 
     def _gain(self, now: int, steady: bool, cost: int) -> None:
         start = self.since
