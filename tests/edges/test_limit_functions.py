@@ -139,6 +139,20 @@ def test_a_function_that_never_returns_is_given_up(
     assert len(store) == 0
 
 
+def test_the_body_of_a_denial_that_never_comes_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limit_function, "_FUNCTION_SECONDS", 0.05)
+
+    async def hang(request: object, problem: object) -> tuple[str, str]:
+        await asyncio.Event().wait()
+        return "", "text/plain"
+
+    with served(RateLimitMiddleware(hello, limiter="blocked", body=hang)) as client:
+        assert client.get("/", timeout=5).status_code == 500
+        wait_for(lambda: "body: expected a function that returns within 0.05 s" in caplog.text, "the server's log")
+
+
 def test_an_async_function_is_refused_where_there_is_no_event_loop() -> None:
     from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 

@@ -383,9 +383,9 @@ class Guard:
     def _ask(self, option: str, function: Callable[[HttpRequest], object], request: HttpRequest) -> object:
         return self._call(f"{self._where} {option}", function, request)
 
-    def _call(self, where: str, function: Callable[[HttpRequest], object], request: HttpRequest) -> object:
+    def _call(self, where: str, function: Callable[..., object], *arguments: object) -> object:
         """Call a user's function. An async one has a bounded time."""
-        found: Any = function(request)
+        found: Any = function(*arguments)
         return in_time(where, found) if self._awaits and hasattr(found, "__await__") else found
 
     def _valid_key(self, key: object) -> str | None:
@@ -428,7 +428,7 @@ class Guard:
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         body = problem.encode()
         if self._body is not None:
-            text, media = yield self._body(request, problem)
+            text, media = yield self._call(f"{self._where} body", self._body, request, problem)
             body = text.encode()
             headers = [(b"content-type", media.encode()), *headers[1:]]
         return Denial(problem.status, [*headers, (b"content-length", str(len(body)).encode())], body)
