@@ -14,6 +14,7 @@ _log = logging.getLogger("headgate")
 T = TypeVar("T")
 
 _MOST_LIMITS: Final = 1000  # that are remembered of a function; then all are found anew
+_LONGEST_TEXT: Final = 1000  # characters of a limit: it may come from a caller, and is kept and quoted in errors
 _FUNCTION_SECONDS: Final = 10.0  # for an async function, so that no request hangs
 
 
@@ -45,6 +46,11 @@ class LimitFunction(Generic[T]):
         return found
 
     def _parse(self, given: object) -> Limit:
+        if isinstance(given, str) and len(given) > _LONGEST_TEXT:
+            raise InvalidInput(
+                f"{self.where}: expected a function that returns a limit or its text, of at most {_LONGEST_TEXT}"
+                f" characters, got {len(given)}: {given[:40]!r}..."
+            )
         try:
             limit = limit_of("limit", given)
         except InvalidInput as error:
