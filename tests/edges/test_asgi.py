@@ -213,6 +213,7 @@ UNKNOWN_OPTION = (
             {"limiter": "1/minute", "key_func": len},
             f"{UNKNOWN_OPTION} 'key_func'; did you mean key=? (docs/coming-from.md lists the names of other libraries)",
         ),
+        ({"limiter": "1/minute", "times": 2, "seconds": 5}, f"{UNKNOWN_OPTION} 'times'; the limit is one text: '2 per"),
         ({"storage_uri": "redis://localhost"}, f"{UNKNOWN_OPTION} 'storage_uri'; did you mean store=?"),
         ({"default_limits": ["1/minute"]}, f"{UNKNOWN_OPTION} 'default_limits'; put Depends(RateLimit(...)) on"),
         ({"limiter": "1/minute", "strategy": "moving-window"}, f"{UNKNOWN_OPTION} 'strategy'; say it in the limit:"),
