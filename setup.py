@@ -56,6 +56,9 @@ def extensions() -> list[Any]:
     made = mypycify([*options, *[f"src/headgate/{name}" for name in COMPILED]], opt_level="3", debug_level="0")
     for source in {source for extension in made for source in extension.sources}:
         add_docstrings(Path(source))
+    if sys.platform == "linux":  # elsewhere calls within a library are direct anyway
+        for extension in made:
+            extension.extra_compile_args.append("-fno-semantic-interposition")
     return made
 
 
