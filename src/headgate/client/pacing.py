@@ -203,7 +203,9 @@ class _PolicyState:
 
     The cost of a request is 1. If the policy counts tokens, it is estimated: as what the caller expects, or else as the
     highest of what recent requests have cost, which the falling remainder tells; what others spend under the same
-    policy counts as theirs. Requests in flight at the same time can't be told apart: their average counts. The first
+    policy counts as theirs. A bucket also gains between two requests, as much as between the moments of sending: if the
+    second took longer to arrive, the estimate is a little too low, and a request may be denied that was sent at the
+    first moment. Requests in flight at the same time can't be told apart: their average counts. The first
     response tells the quota that is lacking, so its request has cost no more; at least one request is sent while
     anything is left. No cost is estimated at more than the quota, so every request is sent at the latest when all of
     that is back.
