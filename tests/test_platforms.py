@@ -65,6 +65,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return done
 
 
+@pytest.mark.long
 def test_the_library_is_imported_where_there_is_no_posix() -> None:
     """The libraries that it uses are loaded before: they have to care for themselves."""
     assert run("-c", LOAD + HIDE + IMPORT).stdout == "True 4\n"

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.long
 def test_pyright_has_nothing_to_say_about_the_examples() -> None:
     """basedpyright is pyright with its own Node.js, so nothing is downloaded when it runs."""
     command = [sys.executable, "-m", "basedpyright", f"--pythonpath={sys.executable}", "--outputjson"]

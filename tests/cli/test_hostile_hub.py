@@ -358,6 +358,7 @@ def test_a_slow_answer_is_none(headgate: Command, monkeypatch: pytest.MonkeyPatc
 # A server instead of a hub --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_server_that_answers_by_drips_decides_nothing(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_WITHIN", 0.5)
     with raw_server(lambda connection: drip(connection, begin=b"+", more=b"a", end=b"\r\n")) as url:

@@ -372,6 +372,7 @@ def test_a_store_that_was_chosen_is_not_warned_of(
     assert "workers" not in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="the system doesn't tell of other processes")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_workers_of_a_server_say_that_each_counts_for_itself(

@@ -58,6 +58,7 @@ def follow(port: int, ask: Ask) -> int:
     return received
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["uvicorn", "hypercorn", "granian", "gunicorn"])
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.long)], ids=["memory", "redis"])
 def test_100_streams_cut_at_random_points_are_charged_what_they_have_sent(

@@ -139,6 +139,7 @@ def test_django() -> None:
         assert denied(past(partial(http.get, "/"), 200, 100, used)[1]) == "default"
 
 
+@pytest.mark.long
 def test_litestar() -> None:
     with started("litestar_app.py") as where, client(where) as http:
         reports, no = past(partial(http.get, "/report"), 200, 2)

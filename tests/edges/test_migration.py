@@ -126,6 +126,7 @@ def run(name: str, log: Path) -> Run:
     return found
 
 
+@pytest.mark.long
 def test_the_statuses_are_the_same_before_and_after(tmp_path: Path) -> None:
     before, after = (run(name, tmp_path / name) for name in (BEFORE, AFTER))
     assert after.statuses == before.statuses

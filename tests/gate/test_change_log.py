@@ -262,6 +262,7 @@ def check_compacted(make: Callable[[], Gate], rows: list[tuple[Any, ...]]) -> Ga
     return again
 
 
+@pytest.mark.long
 def test_an_old_file_of_more_than_10_000_changes_is_compacted(tmp_path: Path) -> None:
     path, rows = tmp_path / "headgate.db", old_rows(11_500)
     with closing(sqlite3.connect(path)) as file, file:
@@ -281,6 +282,7 @@ def test_an_old_file_of_more_than_10_000_changes_is_compacted(tmp_path: Path) ->
         assert len(again.history()) == KEPT + 2
 
 
+@pytest.mark.long
 def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: Server, tmp_path: Path) -> None:
     prefix, rows = f"old-{tmp_path.name}:", old_rows(11_500)
     key = f"{prefix[:-1]}-admin:changes"
@@ -315,6 +317,7 @@ def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: Serv
         store.close()
 
 
+@pytest.mark.long
 def test_the_history_in_memory_is_bounded_too() -> None:
     gate = Gate()
     for number in range(KEPT + 1500):

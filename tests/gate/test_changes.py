@@ -393,6 +393,7 @@ for number in range(200):
 )
 
 
+@pytest.mark.long
 def test_a_kill_leaves_a_prefix_with_every_acknowledged_change(tmp_path: Path) -> None:
     """Kill -9 after so many acknowledgements, while the next change or a compaction is on its way."""
     course: dict[str, Any] = {}

@@ -188,6 +188,7 @@ store.close()
 """
 
 
+@pytest.mark.long
 def test_a_forked_process_counts_and_follows_changes_by_itself(server: Server) -> None:
     """As in a server that loads an application before it forks its workers."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url, str(PATIENCE)]

@@ -21,6 +21,8 @@ from tests.support.hub import identified, running
 from tests.support.hub_process import ADMIN, RAISED, Program, program
 from tests.support.valkey import PATIENCE, Server, wait_for
 
+pytestmark = pytest.mark.long
+
 SIGNAL = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
 NOT_WRITING = {
     ("POST", "/api/admin/check"): "counted in memory",

@@ -267,6 +267,7 @@ def killed(folder: Path, answers: list[int], seed: int) -> None:
         assert levels <= {"info", "warning"}
 
 
+@pytest.mark.long
 def test_b11_a_kill_under_load_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     killed(tmp_path, [150], 1)
 

@@ -67,6 +67,7 @@ def failing(*attempts: list[str], **environment: str) -> list[str]:
 # The beginning --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: Path) -> None:
     data = tmp_path / "below" / "data"
     with program(data, environment=MADE) as hub:
@@ -173,6 +174,7 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
     assert not data.exists()
 
 
+@pytest.mark.long
 def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> None:
     with nobody() as port, program(tmp_path, "--port", str(port)) as hub:
         assert hub.port == port
@@ -218,6 +220,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
 # While it runs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
     with program(tmp_path) as hub, hub.http() as admin:
@@ -294,6 +297,7 @@ def test_a_sighup_does_not_end_a_hub_that_starts(tmp_path: Path) -> None:
     assert done.returncode == 7
 
 
+@pytest.mark.long
 def test_a_policy_file_that_became_empty_is_applied_by_an_admin_alone(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
@@ -386,6 +390,7 @@ def use_everywhere(hub: Program, agent: str, token: str) -> None:
             raw.send(request.encode())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
     """With all that can be logged, and with mistakes of the hub's own, whose tracebacks are logged."""
@@ -450,6 +455,7 @@ def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         yield one, other
 
 
+@pytest.mark.long
 def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Program, Program]) -> None:
     one, other = hubs
     with one.http() as here, other.http() as there:
@@ -521,6 +527,7 @@ def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], ser
         wait_for(lambda: health() == ("ok", "ok"), "the other hub")
 
 
+@pytest.mark.long
 def test_a_hub_starts_during_an_outage(tmp_path: Path) -> None:
     with (
         nobody() as port,

@@ -253,6 +253,7 @@ def test_stopping_does_not_wait_for_a_hanging_collector(
     assert complaints(caplog) == []
 
 
+@pytest.mark.long
 def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, tmp_path: Path) -> None:
     patient = "from headgate.hub.monitoring import telemetry\n"
     patient += f"telemetry._LOOP_TIMEOUT = telemetry._LAST_EXPORT_TIMEOUT = {PATIENCE}\n"

@@ -74,6 +74,7 @@ def one_shot_keys_come_and_go(limiter: Limiter, clock: ManualClock, count: int) 
     assert most <= 3, "no check looks at more than a few entries"
 
 
+@pytest.mark.long
 def test_a13_a_million_one_shot_keys_are_dropped() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
@@ -86,6 +87,7 @@ def test_a13_a_million_one_shot_keys_are_dropped() -> None:
     assert sum(map(sys.getsizeof, dicts)) < 50_000, "the dicts shrink with their entries"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [per_minute(60), SlidingWindow(60, 60)], ids=str)
 def test_a13_the_memory_of_dropped_keys_is_freed(limit: Limit) -> None:
     clock = ManualClock()

@@ -205,6 +205,7 @@ def calls_of(raw: Any) -> int:
 LIMITS = [per_day(500), SlidingWindow(500, 86_400)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 @pytest.mark.parametrize(
     ("processes", "tasks", "checks", "runs"), [(2, 20, 20, 2), pytest.param(8, 50, 5, 10, marks=pytest.mark.long)]
@@ -218,6 +219,7 @@ def test_a7_exactly_the_limit_passes_from_many_processes(
     assert passed == [500] * runs
 
 
+@pytest.mark.long
 def test_a7_nodes_whose_clocks_are_an_hour_apart_decide_the_same(server: Server) -> None:
     """Only the server's clock counts."""
     with ExitStack() as stack:
@@ -234,6 +236,7 @@ def test_a7_nodes_whose_clocks_are_an_hour_apart_decide_the_same(server: Server)
             assert waits[0] - waits[-1] <= elapsed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_a7_nodes_with_different_scripts_agree(server: Server, raw: Any, limit: Limit) -> None:
     """As during the rollout of a new version."""
@@ -251,6 +254,7 @@ def test_a7_exact_on_both_sides_of_a_fork(server: Server) -> None:
     assert (parent[0] + child[0], parent[1], child[1]) == (380, 0, 0)
 
 
+@pytest.mark.long
 def test_a7_a_child_forked_in_the_middle_of_checks_has_a_working_store(server: Server) -> None:
     assert run_as_program("fork-busy", server.url) == ["False"] * 3
 
@@ -258,6 +262,7 @@ def test_a7_a_child_forked_in_the_middle_of_checks_has_a_working_store(server: S
 # Threads and tasks ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(server: Server, raw: Any, limit: Limit) -> None:
     """The store is new."""
@@ -267,6 +272,7 @@ def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(server: Se
     assert connections(raw) <= FEW
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_switching")
 def test_a7_threads_that_find_a_new_store_share_its_first_connections(server: Server, raw: Any) -> None:
     for trial in range(20):

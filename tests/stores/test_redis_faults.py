@@ -15,7 +15,7 @@ from tests.support.redis_store import BACK, POLICIES
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
+pytestmark = [pytest.mark.once, pytest.mark.long, pytest.mark.usefixtures("_leave_nothing_open")]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
 @pytest.mark.parametrize(
     ("end", "policy"),
     [
-        *[pytest.param(signal.SIGKILL, policy, marks=pytest.mark.long) for policy in POLICIES],
+        *[(signal.SIGKILL, policy) for policy in POLICIES],
         (signal.SIGTERM, "local"),
     ],
 )
@@ -106,7 +106,6 @@ def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> N
         it.check_nothing_lost()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("policy", ["open", "local"])
 def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
     """Later it executes calls that have timed out: they may be charged, but let nobody pass."""
@@ -190,7 +189,6 @@ def test_denials_dont_end_an_outage_of_writes(server: Server, breaker_clock: Man
     assert 0 < len(events) < 10
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("_switching")
 def test_threads_survive_that_another_renews_the_client(server: Server) -> None:
     """Each call that meets a read-only server renews it; here it is renewed all the time."""

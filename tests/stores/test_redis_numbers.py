@@ -98,6 +98,7 @@ def test_a6_a_charge_far_above_the_capacity_is_counted_exactly(still: RedisStore
         assert decisions[0] == decisions[1], limit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_a6_extreme_numbers_are_counted_exactly(server: Server, raw: Any, rounds: int) -> None:
     chance = random.Random(53)

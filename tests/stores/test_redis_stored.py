@@ -327,6 +327,7 @@ def hit(raw: Any, limit: Limit, hits: int) -> None:
             assert all([row[2] == 1 for row in pipe.execute()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("hits", "window"), [(5000, 2), pytest.param(50_000, 15, marks=pytest.mark.long)])
 def test_a_window_takes_at_most_32_bytes_a_hit(raw: Any, hits: int, window: int) -> None:
     hour = 3600  # so that no hit leaves during the test

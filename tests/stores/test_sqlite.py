@@ -61,6 +61,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long
 def test_a_new_file_can_be_opened_by_many_processes_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", OPENER]
@@ -170,6 +171,7 @@ print(number)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["log", "hub"])
 def test_a_file_is_usable_after_a_kill_at_any_statement_of_the_first_start(tmp_path: Path, kind: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FIRST_START, kind, str(tmp_path / "file")]
