@@ -293,6 +293,7 @@ def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_
     assert (found["unsent"], found["refusal"]) == ([], "unauthorized")
 
 
+@pytest.mark.once
 def test_the_package_says_the_version_of_headgate_and_of_all_it_needs() -> None:
     package = json.loads((CLIENT / "package.json").read_text())
     assert package["version"] == VERSION
