@@ -8,7 +8,7 @@ from headgate.errors import refuse
 from headgate.events import Alerted, Checked, Degraded, Event, Listener, Violated, ViolationsReset
 from headgate.flow import in_thread
 from headgate.gate._hot import CHECK, EXEMPT, store_request
-from headgate.gate.changes import Effective
+from headgate.gate.changes import Block, Effective
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, ActiveLimit
 from headgate.gate.policy import Policy, check_agent
@@ -95,19 +95,19 @@ class Gate(GateChanges, Closable):
     def charge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
         """Count a cost that an agent has spent already, even if that leaves a debt, which later refill pays off.
 
-        Like `refund`, it answers as `peek` would right after it, and emits no event.
+        Like `refund`, it answers as `peek` would right after it, and emits no event. A block changes neither of them.
         """
-        return self._apply(Verb.CHARGE, *self._agent(agent, channel, tier), cost)
+        return self._apply(Verb.CHARGE, *self._counted(agent, channel, tier), cost)
 
     async def acharge(self, agent: str, channel: str, tier: str, cost: SupportsIndex) -> Decision:
-        return await self._aapply(Verb.CHARGE, *self._agent(agent, channel, tier), cost)
+        return await self._aapply(Verb.CHARGE, *self._counted(agent, channel, tier), cost)
 
     def refund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
         """Give an agent back a counted cost that it hasn't used, up to the capacity."""
-        return self._apply(Verb.REFUND, *self._agent(agent, channel, tier), cost)
+        return self._apply(Verb.REFUND, *self._counted(agent, channel, tier), cost)
 
     async def arefund(self, agent: str, channel: str, tier: str, cost: SupportsIndex = 1) -> Decision:
-        return await self._aapply(Verb.REFUND, *self._agent(agent, channel, tier), cost)
+        return await self._aapply(Verb.REFUND, *self._counted(agent, channel, tier), cost)
 
     def charge_address(self, address: str, cost: SupportsIndex, purpose: str = "request") -> Decision:
         """`charge` an unknown caller, by address."""
@@ -127,6 +127,11 @@ class Gate(GateChanges, Closable):
         """The limit that an agent is checked against, and the key that it is counted under."""
         name = check_agent(agent)
         return self._lookup.find(name, channel, tier, action), name
+
+    def _counted(self, agent: object, channel: object, tier: object) -> tuple[ActiveLimit, str]:
+        """The limit that an agent's costs are counted under, blocked or not, and the key."""
+        name = check_agent(agent)
+        return self._lookup.find_counted(name, channel, tier), name
 
     async def _aapply(
         self, verb: Verb, active: ActiveLimit, key: str, cost: object, request_id: object = None
@@ -154,12 +159,12 @@ class Gate(GateChanges, Closable):
 
     def record_violation(self, agent: str) -> float:
         """Record a denial that was made elsewhere, and return the advised wait in seconds."""
-        if self.is_exempt(agent):
+        if self._is_spared(agent):
             return 0.0
         return self._recorded(agent, self._store.record_violation(self._offence(agent)))
 
     async def arecord_violation(self, agent: str) -> float:
-        if self.is_exempt(agent):
+        if self._is_spared(agent):
             return 0.0
         return self._recorded(agent, await self._store.arecord_violation(self._offence(agent)))
 
@@ -178,11 +183,18 @@ class Gate(GateChanges, Closable):
         return await self._store.astanding(self._offence(agent))
 
     def is_rate_limited(self, agent: str) -> bool:
-        """Whether an agent has violations and the quiet period has not passed. One that is exempt is not."""
-        return not self.is_exempt(agent) and bool(self.standing(agent))
+        """Whether an agent has violations and the quiet period has not passed, or is blocked.
+
+        One that is exempt, and not blocked, is not.
+        """
+        return self.is_blocked(agent) or (not self.is_exempt(agent) and bool(self.standing(agent)))
 
     async def ais_rate_limited(self, agent: str) -> bool:
-        return not self.is_exempt(agent) and bool(await self.astanding(agent))
+        return self.is_blocked(agent) or (not self.is_exempt(agent) and bool(await self.astanding(agent)))
+
+    def _is_spared(self, agent: str) -> bool:
+        """Whether no violation of an agent is recorded."""
+        return self.is_exempt(agent) and not self.is_blocked(agent)
 
     def reset_violations(self, agent: str) -> bool:
         """Forget an agent's violations, and say whether there were any."""
@@ -213,11 +225,27 @@ class Gate(GateChanges, Closable):
         return self._lookup.effective
 
     def is_exempt(self, agent: str) -> bool:
-        """Whether an agent always passes."""
+        """Whether an agent is exempt: it always passes, unless it is blocked."""
         return self._lookup.effective.is_exempt(check_agent(agent))
 
+    def block_of(self, agent: str) -> Block | None:
+        """The block of an agent, with its end and reason; None if there is none, or it has ended."""
+        return self._lookup.block_of(check_agent(agent))
+
+    def is_blocked(self, agent: str) -> bool:
+        """Whether nothing of an agent passes, since it was blocked and the block has not ended."""
+        return self.block_of(agent) is not None
+
+    def role_of(self, agent: str) -> str:
+        """The role that an agent was given; "" for none."""
+        rules = self._lookup.effective.agents.get(check_agent(agent))
+        return "" if rules is None else rules.role
+
     def limits_for(self, agent: str, channel: str, tier: str | None = None, *, action: str | None = None) -> Limit:
-        """The limit in effect for an agent now, by tier or by action: `UNLIMITED` if it is exempt."""
+        """The limit in effect for an agent now, by tier or by action.
+
+        It is `BLOCKED` if the agent is blocked, and `UNLIMITED` if it is exempt.
+        """
         active, _ = self._agent(agent, channel, tier, action)
         return active.limit
 

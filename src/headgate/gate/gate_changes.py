@@ -73,13 +73,14 @@ class GateChanges(GateChecks):
     def change(self, edits: Iterable[Edit], *, by: str = "") -> None:
         """Make several edits as one change: all of them take effect at the same moment, or none does.
 
-        `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`, `session_limit`. They
-        apply from the next check on, in open sessions too, and are one record in the history.
+        `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`, `no_default`,
+        `session_limit`, `block`, `no_block`, `role`. They apply from the next check on, in open sessions too, and are
+        one record in the history.
         """
         if not isinstance(edits, Iterable):
             refuse("change", "edits, such as [override('planner', 'heavy', '20/minute')]", edits)
-        policy = self._lookup.policy
-        change = Change(tuple([changes.validated(edit, policy) for edit in edits]), _author(by))
+        policy, now = self._lookup.policy, self._store.clock.wall()
+        change = Change(tuple([changes.validated(edit, policy, now) for edit in edits]), _author(by))
         if not change.edits:
             return
         try:
@@ -135,6 +136,49 @@ class GateChanges(GateChecks):
         """Change the limit of a tier for every agent without an override."""
         self.change([changes.default(tier, limit, channel)], by=by)
 
+    def remove_default(self, tier: str | None = None, channel: str | None = None, *, by: str = "") -> None:
+        """Put a tier back to the policy's limit, on one channel or on all. "session": the limit of sessions.
+
+        Without a tier, all tiers and (unless a channel is given) sessions go back. Buckets begin full where the limit
+        changes.
+
+        >>> from headgate import Gate
+        >>> gate = Gate()
+        >>> gate.set_default("heavy", "100/minute")
+        >>> gate.remove_default("heavy", by="ada")
+        >>> gate.capacity("agent-7", "ws", "heavy")
+        10
+        """
+        edits = [changes.no_default(tier, channel)]
+        if tier is None and channel is None:
+            edits.append(changes.no_default("session"))
+        self.change(edits, by=by)
+
+    def block(self, agent: str, *, until: float | None = None, reason: str = "", by: str = "") -> None:
+        """Let nothing of an agent pass, on every channel and tier and in its sessions, exempt and shadowed or not.
+
+        The block ends by itself at `until`, in seconds since 1970, or when the agent is unblocked. Each denial is a
+        violation. Buckets stay as they are.
+
+        >>> from headgate import Gate
+        >>> gate = Gate()
+        >>> gate.block("runaway", reason="it loops", by="ada")
+        >>> gate.check("runaway", "ws", "light").outcome.value, gate.block_of("runaway").reason
+        ('deny', 'it loops')
+        >>> gate.unblock("runaway", by="ada")
+        >>> bool(gate.check("runaway", "ws", "light"))
+        True
+        """
+        self.change([changes.block(agent, until, reason)], by=by)
+
+    def unblock(self, agent: str, *, by: str = "") -> None:
+        """Let an agent pass again, within its limits."""
+        self.change([changes.no_block(agent)], by=by)
+
+    def set_role(self, agent: str, role: str | None, *, by: str = "") -> None:
+        """Give an agent a role, or none. Roles are the application's: the gate keeps them, and `role_of` tells them."""
+        self.change([changes.role(agent, role)], by=by)
+
     def history(self) -> list[Change]:
         """The changes that were made, with their authors and times, oldest first: at least the newest 10,000."""
         return self._log.read().changes
@@ -167,6 +211,10 @@ class GateChanges(GateChecks):
     aadd_exemption = in_thread(add_exemption)
     aremove_exemption = in_thread(remove_exemption)
     aset_default = in_thread(set_default)
+    aremove_default = in_thread(remove_default)
+    ablock = in_thread(block)
+    aunblock = in_thread(unblock)
+    aset_role = in_thread(set_role)
     areload = in_thread(reload)
 
     # Effects on the lookup, and on buckets ---------------------------------------------------------------------------
@@ -205,9 +253,9 @@ class GateChanges(GateChecks):
         return events
 
     def _compact(self) -> None:
-        policy = self._lookup.policy
+        policy, now = self._lookup.policy, self._store.clock.wall()
         try:
-            self._logged = self._log.compact(KEPT, lambda edits: condense(policy, edits))
+            self._logged = self._log.compact(KEPT, lambda edits: condense(policy, edits, now))
         except HeadgateError as error:  # it will be tried again; the change itself was made
             _log.warning("%s", error)
 
@@ -217,7 +265,7 @@ class GateChanges(GateChecks):
         Some may be left from an earlier time when the limit was in effect. They are dropped before the switch, so that
         listeners don't find them. No check uses them until then, except where a limit stays the same.
         """
-        for agent in after.changed & {edit.agent for edit in edits if edit.kind != "session"}:
+        for agent in after.changed & {edit.agent for edit in edits if edit.kind in ("override", "exemption")}:
             self._drop_buckets(after, agent)
 
     def _drop_changed(self, before: Lookup, after: Lookup) -> None:
