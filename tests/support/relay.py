@@ -33,7 +33,7 @@ class RelayHub:
         self.store = MemoryStore(clock=self.clock)
         self.gate = Gate(store=self.store)
         self.tokens = {agent: agent[::-1] for agent in ("alice", "bob", "carol")}
-        options = {"authentication": Authentication(self.gate), "verify": self.verify, **options}
+        options = {"gate": self.gate, "authentication": Authentication(self.gate), "verify": self.verify, **options}
         self.limiter = relay_limiter(rate, burst, self.store)
         self.flood_counter = FloodCounter()
         self.relay = Relay(

@@ -399,6 +399,9 @@ class AgentDirectory(Protocol):
 
     async def knows(self, agent: str) -> bool: ...
 
+    async def find(self, agent: str) -> tuple[str, float, bool] | None:
+        """One agent, as in `page`."""
+
     def forget_verified(self) -> None:
         """Forget the agents that were verified before, which are known even while the server is away."""
 

@@ -13,7 +13,7 @@ from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
-from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.errors import BLOCKED, RequestError, as_request_error
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
 from headgate.hub.monitoring.connection_log import ConnectionLog
@@ -21,7 +21,7 @@ from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets import frames
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
-from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket, disconnect
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
@@ -57,11 +57,13 @@ class _AgentConnection:
         """Answer a denied frame, and read on more slowly after many of them."""
         await self._deny(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame_id, decision)
 
-    async def deny_signal(self, frame_id: frames.MaybeId, error: RateLimited, decision: Decision) -> None:
-        """Answer a denied signal likewise."""
+    async def deny_signal(
+        self, frame_id: frames.MaybeId, error: RateLimited, decision: Decision, *, blocked: bool
+    ) -> None:
+        """Answer a denied signal likewise; `blocked`: that of an agent that an operator has blocked."""
         problem = frames.Problem(
             error="rate_limited",
-            detail=str(error),
+            detail=BLOCKED if blocked else str(error),
             agent_id=error.agent_id,
             limit=error.limit,
             retry_after_ms=UNSET if error.retry_after_ms is None else error.retry_after_ms,
@@ -122,6 +124,10 @@ class AgentSockets:
         self._drops += 1
         for socket in self._presence.sockets_of(agent):
             socket.close_revoked()
+
+    def disconnect(self, agent: str) -> int:
+        """Close the sockets of an agent, which may connect again; their number."""
+        return disconnect(self._presence.sockets_of(agent))
 
     async def drop_all(self, within: float) -> bool:
         """Close the sockets of all agents, none of whose tokens is valid any more; whether all left within seconds."""
@@ -260,7 +266,8 @@ class AgentSockets:
             return False
         decision = await session.acheck()
         if not decision:
-            await connection.deny_signal(frame.id, session.error(decision), decision)
+            blocked = self._gate.is_blocked(connection.agent)
+            await connection.deny_signal(frame.id, session.error(decision), decision, blocked=blocked)
             return False
         connection.flood.passed()
         return True

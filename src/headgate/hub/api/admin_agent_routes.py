@@ -1,0 +1,174 @@
+"""Admin routes: agents, their tokens, blocks and connections, and invitations."""
+
+from typing import Annotated, Final
+
+import structlog
+from msgspec import Meta, Struct
+
+from headgate.gate import Gate
+from headgate.hub.agents.operators import Operators
+from headgate.hub.agents.presence import Presence
+from headgate.hub.agents.registry import Registry
+from headgate.hub.api.agent_routes import Registered, Revoked
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.dashboard.cards import AgentCard, Cards
+from headgate.hub.errors import RequestError
+from headgate.hub.sockets.agent_socket import AgentSockets
+from headgate.hub.sockets.frames import AgentId, Count
+from headgate.hub.sockets.relay import Relay
+from headgate.stores.base import MAX_REASON
+
+_log = structlog.get_logger("headgate.hub")
+
+
+class NewAgent(Body):
+    agent_id: AgentId
+
+
+class Invitation(Struct):
+    invitation: str
+    """A code for one registration."""
+
+
+class AgentsPage(Body):
+    limit: Count = 100
+    after: Annotated[str, Meta(max_length=128)] = ""
+
+
+class RegisteredAgent(Struct):
+    agent_id: str
+    registered_at: float
+    revoked: bool
+    connected: bool
+
+
+class Disconnected(Struct):
+    agent_id: str
+    connections: int
+    """How many were closed, on this hub."""
+
+
+class NewBlock(Body):
+    until: Annotated[float, Meta(description="seconds since 1970; null: until it is unblocked")] | None = None
+    reason: Annotated[str, Meta(max_length=MAX_REASON, description="for operators; the agent isn't told")] = ""
+
+
+class BlockedAgent(Struct):
+    agent_id: str
+    blocked: bool
+    until: float | None
+    reason: str
+    registered: bool
+    """Whether there is an agent of this name."""
+
+
+class RegisteredAgents(Struct):
+    agents: list[RegisteredAgent]
+
+
+async def _agents(call: Call, registry: Registry, presence: Presence) -> RegisteredAgents:
+    found = await registry.agents(call.query.after, call.query.limit)
+    return RegisteredAgents(
+        [RegisteredAgent(one.agent, one.at, one.revoked, presence.is_connected(one.agent)) for one in found]
+    )
+
+
+async def _agent(call: Call, registry: Registry, cards: Cards) -> AgentCard:
+    agent = call.parts["agent"]
+    if not await registry.knows(agent):
+        raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
+    (card,) = await cards.of([agent])
+    return card
+
+
+async def _register(call: Call, operators: Operators) -> Registered:
+    agent = call.body.agent_id
+    token = await operators.register(agent, call.by)
+    _log.info("agent registered", agent=agent, by=call.by)
+    return Registered(agent, token)
+
+
+async def _rotate(call: Call, registry: Registry) -> Registered:
+    agent = call.parts["agent"]
+    token = await registry.rotate(agent)
+    _log.info("token rotated", agent=agent, by=call.by)
+    return Registered(agent, token)
+
+
+async def _revoke(call: Call, operators: Operators) -> Revoked:
+    agent = call.parts["agent"]
+    revoked = await operators.revoke(agent, call.caller, call.by)
+    _log.info("token revoked", agent=agent, by=call.by)
+    return Revoked(agent, revoked)
+
+
+async def _disconnect(call: Call, sockets: AgentSockets, relay: Relay) -> Disconnected:
+    agent = call.parts["agent"]
+    connections = sockets.disconnect(agent) + relay.disconnect(agent)
+    _log.info("agent disconnected by an operator", agent=agent, connections=connections, by=call.by)
+    return Disconnected(agent, connections)
+
+
+async def _block(call: Call, gate: Gate, registry: Registry, operators: Operators) -> BlockedAgent:
+    agent, body = call.parts["agent"], call.body
+    registered = await registry.find(agent) is not None
+    await operators.block(agent, body.until, body.reason, call.caller, call.by)
+    return _blocked(gate, agent, registered)
+
+
+async def _unblock(call: Call, gate: Gate, registry: Registry) -> BlockedAgent:
+    agent = call.parts["agent"]
+    registered = await registry.find(agent) is not None
+    if agent in gate.effective.blocks:
+        await gate.aunblock(agent, by=call.by)
+    return _blocked(gate, agent, registered)
+
+
+def _blocked(gate: Gate, agent: str, registered: bool) -> BlockedAgent:
+    block = gate.block_of(agent)
+    if block is None:
+        return BlockedAgent(agent, False, None, "", registered)
+    return BlockedAgent(agent, True, block.until, block.reason, registered)
+
+
+async def _invite(call: Call, registry: Registry) -> Invitation:
+    code = await registry.invite()
+    _log.info("invitation created", by=call.by)
+    return Invitation(code)
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/admin/agents", "admin", Who.ADMIN, _agents, RegisteredAgents, "all agents, by name",
+        query=AgentsPage,
+    ),
+    Route(
+        "POST", "/api/admin/agents", "admin", Who.ADMIN, _register, Registered,
+        "register an agent, even where registration is closed", body=NewAgent, status=201,
+    ),
+    Route("GET", "/api/admin/agents/{agent}", "admin", Who.ADMIN, _agent, AgentCard, "the state of an agent"),
+    Route(
+        "POST", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _rotate, Registered,
+        "give an agent a new token; the old one stops working",
+    ),
+    Route(
+        "DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked,
+        "revoke an agent's token",
+    ),
+    Route(
+        "PUT", "/api/admin/agents/{agent}/block", "admin", Who.ADMIN, _block, BlockedAgent,
+        "deny an agent everything, at once", body=NewBlock,
+    ),
+    Route(
+        "DELETE", "/api/admin/agents/{agent}/block", "admin", Who.ADMIN, _unblock, BlockedAgent,
+        "hold an agent to its limits again instead of blocking it",
+    ),
+    Route(
+        "POST", "/api/admin/agents/{agent}/disconnect", "admin", Who.ADMIN, _disconnect, Disconnected,
+        "close an agent's connections to this hub; it may connect again",
+    ),
+    Route(
+        "POST", "/api/admin/invitations", "admin", Who.ADMIN, _invite, Invitation,
+        "create an invitation to register", status=201,
+    ),
+)  # fmt: skip
