@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from headgate.errors import HeadgateError
-from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
+from headgate.events import Alerted, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
@@ -89,6 +89,7 @@ class Hub:
     clock: Clock
     health: Health
     stats: Stats
+    address_log: AddressLog
     webhooks: Webhooks
     alerts: Alerts
     presence: Presence
@@ -167,12 +168,20 @@ class Hub:
         self._open_gate()
         self.stats = Stats(self.gate, self.clock)
         stack.callback(self.stats.stop)
-        stack.callback(AddressLog(self.gate, self.clock).stop)
-        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Alerted))
+        self.address_log = AddressLog(self.gate, self.clock)
+        stack.callback(self.address_log.stop)
+        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Violated, Alerted))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         stack.push_async_callback(self.webhooks.close)
         shared_alerts = self.store.alerts() if isinstance(self.store, HubStore) else None
-        self.alerts = Alerts(self.gate, self.clock, self.webhooks.send, shared_alerts, lambda: self.health.degraded)
+        self.alerts = Alerts(
+            self.gate,
+            self.clock,
+            self.stats.denials,
+            self.webhooks.send,
+            shared_alerts,
+            lambda: self.health.degraded,
+        )
         stack.push_async_callback(self.alerts.close)
         self._open_parts()
 
@@ -245,6 +254,7 @@ class Hub:
             registry.verify,
             clock,
             authentication=authentication,
+            denials=stats.denials,
             flood_counter=self.flood_counter,
             largest=settings.max_frame,
             most_connections=settings.max_connections_per_agent,
@@ -385,6 +395,8 @@ class Hub:
         elif isinstance(event, ViolationsReset):
             self.stats.forget(event.agent)
             self._loop.call_soon_threadsafe(self._recheck)
+        elif isinstance(event, Violated):
+            self.alerts.on_violation(event)
         elif isinstance(event, Alerted):
             self.alerts.on_alert(event)
 

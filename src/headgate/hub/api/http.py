@@ -230,7 +230,7 @@ class Api:
             # Agents too: otherwise each could register ten more a minute, and each of those ten more.
             decision = await self._gate.acheck_address(address, "registration")
         elif agent:
-            decision = await self._stats.check(agent, "http", tier, action=action)
+            decision = await self._stats.check(agent, "http", tier, action=action, address=address)
             if decision.outcome is not Outcome.EXEMPT:
                 limit = self._gate.limits_for(agent, "http", action=action)
                 limit_headers = self._writer.for_limit(limit, tier).write(decision)
