@@ -25,8 +25,18 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
-from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
-from headgate.hub.api.admin_routes import PolicyFile
+from headgate.hub.api import (
+    admin_agent_routes,
+    admin_hub_routes,
+    admin_limit_routes,
+    admin_policy_routes,
+    agent_routes,
+    dashboard_routes,
+    decision_routes,
+    monitoring_routes,
+    openapi,
+)
+from headgate.hub.api.admin_policy_routes import PolicyFile
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.decision_routes import counters
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
@@ -65,7 +75,10 @@ ROUTES: Final = (
     *monitoring_routes.ROUTES,
     *openapi.ROUTES,
     *agent_routes.ROUTES,
-    *admin_routes.ROUTES,
+    *admin_limit_routes.ROUTES,
+    *admin_policy_routes.ROUTES,
+    *admin_agent_routes.ROUTES,
+    *admin_hub_routes.ROUTES,
     *decision_routes.ROUTES,
     *dashboard_routes.ROUTES,
 )
