@@ -30,6 +30,7 @@ from headgate.hub.api import (
     admin_hub_routes,
     admin_limit_routes,
     admin_policy_routes,
+    agent_detail_routes,
     agent_routes,
     dashboard_routes,
     decision_routes,
@@ -78,6 +79,7 @@ ROUTES: Final = (
     *admin_limit_routes.ROUTES,
     *admin_policy_routes.ROUTES,
     *admin_agent_routes.ROUTES,
+    *agent_detail_routes.ROUTES,
     *admin_hub_routes.ROUTES,
     *decision_routes.ROUTES,
     *dashboard_routes.ROUTES,
@@ -273,7 +275,7 @@ class Hub:
             most_connections=settings.max_connections_per_agent,
             identify_within=settings.identify_within,
         )
-        cards = Cards(gate, stats, presence, alerts, health)
+        cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler)
         feed = self.dashboard = DashboardFeed(
             cards, gate, stats, presence, alerts, tokens, authentication, clock, settings
         )
@@ -284,6 +286,7 @@ class Hub:
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
+        parts.append(self.address_log)
         router = Router(bind(ROUTES, parts))
         self._api = Api(router, gate, stats, tokens, registry, authentication, allowed_hosts, settings)
 

@@ -329,7 +329,10 @@ class Alerts:
         elif entry.alert != alert:
             entry.alert, entry.own, entry.grace_over = alert, False, False
             self._show(alert)
-        known, before = alert.total or alert.violations, self._totals.get(alert.agent_id, 0)  # older hubs write no total
+        known, before = (
+            alert.total or alert.violations,
+            self._totals.get(alert.agent_id, 0),
+        )  # older hubs write no total
         self._totals[alert.agent_id] = max(known, before)
         entry.text = text
 

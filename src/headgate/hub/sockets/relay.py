@@ -126,6 +126,10 @@ class Relay:
             peer.flood.disconnected()
             self._forget(peer)
 
+    def sockets_of(self, agent: str) -> list[Socket]:
+        """An agent's sockets, oldest first."""
+        return sorted(self._by_address.get(agent, ()), key=lambda socket: socket.since)
+
     def drop(self, agent: str) -> None:
         """Close the connections of an agent whose token is no longer valid."""
         self._drops += 1
