@@ -44,7 +44,7 @@ from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_respons
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import Cards
-from headgate.hub.dashboard.feed import MAX_QUEUED, DashboardFeed
+from headgate.hub.dashboard.feed import MAX_QUEUED, MAX_QUEUED_BYTES, DashboardFeed
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
@@ -338,8 +338,11 @@ class Hub:
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"
-        most = MAX_QUEUED if watches else self.settings.max_waiting
-        socket = Socket(receive, send, address, most, scope.get("state", {}).get("connection"))
+        connection = scope.get("state", {}).get("connection")
+        if watches:
+            socket = Socket(receive, send, address, MAX_QUEUED, connection, MAX_QUEUED_BYTES)
+        else:
+            socket = Socket(receive, send, address, self.settings.max_waiting, connection)
         try:
             self._allowed_hosts.check_host(scope["headers"])
             self._allowed_hosts.check_origin(scope["headers"])
