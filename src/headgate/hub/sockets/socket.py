@@ -223,6 +223,14 @@ class Socket:
             self.closed = True
 
 
+def disconnect(sockets: Collection[Socket]) -> int:
+    """Close sockets soon, because an operator wants so; the number of those that were open."""
+    still_open = [socket for socket in sockets if not socket.closed]
+    for socket in still_open:
+        socket.close_soon(POLICY_VIOLATION, "disconnected by an operator")
+    return len(still_open)
+
+
 class FanOut:
     """Pushes frames to many sockets, a few in each turn of the event loop, whoever sends them."""
 
