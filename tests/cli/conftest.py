@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from headgate import Policy, cli
 from headgate.cli import main
-from headgate.cli.hub_api import hub_from
+from headgate.cli.hub_options import hub_from
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, Running, running
 from tests.support.valkey import PATIENCE
