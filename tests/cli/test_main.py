@@ -407,6 +407,53 @@ def test_policy_check_lists_all_mistakes(tmp_path: Path) -> None:
     ]
 
 
+def test_policy_check_covers_the_settings_of_the_hub(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(
+        'warn_at = 9\n[hub]\nport = 99999\nregistration = "all"\n'
+        'admin_token = "short"\nprot = 1\nrelay_rate_limit = "fast"\n'
+    )
+    result = run("policy", "check", str(path), more={"HEADGATE_PORT": "nonsense", "HEADGATE_REGISTRATION": "open"})
+    assert (result.returncode, result.stdout) == (1, "")
+    first, *mistakes = result.stderr.splitlines()
+    assert first == f"{path}: 6 mistakes"
+    assert [one.partition(", got")[0] for one in mistakes[:-1]] == [
+        "  warn_at: expected a number from 0 to 1 with at most three decimals",
+        "  hub.port: expected a whole number from 0 to 65535",
+        "  hub.registration: expected one of open, invitation, closed",
+        "  hub.admin_token: expected at least 16 printable ASCII characters without spaces",
+        "  hub.relay_rate_limit: expected messages per second, a number above 0 such as 1.0, or off",
+    ]
+    assert mistakes[-1].startswith("  hub.prot: expected one of host, port, ")
+    assert "short" not in result.stderr
+
+
+def test_policy_check_lists_what_the_settings_of_the_hub_change(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(
+        '[hub]\nport = 9000\ntls_key = "key.pem"\nallowed_hosts = ["a.org", "b.org"]\npublic_dashboard = true\n'
+        'viewer_token = "a-secret-that-nobody-sees"\nstore = "redis://user:secret@localhost"\n'
+    )
+    result = run("policy", "check", str(path), more={"HEADGATE_PORT": "1234"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"{path}: no mistakes; changes:",
+        "  hub.port = 9000  (default: 8080)",
+        "  hub.store = (not shown)",
+        "  hub.viewer_token = (not shown)",
+        "  hub.public_dashboard = true  (default: false)",
+        "  hub.allowed_hosts = a.org,b.org",
+        "  hub.tls_key = key.pem",
+    ]
+    path.write_text("hub = 5\n")
+    result = run("policy", "check", str(path))
+    assert result.stderr.splitlines() == [f"{path}: 1 mistake", "  hub: expected a table, got 5"]
+    assert run("policy", "check", str(tmp_path / "none")).stderr.splitlines() == [
+        f"{tmp_path / 'none'}: 1 mistake",
+        "  expected a readable file, got: No such file or directory",
+    ]
+
+
 def test_policy_show_prints_a_file_that_comes_to_the_same(tmp_path: Path) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text('exempt = ["vip"]\n')

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPResponse
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -77,14 +78,15 @@ class Running(Threaded):
         policy: Policy | None = None,
         store: MemoryStore | RedisStore | None = None,
         gate: type[Gate] = Gate,
+        config: Path | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000)
         self.store = MemoryStore(clock=self.clock) if store is None else store
-        self._settings, self._policy, self._gate = settings, policy, gate
+        self._settings, self._policy, self._gate, self._config = settings, policy, gate, config
         super().__init__()
 
     async def serve(self) -> None:
-        async with Hub(self._settings, self._policy, store=self.store, gate=self._gate) as hub:
+        async with Hub(self._settings, self._policy, store=self.store, gate=self._gate, config=self._config) as hub:
             self.hub = hub
             guard, config = server_config(self.mount(hub), self._settings, tls_context(self._settings))
             config.host, config.port, config.timeout_keep_alive = "127.0.0.1", 0, round(PATIENCE)

@@ -89,16 +89,20 @@ def _registered(hub: HubApi, active: dict[str, dict[str, Any]]) -> list[dict[str
 
 
 def _status(hub: HubApi, agent: str) -> dict[str, Any]:
+    """The state of an agent, as the list of active ones has it."""
+    unknown: dict[str, Any] = {"agent_id": agent, "connected": False, "usage": None, "violations": 0}
+    unknown |= {"violations_last_hour": 0, "wait_left_ms": 0, "rate_limited": False, "exempt": False}
+    unknown |= {"override": False, "blocked": False, "denied_per_minute": 0, "role": ""}
     try:
-        return hub.agent(agent)
+        found = hub.agent(agent)
+        card = {name: found.get(name, value) for name, value in unknown.items()}
+        return card | {"override": bool(card["override"])}
     except InvalidInput:  # registered before its name was reserved: no path leads to it
         pass
     except HubError as error:
         if error.status != 404:
             raise
-    unknown: dict[str, Any] = {"agent_id": agent, "connected": False, "usage": None, "violations": 0}
-    unknown |= {"violations_last_hour": 0, "wait_left_ms": 0, "rate_limited": False}
-    return unknown | {"exempt": False, "override": False}
+    return unknown
 
 
 def _row(agent: AgentSummary) -> list[str | Cell]:
