@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from headgate import Policy
+from headgate import MemoryStore, Policy
 from headgate.hub.api.routing import Router
 from headgate.hub.app import ROUTES, Hub
+from headgate.hub.config_file import ConfigFile
 from tests.support.cli import run
 from tests.support.command_steps import STEPS, routes_of_commands
 from tests.support.hub import ADMIN, AgentConnection, Running, hub_settings
@@ -26,7 +27,7 @@ class RecordingHub(Running):
 
     def __init__(self, file: Path) -> None:
         self.used: list[str] = []
-        super().__init__(hub_settings(), Policy.load(file), config=file)
+        super().__init__(hub_settings(), Policy.load(file), MemoryStore(), config=ConfigFile(file, {}))
 
     def mount(self, hub: Hub) -> Any:
         router = Router(ROUTES)

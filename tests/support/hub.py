@@ -5,7 +5,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPResponse
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.hub.app import Hub
+from headgate.hub.config_file import ConfigFile
 from headgate.hub.server import Server, server_config, tls_context
 from headgate.hub.settings import HubSettings
 from tests.support.asgi_server import Threaded, Unsignalled
@@ -78,7 +78,7 @@ class Running(Threaded):
         policy: Policy | None = None,
         store: MemoryStore | RedisStore | None = None,
         gate: type[Gate] = Gate,
-        config: Path | None = None,
+        config: ConfigFile | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000)
         self.store = MemoryStore(clock=self.clock) if store is None else store

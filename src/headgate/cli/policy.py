@@ -2,7 +2,6 @@
 
 import argparse
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from headgate.cli.answers import local_time, shown
@@ -11,7 +10,7 @@ from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, UsageError, add_command, add_group
 from headgate.cli.terminal import YELLOW, Cell, Column, print_json, print_table
 from headgate.errors import printable
-from headgate.gate.policy import Policy, PolicyError
+from headgate.gate.policy import Policy, PolicyError, read_toml
 from headgate.hub.settings import HubSettings
 
 _CHANGE = ("path", "value", "default")
@@ -61,16 +60,16 @@ def _check(options: argparse.Namespace) -> int:
 
 def _load(file: str) -> tuple[Policy, HubSettings]:
     """The policy and the settings of a file by itself; a `PolicyError` lists the mistakes of both."""
-    mistakes: list[str] = []
+    content, mistakes = read_toml(file), []
     policy, settings = Policy(), HubSettings()
     try:
-        policy = Policy.load(file)
+        policy = Policy.from_settings(file, content)
     except PolicyError as error:
         mistakes += error.mistakes
     try:
-        settings = HubSettings.load({}, {}, Path(file))
+        settings = HubSettings.from_content(file, content, environment={})
     except PolicyError as error:
-        mistakes += [one for one in error.mistakes if one not in mistakes]  # both can't read the same file
+        mistakes += error.mistakes
     if mistakes:
         raise PolicyError(file, mistakes)
     return policy, settings
