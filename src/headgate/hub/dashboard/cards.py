@@ -123,6 +123,8 @@ class Fleet(NamedTuple):
     """Of the last hour, by agent."""
     limited: int
     """Agents that are rate limited now."""
+    blocked: int
+    """Agents that are blocked now."""
 
 
 class Cards:
@@ -149,14 +151,16 @@ class Cards:
         an override or an exemption.
         """
         stats, effective = self._stats, self._gate.effective
+        blocked = [agent for agent in effective.blocks if self._gate.is_blocked(agent)]
         violations, active = stats.violations_last_hour(), set(stats.active(stats.slot - AGENT_SLOTS + 1))
-        agents = {*self._presence.agents(), *violations, *active, *effective.overrides, *effective.exempt}
+        ruled = {*effective.overrides, *effective.exempt, *blocked}
+        agents = {*self._presence.agents(), *violations, *active, *ruled}
         limited, denied = stats.limited(), stats.denials.last_minute()
 
         def order(agent: str) -> tuple[bool, int, int, bool, str]:
             return agent not in limited, -denied.get(agent, 0), -violations.get(agent, 0), agent not in active, agent
 
-        return Fleet(sorted(agents, key=order), violations, len(limited))
+        return Fleet(sorted(agents, key=order), violations, len(limited), len(blocked))
 
     async def of(self, agents: Sequence[str], violations: Mapping[str, int] | None = None) -> list[AgentCard]:
         """The cards of some agents, given the violations of the last hour if they are known."""
@@ -171,20 +175,20 @@ class Cards:
     async def _card(self, agent: str, last_hour: int) -> AgentCard:
         gate = self._gate
         standing = await gate.astanding(agent)
-        exempt = gate.is_exempt(agent)
+        exempt, blocked = gate.is_exempt(agent), gate.is_blocked(agent)
         return AgentCard(
             agent_id=agent,
             connected=self._presence.is_connected(agent),
-            usage=None if exempt else await self._usage(agent),
+            usage=None if exempt and not blocked else await self._usage(agent),
             violations=standing.violations,
             violations_last_hour=last_hour,
             wait_left_ms=ceil(standing.wait_left * 1000),
-            rate_limited=bool(standing) and not exempt,
+            rate_limited=bool(standing) and (blocked or not exempt),
             exempt=exempt,
             override=agent in gate.effective.overrides,
-            blocked=False,
+            blocked=blocked,
             denied_per_minute=self._stats.denials.per_minute(agent),
-            role="",
+            role=gate.role_of(agent),
         )
 
     async def _usage(self, agent: str) -> Usage | None:
@@ -216,7 +220,7 @@ class Cards:
             degraded=health.degraded,
             problems=health.problems,
             open_alerts=self._alerts.open,
-            blocked=0,
+            blocked=fleet.blocked,
             agents=len(fleet.agents),
             limited=fleet.limited,
             denied_per_second=round(denied_rate, 1),

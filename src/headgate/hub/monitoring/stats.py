@@ -213,13 +213,13 @@ class Stats:
         return sorted(found, key=lambda one: (-one.violations, one.agent_id))
 
     def limited(self) -> set[str]:
-        """The agents that are rate limited now, as far as this hub knows: by violations here, and not exempt."""
+        """The agents that are rate limited now, as far as this hub knows: by violations here. Exempt ones are not."""
         earliest = self._clock.now() - microseconds("quiet", self._gate.policy.backoff.quiet)
         found = set()
         for agent, violations in list(reversed(self._offenders.items())):
             if violations.last <= earliest:
                 break
-            if not self._gate.is_exempt(agent):
+            if not self._gate.is_exempt(agent) or self._gate.is_blocked(agent):
                 found.add(agent)
         return found
 
