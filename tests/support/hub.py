@@ -146,10 +146,11 @@ def running(
     *,
     store: MemoryStore | RedisStore | None = None,
     gate: type[Gate] = Gate,
+    config: ConfigFile | None = None,
     **changes: Any,
 ) -> Iterator[Running]:
     """A hub with these changes to its settings, until the block ends."""
-    hub = Running(hub_settings(**changes), policy, store, gate)
+    hub = Running(hub_settings(**changes), policy, store, gate, config)
     try:
         yield hub
     finally:

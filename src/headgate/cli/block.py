@@ -2,8 +2,8 @@
 
 import argparse
 import re
-import time
 from datetime import datetime
+from time import time
 from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown, whole
@@ -108,7 +108,7 @@ def _from_now(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"expected a duration such as 90s, 30m, 2h or 1d, up to 10 years, got {text!r}"
         )
-    return time.time() + seconds
+    return time() + seconds
 
 
 def _moment(text: str) -> float:
@@ -119,6 +119,6 @@ def _moment(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"expected a time such as 2026-12-01T18:00 or 2026-12-01T18:00+02:00, got {text!r}"
         ) from None
-    if not 0 < moment - time.time() <= _LONGEST:
+    if not 0 < moment - time() <= _LONGEST:
         raise argparse.ArgumentTypeError(f"expected a time in the future, within 10 years, got {text!r}")
     return moment

@@ -60,7 +60,8 @@ def _check(options: argparse.Namespace) -> int:
 
 def _load(file: str) -> tuple[Policy, HubSettings]:
     """The policy and the settings of a file by itself; a `PolicyError` lists the mistakes of both."""
-    content, mistakes = read_toml(file), []
+    content = read_toml(file)
+    mistakes: list[str] = []
     policy, settings = Policy(), HubSettings()
     try:
         policy = Policy.from_settings(file, content)
