@@ -162,6 +162,20 @@ def test_a_block_is_shown_until_it_ends() -> None:
         assert (summary()["blocked"], summary()["agents"]) == (0, 1)
 
 
+def test_the_summary_names_what_a_stored_change_overrules() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin:
+
+        def overruled() -> list[str]:
+            found: list[str] = admin.get("/api/dashboard/state").json()["summary"]["overruled"]
+            return found
+
+        assert overruled() == []
+        admin.put("/api/admin/rate-limits/defaults", json={"ws": {"heavy": "3/minute"}})
+        assert overruled() == ["limits.ws.heavy"]
+        hub.call(hub.hub.gate.remove_default)
+        assert overruled() == []
+
+
 def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
     with running() as hub:
         hub.call(hub.hub.gate.add_exemption, "planner")

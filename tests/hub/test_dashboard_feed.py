@@ -1,6 +1,7 @@
 """The live dashboard's socket: a snapshot, then the changes; access and bounds."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -446,6 +447,33 @@ def test_a_public_dashboard_is_sent_no_network_addresses() -> None:
         assert viewer.state["alerts"][0]["address"] == "127.0.0.1"
         assert public.state["summary"] == {**viewer.state["summary"], "denied_addresses": []}
         assert public.state["alerts"] == [{**viewer.state["alerts"][0], "address": ""}]
+
+
+def test_b2_b3_a_flood_of_wrong_tokens_beside_300_agents_is_limited_and_seen() -> None:
+    """All from one address, on default settings, without a moment passing: nobody waits for a bucket to refill."""
+    with running() as hub, ExitStack() as stack, dashboard(hub, VIEWER) as board:
+        token = hub.register("agent-0")
+        agents = [stack.enter_context(hub.agent("agent-0", token))]
+        agents += [stack.enter_context(hub.agent(f"agent-{number}")) for number in range(1, 300)]
+        board.until(lambda: sum(card["connected"] for card in board.agents.values()) == 300, "all of them")
+        with hub.http("guess") as http:
+            assert Counter(http.get("/api/tasks").status_code for _ in range(100)) == {401: 60, 429: 40}
+        with hub.socket() as wire:
+            denied = wire.ask("identify", agent_id="agent-7", token="guess")
+            assert (denied["type"], denied["retry_after_ms"]) == ("rate_limited", 30_000)
+        board.until(lambda: board.state["summary"]["address_denials"] == 41, "the denials")
+        summary = board.state["summary"]
+        (address,) = summary["denied_addresses"]
+        assert (address["address"], address["purpose"], address["denials"]) == ("127.0.0.1", "authentication", 41)
+        assert (summary["open_alerts"], summary["limited"], summary["violations_last_hour"]) == (0, 0, 0), "of agents"
+        assert {agent.ask("ping")["type"] for agent in agents} == {"pong"}, "open connections are not affected"
+        with dashboard(hub, VIEWER) as again, hub.http(VIEWER) as viewer:
+            assert again.state["summary"]["address_denials"] == 41, "nor those who were there before"
+            (told,) = viewer.get("/api/admin/addresses").json()["addresses"]
+            assert told == address
+        stack.enter_context(hub.agent("agent-0", token))
+        hub.clock.advance(60)
+        stack.enter_context(hub.agent("another"))
 
 
 def test_b8_an_open_alert_goes_on_counting_on_the_dashboard() -> None:

@@ -218,7 +218,7 @@ class Api:
             agent = await self._registry.owner(token)
             return None if agent is None else Caller(token=token, agent=agent)
 
-        found = await self._authentication.attempt(address, look_up)
+        found = await self._authentication.attempt(address, token, look_up)
         if isinstance(found, Caller):
             return found
         if not found:

@@ -22,6 +22,7 @@ from headgate.limits.decision import Decision
 
 _BATCH: Final = 25  # cards that are made before other tasks have their turn
 _MINUTE: Final = 60 // SLOT
+_MAX_OVERRULED: Final = 100  # paths in a summary, which is sent often
 
 
 class Usage(Struct):
@@ -103,7 +104,7 @@ class Summary(Struct):
     address_denials: int
     """Denials by address in the last hour."""
     overruled: list[str]
-    """Limits of the policy file that a stored change overrules, by their paths in the file."""
+    """Limits of the policy file that a stored change overrules, by their paths in the file: the first hundred."""
 
 
 class DashboardState(Struct):
@@ -227,7 +228,7 @@ class Cards:
             tasks=self._tasks(),
             denied_addresses=self._address_log.denied()[:3],
             address_denials=self._address_log.denials,
-            overruled=[],
+            overruled=self._gate.overruled[:_MAX_OVERRULED],
         )
 
     def _tasks(self) -> TaskCounts:

@@ -233,7 +233,7 @@ class DashboardFeed:
                 return "admin"
             return "viewer" if token and tokens.is_viewer(token) else None
 
-        found: _Access | Decision = await self._authentication.attempt(socket.address, look_up)
+        found: _Access | Decision = await self._authentication.attempt(socket.address, token, look_up)
         if not isinstance(found, Decision):
             return found
         if found:

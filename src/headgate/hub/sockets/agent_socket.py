@@ -218,7 +218,7 @@ class AgentSockets:
 
         while True:
             drops = self._drops
-            found = await self._authentication.attempt(address, look_up)
+            found = await self._authentication.attempt(address, token, look_up)
             if found is not True:
                 return found
             if drops == self._drops:  # otherwise it may have been revoked meanwhile

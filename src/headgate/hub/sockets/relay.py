@@ -220,7 +220,7 @@ class Relay:
 
         while True:
             drops = self._drops
-            verified = await self._authentication.attempt(network, look_up)
+            verified = await self._authentication.attempt(network, token, look_up)
             if isinstance(verified, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
                 return verified
 
