@@ -79,6 +79,7 @@ def test_the_page_shows_the_real_output(
     monkeypatch.setattr(block, "time", ManualClock(start=1000).wall)
     with running_hub() as hub, hub.agent("planner"), hub.agent("writer"), hub.agent("reader"):
         hub.hub.gate.add_exemption("monitor")
+        hub.run(hub.hub.messages.create_chat_channel("news", "planner", "what is new"))
         for agent, channel, action, times in (
             ("planner", "http", "post_task", 12),
             ("writer", "ws", "message", 33),
