@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 import headgate
 from benchmarks.run import write
 from headgate import Decision, Gate, Limiter, Policy, RedisStore, client
+from headgate.cli import build_parser
 from headgate.client import AsyncObeyingTransport, HubClient, RelayClient
 from headgate.client.hub import HubClientOptions
 from headgate.edges.decorator import rate_limited
@@ -30,6 +31,8 @@ from headgate.limits.violations import Standing
 from headgate.proto import envelope_pb2 as wire
 from headgate.sliding import RateLimiter, RateLimitResult
 from headgate.stores.base import Store
+from tests.support.cli import leaves
+from tests.support.command_steps import ELSEWHERE, STEPS, routes_of_commands
 
 DOCS = Path(__file__).parent.parent / "docs"
 PACKAGE = Path(headgate.__file__).parent
@@ -200,6 +203,17 @@ def test_every_route_is_in_the_docs(route: Route) -> None:
     assert [name for name in named(route.query) if f"{name}=" not in row] == []
     body = named(route.body) if hasattr(route.body, "__struct_fields__") else []
     assert [name for name in body if f"`{name}`" not in row] == []
+
+
+def test_every_route_of_the_admin_api_has_a_command_with_a_test_in_a_process() -> None:
+    listed, commands = routes_of_commands(DOCS / "cli.md"), {name for name, _ in leaves(build_parser())}
+    assert set(listed) == commands
+    used, existing = set().union(*listed.values()), {f"{one.method} {one.path}" for one in ROUTES}
+    assert used - existing == set()
+    below = [one for one in ROUTES if one.who is Who.ADMIN or one.path.startswith("/api/admin/")]
+    assert {f"{one.method} {one.path}" for one in below} - used == set()
+    assert {step.command for step in STEPS} | set(ELSEWHERE) == commands
+    assert all((DOCS.parent / test).is_file() for test in ELSEWHERE.values())
 
 
 def test_what_the_admin_routes_are_counted_as_is_in_the_docs() -> None:

@@ -37,10 +37,11 @@ def test_the_readme_fits_on_a_few_screens() -> None:
 
 
 def test_the_next_lines_register_connect_get_limited_and_see_it_lifted(tmp_path: Path) -> None:
-    python = tmp_path / ".dev" / "run" / "bin" / "python"  # where ./dev serve puts it
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    programs = tmp_path / ".dev" / "run" / "bin"  # where ./dev serve puts them
+    programs.mkdir(parents=True)
+    for name, arguments in (("python", ""), ("headgate", "-m headgate")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
     surroundings = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     config = tmp_path / "headgate.toml"
     config.write_text('[limits]\nlight = "120/day"\n')  # no refill during the test, however slow the machine
@@ -52,14 +53,15 @@ def test_the_next_lines_register_connect_get_limited_and_see_it_lifted(tmp_path:
         assert lines.count("127.0.0.1:8080") == 1
         done = subprocess.run(
             ["bash", "-eu", "-c", lines.replace("127.0.0.1:8080", str(hub))],
-            cwd=tmp_path, env=surroundings, input=f"{token}\n", capture_output=True, text=True, timeout=5 * PATIENCE,
-            check=False,
+            cwd=tmp_path, env=surroundings | {"HEADGATE_HUB": f"http://{hub}"}, input=f"{token}\n", capture_output=True,
+            text=True, timeout=5 * PATIENCE, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    limited, denial, override, lifted, pong = done.stdout.splitlines()
+    limited, denial, *override, lifted, pong = done.stdout.splitlines()
     shown = re.findall(r"^\{.*\}$", README, re.MULTILINE)
     assert ast.literal_eval(limited) == ast.literal_eval(shown[0])
     assert list(ast.literal_eval(denial)) == list(ast.literal_eval(shown[1]))
-    assert '"light":"1000/minute"' in override
+    assert override[0] == "overrides of planner:"
+    assert override[-1].split() == ["planner", "http", "light", "1000/minute"]
     assert ast.literal_eval(lifted) == {"identified": 1, "pong": 150}
     assert ast.literal_eval(pong) == {"type": "pong", "id": 149}

@@ -1,6 +1,7 @@
 """The command `headgate` within this process, and hubs that it finds."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +13,21 @@ from structlog.testing import capture_logs
 
 from headgate import Policy, cli
 from headgate.cli import main
-from headgate.cli.hub_api import hub_from
+from headgate.cli.hub_options import hub_from
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, Running, running
 from tests.support.valkey import PATIENCE
 
 build_parser = cache(cli.build_parser)  # most of the time of a command
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """The level of the log, which a command may change at a hub in this process, is as before at the end."""
+    logger = logging.getLogger("headgate")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_all_agents_are_those_that_are_registered(
         _, out, _ = headgate("agents", "--all")
         lines = out.splitlines()
         assert lines[6] == "agent 005  no     50%   1/2  http light         0     0     -"
-        assert lines[8] == "agent 007  no       -     -  -                  0     0     -  revoked"
+        assert lines[8] == "agent 007  no      0%   2/2  ws light           0     0     -  revoked"
 
 
 def test_all_agents_are_listed_or_none(headgate: Command) -> None:
@@ -190,7 +190,7 @@ def test_exemptions_are_added_listed_and_removed(
         assert hub.hub.gate.effective.exempt == {"a/b", "monitor"}
         assert headgate("exempt", "remove", "a/b") == (0, "a/b is no longer exempt: its limits apply\n", "")
         code, out, _ = headgate("exempt", "add", "--json", "--", "-x")  # a name that begins like an option
-        assert (code, json.loads(out)) == (0, {"agents": ["-x", "monitor"]})
+        assert (code, json.loads(out)) == (0, {"agents": ["-x", "monitor"], "unregistered": ["-x"]})
         assert printed_json("exempt", "remove", "monitor") == {"agents": ["-x"]}
 
 
@@ -351,14 +351,38 @@ def test_tls_needs_a_trusted_certificate(monkeypatch: pytest.MonkeyPatch, headga
 EVERY = [
     ["agents"],
     ["agents", "--all"],
+    ["agents", "a"],
+    ["alerts"],
+    ["block", "a"],
+    ["block", "a", "--disconnect"],
+    ["unblock", "a"],
+    ["disconnect", "a"],
+    ["register", "a"],
+    ["revoke", "a"],
+    ["invite"],
     ["override", "set", "a", "light=1/s"],
     ["override", "remove", "a"],
     ["override", "list"],
+    ["defaults"],
+    ["defaults", "set", "light=1/s"],
+    ["defaults", "reset", "light"],
     ["exempt", "add", "a"],
     ["exempt", "remove", "a"],
+    ["exempt", "set", "a"],
     ["exempt", "list"],
     ["violations"],
     ["violations", "reset", "a"],
+    ["changes"],
+    ["reload"],
+    ["tasks"],
+    ["tasks", "push", "{}"],
+    ["channels"],
+    ["channels", "delete", "a"],
+    ["admins"],
+    ["admins", "add", "a", "--role", "admin"],
+    ["role", "set", "a", "viewer"],
+    ["log-level", "debug"],
+    ["policy", "show", "--effective"],
     ["check", "a", "--tier", "light"],
 ]
 

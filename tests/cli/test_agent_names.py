@@ -2,10 +2,11 @@
 
 import pytest
 
+from headgate.cli import build_parser
 from headgate.hub.agents.names import RESERVED, check_path_name
 from headgate.hub.api.routing import Router
 from headgate.hub.app import ROUTES
-from tests.support.cli import Command, StartHub
+from tests.support.cli import Command, StartHub, leaves
 from tests.support.hub import ADMIN
 from tests.support.scripted_server import impostor
 
@@ -17,6 +18,19 @@ COMMANDS = {
     "exempt add": [],
     "exempt remove": [],
     "violations reset": [],
+    "agents": [],
+    "block": [],
+    "unblock": [],
+    "disconnect": [],
+    "register": [],
+    "rotate": [],
+    "revoke": [],
+    "exempt set": ["b"],
+    "signals write": ["{}"],
+    "admins add --role admin": [],
+    "admins remove": [],
+    "role set": ["viewer"],
+    "role remove": [],
 }
 """The commands that take the name of an agent, and their other arguments."""
 HIDDEN = [
@@ -40,16 +54,20 @@ def test_the_reserved_names_are_those_of_the_route_table() -> None:
     assert Router(ROUTES).reserved("agent") == RESERVED, "a new route beside {agent}? reserve its name for clients"
 
 
+def test_every_command_that_takes_a_name_is_in_the_table() -> None:
+    named = {command for command, actions in leaves(build_parser()) if any(one.metavar == "AGENT" for one in actions)}
+    assert {command.partition(" --")[0] for command in COMMANDS} == named - {"check"}  # which has it in its body
+
+
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_name_that_is_another_path_is_refused_and_nothing_is_sent(headgate: Command, name: str) -> None:
     with impostor({}) as one:
         for command, arguments in COMMANDS.items():
             code, out, err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments)
             assert (code, out) == (2, "")
-            assert err.splitlines()[-1] == (
-                f"headgate {command}: error: argument AGENT: expected a name without the parts ., .., defaults, "
-                f"whitelist, which the hub uses in its paths, got {name!a}"
-            )
+            expected = "expected a name without the parts ., .., defaults, whitelist, which the hub uses in its paths"
+            error = f"headgate {command.partition(' --')[0]}: error: argument AGENT: {expected}, got {name!a}"
+            assert err.splitlines()[-1] == error
         assert one.asked == []
 
 

@@ -78,7 +78,7 @@ def test_bench_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> N
         ("override set --ch", ["--channel"]),
         ("check --tier ", ["light", "normal", "heavy"]),
         ("replay --tier ", ["light", "normal", "heavy"]),
-        ("completion ", ["bash", "zsh", "tcsh"]),
+        ("completion ", ["bash", "zsh", "tcsh", "fish"]),
         ("replay ex", ["example.toml"]),
         ("agents --tok", ["--token-file"]),
         ("policy check exam", ["example.toml"]),
@@ -137,6 +137,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "code", "text"),
     [
         (["top"], 1, r"top needs more than the core: No module named '\w+'; install the extra headgate\[cli\]"),
+        (["policy", "show", "--effective", "--hub", "http://127.0.0.1:1"], 1,
+         r"http://127\.0\.0\.1:1: expected a hub that answers, .*"),
         (["completion", "bash"], 1,
          r"completion needs more than the core: No module named 'shtab'; install the extra headgate\[cli\]"),
         (["bench", "--store", "redis://localhost"], 1,

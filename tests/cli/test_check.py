@@ -54,6 +54,8 @@ DENIED = verdict(outcome="deny", remaining=0, retry_after_ms=30_000, violations=
 
 def test_the_exit_code_and_a_line_say_what_the_hub_decides(running_hub: StartHub, check: Command) -> None:
     with running_hub(FEW) as hub:
+        for agent in ("planner", "writer", "monitor"):
+            hub.register(agent)
         light = ("planner", "--tier", "light")
         assert check(*light) == (0, "allow: ws light, 2/minute: 1 of 2 left\n", "")
         assert check(*light, "--peek") == (0, "warn: ws light, 2/minute: 1 of 2 left\n", "")  # a check would
@@ -77,6 +79,17 @@ def test_the_exit_code_and_a_line_say_what_the_hub_decides(running_hub: StartHub
         assert check("planner", "--tier", "normal") == (0, "allow: ws normal, unlimited\n", "")
 
 
+def test_a_name_that_nobody_has_is_noted_beside_the_decision(running_hub: StartHub, check: Command) -> None:
+    with running_hub(FEW) as hub:
+        hub.register("planner")
+        note = "note: no agent named plannr is registered\n"
+        assert check("plannr", "--tier", "light") == (0, "allow: ws light, 2/minute: 1 of 2 left\n", note)
+        assert check("plannr", "--tier", "light", "--cost", "2")[::2] == (1, note)
+        assert check("plannr", "--tier", "light", "--peek", "--json")[2] == ""
+        assert check("planner", "--tier", "light")[2] == ""
+        assert check("defaults", "--tier", "light")[::2] == (0, "")  # no path leads to it, so nobody knows
+
+
 def test_as_json_it_is_one_object(running_hub: StartHub, check: Command) -> None:
     with running_hub(FEW):
 
@@ -97,7 +110,8 @@ def test_as_json_it_is_one_object(running_hub: StartHub, check: Command) -> None
 
 
 def test_a_limit_in_shadow_mode_shows_the_outcome_it_would_have_had(running_hub: StartHub, check: Command) -> None:
-    with running_hub(FEW):
+    with running_hub(FEW) as hub:
+        hub.register("planner")
         watched = "allow: ws heavy, 10/minute: 10 of 10 left; in shadow mode, otherwise: deny\n"
         assert check("planner", "--tier", "heavy", "--cost", "11") == (0, watched, "")
 
@@ -172,6 +186,8 @@ def test_a_request_the_hub_rejects_is_a_usage_error_and_a_refused_token_is_not(
     running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, check: Command
 ) -> None:
     with running_hub(FEW) as hub:
+        for agent in ("planner", "writer", "monitor"):
+            hub.register(agent)
         light = ("planner", "--tier", "light")
         for arguments, text in (
             ((*light, "--channel", "fax"), "channel: expected one of ws, http, got 'fax'"),

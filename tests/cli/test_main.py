@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from dataclasses import fields
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,9 @@ IN_THE_OPEN = "expected in HEADGATE_%s or in the table [hub] of a file, not on t
 AGENTS = "headgate demo: error: argument --agents: expected a whole number from 1 to 100, got "
 ALL = ", ".join(_commands())
 LANE = "headgate override set: error: argument TIER=LIMIT: expected a tier (or session) and a limit"
+DURATION = "expected a duration such as 90s, 30m, 2h or 1d, up to 10 years"
+FUTURE = "expected a time in the future, within 10 years"
+TIME = "expected a time such as 2026-12-01T18:00 or 2026-12-01T18:00+02:00"
 NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
 
 
@@ -87,7 +91,8 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
             (["bench", "--seconds", bad], f"{SECONDS.replace('demo', 'bench')}'{bad}'")
             for bad in ("soon", "0", "-1", "nan", "inf", "3601")
         ],
-        (["agents", "now"], "headgate: error: unrecognized arguments: now"),
+        (["agents", "a", "b"], "headgate: error: unrecognized arguments: b"),
+        (["agents", "\x1b"], f"headgate agents: {NAME} '\\x1b'"),
         (["top", "now"], "headgate: error: unrecognized arguments: now"),
         (["override"], "headgate override: error: the following arguments are required: COMMAND"),
         (["override", "sett"], "headgate override: error: unknown command 'sett'; the commands are: set, remove, list"),
@@ -112,17 +117,63 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         (["override", "remove", ""], f"headgate override remove: {NAME} ''"),
         (["override", "list", "a"], "headgate: error: unrecognized arguments: a"),
         (["exempt"], "headgate exempt: error: the following arguments are required: COMMAND"),
-        (["exempt", "ad"], "headgate exempt: error: unknown command 'ad'; the commands are: add, remove, list"),
+        (["exempt", "ad"], "headgate exempt: error: unknown command 'ad'; the commands are: add, remove, set, list"),
         (["exempt", "add"], "headgate exempt add: error: the following arguments are required: AGENT"),
         (["exempt", "add", "\x1b"], f"headgate exempt add: {NAME} '\\x1b'"),
         (["exempt", "remove", "a" * 129], f"headgate exempt remove: {NAME} '{'a' * 96}..."),
         (["violations", "rest"], "headgate violations: error: unknown command 'rest'; the commands are: reset"),
         (["violations", "reset"], "headgate violations reset: error: the following arguments are required: AGENT"),
         (["violations", "reset", "\u2028"], f"headgate violations reset: {NAME} '\\u2028'"),
+        (["block"], "headgate block: error: the following arguments are required: AGENT"),
+        (["block", "a\n"], f"headgate block: {NAME} 'a\\n'"),
+        *[
+            (["block", "a", "--for", bad], f"headgate block: error: argument --for: {DURATION}, got {bad!r}")
+            for bad in ("", "2", "h", "1.5h", "2 h", "0s", "99999d", "9" * 20 + "h", "1h1", "\u0663h")
+        ],
+        *[
+            (["block", "a", "--until", bad], f"headgate block: error: argument --until: {TIME}, got {bad!r}")
+            for bad in ("", "soon", "18:00", "2026-13-01", "2030-01-01T25:00", "1e9")
+        ],
+        *[
+            (["block", "a", "--until", bad], f"headgate block: error: argument --until: {FUTURE}, got {bad!r}")
+            for bad in ("2020-01-01T00:00Z", "2020-01-01", "9999-12-31T23:59:59-23:00")
+        ],
+        (
+            ["block", "a", "--for", "1h", "--until", f"{datetime.now().year + 2}-01-01"],
+            "headgate block: error: argument --until: not allowed with argument --for",
+        ),
+        (["admins", "add", "ann"], "headgate admins add: error: the following arguments are required: --role"),
+        (
+            ["admins", "add", "ann", "--role", "king"],
+            "headgate admins add: error: argument --role: expected one of admin, viewer, got 'king'",
+        ),
+        (
+            ["role", "set", "a", "king"],
+            "headgate role set: error: argument ROLE: expected one of admin, viewer, got 'king'",
+        ),
+        (
+            ["log-level", "loud"],
+            "headgate log-level: error: argument LEVEL: expected one of debug, info, warning, error, got 'loud'",
+        ),
+        *[
+            (["tasks", "push", bad], f"headgate tasks push: error: argument JSON: expected JSON, got {bad!r} ({why})")
+            for bad, why in {
+                "{": "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+                "NaN": "NaN is not JSON",
+                "{}, {}": "Extra data: line 1 column 3 (char 2)",
+            }.items()
+        ],
+        *[
+            (
+                ["channels", "delete", bad],
+                f"headgate channels delete: error: argument NAME: expected the name of a chat channel, got {bad!r}",
+            )
+            for bad in ("", ".", "..", "a\n", "a" * 65)
+        ],
         (["completion"], "headgate completion: error: the following arguments are required: SHELL"),
         (
             ["completion", "ksh"],
-            "headgate completion: error: argument SHELL: expected one of bash, zsh, tcsh, got 'ksh'",
+            "headgate completion: error: argument SHELL: expected one of bash, zsh, tcsh, fish, got 'ksh'",
         ),
     ],
 )
@@ -133,6 +184,28 @@ def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str, 
     assert usage[0].startswith("usage: headgate")
     assert all(line.startswith(" ") for line in usage[1:])
     assert error == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["agents", "a", "--all"], "headgate agents: --all: expected no AGENT, since it lists all of them"),
+        (
+            ["defaults", "set", "session=1/s", "--channel", "ws"],
+            "headgate defaults set: --channel: sessions have no channel: set session=… without --channel",
+        ),
+        (
+            ["policy", "show", "a", "--effective"],
+            "headgate policy show: --effective: expected no FILE; the hub has its own",
+        ),
+        (
+            ["policy", "show", "--hub", "http://localhost"],
+            "headgate policy show: --hub, --token-file: expected --effective too; a file is shown without a hub",
+        ),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], text: str, headgate: Command) -> None:
+    assert headgate(*arguments) == (2, "", f"{text}\n")
 
 
 def test_bad_arguments_of_the_program_give_the_same_error() -> None:
@@ -331,6 +404,53 @@ def test_policy_check_lists_all_mistakes(tmp_path: Path) -> None:
         f"{path}: 2 mistakes",
         "  limits.heavy: expected a limit, its text, or several of either, got 5",
         "  warn_at: expected a number from 0 to 1 with at most three decimals, got 9",
+    ]
+
+
+def test_policy_check_covers_the_settings_of_the_hub(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(
+        'warn_at = 9\n[hub]\nport = 99999\nregistration = "all"\n'
+        'admin_token = "short"\nprot = 1\nrelay_rate_limit = "fast"\n'
+    )
+    result = run("policy", "check", str(path), more={"HEADGATE_PORT": "nonsense", "HEADGATE_REGISTRATION": "open"})
+    assert (result.returncode, result.stdout) == (1, "")
+    first, *mistakes = result.stderr.splitlines()
+    assert first == f"{path}: 6 mistakes"
+    assert [one.partition(", got")[0] for one in mistakes[:-1]] == [
+        "  warn_at: expected a number from 0 to 1 with at most three decimals",
+        "  hub.port: expected a whole number from 0 to 65535",
+        "  hub.registration: expected one of open, invitation, closed",
+        "  hub.admin_token: expected at least 16 printable ASCII characters without spaces",
+        "  hub.relay_rate_limit: expected messages per second, a number above 0 such as 1.0, or off",
+    ]
+    assert mistakes[-1].startswith("  hub.prot: expected one of host, port, ")
+    assert "short" not in result.stderr
+
+
+def test_policy_check_lists_what_the_settings_of_the_hub_change(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(
+        '[hub]\nport = 9000\ntls_key = "key.pem"\nallowed_hosts = ["a.org", "b.org"]\npublic_dashboard = true\n'
+        'viewer_token = "a-secret-that-nobody-sees"\nstore = "redis://user:secret@localhost"\n'
+    )
+    result = run("policy", "check", str(path), more={"HEADGATE_PORT": "1234"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"{path}: no mistakes; changes:",
+        "  hub.port = 9000  (default: 8080)",
+        "  hub.store = (not shown)",
+        "  hub.viewer_token = (not shown)",
+        "  hub.public_dashboard = true  (default: false)",
+        "  hub.allowed_hosts = a.org,b.org",
+        "  hub.tls_key = key.pem",
+    ]
+    path.write_text("hub = 5\n")
+    result = run("policy", "check", str(path))
+    assert result.stderr.splitlines() == [f"{path}: 1 mistake", "  hub: expected a table, got 5"]
+    assert run("policy", "check", str(tmp_path / "none")).stderr.splitlines() == [
+        f"{tmp_path / 'none'}: 1 mistake",
+        "  expected a readable file, got: No such file or directory",
     ]
 
 

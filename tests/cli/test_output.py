@@ -11,6 +11,7 @@ import pytest
 
 from headgate import Policy
 from headgate.cli import build_parser
+from headgate.hub.config_file import ConfigFile
 from tests.support.cli import DEADLINE, Command, StartHub, leaves, run, surroundings
 from tests.support.log_files import write_csv
 from tests.support.valkey import PATIENCE
@@ -30,6 +31,36 @@ ARGUMENTS = {
     "store": [],
     "store accept": ["--agent-data", "keep"],
     "check": ["a", "--tier", "light"],
+    "alerts": [],
+    "addresses": [],
+    "block": ["a", "--for", "1h"],
+    "unblock": ["a"],
+    "disconnect": ["a"],
+    "register": ["new{}"],
+    "rotate": ["a"],
+    "invite": [],
+    "defaults": [],
+    "defaults list": [],
+    "defaults set": ["heavy=9/second"],
+    "defaults reset": [],
+    "exempt set": ["a"],
+    "changes": [],
+    "tasks": [],
+    "tasks list": [],
+    "tasks push": ["{}"],
+    "channels": [],
+    "channels list": [],
+    "channels delete": ["chat{}"],
+    "signals write": ["a", '{"type": "t", "entity": "e", "weight": 1, "timestamp": 1}'],
+    "admins": [],
+    "admins list": [],
+    "admins add": ["admin{}", "--role", "viewer"],
+    "admins remove": ["admin{}"],
+    "reload": [],
+    "role set": ["a", "viewer"],
+    "role remove": ["a"],
+    "log-level": ["error"],
+    "revoke": ["a"],
     "policy check": ["headgate.toml"],
     "policy show": [],
     "replay": ["log.csv"],
@@ -37,7 +68,7 @@ ARGUMENTS = {
     "demo": ["--seconds", "0.001"],
     "completion": ["bash"],
 }
-"""The arguments of each command that ends by itself; `top` is no command for a pipe."""
+"""The arguments of each command that ends by itself; `top` is no command for a pipe. {} numbers the attempts."""
 SLOW = ("bench", "demo")
 FULL = "standard output: No space left on device\n"
 CLOSED = "standard output: Bad file descriptor\n"
@@ -84,15 +115,19 @@ def test_the_name_of_a_file_cannot_control_the_terminal(
 def test_a_full_or_closed_output_is_an_error_of_every_command(
     running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_hub(Policy(limits={"light": "1/minute"})) as hub:
+    config = ConfigFile(Path("headgate.toml"), {})
+    with running_hub(Policy(limits={"light": "1/minute"}), config=config) as hub:
         hub.register("a")
+        for attempt in (0, 1):
+            hub.run(hub.hub.messages.create_chat_channel(f"chat{attempt}", "a", ""))
         for command, arguments in ARGUMENTS.items():
             codes = (0, 1) if command == "check" else (1, 1)  # the second check is denied
             texts = (FULL,) if command in SLOW else (FULL, CLOSED)
-            for code, text in zip(codes, texts, strict=False):
+            for attempt, (code, text) in enumerate(zip(codes, texts, strict=False)):
+                given = [one.replace("{}", str(attempt)) if "{}" in one[1:] else one for one in arguments]
                 with monkeypatch.context() as now, open("/dev/full", "w", encoding="utf-8") as full:
                     now.setattr(sys, "stdout", full if text == FULL else None)
-                    found = headgate(*command.split(), *arguments)
+                    found = headgate(*command.split(), *given)
                 assert found == (code, "", text), command
 
 

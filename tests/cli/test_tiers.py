@@ -33,7 +33,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_check_asks_for_a_tier_of_the_policy(running_hub: StartHub, headgate: Command) -> None:
-    with running_hub(BULK):
+    with running_hub(BULK) as hub:
+        hub.register("planner")
         headgate("completion", "bash")  # which offers the built-in tiers alone
         assert headgate("check", "planner", "--tier", "bulk") == (0, "allow: ws bulk, 2/minute: 1 of 2 left\n", "")
         by_action = headgate("check", "planner", "--action", "post_import", "--channel", "http", "--peek")

@@ -164,7 +164,7 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
         f"--config {pipe}": f"{pipe}: 1 mistake\n  expected a regular file, got a pipe or a device",
         f"--config {policy}": f"{policy}: 2 mistakes\n  limits.hevy: expected one of ",
         "--max-mail x --log-level loud": "settings of the hub: 2 mistakes\n  --max-mail: expected a whole number",
-        f"--relay-rate-limit x --data {tmp_path}/a": "HEADGATE_RELAY_RATE_LIMIT: expected messages per second",
+        f"--relay-rate-limit x --data {tmp_path}/a": "settings of the hub: 1 mistake\n  --relay-rate-limit: expected",
         f"--store redis://:a-password@h:99999 --data {tmp_path}/b": "store: expected a URL such as redis://",
     }
     attempts = [["--data", str(data), *options.split()] for options in expected]

@@ -12,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.hub.app import Hub
+from headgate.hub.config_file import ConfigFile
 from headgate.hub.server import Server, server_config, tls_context
 from headgate.hub.settings import HubSettings
 from tests.support.asgi_server import Threaded, Unsignalled
@@ -77,14 +78,15 @@ class Running(Threaded):
         policy: Policy | None = None,
         store: MemoryStore | RedisStore | None = None,
         gate: type[Gate] = Gate,
+        config: ConfigFile | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000)
         self.store = MemoryStore(clock=self.clock) if store is None else store
-        self._settings, self._policy, self._gate = settings, policy, gate
+        self._settings, self._policy, self._gate, self._config = settings, policy, gate, config
         super().__init__()
 
     async def serve(self) -> None:
-        async with Hub(self._settings, self._policy, store=self.store, gate=self._gate) as hub:
+        async with Hub(self._settings, self._policy, store=self.store, gate=self._gate, config=self._config) as hub:
             self.hub = hub
             guard, config = server_config(self.mount(hub), self._settings, tls_context(self._settings))
             config.host, config.port, config.timeout_keep_alive = "127.0.0.1", 0, round(PATIENCE)
@@ -144,10 +146,11 @@ def running(
     *,
     store: MemoryStore | RedisStore | None = None,
     gate: type[Gate] = Gate,
+    config: ConfigFile | None = None,
     **changes: Any,
 ) -> Iterator[Running]:
     """A hub with these changes to its settings, until the block ends."""
-    hub = Running(hub_settings(**changes), policy, store, gate)
+    hub = Running(hub_settings(**changes), policy, store, gate, config)
     try:
         yield hub
     finally:

@@ -1,27 +1,44 @@
-"""The command `headgate`. Each module is named after the command in it."""
+"""The command `headgate`. Each module is named after its command, or after what its commands are about."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from headgate.cli import (
+    admins,
     agents,
+    alerts,
     bench,
+    block,
+    changes,
+    channels,
     check,
     completion,
+    defaults,
     demo,
     exempt,
+    log_level,
     override,
     policy,
     replay,
     serve,
+    signals,
     store,
+    tasks,
+    tokens,
     top,
     violations,
 )
-from headgate.cli.parser import CommandParser
+from headgate.cli.parser import CommandParser, UsageError
 from headgate.cli.terminal import discard, prepare_output, print_error, version_text
 from headgate.errors import HeadgateError
+
+_MODULES: Final = (
+    serve, top, agents, alerts, block, tokens, override, defaults, exempt, violations, changes, tasks, channels,
+    signals, admins, store, log_level, check, policy, replay, bench, demo,
+)  # fmt: skip
+"""In the order in which the help lists the commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +75,9 @@ def _run(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
         return 0
     try:
         return int(options.run(options))
+    except UsageError as error:
+        print_error(f"{options.command}: {error}")
+        return 2
     except HeadgateError as error:
         print_error(error)
         return 1
@@ -76,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None, code=None, json=False)
     parser.add_argument("--version", action="store_true", help="print the version, and whether it is compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in (serve, top, agents, override, exempt, violations, store, check, policy, replay, bench, demo):
+    for module in _MODULES:
         module.add(commands)
     completion.add(commands, parser)
     return parser

@@ -1,10 +1,12 @@
-"""`headgate agents`: list agents and their limits."""
+"""`headgate agents`: list agents and their limits, or show all about one."""
 
 import argparse
 from typing import Any, Final
 
-from headgate.cli.hub_api import AgentSummary, HubApi, HubError, add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.agent_page import AgentPage
+from headgate.cli.hub_api import AgentSummary, HubApi, HubError
+from headgate.cli.hub_options import add_hub_options, agent_name, hub_from
+from headgate.cli.parser import Commands, UsageError, add_command
 from headgate.cli.terminal import Cell, Column, ProgressLine, print_error, print_json, print_table, usage_colour
 from headgate.errors import HeadgateError, InvalidInput
 
@@ -17,19 +19,40 @@ def add(commands: Commands) -> None:
         commands,
         "agents",
         _run,
-        "list agents and their bucket usage",
+        "list agents, or show one",
         "List the agents that are connected, were active within the last five minutes, were denied within the last "
-        "hour, or have an override or an exemption. For each, show the bucket nearest to its limit.",
+        "hour, or have an override or an exemption. For each, show the bucket nearest to its limit. With a name, show "
+        "all about one agent: its buckets, its override, its block, what it was denied, and from where.",
         "headgate agents",
+        "headgate agents planner",
         "headgate agents --all --json",
         json=True,
+    )
+    parser.add_argument(
+        "agent", type=agent_name, nargs="?", metavar="AGENT", help="name of an agent (default: list all)"
     )
     parser.add_argument("--all", action="store_true", help="list all registered agents; requires the admin token")
     add_hub_options(parser, viewer=True)
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.agent is not None and options.all:
+        raise UsageError("--all: expected no AGENT, since it lists all of them")
     hub = hub_from(options, viewer=True)
+    return _list(hub, options) if options.agent is None else _show(hub, options)
+
+
+def _show(hub: HubApi, options: argparse.Namespace) -> int:
+    answer = hub.agent(options.agent)
+    page = hub.parse(lambda: AgentPage(answer))
+    if options.json:
+        print_json(answer)
+    else:
+        page.print()
+    return 0
+
+
+def _list(hub: HubApi, options: argparse.Namespace) -> int:
     found = hub.active_agents(_MOST)
     if options.all:
         found = _registered(hub, {one["agent_id"]: one for one in found})
@@ -66,16 +89,20 @@ def _registered(hub: HubApi, active: dict[str, dict[str, Any]]) -> list[dict[str
 
 
 def _status(hub: HubApi, agent: str) -> dict[str, Any]:
+    """The state of an agent, as the list of active ones has it."""
+    unknown: dict[str, Any] = {"agent_id": agent, "connected": False, "usage": None, "violations": 0}
+    unknown |= {"violations_last_hour": 0, "wait_left_ms": 0, "rate_limited": False, "exempt": False}
+    unknown |= {"override": False, "blocked": False, "denied_per_minute": 0, "role": ""}
     try:
-        return hub.agent(agent)
+        found = hub.agent(agent)
+        card = {name: found.get(name, value) for name, value in unknown.items()}
+        return card | {"override": bool(card["override"])}
     except InvalidInput:  # registered before its name was reserved: no path leads to it
         pass
     except HubError as error:
         if error.status != 404:
             raise
-    unknown: dict[str, Any] = {"agent_id": agent, "connected": False, "usage": None, "violations": 0}
-    unknown |= {"violations_last_hour": 0, "wait_left_ms": 0, "rate_limited": False}
-    return unknown | {"exempt": False, "override": False}
+    return unknown
 
 
 def _row(agent: AgentSummary) -> list[str | Cell]:

@@ -8,7 +8,10 @@ from contextlib import closing
 from threading import Thread
 from typing import Any, Final, TypeVar
 
-from headgate.cli.hub_api import HubError, add_hub_options, hub_from, whole
+from headgate.cli.answers import whole
+from headgate.cli.hub_api import HubError
+from headgate.cli.hub_commands import note_unregistered
+from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command, whole_number
 from headgate.cli.terminal import GREEN, RED, YELLOW, coloured, print_error, print_json, waiting_for
 from headgate.errors import HeadgateError, InvalidInput, printable
@@ -85,6 +88,8 @@ def _run(options: argparse.Namespace) -> int:
         print_json(answer)
     else:
         print(_summary(answer))
+        if options.store is None:
+            note_unregistered(hub_from(options), options.agent)
     return int(options.code)
 
 

@@ -4,10 +4,11 @@ import argparse
 from functools import partial
 from typing import Final
 
+from headgate.cli.fish_completion import FILES, fish_script
 from headgate.cli.parser import Commands, add_command, requires
 from headgate.gate.policy import BUILT_IN_TIERS
 
-_SHELLS: Final = ("bash", "zsh", "tcsh")
+_SHELLS: Final = ("bash", "zsh", "tcsh", "fish")
 
 
 def add(commands: Commands, root: argparse.ArgumentParser) -> None:
@@ -17,27 +18,35 @@ def add(commands: Commands, root: argparse.ArgumentParser) -> None:
         "completion",
         partial(_run, root),
         "print a completion script for a shell",
-        "Print a script that completes commands, options and files in a shell. Requires the extra headgate[cli].",
+        "Print a script that completes commands, options and files in a shell. Except for fish, it requires the extra "
+        "headgate[cli].",
         "headgate completion bash > ~/.local/share/bash-completion/completions/headgate",
         "headgate completion zsh > ~/.zfunc/_headgate",
+        "headgate completion fish > ~/.config/fish/completions/headgate.fish",
     )
     parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=f"one of {', '.join(_SHELLS)}")
 
 
 def _run(root: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    with requires("cli", "completion"):
-        import shtab
-    for action in _actions(root):
-        if action.metavar in ("FILE", "LOG"):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
     tiers = [action for action in _actions(root) if action.dest == "tier"]
     for action in tiers:
         action.choices = BUILT_IN_TIERS  # offered, as a shell can't know those of a policy
-    script = shtab.complete(root, options.shell)
-    for action in tiers:
-        action.choices = None  # the parser is used again
-    print(script)
+    try:
+        print(fish_script(root) if options.shell == "fish" else _shtab_script(root, options.shell))
+    finally:
+        for action in tiers:
+            action.choices = None  # the parser is used again
     return 0
+
+
+def _shtab_script(root: argparse.ArgumentParser, shell: str) -> str:
+    with requires("cli", "completion"):
+        import shtab
+    for action in _actions(root):
+        if action.metavar in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    script: str = shtab.complete(root, shell)
+    return script
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:

@@ -1,15 +1,15 @@
 """`headgate override`: limits for single agents."""
 
 import argparse
-from typing import Any, Final
+from typing import Any
 
-from headgate.cli.hub_api import HubApi, add_agent_command, add_hub_options, hub_from, note_unregistered
+from headgate.cli.hub_api import HubApi
+from headgate.cli.hub_commands import add_agent_command, print_unregistered
+from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command, add_group
-from headgate.cli.terminal import Column, print_error, print_json, print_table
-from headgate.errors import HeadgateError, printable
-from headgate.limits.notation import parse
-
-_SESSION: Final = "session"
+from headgate.cli.terminal import Column, print_json, print_table
+from headgate.cli.tier_limits import SESSION, add_tier_limits, given_limits
+from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
@@ -27,15 +27,7 @@ def add(commands: Commands) -> None:
         json=True,
     )
     add_hub_options(verb, agent=True)
-    verb.add_argument(
-        "limits",
-        type=_tier_limit,
-        action=_TierLimits,
-        nargs="+",
-        metavar="TIER=LIMIT",
-        help="tier, such as heavy, and its limit; session: the limit of each of its sessions",
-    )
-    verb.add_argument("--channel", metavar="C", help="only on this channel, such as ws or http; not for sessions")
+    add_tier_limits(verb)
     add_agent_command(
         verbs,
         "remove",
@@ -52,37 +44,9 @@ def add(commands: Commands) -> None:
     add_hub_options(verb)
 
 
-def _tier_limit(text: str) -> tuple[str, str]:
-    tier, equals, limit = text.partition("=")
-    if not equals or not tier.isidentifier():  # the hub knows the tiers of its policy
-        raise argparse.ArgumentTypeError(
-            f"expected a tier (or {_SESSION}) and a limit, such as heavy=100/minute, got {text!r}"
-        )
-    try:
-        parse(limit)
-    except HeadgateError as error:
-        raise argparse.ArgumentTypeError(f"{tier}: {error}") from None
-    return tier, limit
-
-
-class _TierLimits(argparse.Action):
-    """Limits by tier, each tier once."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object) -> None:
-        limits = dict(values)
-        if len(limits) < len(values):
-            parser.error(
-                f"argument {self.metavar}: expected each tier once, got {' '.join([one[0] for one in values])}"
-            )
-        setattr(namespace, self.dest, limits)
-
-
 def _set(options: argparse.Namespace) -> int:
-    if options.channel is not None and _SESSION in options.limits:
-        print_error("headgate override set: --channel: sessions have no channel: set session=… without --channel")
-        return 2
     hub, agent = hub_from(options), options.agent
-    answer = hub.set_override(agent, options.limits if options.channel is None else {options.channel: options.limits})
+    answer = hub.set_override(agent, given_limits(options))
     if options.json:
         print_json(answer)
         return 0
@@ -91,7 +55,8 @@ def _set(options: argparse.Namespace) -> int:
     )
     print(f"overrides of {printable(agent)}:")
     _print(rows)
-    note_unregistered(hub, agent)
+    if answer.get("registered") is False:
+        print_unregistered(agent)
     return 0
 
 
@@ -109,7 +74,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _with_sessions(overrides: dict[str, Any], sessions: dict[str, str | None]) -> dict[str, Any]:
     """The overrides of tiers and of sessions in one table."""
-    own = {agent: {"-": {_SESSION: limit}} for agent, limit in sessions.items() if limit is not None}
+    own = {agent: {"-": {SESSION: limit}} for agent, limit in sessions.items() if limit is not None}
     return {agent: {**overrides.get(agent, {}), **own.get(agent, {})} for agent in sorted({*overrides, *own})}
 
 

@@ -1,6 +1,7 @@
 """The argument parser: help with examples, and errors that say what was expected."""
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -12,6 +13,10 @@ from headgate.errors import HeadgateError, printable
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 RunCommand: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+class UsageError(HeadgateError):
+    """Arguments that are right by themselves, but not together: exit code 2."""
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -55,7 +60,7 @@ def add_command(
     """Add a command. `about` is for the list of commands, the rest for its own help; `json` adds --json."""
     shown = "\n".join(["examples:", *[f"  {example}" for example in examples]])
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=description, epilog=shown)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, command=parser.prog)
     if json:
         # No default: that of a subcommand would overwrite --json before the subcommand.
         parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one line of JSON")
@@ -66,6 +71,20 @@ def add_group(commands: Commands, name: str, about: str) -> Commands:
     """Add a command with subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def json_text(text: str) -> str:
+    """JSON, for argparse. It stays a text, so that it is sent as it is."""
+    try:
+        text.encode()
+        json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected JSON, got {text[:100]!r} ({error})") from None
+    return text
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def duration(text: str) -> float:

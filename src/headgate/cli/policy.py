@@ -1,23 +1,30 @@
-"""`headgate policy`: check and show policy files."""
+"""`headgate policy`: check and show policy files, and the policy in effect at a hub."""
 
 import argparse
+from dataclasses import fields
+from typing import Any
 
-from headgate.cli.parser import Commands, add_command, add_group
-from headgate.cli.terminal import print_json
+from headgate.cli.answers import local_time, shown
+from headgate.cli.hub_commands import Rows
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, UsageError, add_command, add_group
+from headgate.cli.terminal import YELLOW, Cell, Column, print_json, print_table
 from headgate.errors import printable
-from headgate.gate.policy import Policy
+from headgate.gate.policy import Policy, PolicyError, read_toml
+from headgate.hub.settings import HubSettings
 
 _CHANGE = ("path", "value", "default")
 
 
 def add(commands: Commands) -> None:
-    verbs = add_group(commands, "policy", "check or show a policy file")
+    verbs = add_group(commands, "policy", "check or show a policy")
     check = add_command(
         verbs,
         "check",
         _check,
         "report mistakes in a policy file, and its changes",
-        "Report all mistakes in a policy file. If there are none, list what it changes from the defaults.",
+        "Report all mistakes in a policy file, its table [hub] included. If there are none, list what it changes from "
+        "the defaults. The environment, which takes precedence over [hub], is not taken into account.",
         "headgate policy check headgate.toml",
         json=True,
     )
@@ -27,16 +34,21 @@ def add(commands: Commands) -> None:
         "show",
         _show,
         "print a complete policy",
-        "Print the complete policy of a file, including all defaults, as TOML.",
+        "Print the complete policy of a file, including all defaults, as TOML. With --effective, print the policy that "
+        "is in effect at a hub, and where each value comes from: the default, the file, or a change, by whom and when.",
         "headgate policy show > headgate.toml",
         "headgate policy show headgate.toml --json",
+        "headgate policy show --effective",
         json=True,
     )
     show.add_argument("file", metavar="FILE", nargs="?", help="policy file in TOML (default: the default policy)")
+    show.add_argument("--effective", action="store_true", help="ask a hub what is in effect there, and why")
+    add_hub_options(show)
 
 
 def _check(options: argparse.Namespace) -> int:
-    changed = Policy.load(options.file).changed()
+    policy, settings = _load(options.file)
+    changed = policy.changed() + _changed(settings)
     if options.json:
         print_json({"file": options.file, "changes": [dict(zip(_CHANGE, one, strict=True)) for one in changed]})
         return 0
@@ -46,10 +58,84 @@ def _check(options: argparse.Namespace) -> int:
     return 0
 
 
+def _load(file: str) -> tuple[Policy, HubSettings]:
+    """The policy and the settings of a file by itself; a `PolicyError` lists the mistakes of both."""
+    content = read_toml(file)
+    mistakes: list[str] = []
+    policy, settings = Policy(), HubSettings()
+    try:
+        policy = Policy.from_settings(file, content)
+    except PolicyError as error:
+        mistakes += error.mistakes
+    try:
+        settings = HubSettings.from_content(file, content, environment={})
+    except PolicyError as error:
+        mistakes += error.mistakes
+    if mistakes:
+        raise PolicyError(file, mistakes)
+    return policy, settings
+
+
+def _changed(settings: HubSettings) -> list[tuple[str, str, str]]:
+    """The settings that aren't the defaults: the path, the value, and the default. Secrets are not shown."""
+    found = []
+    for one in fields(HubSettings):
+        value = getattr(settings, one.name)
+        if value != one.default:
+            shown_value = _text(value) if one.metadata["shown"] else "(not shown)"
+            found.append((f"hub.{one.name}", shown_value, _text(one.default)))
+    return found
+
+
+def _text(value: Any) -> str:
+    """A setting, as it is written."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    return "" if value is None else printable(str(value))
+
+
 def _show(options: argparse.Namespace) -> int:
+    if options.effective:
+        return _show_effective(options)
+    if hasattr(options, "hub") or hasattr(options, "token_file"):
+        raise UsageError("--hub, --token-file: expected --effective too; a file is shown without a hub")
     policy = Policy() if options.file is None else Policy.load(options.file)
     if options.json:
         print_json(policy.settings())
     else:
         print(policy.toml(), end="")
     return 0
+
+
+def _show_effective(options: argparse.Namespace) -> int:
+    if options.file is not None:
+        raise UsageError("--effective: expected no FILE; the hub has its own")
+    hub = hub_from(options)
+    answer = hub.policy()
+    rows = hub.parse(lambda: _rows(answer))
+    if options.json:
+        print_json(answer)
+        return 0
+    print_table([Column("setting"), Column("value"), Column("from", elastic=True)], rows)
+    return 0
+
+
+def _rows(answer: dict[str, Any]) -> Rows:
+    overruled = {str(path) for path in answer["overruled"]}
+    return [[shown(one["path"]), shown(one["value"]), _source(one, overruled)] for one in answer["values"]]
+
+
+def _source(one: dict[str, Any], overruled: set[str]) -> Cell:
+    """Where a value comes from."""
+    if one["source"] != "change":
+        return Cell(shown(one["source"]))
+    by = f" by {shown(one['by'])}" if one["by"] else ""
+    at = "" if one["at"] is None else f", {local_time(one['at'])}"
+    if one["file_value"] is None:
+        return Cell(f"change{by}{at}")
+    instead = shown(one["file_value"])
+    if one["path"] in overruled:
+        return Cell(f"change{by}{at}; overrules the file, which says {instead}", YELLOW)
+    return Cell(f"change{by}{at}; otherwise {instead}")

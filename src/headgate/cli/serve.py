@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
-from headgate.cli.hub_api import SecretOption
+from headgate.cli.hub_options import SecretOption
 from headgate.cli.parser import Commands, requires
 from headgate.cli.terminal import ClosedOutput
 from headgate.errors import HeadgateError

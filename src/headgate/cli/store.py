@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from headgate.cli.hub_api import add_hub_options, hub_from
+from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import print_json
 from headgate.errors import printable

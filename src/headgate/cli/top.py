@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from headgate.cli.hub_api import HubError, add_hub_options, hub_from
+from headgate.cli.hub_api import HubError
+from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command, requires
 from headgate.cli.terminal import is_interactive
 from headgate.errors import HeadgateError

@@ -2,7 +2,9 @@
 
 import argparse
 
-from headgate.cli.hub_api import AgentSummary, HubApi, add_agent_command, add_hub_options, hub_from
+from headgate.cli.hub_api import AgentSummary, HubApi
+from headgate.cli.hub_commands import add_agent_command
+from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Column, print_json, print_table
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
+from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ LINKS: Final = ("admin", "viewer", "none")
 LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 SHORTEST_TOKEN: Final = 16
+_FLOAT: Final = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 A_TOKEN: Final = f"at least {SHORTEST_TOKEN} printable ASCII characters without spaces"
 
 
@@ -92,12 +94,28 @@ def _hosts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts))
 
 
+def _relay_rate(text: str) -> str:
+    number = text.strip().lower()
+    if number != "off" and (_FLOAT.fullmatch(number) is None or not 0 < float(number) < inf):
+        raise ValueError
+    return number
+
+
+def _relay_burst(text: str) -> str:
+    number = text.strip()
+    if re.fullmatch(r"\d{1,18}", number, re.ASCII) is None or int(number) == 0:
+        raise ValueError
+    return number
+
+
 def _store_url(text: str) -> str:
     if text:
         scheme_of(text)
     return text
 
 
+RELAY_RATE: Final[SettingParser] = ("messages per second, a number above 0 such as 1.0, or off", _relay_rate)
+RELAY_BURST: Final[SettingParser] = ("a whole number of messages above 0 such as 10", _relay_burst)
 _HOSTS: Final[SettingParser] = ("host names such as hub.example.org or *.example.org, separated by commas", _hosts)
 _NETWORKS: Final[SettingParser] = ("addresses or networks such as 10.0.0.0/8, separated by commas", _networks)
 _BOOLEAN: Final[SettingParser] = ("true or false", _boolean)
@@ -145,8 +163,8 @@ class HubSettings:
     )
     tls_certificate: Path | None = _setting(None, "file with the TLS certificate; enables TLS", _PATH)
     tls_key: Path | None = _setting(None, "file with the certificate's private key", _PATH)
-    relay_rate_limit: str = _setting("1.0", "messages per second for each address on the relay, or off", _TEXT)
-    relay_rate_burst: str = _setting("10", "messages that each address may send at once on the relay", _TEXT)
+    relay_rate_limit: str = _setting("1.0", "messages per second for each address on the relay, or off", RELAY_RATE)
+    relay_rate_burst: str = _setting("10", "messages that each address may send at once on the relay", RELAY_BURST)
     identify_within: float = _setting(10.0, "seconds that a connection has to identify itself", _seconds(0.1, 3600))
     max_agents: int = _setting(10_000, "maximum registered agents; the admin can add more", _whole(1, 1_000_000_000))
     max_frame: int = _setting(65_536, "maximum size of a frame, envelope or body in bytes", _whole(1024, 16_777_216))

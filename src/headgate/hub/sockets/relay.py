@@ -7,9 +7,7 @@ proto/headgate/v1/envelope.proto.
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
-from math import isinf
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -21,6 +19,7 @@ from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import BLOCKED, as_request_error
 from headgate.hub.monitoring.denials import DenialLog
+from headgate.hub.settings import RELAY_BURST, RELAY_RATE, SettingParser, variable
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket, disconnect
 from headgate.hub.timer import Timer
@@ -32,7 +31,6 @@ from headgate.limits.token_bucket import limited
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.base import Store
 
-_FLOAT: Final = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _LONGEST_ID: Final = 128
 _NO_WAIT_HELPS: Final = 86_400_000  # milliseconds: a day, where no wait would ever help
 _FLUSH: Final = 1.0  # seconds to send queued frames when the hub stops
@@ -41,22 +39,26 @@ _DRAIN: Final = 2.0  # seconds to close all connections
 
 def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
     """The limiter by address: `rate` messages per second, `burst` at once; None if the rate is "off"."""
-    if rate.strip().lower() == "off":
+    number = _parsed("relay_rate_limit", RELAY_RATE, rate)
+    if number == "off":
         return None
-    number = rate.strip()
-    value = float(number) if _FLOAT.fullmatch(number) else 0.0
-    if value == 0 or isinf(value):
-        refuse("HEADGATE_RELAY_RATE_LIMIT", "messages per second, a number above 0 such as 1.0, or off", rate)
-    most = burst.strip()
-    if re.fullmatch(r"\d{1,18}", most, re.ASCII) is None or int(most) == 0:
-        refuse("HEADGATE_RELAY_RATE_BURST", "a whole number of messages above 0 such as 10", burst)
+    most = _parsed("relay_rate_burst", RELAY_BURST, burst)
     try:
-        limit = limited(value, int(most))
+        limit = limited(float(number), int(most))
     except InvalidInput as error:
         raise InvalidInput(
             f"HEADGATE_RELAY_RATE_LIMIT {number} with HEADGATE_RELAY_RATE_BURST {most}: {error}"
         ) from None
     return Limiter(limit, store=store, name="relay")
+
+
+def _parsed(name: str, parser: SettingParser, text: str) -> str:
+    expected, parse = parser
+    try:
+        parsed: str = parse(text)
+    except ValueError:
+        refuse(variable(name), expected, text)
+    return parsed
 
 
 class Relay:

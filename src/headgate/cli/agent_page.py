@@ -1,0 +1,118 @@
+"""The page of one agent in the terminal, for `headgate agents AGENT`: its state, its buckets, and what was denied."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from headgate.cli.answers import local_time, number, shown, whole
+from headgate.cli.hub_api import AgentSummary
+from headgate.cli.hub_commands import Rows
+from headgate.cli.terminal import Cell, Column, print_table, usage_colour
+
+_LABEL: Final = 14  # columns
+
+_BUCKETS: Final = [
+    Column("bucket"), Column("used", right=True), Column("left", right=True), Column("limit"), Column("own"),
+]  # fmt: skip
+_ACTIONS: Final = [
+    Column("denied action", elastic=True), Column("tier"), Column("last minute", right=True),
+    Column("last hour", right=True),
+]  # fmt: skip
+_DENIALS: Final = [
+    Column("last denials"), Column("action", elastic=True), Column("tier"), Column("address"),
+    Column("wait", right=True),
+]  # fmt: skip
+
+
+class AgentPage:
+    """An answer about one agent, in which everything is fit to be printed."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._facts = list(_facts(data, AgentSummary.parse(data)))
+        self._tables = [(_BUCKETS, _buckets(data)), (_ACTIONS, _actions(data)), (_DENIALS, _denials(data))]
+
+    def print(self) -> None:
+        """Print the facts, and below them the tables that aren't empty."""
+        for label, text in self._facts:
+            print(f"{label:<{_LABEL}}{text}")
+        for columns, rows in self._tables:
+            if rows:
+                print()
+                print_table(columns, rows)
+
+
+def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str]]:
+    yield "agent", shown(agent.name)
+    state = ["connected" if agent.connected else "not connected"]
+    state += [f"rate limited, wait {agent.wait}"] if data["rate_limited"] else []
+    state += ["exempt from all limits"] if agent.exempt else []
+    yield "state", "; ".join(state)
+    if data["blocked"]:
+        until = data["blocked_until"]
+        reason = shown(data["blocked_reason"])
+        yield (
+            "blocked",
+            ("until it is unblocked" if until is None else f"until {local_time(until)}")
+            + (f": {reason}" if reason else ""),
+        )
+    at = "" if data["registered_at"] is None else f"{local_time(data['registered_at'])}"
+    registered = at or ("yes" if data["registered"] else "no")
+    yield "registered", registered + ("; its token is revoked" if data["revoked"] else "")
+    if data["role"]:
+        yield "role", shown(data["role"])
+    per_minute = whole(data["denied_per_minute"])
+    yield "denied", f"{per_minute} in the last minute, {agent.last_hour} in the last hour, {agent.violations} in a row"
+    yield "override", _override(data) or "none"
+    yield "sessions", f"{whole(data['sessions'])} open, each: {shown(data['session_limit'])}"
+    held = data["tasks"]["held"]
+    created = whole(data["tasks"]["created"])
+    yield "tasks", f"{'holds none' if held is None else f'holds {shown(held)}'}, created {created} unfinished"
+    for one in data["connections"]:
+        yield "connection", f"{shown(one['kind'])} from {shown(one['address'])} since {local_time(one['since'])}"
+
+
+def _override(data: dict[str, Any]) -> str:
+    own = [
+        f"{shown(channel)} {shown(tier)}={shown(limit)}"
+        for channel, tiers in data["override"].items()
+        for tier, limit in tiers.items()
+    ]
+    session = data["session_override"]
+    return ", ".join(own if session is None else [*own, f"session={shown(session)}"])
+
+
+def _buckets(data: dict[str, Any]) -> Rows:
+    return [
+        [
+            f"{shown(one['channel'])} {shown(one['tier'])}",
+            Cell(f"{number(one['used']):.0%}", usage_colour(number(one["used"]))),
+            f"{whole(one['remaining'])}/{whole(one['capacity'])}",
+            shown(one["limit"]),
+            "override" if one["own"] else "",
+        ]
+        for one in data["buckets"]
+    ]
+
+
+def _actions(data: dict[str, Any]) -> Rows:
+    return [
+        [
+            f"{shown(one['channel'])} {shown(one['action'])}",
+            shown(one["tier"]) or "-",
+            str(whole(one["last_minute"])),
+            str(whole(one["last_hour"])),
+        ]
+        for one in data["denied_actions"]
+    ]
+
+
+def _denials(data: dict[str, Any]) -> Rows:
+    return [
+        [
+            local_time(one["at"]),
+            f"{shown(one['channel'])} {shown(one['action'])}",
+            shown(one["tier"]) or "-",
+            shown(one["address"]) or "-",
+            "-" if one["retry_after_ms"] is None else f"{whole(one['retry_after_ms']) / 1000:.3g} s",
+        ]
+        for one in data["denials"]
+    ]

@@ -1,0 +1,75 @@
+"""`headgate alerts` and `headgate addresses`: who was denied too often."""
+
+import argparse
+from typing import Any
+
+from headgate.cli.answers import local_time, shown, whole
+from headgate.cli.hub_commands import ListCommand, Rows
+from headgate.cli.parser import Commands, whole_number
+from headgate.cli.terminal import Column
+
+
+def add(commands: Commands) -> None:
+    _ALERTS.add(
+        commands,
+        "alerts",
+        "list alerts",
+        "List the alerts, newest first: agents with many violations in a short time, the violations since then, what "
+        "was denied most, and from where. headgate agents AGENT shows more, headgate block AGENT stops it.",
+        "headgate alerts",
+        "headgate alerts --open --json",
+    )
+    _ADDRESSES.add(
+        commands,
+        "addresses",
+        "list denied addresses",
+        "List the network addresses that were denied within the last hour, the worst first: connects, requests "
+        "without a token, registrations and wrong tokens have a limit each per address.",
+        "headgate addresses",
+    )
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--open", action="store_true", help="only open alerts")
+    parser.add_argument(
+        "--limit", type=whole_number(1, 1000), default=100, metavar="N", help="at most N (default: 100)"
+    )
+
+
+def _alerts(answer: dict[str, Any]) -> Rows:
+    return [
+        [
+            local_time(one["raised_at"]),
+            str(one["agent_id"]),
+            "open" if one["resolved_at"] is None else f"resolved {local_time(one['resolved_at'])}",
+            str(whole(one["total"])),
+            ", ".join([f"{shown(each['channel'])} {shown(each['action'])}" for each in one["actions"]]) or "-",
+            shown(one["address"]) or "-",
+        ]
+        for one in answer["alerts"]
+    ]
+
+
+def _addresses(answer: dict[str, Any]) -> Rows:
+    return [
+        [shown(one["address"]), shown(one["purpose"]), str(whole(one["denials"])), local_time(one["last_at"])]
+        for one in answer["addresses"]
+    ]
+
+
+_ALERTS = ListCommand(
+    lambda hub, options: hub.alerts(options.limit, only_open=options.open),
+    [Column("raised"), Column("agent", elastic=True), Column("state"), Column("violations", right=True),
+     Column("denied"), Column("address")],
+    _alerts,
+    "no alerts",
+    viewer=True,
+    arguments=_add_arguments,
+)  # fmt: skip
+_ADDRESSES = ListCommand(
+    lambda hub, _: hub.addresses(),
+    [Column("address"), Column("purpose"), Column("hour", right=True), Column("last denied")],
+    _addresses,
+    "no address was denied within the last hour",
+    viewer=True,
+)

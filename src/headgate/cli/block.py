@@ -1,0 +1,124 @@
+"""`headgate block`, `unblock` and `disconnect`: the emergency brake."""
+
+import argparse
+import re
+from datetime import datetime
+from time import time
+from typing import Any, Final
+
+from headgate.cli.answers import local_time, shown, whole
+from headgate.cli.hub_api import HubApi, HubError
+from headgate.cli.hub_commands import add_agent_command, print_unregistered
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import print_json
+from headgate.errors import printable
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LONGEST: Final = 10 * 366 * 86_400  # seconds of a block with an end
+
+
+def add(commands: Commands) -> None:
+    block = add_command(
+        commands,
+        "block",
+        _block,
+        "block an agent everywhere",
+        "Block an agent on every channel and tier, from its next request on, on open connections too. A block wins "
+        "over exemptions and overrides, and survives a restart. Without an end it holds until headgate unblock.",
+        "headgate block planner",
+        "headgate block planner --for 2h --reason 'it loops' --disconnect",
+        "headgate block planner --until 2026-12-01T18:00",
+        json=True,
+    )
+    add_hub_options(block, agent=True)
+    end = block.add_mutually_exclusive_group()
+    end.add_argument("--for", type=_from_now, dest="until", metavar="DURATION", help="such as 90s, 30m, 2h or 1d")
+    end.add_argument(
+        "--until", type=_moment, metavar="TIME", help="such as 2026-12-01T18:00, local, or with a zone such as Z"
+    )
+    block.add_argument("--reason", default="", metavar="TEXT", help="why; operators see it, the agent doesn't")
+    block.add_argument("--disconnect", action="store_true", help="close the agent's connections to this hub, too")
+    add_agent_command(
+        commands,
+        "unblock",
+        _unblock,
+        lambda agent, answer: (
+            f"{agent} is no longer blocked: its limits apply" if answer["was_blocked"] else f"{agent} was not blocked"
+        ),
+        "end the block of an agent",
+        "End the block of an agent, from its next request on.",
+        "headgate unblock planner",
+        notes=lambda answer: not answer["was_blocked"],
+    )
+    add_agent_command(
+        commands,
+        "disconnect",
+        HubApi.disconnect,
+        _closed,
+        "close the connections of an agent",
+        "Close all WebSocket connections of an agent to this hub. It may connect again at once; headgate block and "
+        "headgate revoke keep it out.",
+        "headgate disconnect planner",
+        notes=lambda answer: not answer["connections"],
+    )
+
+
+def _block(options: argparse.Namespace) -> int:
+    hub, agent = hub_from(options), options.agent
+    answer = hub.block(agent, options.until, options.reason)
+    if options.disconnect:
+        answer |= {"connections": hub.disconnect(agent)["connections"]}
+    if options.json:
+        print_json(answer)
+        return 0
+    print("\n".join(hub.parse(lambda: _blocked(printable(agent), answer))))
+    if answer.get("registered") is False:
+        print_unregistered(agent)
+    return 0
+
+
+def _blocked(agent: str, answer: dict[str, Any]) -> list[str]:
+    end = "it is unblocked" if answer["until"] is None else local_time(answer["until"])
+    reason = f" ({shown(answer['reason'])})" if answer["reason"] else ""
+    return [f"{agent} is blocked until {end}{reason}"] + ([_closed(agent, answer)] if "connections" in answer else [])
+
+
+def _closed(agent: str, answer: dict[str, Any]) -> str:
+    number = whole(answer["connections"])
+    return f"{agent} has no connections to this hub" if number == 0 else f"connections of {agent} closed: {number}"
+
+
+def _unblock(hub: HubApi, agent: str) -> dict[str, Any]:
+    """End a block. The hub's answer is the same if there was none, so it is asked before."""
+    try:
+        was_blocked = bool(hub.agent(agent).get("blocked"))
+    except HubError as error:
+        if error.status != 404:
+            raise
+        was_blocked = False
+    return hub.unblock(agent) | {"was_blocked": was_blocked}
+
+
+def _from_now(text: str) -> float:
+    """The end of a duration that begins now, in seconds since 1970."""
+    parts = re.fullmatch(r"(?:[0-9]{1,9}[smhdw])+", text) and re.findall(r"([0-9]+)(.)", text)
+    seconds = sum([int(number) * _SECONDS[unit] for number, unit in parts or []])
+    if not 0 < seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"expected a duration such as 90s, 30m, 2h or 1d, up to 10 years, got {text!r}"
+        )
+    return time() + seconds
+
+
+def _moment(text: str) -> float:
+    """A time in the future, local unless it has a zone, in seconds since 1970."""
+    try:
+        moment = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"expected a time such as 2026-12-01T18:00 or 2026-12-01T18:00+02:00, got {text!r}"
+        ) from None
+    if not 0 < moment - time() <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"expected a time in the future, within 10 years, got {text!r}")
+    return moment

@@ -1,0 +1,72 @@
+"""`headgate changes` and `headgate reload`: changes of limits, by commands and by the policy file."""
+
+import argparse
+from typing import Any, Final
+
+from headgate.cli.answers import local_time, shown
+from headgate.cli.hub_commands import ListCommand, Rows
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command, whole_number
+from headgate.cli.terminal import Column, print_json
+
+_REMEDY: Final = "headgate policy show --effective shows by whom; headgate defaults reset and override remove undo it"
+
+
+def add(commands: Commands) -> None:
+    _CHANGES.add(
+        commands,
+        "changes",
+        "list who changed what",
+        "List the changes of limits, exemptions, blocks and roles, newest first: when, by whom, and what.",
+        "headgate changes",
+        "headgate changes --limit 10 --json",
+    )
+    parser = add_command(
+        commands,
+        "reload",
+        _reload,
+        "reload the policy file of the hub",
+        "Reload the hub's policy file, from the next request on. A file with mistakes is refused, and nothing changes. "
+        "Lists what waits for a restart of the hub, and what has no effect because a stored change overrules it.",
+        "headgate reload",
+        json=True,
+    )
+    add_hub_options(parser)
+
+
+def _add_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--limit", type=whole_number(1, 1000), default=100, metavar="N", help="at most N (default: 100)"
+    )
+
+
+def _rows(answer: dict[str, Any]) -> Rows:
+    return [[local_time(one["at"]), shown(one["by"]) or "-", shown(one["what"])] for one in answer["changes"]]
+
+
+_CHANGES = ListCommand(
+    lambda hub, options: hub.changes(options.limit),
+    [Column("time"), Column("by"), Column("change", elastic=True)],
+    _rows,
+    "nothing was changed",
+    arguments=_add_limit,
+)
+
+
+def _reload(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    answer = hub.reload()
+    if options.json:
+        print_json(answer)
+    else:
+        print("\n".join(hub.parse(lambda: _report(answer))))
+    return 0
+
+
+def _report(answer: dict[str, Any]) -> list[str]:
+    lines = ["the policy file is reloaded" if answer["reloaded"] else "the policy file has not changed"]
+    if answer["waits_for_restart"]:
+        lines.append(f"waits for a restart of the hub: {', '.join(map(shown, answer['waits_for_restart']))}")
+    if answer["overruled"]:
+        lines.append(f"overruled by stored changes: {', '.join(map(shown, answer['overruled']))} ({_REMEDY})")
+    return lines

@@ -1,0 +1,82 @@
+"""`headgate channels`: chat channels."""
+
+import argparse
+from typing import Any, Final
+
+from headgate.cli.answers import local_time, shown, whole
+from headgate.cli.hub_api import HubApi
+from headgate.cli.hub_commands import ListCommand, Rows
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import Column, print_json
+from headgate.errors import HeadgateError, printable
+
+_MOST: Final = 1_000_000  # bound against a faulty server
+
+
+def add(commands: Commands) -> None:
+    verbs = _LIST.add_group(
+        commands,
+        "channels",
+        "list or delete chat channels",
+        "List the chat channels, by name. With delete, delete one with its messages.",
+        "headgate channels",
+        "headgate channels delete news",
+    )
+    verb = add_command(
+        verbs,
+        "delete",
+        _delete,
+        "delete a chat channel with its messages",
+        "Delete a chat channel with its messages.",
+        "headgate channels delete news",
+        json=True,
+    )
+    verb.add_argument("name", type=_channel_name, metavar="NAME", help="name of the chat channel")
+    add_hub_options(verb)
+
+
+def _channel_name(text: str) -> str:
+    if text in ("", ".", "..") or len(text) > 64 or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected the name of a chat channel, got {text[:100]!r}")
+    return text
+
+
+def _fetch(hub: HubApi, _options: argparse.Namespace) -> dict[str, Any]:
+    channels: list[dict[str, Any]] = []
+    for page in hub.chat_channels():
+        channels += page
+        if len(channels) > _MOST:
+            raise HeadgateError(f"{hub.url}: expected at most {_MOST:,} chat channels, got more")
+    return {"channels": channels}
+
+
+def _rows(answer: dict[str, Any]) -> Rows:
+    return [
+        [
+            shown(one["name"]),
+            shown(one["creator"]) or "admin",
+            str(whole(one["subscribers"])),
+            local_time(one["created_at"]),
+            shown(one["about"]),
+        ]
+        for one in answer["channels"]
+    ]
+
+
+_LIST = ListCommand(
+    _fetch,
+    [Column("channel"), Column("creator"), Column("subscribers", right=True), Column("created"),
+     Column("about", elastic=True)],
+    _rows,
+    "no chat channels",
+)  # fmt: skip
+
+
+def _delete(options: argparse.Namespace) -> int:
+    answer = hub_from(options).delete_chat_channel(options.name)
+    if options.json:
+        print_json(answer)
+    else:
+        print(f"chat channel {printable(options.name)} is deleted, with its messages")
+    return 0

@@ -1,0 +1,120 @@
+"""The shapes of commands that call a hub: a change of one agent, a list, a new token."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from headgate.cli.answers import shown
+from headgate.cli.hub_api import HubApi, HubError
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import Cell, Column, print_error, print_json, print_table
+from headgate.errors import InvalidInput, printable
+from headgate.hub.settings import usable_token
+
+Answer: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[list[str | Cell]]
+
+
+def add_agent_command(
+    commands: Commands,
+    name: str,
+    change: Callable[[HubApi, str], Answer],
+    text: Callable[[str, Answer], str],
+    about: str,
+    description: str,
+    *examples: str,
+    notes: Callable[[Answer], bool] = lambda _: False,
+) -> None:
+    """Add a command that changes an agent's state at the hub. `text` reports it, by the agent's name and the answer.
+
+    Where `notes` is true for the answer, a note says so if no agent of that name is registered: it may be misspelt.
+    """
+
+    def run(options: argparse.Namespace) -> int:
+        hub, agent = hub_from(options), options.agent
+        answer = change(hub, agent)
+        if options.json:
+            print_json(answer)
+            return 0
+        print(hub.parse(lambda: text(printable(agent), answer)))
+        if notes(answer):
+            note_unregistered(hub, agent)
+        return 0
+
+    add_hub_options(add_command(commands, name, run, about, description, *examples, json=True), agent=True)
+
+
+def note_unregistered(hub: HubApi, agent: str) -> None:
+    """Print a note if no agent of that name is registered: the hub is asked."""
+    try:
+        registered = hub.agent(agent).get("registered", True)
+    except InvalidInput:  # no path leads to it
+        return
+    except HubError as error:
+        registered = error.status != 404
+    if registered is False:
+        print_unregistered(agent)
+
+
+def print_unregistered(*agents: str) -> None:
+    """Print a note that no such agents are registered. Letters that look like others can be told apart in it."""
+    for agent in agents:
+        escaped = "" if agent.isascii() else f" ({agent.encode('ascii', 'backslashreplace').decode()})"
+        print_error(f"note: no agent named {printable(agent)}{escaped} is registered")
+
+
+@dataclass(frozen=True)
+class ListCommand:
+    """A command that prints a list of the hub as a table."""
+
+    fetch: Callable[[HubApi, argparse.Namespace], Answer]
+    columns: Sequence[Column]
+    rows: Callable[[Answer], Rows]
+    empty: str
+    """The text in place of an empty table."""
+    viewer: bool = False
+    arguments: Callable[[argparse.ArgumentParser], object] = lambda _: None
+    """Adds arguments. They have no defaults: those of `list` would overwrite options before it."""
+
+    def add(self, commands: Commands, name: str, about: str, description: str, *examples: str) -> Any:
+        parser = add_command(commands, name, self._run, about, description, *examples, json=True)
+        self.arguments(parser)
+        add_hub_options(parser, viewer=self.viewer)
+        return parser
+
+    def add_group(self, commands: Commands, name: str, about: str, description: str, *examples: str) -> Commands:
+        """Add it as the command `name`, and as the first of the commands below: `name list`."""
+        verbs: Commands = self.add(commands, name, about, description, *examples).add_subparsers(
+            title="commands", metavar="COMMAND"
+        )
+        listed = description.partition(".")[0]
+        self.add(verbs, "list", f"{listed[0].lower()}{listed[1:]}", f"{listed}.", f"headgate {name} list")
+        return verbs
+
+    def _run(self, options: argparse.Namespace) -> int:
+        hub = hub_from(options, viewer=self.viewer)
+        return self.print(options, hub, self.fetch(hub, options))
+
+    def print(self, options: argparse.Namespace, hub: HubApi, answer: Answer) -> int:
+        """Print an answer, as JSON or as a table; the exit code."""
+        if options.json:
+            print_json(answer)
+            return 0
+        rows = hub.parse(lambda: self.rows(answer))
+        if rows:
+            print_table(self.columns, rows)
+        else:
+            print(self.empty)
+        return 0
+
+
+def print_token(options: argparse.Namespace, hub: HubApi, answer: Answer, note: str, field: str = "token") -> int:
+    """Print a new token alone on standard output, for `TOKEN=$(headgate …)`, and a note beside it."""
+    if options.json:
+        print_json(answer)
+        return 0
+    print(hub.parse(lambda: usable_token(shown(answer[field]))))
+    print_error(f"note: {note}")
+    return 0

@@ -1,0 +1,88 @@
+"""`headgate tasks`: the queue of tasks."""
+
+import argparse
+from typing import Any, Final
+
+from headgate.cli.answers import local_time, number, shown, whole
+from headgate.cli.hub_api import HubApi
+from headgate.cli.hub_commands import ListCommand, Rows
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command, json_text, whole_number
+from headgate.cli.terminal import Column, print_json
+
+_STATES: Final = ("queued", "assigned", "accepted", "completed", "failed")
+_LIMIT: Final = 50
+
+
+def add(commands: Commands) -> None:
+    verbs = _LIST.add_group(
+        commands,
+        "tasks",
+        "list or push tasks",
+        "List the tasks of all agents, newest first. With push, queue a task for any idle agent.",
+        "headgate tasks",
+        "headgate tasks --state failed",
+        """headgate tasks push '{"url": "https://example.org"}'""",
+    )
+    verb = add_command(
+        verbs,
+        "push",
+        _push,
+        "queue a task for any idle agent",
+        "Queue a task. An idle agent that isn't rate limited gets it.",
+        """headgate tasks push '{"url": "https://example.org"}'""",
+        json=True,
+    )
+    verb.add_argument("payload", type=json_text, metavar="JSON", help="what the agent gets: any JSON")
+    add_hub_options(verb)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    absent = argparse.SUPPRESS
+    parser.add_argument(
+        "--state", choices=_STATES, default=absent, metavar="STATE", help=f"only in this state: {', '.join(_STATES)}"
+    )
+    limit = f"at most N, up to 100 (default: {_LIMIT})"
+    parser.add_argument("--limit", type=whole_number(1, 100), default=absent, metavar="N", help=limit)
+    parser.add_argument("--before", default=absent, metavar="TASK", help="only tasks created before this one")
+
+
+def _fetch(hub: HubApi, options: argparse.Namespace) -> dict[str, Any]:
+    given = vars(options)
+    return hub.tasks(given.get("limit", _LIMIT), **{name: given[name] for name in ("state", "before") if name in given})
+
+
+def _rows(answer: dict[str, Any]) -> Rows:
+    return [
+        [
+            shown(one["task_id"]),
+            shown(one["state"]),
+            shown(one["agent"]) if one["agent"] is not None else "-",
+            f"{number(one['progress']):.0%}",
+            str(whole(one["attempt"])),
+            shown(one["creator"]) or "admin",
+            local_time(one["changed_at"]),
+            shown(one["note"]),
+        ]
+        for one in answer["tasks"]
+    ]
+
+
+_LIST = ListCommand(
+    _fetch,
+    [Column("task"), Column("state"), Column("agent"), Column("done", right=True), Column("attempt", right=True),
+     Column("creator"), Column("changed"), Column("note", elastic=True)],
+    _rows,
+    "no tasks",
+    arguments=_add_arguments,
+)  # fmt: skip
+
+
+def _push(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    answer = hub.push_task(options.payload)
+    if options.json:
+        print_json(answer)
+    else:
+        print(hub.parse(lambda: f"task {shown(answer['task_id'])} is {shown(answer['state'])}"))
+    return 0

@@ -1,0 +1,69 @@
+"""`headgate register`, `rotate`, `revoke` and `invite`: the tokens of agents."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+from headgate.cli.hub_api import HubApi
+from headgate.cli.hub_commands import Answer, add_agent_command, print_token
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, add_command
+from headgate.errors import printable
+
+
+def add(commands: Commands) -> None:
+    register = add_command(
+        commands,
+        "register",
+        partial(_print_token, HubApi.register, "{} is registered; the hub shows this token only once"),
+        "register an agent and print its token",
+        "Register an agent, even where registration is closed. Its token alone is printed on standard output.",
+        "TOKEN=$(headgate register planner)",
+        json=True,
+    )
+    add_hub_options(register, agent=True)
+    rotate = add_command(
+        commands,
+        "rotate",
+        partial(_print_token, HubApi.rotate, "the old token of {} no longer works; the hub shows this one only once"),
+        "replace the token of an agent",
+        "Give an agent a new token, also after a revocation; the old one stops working. The new token alone is printed "
+        "on standard output.",
+        "TOKEN=$(headgate rotate planner)",
+        json=True,
+    )
+    add_hub_options(rotate, agent=True)
+    add_agent_command(
+        commands,
+        "revoke",
+        HubApi.revoke,
+        lambda agent, answer: (
+            f"the token of {agent} is revoked: it can't connect any more"
+            if answer["revoked"]
+            else f"the token of {agent} was revoked before"
+        ),
+        "revoke the token of an agent",
+        "Revoke the token of an agent and close its connections. Its name stays taken; headgate rotate gives it a new "
+        "token.",
+        "headgate revoke planner",
+    )
+    invite = add_command(
+        commands,
+        "invite",
+        _invite,
+        "create an invitation to register",
+        "Create an invitation, a code for one registration. It alone is printed on standard output.",
+        "INVITATION=$(headgate invite)",
+        json=True,
+    )
+    add_hub_options(invite)
+
+
+def _print_token(make: Callable[[HubApi, str], Answer], note: str, options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    return print_token(options, hub, make(hub, options.agent), note.format(printable(options.agent)))
+
+
+def _invite(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    return print_token(options, hub, hub.invite(), "valid for one registration", "invitation")
