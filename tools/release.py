@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from tools.environments import DEV, PINS, ROOT, call, copy_source, pip, read, say
+from tools.smoke import find_version
 
 DIST = ROOT / "dist"
 UNRELEASED = "Unreleased"
@@ -16,7 +17,7 @@ UNRELEASED = "Unreleased"
 
 def check_release(tools: Path) -> int:
     """Build and check everything, say what is wrong and what to do, and return an exit code."""
-    version = find_version(read(ROOT / "src" / "headgate" / "_version.py"))
+    version = find_version()
     wrong = check_changelog(read(ROOT / "CHANGELOG.md"), version, date.today())
     shutil.rmtree(DIST, ignore_errors=True)
     building = "building the sdist and the wheel, usually about two minutes"
@@ -36,12 +37,6 @@ def check_release(tools: Path) -> int:
     say(f"headgate {version} can be released; nothing was published. Wheels for all systems come from the workflow")
     say(f"`wheels`: git tag v{version}, push the tag, and collect them there. This one is for this system alone.")
     return 0
-
-
-def find_version(source: str) -> str:
-    """The version that is stated in _version.py."""
-    (version,) = re.findall(r'^VERSION: Final = "(.+)"$', source, re.MULTILINE)
-    return str(version)
 
 
 def check_changelog(text: str, version: str, today: date) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tries an installed headgate: python -P tools/smoke.py VERSION [--hub], with the Python that it is installed for.
+"""Tries an installed headgate: python -P tools/smoke.py [VERSION] [--hub], with the Python that it is installed for.
 
 It uses the standard library alone. ./dev release and the workflow for wheels run it.
 """
@@ -20,7 +20,7 @@ SECONDS = 60  # to wait for a hub on a busy machine
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("version")
+    parser.add_argument("version", nargs="?", default=find_version(), help="expected; by default that of the checkout")
     parser.add_argument("--hub", action="store_true", help="start one, too")
     options = parser.parse_args()
     program = Path(sysconfig.get_path("scripts"), "headgate.exe" if os.name == "nt" else "headgate")
@@ -29,6 +29,13 @@ def main() -> None:
     if options.hub:
         try_hub(program, options.version)
     print(f"headgate {options.version} works: {'command, library, hub' if options.hub else 'command, library'}")
+
+
+def find_version() -> str:
+    """The version of the checkout that this file is in."""
+    source = Path(__file__).parents[1] / "src" / "headgate" / "_version.py"
+    (version,) = re.findall(r'^VERSION: Final = "(.+)"$', source.read_text(encoding="utf-8"), re.MULTILINE)
+    return str(version)
 
 
 def try_command(program: Path, version: str) -> None:
