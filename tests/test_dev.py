@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import venv
@@ -90,6 +91,19 @@ def copy_of_checkout(folder: Path) -> Path:
     for name in ("dev", "pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
     return checkout
+
+
+def test_the_first_start_says_how_long_it_takes_and_how_to_skip_it(tmp_path: Path) -> None:
+    command, checkout = ["env", "-u", "HEADGATE_PURE", sys.executable, "dev", "serve"], copy_of_checkout(tmp_path)
+    with subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True, start_new_session=True) as started:
+        try:
+            assert started.stdout is not None
+            assert [started.stdout.readline() for _ in range(2)] == [
+                "dev: HEADGATE_PURE=1 skips the compiling: headgate is slower then, and behaves the same\n",
+                "dev: compiling the hot modules, usually about a minute (0 s)\n",
+            ]
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)  # with pip, which it runs
 
 
 @pytest.mark.long
