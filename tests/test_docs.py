@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Callable
-from configparser import ConfigParser
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -321,9 +320,6 @@ def test_the_examples_of_the_deployment_page_are_well_formed() -> None:
     (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
     probes = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")]
     assert {f"GET {path}" for path in probes} <= {f"{route.method} {route.path}" for route in ROUTES}
-    unit = ConfigParser(interpolation=None, strict=False)
-    unit.read_string(*re.findall(r"```ini\n(.*?)```", text, re.DOTALL))
-    assert unit["Service"]["LimitNOFILE"] == "16384"
 
 
 def test_the_deployment_page_names_settings_that_exist() -> None:

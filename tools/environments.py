@@ -9,6 +9,7 @@ from __future__ import annotations  # lets an older Python reach the version che
 import hashlib
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,9 +39,30 @@ def environment(name: str, *groups: str, wheel: Path | None = None) -> Path:
         pip("install", "--no-compile", *packages, into=home, doing=f"installing packages into .dev/{name}")
         (home / "stamp").write_text(stamp)
     if wheel and read(home / "wheel-stamp") != digest(wheel.read_bytes()):
+        source_link(home).unlink(missing_ok=True)
         pip("install", "--no-deps", "--force-reinstall", str(wheel), into=home, doing=f"installing {wheel.name}")
         (home / "wheel-stamp").write_text(digest(wheel.read_bytes()))
     return home / "bin"
+
+
+def source_environment(name: str, *groups: str) -> Path:
+    """The same environment with src/ in place of the wheel: nothing is compiled."""
+    bin_ = environment(name, *groups)
+    home, program = bin_.parent, bin_ / "headgate"
+    if read(home / "wheel-stamp") != "src":
+        if any(source_link(home).parent.glob("headgate-*.dist-info")):
+            pip("uninstall", "--yes", "headgate", into=home, doing="removing the compiled headgate")
+        source_link(home).write_text(f"{ROOT / 'src'}\n")
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(str(bin_ / "python"))} -P -m headgate "$@"\n')
+        program.chmod(0o755)
+        (home / "wheel-stamp").write_text("src")
+    return bin_
+
+
+def source_link(home: Path) -> Path:
+    """The file that puts src/ on the path of an environment."""
+    (packages,) = home.glob("lib/python*/site-packages")
+    return packages / "headgate-src.pth"
 
 
 def requirements(*groups: str) -> list[str]:
@@ -60,14 +82,17 @@ def requirements(*groups: str) -> list[str]:
     return sorted(set(found))
 
 
-def build_wheel() -> Path:
-    """The wheel of the present source; plain Python where it can't be compiled."""
+def build_wheel(hint: str = "") -> Path:
+    """The wheel of the present source; plain Python where it can't be compiled. `hint` is said if it takes a while."""
     source, home = copy_source(), DEV / "wheel"
     files = [(str(path), path.read_bytes()) for path in sorted(source.rglob("*")) if path.is_file()]
     stamp = digest(files, read(ROOT / "constraints.txt"), sys.version, sys.base_prefix)
     if read(home / "stamp") != stamp:
         shutil.rmtree(home, ignore_errors=True)
-        pip("wheel", "--no-deps", "--wheel-dir", str(home), str(source), doing="compiling the wheel")
+        doing = "compiling the hot modules, usually about a minute"
+        if hint:
+            say(hint)
+        pip("wheel", "--no-deps", "--wheel-dir", str(home), str(source), doing=doing)
     (wheel,) = home.glob("*.whl")
     if any("__mypyc" in name for name in zipfile.ZipFile(wheel).namelist()):
         (home / "stamp").write_text(stamp)
