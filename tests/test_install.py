@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -143,7 +144,12 @@ def test_the_commands_install_a_hub_with_its_token_and_settings(tmp_path: Path) 
         (tmp_path / name).mkdir()
     text = (packages + settings).replace("/opt/headgate", f"{tmp_path}/opt/headgate")
     text = text.replace("/etc/headgate", f"{tmp_path}/etc/headgate").replace("python3 ", f"{sys.executable} ")
-    done = run(text, ROOT, HEADGATE_PURE="1", PYTHONPATH=None)
+    checkout = tmp_path / "checkout"  # builds leave files there
+    shutil.copytree(ROOT / "docs", checkout / "docs")
+    shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    done = run(text, checkout, HEADGATE_PURE="1", PYTHONPATH=None)
     assert done.returncode == 0
     assert f"headgate {VERSION} (plain Python: not compiled)\n" in done.stdout
     token = tmp_path / "etc" / "headgate" / "admin-token"
