@@ -253,7 +253,7 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
         return replace(before, role=edit.value or "")
     if edit.kind == "session":
         return replace(before, session=None if edit.value is None else read_limit(edit.value))
-    places = _places(policy, edit)
+    places = places_of(policy, edit)
     own = {place: limit for place, limit in before.overrides.items() if place not in places}
     if edit.value is not None:
         own |= dict.fromkeys(places, read_limit(edit.value))
@@ -262,7 +262,7 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
 
 def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
     limits, generations = dict(before.limits), dict(before.generations)
-    for place in _places(policy, edit):
+    for place in places_of(policy, edit):
         limits[place] = policy.limits[place] if edit.value is None else read_limit(edit.value)
         if edit.generation:
             generations[place] = edit.generation
@@ -271,7 +271,7 @@ def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
     return replace(before, limits=limits, generations=generations)
 
 
-def _places(policy: Policy, edit: Edit) -> list[ChannelTier]:
+def places_of(policy: Policy, edit: Edit) -> list[ChannelTier]:
     """Where an edit applies; a channel or tier that the policy no longer has is left out."""
     return [place for place in policy.limits if edit.channel in ("", place[0]) and edit.tier in ("", place[1])]
 
@@ -294,7 +294,7 @@ def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Ed
             "default",
             "",
             *place,
-            next(edit.value for edit in reversed(defaults) if place in _places(policy, edit)),
+            next(edit.value for edit in reversed(defaults) if place in places_of(policy, edit)),
             number,
         )
         for place, number in generations.items()

@@ -14,6 +14,7 @@ from headgate.gate._hot import GateChecks
 from headgate.gate.changes import KEPT, MemoryChangeLog, condense, effective
 from headgate.gate.lookup import ADDRESSES, AGENTS, Lookup
 from headgate.gate.policy import Policy
+from headgate.gate.sources import PolicyValue, describe_overruled, overruled_limits, policy_values
 from headgate.lifecycle import new_lock
 from headgate.limits.notation import LimitLike
 from headgate.stores.base import (
@@ -42,6 +43,7 @@ class GateChanges(GateChecks):
         self._position = 0  # in the log: the changes up to there are in effect
         self._logged = 0  # changes in the log
         self._reported_unreadable = False
+        self._overruled: tuple[Lookup | None, tuple[str, ...]] = (None, ())  # as of a lookup
         self._change_lock: Final = new_lock()
         super().__init__(store, Lookup(policy, effective(policy, self._first_edits()), store))
         if isinstance(self._log, SharedChangeLog):
@@ -183,8 +185,39 @@ class GateChanges(GateChecks):
         """The changes that were made, with their authors and times, oldest first: at least the newest 10,000."""
         return self._log.read().changes
 
+    def values(self) -> list[PolicyValue]:
+        """Every value of the policy in effect, by its path in TOML, and where it comes from. It reads the history.
+
+        Blocks and roles aren't in a policy: `effective` has them.
+
+        >>> from headgate import Gate, Policy
+        >>> gate = Gate(Policy(limits={"heavy": "5/minute"}))
+        >>> gate.set_default("heavy", "20/minute", "ws", by="ada")
+        >>> [(one.value, one.source, one.file_value, one.by) for one in gate.values() if one.path == "limits.ws.heavy"]
+        [('"20/minute"', 'change', '"5/minute"', 'ada')]
+        """
+        return policy_values(self._lookup.policy, self._log.read())
+
+    @property
+    def overruled(self) -> list[str]:
+        """The paths of the limits in the policy file that have no effect, since a change overrules them.
+
+        >>> from headgate import Gate, Policy
+        >>> gate = Gate(Policy(limits={"heavy": "5/minute"}))
+        >>> gate.set_default("heavy", "20/minute", "ws")
+        >>> gate.overruled
+        ['limits.ws.heavy']
+        """
+        lookup, (known, paths) = self._lookup, self._overruled
+        if lookup is not known:
+            paths = tuple(overruled_limits(lookup.policy, lookup.effective))
+            self._overruled = (lookup, paths)
+        return list(paths)
+
     def reload(self, policy: Policy, *, by: str = "") -> None:
         """Replace the policy; changes made while running stay on top of it.
+
+        If they overrule what the new policy changes, that is logged.
 
         Buckets whose limit stays the same keep their counts; others begin full. Gates that share a server are reloaded
         one after the other, and the second must not reset the counts of the first: there, a limit that was in effect
@@ -199,6 +232,12 @@ class GateChanges(GateChecks):
             if not self._counts_shared:
                 self._drop_changed(before, after)
             self._lookup, self._position, self._logged = after, page.position, len(page.changes)
+        if without_effect := describe_overruled(before.policy, policy, after.effective):
+            _log.warning(
+                "changes made while running overrule the reloaded policy: %s; take changed defaults back by `headgate "
+                "defaults reset` or Gate.remove_default, and override agents with the limits of the policy",
+                without_effect,
+            )
         for event in _events_since(position, page):
             self._emit(event)
         self._emit(PolicyChanged("policy reloaded", author))
@@ -216,6 +255,7 @@ class GateChanges(GateChecks):
     aunblock = in_thread(unblock)
     aset_role = in_thread(set_role)
     areload = in_thread(reload)
+    avalues = in_thread(values)
 
     # Effects on the lookup, and on buckets ---------------------------------------------------------------------------
 

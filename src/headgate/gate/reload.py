@@ -158,7 +158,7 @@ class PolicyWatcher:
             self._check(settings)
         if explicit:
             _reload(self._gate, self._path, policy, "SIGHUP")
-        elif policy == self._gate.policy:
+        elif (policy, policy.given) == (self._gate.policy, self._gate.policy.given):
             _log.debug("%s was read, and is the policy in effect", self._path)
         elif _sets_nothing(settings):
             _log.error(
