@@ -33,7 +33,7 @@ ARGUMENTS = {
     "check": ["a", "--tier", "light"],
     "alerts": [],
     "addresses": [],
-    "block": ["a", "--for", "1h"],
+    "block": ["a"],
     "unblock": ["a"],
     "disconnect": ["a"],
     "register": ["new{}"],

@@ -115,6 +115,6 @@ def print_token(options: argparse.Namespace, hub: HubApi, answer: Answer, note: 
     if options.json:
         print_json(answer)
         return 0
-    print(hub.parse(lambda: usable_token(shown(answer[field]))))
+    print(hub.parse(lambda: usable_token(shown(answer[field]))), flush=True)  # no note about one that nobody gets
     print_error(f"note: {note}")
     return 0
