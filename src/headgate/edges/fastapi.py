@@ -108,6 +108,7 @@ class RateLimit:
         self._gate: Final = gate
         self._name: Final = name
         self._options: Final = options
+        self._tiers: Final = gate.policy.tiers if isinstance(gate, Gate) else ()
         self._guards: Final[dict[tuple[ApplicationSettings, Store, str], Guard]] = {}
         guard = self._make_guard(_NO_SETTINGS, MemoryStore(), "")
         if guard.refund_crashes and "scope" not in inspect.signature(Depends).parameters:
@@ -147,6 +148,7 @@ class RateLimit:
             name=full_name,
             label=label,
             private=private and self._gate is None,
+            tiers=self._tiers,
             awaits=True,
             unsupported=_UNSUPPORTED,
         )

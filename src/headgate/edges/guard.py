@@ -117,7 +117,8 @@ class Guard:
     """Decides for an edge. With `awaits`, its flows may yield awaitables. `unsupported` says why, by option.
 
     A limit is counted in `store`, under `name`; without a store, in a memory of its own. `private` says that nobody has
-    chosen this store. `label` is the name of the limit in headers and bodies, if that isn't the limiter's.
+    chosen this store. `label` is the name of the limit in headers and bodies, if that isn't the limiter's. `tiers` are
+    those that the gate's policy had when the edge was made: a reload may have removed some.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Guard:
         name: str = "",
         label: str = "",
         private: bool = False,
+        tiers: tuple[str, ...] = (),
         awaits: bool,
         unsupported: Mapping[str, str] = {},
     ) -> None:
@@ -192,7 +194,7 @@ class Guard:
         self._limiter: Limiter
         self._default: _Route | CountersFunction
         self._routes: RoutePatterns[_Route | CountersFunction] | None = None
-        self._first_tiers: tuple[str, ...] = ()  # of the gate's policy when the guard was made
+        self._first_tiers: Final = tiers or (gate.policy.tiers if isinstance(gate, Gate) else ())
         if gate is not None:
             if store is not None or name:
                 refuse(where, "a gate, which has a store, or store and name, not both", gate)
@@ -210,7 +212,6 @@ class Guard:
         self._limiter = Limiter(UNLIMITED, store=gate.store)
         own = agent_counter(gate, "http", awaits=self._awaits), address_counter(gate, awaits=self._awaits)
         self._default = (*own, self._tier)
-        self._first_tiers = gate.policy.tiers
         for tier in (self._tier, *routes.values()):
             if tier not in self._first_tiers:
                 refuse(f"{self._where} tier", f"one of {', '.join(self._first_tiers)}", tier)
@@ -350,7 +351,7 @@ class Guard:
         counters = [(by_key if name else by_address, tier) for by_key, by_address, tier in routes]
         if len(counters) == 1:
             [(counter, tier)] = counters
-            bucket = None if counted is None or self._gate is not None else (counter.bucket(tier), key)
+            bucket = None if counted is None else (counter.bucket(tier), key)
             if counted is not None and bucket in counted:
                 before, decision = counted[bucket]
                 if cost <= before:
