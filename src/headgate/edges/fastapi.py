@@ -1,7 +1,7 @@
 """FastAPI: a dependency that limits the routes, routers or applications that depend on it."""
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Unpack
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
 
 try:
-    from fastapi import HTTPException, Response, WebSocket
+    from fastapi import HTTPException, Response, WebSocket, routing
     from fastapi.params import Depends
     from fastapi.requests import HTTPConnection, Request
     from starlette.requests import ClientDisconnect
@@ -29,9 +29,11 @@ try:
 except ImportError as error:
     raise HeadgateError(f"headgate.edges.fastapi: expected FastAPI, got: {error}; pip install fastapi") from error
 
+iter_route_contexts: Final[Any] = getattr(routing, "iter_route_contexts", iter)  # before 0.137, routes are flat
 _HANDLERS: Final = "starlette.exception_handlers"  # the key of the exception handlers in the scope
 _ENDPOINT_EXITS: Final = "fastapi_function_astack"  # that of what is to be done between endpoint and response
 _MOST_GUARDS: Final = 10_000  # endpoints of one dependency; then all are found anew
+_MOST_MOUNTS: Final = 10  # applications within each other: one may be mounted in itself
 _UNSUPPORTED: Final = {
     "store": "no store: pass it to RateLimitMiddleware, for all dependencies, or pass a Limiter",
     "routes": "no routes: a dependency belongs to its route",
@@ -116,8 +118,12 @@ class RateLimit:
 
     def _guard(self, settings: ApplicationSettings, scope: Any) -> Guard:
         """The guard of the endpoint that serves a request."""
-        store = _memory_of(scope.get("app")) if settings.store is None else settings.store
-        name = self._name or _endpoint_name(scope)
+        app = scope["app"]
+        application = _applications.get(app)
+        if application is None:
+            application = _applications.setdefault(app, _Application())
+        store = application.memory if settings.store is None else settings.store
+        name = self._name or application.endpoint_name(scope)
         found = self._guards.get((settings, store, name))
         if found is None:
             if len(self._guards) >= _MOST_GUARDS:
@@ -187,23 +193,50 @@ class RateLimit:
             raise
 
 
-def _endpoint_name(scope: Any) -> str:
-    """The name of the endpoint that serves a request: the same in all processes."""
-    endpoint = scope.get("endpoint")
-    name = getattr(endpoint, "__qualname__", "")
-    if not name or name.endswith("<lambda>"):  # what has no name of its own is told apart by its path
-        name = f"{name or type(endpoint).__qualname__} {getattr(scope.get('route'), 'path', '')}"
-    return f"{getattr(endpoint, '__module__', '')}.{name}"
+class _Application:
+    """The memory that the limits of an application without a store share, and the names of its endpoints."""
+
+    def __init__(self) -> None:
+        self.memory: Final = MemoryStore()
+        self._names: Final[WeakKeyDictionary[object, str]] = WeakKeyDictionary()
+
+    def endpoint_name(self, scope: Any) -> str:
+        """The name of the endpoint that serves a request: the same in all processes, and no other endpoint's."""
+        endpoint = scope["endpoint"]
+        try:
+            found = self._names.get(endpoint)
+        except TypeError:  # an object without a hash
+            return _find_name(endpoint, scope)
+        if found is None:
+            found = self._names[endpoint] = _find_name(endpoint, scope)
+        return found
 
 
-def _memory_of(app: object) -> Store:
-    """The memory that the limits of an application without a store share."""
-    found = _memories.get(app)
-    return _memories.setdefault(app, MemoryStore()) if found is None else found
+def _find_name(endpoint: object, scope: Any) -> str:
+    """The name of the function, which those that a factory makes share, and the first path that the endpoint has."""
+    function = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
+    route = scope.get("route")
+    routes = scope["router"].routes  # of the outermost application
+    known = (place for found, place in _places(routes) if found == endpoint)
+    place = next(known, f"{_methods(route)}{getattr(route, 'path', '')}")
+    return f"{getattr(endpoint, '__module__', '')}.{function} {place}"
+
+
+def _places(routes: Iterable[Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[object, str]]:
+    """The endpoints of some routes and of what is mounted there, with their methods and paths."""
+    for route in iter_route_contexts(routes):
+        path = f"{prefix}{getattr(route, 'path', None) or getattr(route, 'host', '')}"
+        yield getattr(route, "endpoint", None), f"{_methods(route)}{path}"
+        if depth < _MOST_MOUNTS:
+            yield from _places(getattr(route, "routes", ()), path, depth + 1)
+
+
+def _methods(route: object) -> str:
+    return "".join(f"{method} " for method in sorted(getattr(route, "methods", None) or ()))
 
 
 _NO_SETTINGS: Final = ApplicationSettings()
-_memories: Final[WeakKeyDictionary[object, Store]] = WeakKeyDictionary()
+_applications: Final[WeakKeyDictionary[object, _Application]] = WeakKeyDictionary()
 
 
 class _FastapiRequest(AsgiRequest):
