@@ -1,17 +1,18 @@
 """FastAPI: a dependency that limits the routes, routers or applications that depend on it."""
 
 import inspect
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Unpack
 from weakref import WeakKeyDictionary
 
-from headgate.edges.application import SCOPE_KEY, ApplicationSettings, RequestLimits
-from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
+from headgate.edges.application import SCOPE_KEY, ApplicationSettings, HeaderList, RequestLimits
+from headgate.edges.counters import FastPath, RequestCounter, address_key
+from headgate.edges.guard import Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import AsgiRequest, HttpRequest, Proxies, decode_headers
 from headgate.edges.settlement import acomplete
 from headgate.errors import HeadgateError, RateLimited, refuse
-from headgate.flow import adrive
+from headgate.flow import Flow, adrive
 from headgate.gate import Gate
 from headgate.gate._hot import EXEMPT
 from headgate.limiter import Limiter
@@ -161,36 +162,65 @@ class RateLimit:
 
     async def __call__(
         self, connection: HTTPConnection, response: Response, who: Any = None, limit: Any = None
-    ) -> AsyncIterator[Decision]:
+    ) -> Decision:
         scope = connection.scope
         limits: RequestLimits | None = scope.get(SCOPE_KEY)
         if limits is None:
             limits = scope[SCOPE_KEY] = RequestLimits(_NO_SETTINGS, middleware_adds_headers=False)
         guard = self._guard(limits.settings, scope)
-        if limits.counted is None:
-            limits.counted = {}
         request = _FastapiRequest(scope, guard.proxies, who, limit)
+        if isinstance(guard.fast_path, FastPath):
+            decision = _check_at_once(guard.fast_path, guard, request, limits)
+            if decision is not None:
+                if not limits.middleware_adds_headers:
+                    _set_headers(response, limits.headers)
+                return decision
         checked = await adrive(guard.check(request, limits.counted))
         if checked is None:
-            yield EXEMPT
-            return
+            return EXEMPT
         limits.add(checked.decision, checked.cost, guard.headers(checked))
         if not checked.decision:
             scope.get(_HANDLERS, ({},))[0].setdefault(Denied, _handle_denied)
+            for earlier in limits.refunds:
+                await acomplete(earlier)
             denial = await adrive(guard.denial(checked))
             more = [] if limits.middleware_adds_headers else limits.headers
             raise Denied(checked.decision, denial._replace(headers=denial.headers + more))
         if not limits.middleware_adds_headers:
-            for name, value in limits.headers:
-                response.headers[name.decode()] = value.decode()
-        if guard.refund_crashes and isinstance(connection, Request):
-            scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, guard, checked, connection))
-        try:
-            yield checked.decision
-        except Exception as error:
-            if scope["type"] == "http" and _stems_from(error, Denied):
-                await acomplete(guard.refund(checked))
-            raise
+            _set_headers(response, limits.headers)
+        if isinstance(connection, Request):
+            refund = guard.refund(checked)  # a flow is carried out once, whoever begins
+            limits.refunds.append(refund)
+            if guard.refund_crashes:
+                scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, refund, connection))
+        return checked.decision
+
+
+def _check_at_once(path: FastPath, guard: Guard, request: HttpRequest, limits: RequestLimits) -> Decision | None:
+    """Check a request that counts for its address, in memory; None if it is denied or has been counted before."""
+    counter, key, cost = guard.by_address, address_key(request.address), path.cost
+    assert counter is not None  # there is no fast path for anything else
+    bucket = counter.bucket("normal"), key
+    decision = None if bucket in limits.counted else path.check(key, cost)
+    if not decision:
+        return None
+    limits.counted[bucket] = cost, decision
+    limits.add(decision, cost, path.write_headers(decision))
+    if request.raw["type"] == "http":
+        limits.refunds.append(_refund(counter, key, cost))
+    return decision
+
+
+def _refund(counter: RequestCounter, key: str, cost: int) -> Flow[object, None]:
+    yield counter.refund(key, "normal", cost)
+
+
+def _set_headers(response: Response, headers: HeaderList) -> None:
+    if not response.raw_headers:
+        response.raw_headers.extend(headers)
+        return
+    for name, value in headers:
+        response.headers[name.decode()] = value.decode()
 
 
 class _Application:
@@ -268,16 +298,16 @@ def _dependency_limit(request: HttpRequest) -> LimitLike:
 
 
 async def _refund_crash(
-    guard: Guard, checked: CheckedRequest, request: Request, _: object, error: BaseException | None, trace: object
+    refund: Flow[object, None], request: Request, _: object, error: BaseException | None, trace: object
 ) -> None:
     """Refund a request if its endpoint has raised an error that nothing handles, and its client is still there."""
     if not isinstance(error, Exception) or _stems_from(error, (ClientDisconnect, Denied, RateLimited)):
         return
-    handlers = checked.request.raw.get(_HANDLERS)
+    handlers = request.scope.get(_HANDLERS)
     if handlers is None or any(kind in handlers[0] for kind in type(error).__mro__):
         return
     if not await request.is_disconnected():  # the error doesn't always tell: it may be a group, or a later one
-        await acomplete(guard.refund(checked))
+        await acomplete(refund)
 
 
 def _stems_from(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
