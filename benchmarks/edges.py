@@ -31,6 +31,7 @@ MOST_OF_FUNCTION: Final = 3
 """Microseconds that a limit function may add, if its text was seen before."""
 
 BARE, HEADGATE, FUNCTION = "no limit", "headgate, middleware, headers", "headgate, middleware, a limit function"
+EMPTY, DEPENDENCY = "no limit, an empty FastAPI dependency", "headgate, FastAPI dependency, headers"
 SLOWAPI, SLOWAPI_MIDDLEWARE = "slowapi, decorator, headers", "slowapi, middleware, headers"
 _MUCH: Final = "1000000000/minute"  # so that nothing is denied
 _SCOPE: Final = {
@@ -110,10 +111,16 @@ def limited_app(**options: Any) -> FastAPI:
     return app
 
 
-def _dependency() -> FastAPI:
+class _Empty:
+    """What FastAPI itself needs for a dependency."""
+
+    async def __call__(self) -> None: ...
+
+
+def _dependency(dependency: Callable[..., Any]) -> FastAPI:
     app = FastAPI()
 
-    @app.get("/", dependencies=[Depends(RateLimit(_MUCH))])
+    @app.get("/", dependencies=[Depends(dependency)])
     async def root() -> dict[str, int]:
         return {"answer": 42}
 
@@ -132,7 +139,8 @@ def _applications() -> dict[str, App]:
         "headgate, middleware, a gate and a key function": limited_app(
             limiter=None, gate=gate, key=lambda request: "a"
         ),
-        "headgate, FastAPI dependency, headers": _dependency(),
+        EMPTY: _dependency(_Empty()),
+        DEPENDENCY: _dependency(RateLimit(_MUCH)),
         "slowapi, decorator, no headers": _slowapi(headers=False),
         SLOWAPI: _slowapi(headers=True),
         SLOWAPI_MIDDLEWARE: _slowapi_middleware(),

@@ -12,7 +12,7 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
 
-from headgate import Limiter, ManualClock, MemoryStore, RedisStore
+from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.edges import guard as guard_module
 from headgate.edges.application import has_siblings
 from headgate.edges.asgi import RateLimitMiddleware
@@ -189,6 +189,45 @@ def test_a_request_counts_once_where_name_limit_and_key_are_the_same(limits: lis
 
     with served(app) as client:
         assert passed(client, "/login") == count
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "agent", "address"),
+    [
+        ({}, {}, 4, 3),
+        ({"tier": "heavy"}, {"tier": lambda _: "heavy"}, 2, 3),
+        ({}, {"tier": "heavy"}, 2, 3),
+        ({"cost": 2}, {}, 2, 1),
+        ({}, {"cost": 2}, 2, 1),
+        ({}, {"tier": "gone"}, 4, 3),
+    ],
+    ids=["same tier", "function", "tiers", "dear", "cheap", "removed tier"],
+)
+def test_a_request_counts_once_in_a_tier_of_a_gate(first: Any, second: Any, agent: int, address: int) -> None:
+    limits = {"light": "9/minute", "normal": "4/minute", "heavy": "2/minute"}
+    addresses = {"limit": "3/minute"}
+    gate = Gate(Policy(tiers=["gone"], limits={**limits, "gone": "9/minute"}, addresses=addresses))
+    app = FastAPI(dependencies=[Depends(RateLimit(gate=gate, key=header("x-key"), **first))])
+
+    @app.get("/login", dependencies=[Depends(RateLimit(gate=gate, key=header("x-key"), **second))])
+    def login() -> None: ...
+
+    gate.reload(Policy(limits=limits, addresses=addresses))
+    with served(app) as client:
+        assert [passed(client, "/login", **{"x-key": "bob"}), passed(client, "/login")] == [agent, address]
+        assert gate.peek("bob", "http", "light").remaining == 9, "nothing else is counted"
+
+
+def test_two_gates_count_each_for_itself() -> None:
+    one, other = (Gate(Policy(limits={"normal": limit})) for limit in ("5/minute", "2/minute"))
+    app = FastAPI(dependencies=[Depends(RateLimit(gate=one, key=lambda _: "bob"))])
+
+    @app.get("/login", dependencies=[Depends(RateLimit(gate=other, key=lambda _: "bob"))])
+    def login() -> None: ...
+
+    with served(app) as client:
+        assert passed(client, "/login") == 2
+    assert one.peek("bob", "http", "normal").remaining == 3, "what the other denies is refunded"
 
 
 def test_two_paths_of_one_endpoint_count_together() -> None:

@@ -21,7 +21,7 @@ from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, Manua
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.fastapi import Denied, RateLimit
 from tests.support.asgi_server import serving
-from tests.support.greeting_app import remaining
+from tests.support.greeting_app import memory_limiter, remaining
 from tests.support.http_edges import client_at
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -311,6 +311,19 @@ def test_a_denial_that_another_dependency_turns_into_an_error_of_its_own_is_refu
     with browsing(app) as http:
         assert http.get("/").status_code == (400 if dependency is converted else 500)
     assert remaining(limiter) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"key": lambda request: request.address}, {"refund_crashes": True}])
+def test_what_one_dependency_denies_is_refunded_by_all_before_it(options: Any) -> None:
+    first, second, third = limiters = [memory_limiter(f"{n}/minute") for n in (9, 8, 2)]
+    app = FastAPI(dependencies=[Depends(RateLimit(first, **options)), Depends(RateLimit(second, cost=2, **options))])
+
+    @app.get("/", dependencies=[Depends(RateLimit(third))])
+    def never() -> None: ...
+
+    with browsing(app) as http:
+        assert [http.get("/").status_code for _ in range(5)] == [200, 200, 429, 429, 429]
+    assert [remaining(limiter) for limiter in limiters] == [7, 4, 0]
 
 
 def test_an_error_that_a_disconnect_has_caused_is_not_refunded(limiter: Limiter) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from headgate.edges.requests import Message, Send
+from headgate.flow import Flow
 from headgate.limits.decision import Decision
 from headgate.stores.base import Store
 
@@ -53,7 +54,7 @@ class RequestLimits:
     Its response gets the headers of the one that binds: it has denied the request, or lets the fewest more pass.
     """
 
-    __slots__ = ("_left", "counted", "headers", "middleware_adds_headers", "response_started", "settings")
+    __slots__ = ("_left", "counted", "headers", "middleware_adds_headers", "refunds", "response_started", "settings")
 
     def __init__(
         self,
@@ -68,8 +69,10 @@ class RequestLimits:
         """Otherwise dependencies do."""
         self.response_started = False
         self.headers: HeaderList = headers or []
-        self.counted: Counted | None = None
+        self.counted: Counted = {}
         """By dependencies."""
+        self.refunds: list[Flow[object, None]] = []
+        """Of those that have let it pass, in case that another one denies it."""
         self._left = left  # how many more requests the limit of these headers lets pass
 
     def add(self, decision: Decision, cost: int, headers: HeaderList) -> None:

@@ -38,13 +38,10 @@ class RequestCounter(NamedTuple):
     """The limit of a key, under a tier."""
     label: Callable[[str], str]
     """The name in headers and bodies of a tier's limit."""
+    bucket: Callable[[str], object]
+    """Identifies where it counts under a tier, among the counters of one request."""
     limiter: Limiter | None = None
     """The limiter that counts; None where a gate does."""
-
-    def bucket(self, tier: str) -> object:
-        """Identifies where it counts under a tier, among the counters of one edge."""
-        limiter = self.limiter
-        return self.label(tier) if limiter is None else (id(limiter.store), limiter.name, limiter.limit)
 
 
 Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
@@ -138,6 +135,7 @@ def limiter_counter(limiter: Limiter, label: str, *, awaits: bool) -> RequestCou
     check = limiter.acheck if awaits else limiter.check
     charge = limiter.acharge if awaits else limiter.charge
     refund = limiter.arefund if awaits else limiter.refund
+    bucket = id(limiter.store), limiter.name, limiter.limit
     return RequestCounter(
         awaits,
         lambda key, tier, cost: check(key, cost),
@@ -145,6 +143,7 @@ def limiter_counter(limiter: Limiter, label: str, *, awaits: bool) -> RequestCou
         lambda key, tier, cost: refund(key, cost),
         lambda key, tier: limiter.limit,
         lambda tier: label,
+        lambda tier: bucket,
         limiter,
     )
 
@@ -193,6 +192,7 @@ def agent_counter(gate: Gate, channel: str, *, awaits: bool) -> RequestCounter:
         counted(gate.arefund if awaits else gate.refund),
         limit,
         lambda tier: tier,
+        lambda tier: (id(gate), tier_instead(tier)),
     )
 
 
@@ -209,6 +209,7 @@ def address_counter(gate: Gate, *, awaits: bool) -> RequestCounter:
         lambda key, tier, cost: refund(_ip_address(key), cost),
         lambda key, tier: gate.policy.address_limits["request"],
         lambda tier: "address",
+        lambda tier: (id(gate), None),
     )
 
 

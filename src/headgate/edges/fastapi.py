@@ -1,17 +1,18 @@
 """FastAPI: a dependency that limits the routes, routers or applications that depend on it."""
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Unpack
 from weakref import WeakKeyDictionary
 
-from headgate.edges.application import SCOPE_KEY, ApplicationSettings, RequestLimits
-from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
+from headgate.edges.application import SCOPE_KEY, ApplicationSettings, HeaderList, RequestLimits
+from headgate.edges.counters import FastPath, RequestCounter, address_key
+from headgate.edges.guard import Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import AsgiRequest, HttpRequest, Proxies, decode_headers
 from headgate.edges.settlement import acomplete
 from headgate.errors import HeadgateError, RateLimited, refuse
-from headgate.flow import adrive
+from headgate.flow import Flow, adrive
 from headgate.gate import Gate
 from headgate.gate._hot import EXEMPT
 from headgate.limiter import Limiter
@@ -21,7 +22,7 @@ from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
 
 try:
-    from fastapi import HTTPException, Response, WebSocket
+    from fastapi import HTTPException, Response, WebSocket, routing
     from fastapi.params import Depends
     from fastapi.requests import HTTPConnection, Request
     from starlette.requests import ClientDisconnect
@@ -29,9 +30,11 @@ try:
 except ImportError as error:
     raise HeadgateError(f"headgate.edges.fastapi: expected FastAPI, got: {error}; pip install fastapi") from error
 
+iter_route_contexts: Final[Any] = getattr(routing, "iter_route_contexts", iter)  # before 0.137, routes are flat
 _HANDLERS: Final = "starlette.exception_handlers"  # the key of the exception handlers in the scope
 _ENDPOINT_EXITS: Final = "fastapi_function_astack"  # that of what is to be done between endpoint and response
 _MOST_GUARDS: Final = 10_000  # endpoints of one dependency; then all are found anew
+_MOST_MOUNTS: Final = 10  # applications within each other: one may be mounted in itself
 _UNSUPPORTED: Final = {
     "store": "no store: pass it to RateLimitMiddleware, for all dependencies, or pass a Limiter",
     "routes": "no routes: a dependency belongs to its route",
@@ -108,6 +111,7 @@ class RateLimit:
         self._gate: Final = gate
         self._name: Final = name
         self._options: Final = options
+        self._tiers: Final = gate.policy.tiers if isinstance(gate, Gate) else ()
         self._guards: Final[dict[tuple[ApplicationSettings, Store, str], Guard]] = {}
         guard = self._make_guard(_NO_SETTINGS, MemoryStore(), "")
         if guard.refund_crashes and "scope" not in inspect.signature(Depends).parameters:
@@ -115,8 +119,12 @@ class RateLimit:
 
     def _guard(self, settings: ApplicationSettings, scope: Any) -> Guard:
         """The guard of the endpoint that serves a request."""
-        store = _memory_of(scope.get("app")) if settings.store is None else settings.store
-        name = self._name or _endpoint_name(scope)
+        app = scope["app"]
+        application = _applications.get(app)
+        if application is None:
+            application = _applications.setdefault(app, _Application())
+        store = application.memory if settings.store is None else settings.store
+        name = self._name or application.endpoint_name(scope)
         found = self._guards.get((settings, store, name))
         if found is None:
             if len(self._guards) >= _MOST_GUARDS:
@@ -147,61 +155,118 @@ class RateLimit:
             name=full_name,
             label=label,
             private=private and self._gate is None,
+            tiers=self._tiers,
             awaits=True,
             unsupported=_UNSUPPORTED,
         )
 
     async def __call__(
         self, connection: HTTPConnection, response: Response, who: Any = None, limit: Any = None
-    ) -> AsyncIterator[Decision]:
+    ) -> Decision:
         scope = connection.scope
         limits: RequestLimits | None = scope.get(SCOPE_KEY)
         if limits is None:
             limits = scope[SCOPE_KEY] = RequestLimits(_NO_SETTINGS, middleware_adds_headers=False)
         guard = self._guard(limits.settings, scope)
-        if limits.counted is None:
-            limits.counted = {}
         request = _FastapiRequest(scope, guard.proxies, who, limit)
+        if isinstance(guard.fast_path, FastPath):
+            decision = _check_at_once(guard.fast_path, guard, request, limits)
+            if decision is not None:
+                if not limits.middleware_adds_headers:
+                    _set_headers(response, limits.headers)
+                return decision
         checked = await adrive(guard.check(request, limits.counted))
         if checked is None:
-            yield EXEMPT
-            return
+            return EXEMPT
         limits.add(checked.decision, checked.cost, guard.headers(checked))
         if not checked.decision:
             scope.get(_HANDLERS, ({},))[0].setdefault(Denied, _handle_denied)
+            for earlier in limits.refunds:
+                await acomplete(earlier)
             denial = await adrive(guard.denial(checked))
             more = [] if limits.middleware_adds_headers else limits.headers
             raise Denied(checked.decision, denial._replace(headers=denial.headers + more))
         if not limits.middleware_adds_headers:
-            for name, value in limits.headers:
-                response.headers[name.decode()] = value.decode()
-        if guard.refund_crashes and isinstance(connection, Request):
-            scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, guard, checked, connection))
+            _set_headers(response, limits.headers)
+        if isinstance(connection, Request):
+            refund = guard.refund(checked)  # a flow is carried out once, whoever begins
+            limits.refunds.append(refund)
+            if guard.refund_crashes:
+                scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, refund, connection))
+        return checked.decision
+
+
+def _check_at_once(path: FastPath, guard: Guard, request: HttpRequest, limits: RequestLimits) -> Decision | None:
+    """Check a request that counts for its address, in memory; None if it is denied or has been counted before."""
+    counter, key, cost = guard.by_address, address_key(request.address), path.cost
+    assert counter is not None  # there is no fast path for anything else
+    bucket = counter.bucket("normal"), key
+    decision = None if bucket in limits.counted else path.check(key, cost)
+    if not decision:
+        return None
+    limits.counted[bucket] = cost, decision
+    limits.add(decision, cost, path.write_headers(decision))
+    if request.raw["type"] == "http":
+        limits.refunds.append(_refund(counter, key, cost))
+    return decision
+
+
+def _refund(counter: RequestCounter, key: str, cost: int) -> Flow[object, None]:
+    yield counter.refund(key, "normal", cost)
+
+
+def _set_headers(response: Response, headers: HeaderList) -> None:
+    if not response.raw_headers:
+        response.raw_headers.extend(headers)
+        return
+    for name, value in headers:
+        response.headers[name.decode()] = value.decode()
+
+
+class _Application:
+    """The memory that the limits of an application without a store share, and the names of its endpoints."""
+
+    def __init__(self) -> None:
+        self.memory: Final = MemoryStore()
+        self._names: Final[WeakKeyDictionary[object, str]] = WeakKeyDictionary()
+
+    def endpoint_name(self, scope: Any) -> str:
+        """The name of the endpoint that serves a request: the same in all processes, and no other endpoint's."""
+        endpoint = scope["endpoint"]
         try:
-            yield checked.decision
-        except Exception as error:
-            if scope["type"] == "http" and _stems_from(error, Denied):
-                await acomplete(guard.refund(checked))
-            raise
+            found = self._names.get(endpoint)
+        except TypeError:  # an object without a hash
+            return _find_name(endpoint, scope)
+        if found is None:
+            found = self._names[endpoint] = _find_name(endpoint, scope)
+        return found
 
 
-def _endpoint_name(scope: Any) -> str:
-    """The name of the endpoint that serves a request: the same in all processes."""
-    endpoint = scope.get("endpoint")
-    name = getattr(endpoint, "__qualname__", "")
-    if not name or name.endswith("<lambda>"):  # what has no name of its own is told apart by its path
-        name = f"{name or type(endpoint).__qualname__} {getattr(scope.get('route'), 'path', '')}"
-    return f"{getattr(endpoint, '__module__', '')}.{name}"
+def _find_name(endpoint: object, scope: Any) -> str:
+    """The name of the function, which those that a factory makes share, and the first path that the endpoint has."""
+    function = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
+    route = scope.get("route")
+    routes = scope["router"].routes  # of the outermost application
+    known = (place for found, place in _places(routes) if found == endpoint)
+    place = next(known, f"{_methods(route)}{getattr(route, 'path', '')}")
+    return f"{getattr(endpoint, '__module__', '')}.{function} {place}"
 
 
-def _memory_of(app: object) -> Store:
-    """The memory that the limits of an application without a store share."""
-    found = _memories.get(app)
-    return _memories.setdefault(app, MemoryStore()) if found is None else found
+def _places(routes: Iterable[Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[object, str]]:
+    """The endpoints of some routes and of what is mounted there, with their methods and paths."""
+    for route in iter_route_contexts(routes):
+        path = f"{prefix}{getattr(route, 'path', None) or getattr(route, 'host', '')}"
+        yield getattr(route, "endpoint", None), f"{_methods(route)}{path}"
+        if depth < _MOST_MOUNTS:
+            yield from _places(getattr(route, "routes", ()), path, depth + 1)
+
+
+def _methods(route: object) -> str:
+    return "".join(f"{method} " for method in sorted(getattr(route, "methods", None) or ()))
 
 
 _NO_SETTINGS: Final = ApplicationSettings()
-_memories: Final[WeakKeyDictionary[object, Store]] = WeakKeyDictionary()
+_applications: Final[WeakKeyDictionary[object, _Application]] = WeakKeyDictionary()
 
 
 class _FastapiRequest(AsgiRequest):
@@ -233,16 +298,16 @@ def _dependency_limit(request: HttpRequest) -> LimitLike:
 
 
 async def _refund_crash(
-    guard: Guard, checked: CheckedRequest, request: Request, _: object, error: BaseException | None, trace: object
+    refund: Flow[object, None], request: Request, _: object, error: BaseException | None, trace: object
 ) -> None:
     """Refund a request if its endpoint has raised an error that nothing handles, and its client is still there."""
     if not isinstance(error, Exception) or _stems_from(error, (ClientDisconnect, Denied, RateLimited)):
         return
-    handlers = checked.request.raw.get(_HANDLERS)
+    handlers = request.scope.get(_HANDLERS)
     if handlers is None or any(kind in handlers[0] for kind in type(error).__mro__):
         return
     if not await request.is_disconnected():  # the error doesn't always tell: it may be a group, or a later one
-        await acomplete(guard.refund(checked))
+        await acomplete(refund)
 
 
 def _stems_from(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:

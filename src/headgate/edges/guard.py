@@ -51,6 +51,8 @@ LimitGiven: TypeAlias = Limiter | LimitLike | RequestFunction[LimitLike]
 Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool | Awaitable[bool]]
 _Route: TypeAlias = tuple[RequestCounter, RequestCounter, str]
 """How requests count: by key, by address, and under which tier."""
+_Found: TypeAlias = tuple[list[tuple[RequestCounter, str]], str, int, bool]
+"""What a request counts for: counters with their tiers, key, cost, and whether the key is from the user's function."""
 
 
 class Options(TypedDict, total=False):
@@ -117,7 +119,8 @@ class Guard:
     """Decides for an edge. With `awaits`, its flows may yield awaitables. `unsupported` says why, by option.
 
     A limit is counted in `store`, under `name`; without a store, in a memory of its own. `private` says that nobody has
-    chosen this store. `label` is the name of the limit in headers and bodies, if that isn't the limiter's.
+    chosen this store. `label` is the name of the limit in headers and bodies, if that isn't the limiter's. `tiers` are
+    those that the gate's policy had when the edge was made: a reload may have removed some.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class Guard:
         name: str = "",
         label: str = "",
         private: bool = False,
+        tiers: tuple[str, ...] = (),
         awaits: bool,
         unsupported: Mapping[str, str] = {},
     ) -> None:
@@ -189,10 +193,12 @@ class Guard:
             limiter.private if isinstance(limiter, Limiter) else gate is None and store is None
         )
         self._gate: Final = gate
+        self.by_address: RequestCounter | None = None
+        """The counter of all requests, if these count by address alone and under one limit."""
         self._limiter: Limiter
         self._default: _Route | CountersFunction
         self._routes: RoutePatterns[_Route | CountersFunction] | None = None
-        self._first_tiers: tuple[str, ...] = ()  # of the gate's policy when the guard was made
+        self._first_tiers: Final = tiers or (gate.policy.tiers if isinstance(gate, Gate) else ())
         if gate is not None:
             if store is not None or name:
                 refuse(where, "a gate, which has a store, or store and name, not both", gate)
@@ -210,7 +216,6 @@ class Guard:
         self._limiter = Limiter(UNLIMITED, store=gate.store)
         own = agent_counter(gate, "http", awaits=self._awaits), address_counter(gate, awaits=self._awaits)
         self._default = (*own, self._tier)
-        self._first_tiers = gate.policy.tiers
         for tier in (self._tier, *routes.values()):
             if tier not in self._first_tiers:
                 refuse(f"{self._where} tier", f"one of {', '.join(self._first_tiers)}", tier)
@@ -244,8 +249,11 @@ class Guard:
             own = self._limit_function(where, given, name, label)
             self._default, self._fast_path = own, own if fast else None
         else:
-            self._default = (*self._counters_of(limiter, label), "normal")
+            by_key, by_address = self._counters_of(limiter, label)
+            self._default = by_key, by_address, "normal"
             self._fast_path = self._fast_path_of(limiter, label) if fast else None
+            if self._cost and not any((self._key, self._exempt, self._cost_function, self._skip, routes)):
+                self.by_address = by_address
         if routes:
             where = f"{self._where} routes"
             values = {pattern: self._route(where, pattern, limit) for pattern, limit in routes.items()}
@@ -318,6 +326,32 @@ class Guard:
         """
         if self._new:
             self._begin()
+        found: _Found | None
+        if self.by_address is not None and not request.is_preflight:
+            found = [(self.by_address, "normal")], address_key(request.address), self._cost, False
+        else:
+            found = yield from self._find(request)
+            if found is None:
+                return None
+        counters, key, cost, identified = found
+        if len(counters) > 1:
+            counter, tier, decision, refundable = yield from check_all(counters, key, cost)
+            return CheckedRequest(request, counter, key, tier, cost, decision, identified, refundable)
+        [(counter, tier)] = counters
+        if counted is None:
+            decision = yield counter.check(key, tier, cost)
+        else:
+            bucket = counter.bucket(tier), key
+            before, earlier = counted.get(bucket, (0, None))
+            if earlier is not None and cost <= before:
+                return CheckedRequest(request, counter, key, tier, cost, earlier, identified, False)
+            cost -= before
+            decision = yield counter.check(key, tier, cost)
+            counted[bucket] = before + cost, decision
+        return CheckedRequest(request, counter, key, tier, cost, decision, identified, was_counted(decision))
+
+    def _find(self, request: HttpRequest) -> Flow[object, _Found | None]:
+        """Ask the functions of the user what a request counts for; None if it isn't counted."""
         if self._skip is not None and self._skip.match(request.method, request.route_path()):
             return None
         if self._exempt is not None and (yield self._ask("exempt", self._exempt, request)):
@@ -330,7 +364,7 @@ class Guard:
         found = [self._default]
         if self._routes is not None:
             found = self._routes.find(request.method, request.route_path())
-        if request.method == "OPTIONS" and request.is_preflight:  # counted where a pattern matches, but not by default
+        if request.is_preflight:  # counted where a pattern matches, but not by default
             found = [route for route in found if route is not self._default]
             if not found:
                 return None
@@ -348,21 +382,7 @@ class Guard:
         # a gate itself knows the key of an address, and the exempt ones
         key = name or (address_key(request.address) if self._gate is None else request.address)
         counters = [(by_key if name else by_address, tier) for by_key, by_address, tier in routes]
-        if len(counters) == 1:
-            [(counter, tier)] = counters
-            bucket = None if counted is None or self._gate is not None else (counter.bucket(tier), key)
-            if counted is not None and bucket in counted:
-                before, decision = counted[bucket]
-                if cost <= before:
-                    return CheckedRequest(request, counter, key, tier, cost, decision, bool(name), refundable=False)
-                cost -= before
-            decision = yield counter.check(key, tier, cost)
-            refundable = was_counted(decision)
-            if counted is not None and bucket is not None:
-                counted[bucket] = counted.get(bucket, (0, decision))[0] + cost, decision
-        else:
-            counter, tier, decision, refundable = yield from check_all(counters, key, cost)
-        return CheckedRequest(request, counter, key, tier, cost, decision, bool(name), refundable)
+        return counters, key, cost, bool(name)
 
     def _begin(self) -> None:
         """Before the first request. By now the server has started its workers."""

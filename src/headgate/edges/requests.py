@@ -54,8 +54,10 @@ class HttpRequest:
     @property
     def is_preflight(self) -> bool:
         """Whether a browser asks if it may send another request (CORS)."""
+        if self.method != "OPTIONS":
+            return False
         headers = self.headers
-        return self.method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+        return "origin" in headers and "access-control-request-method" in headers
 
     def peer(self) -> str:
         """The address at the other end of the connection; "" for none."""
