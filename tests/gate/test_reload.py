@@ -247,11 +247,11 @@ def make_huge(path: Path) -> None:
         file.truncate(policy_module.MAX_FILE + 1)
 
 
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        path.rmdir()
-    else:
-        path.unlink(missing_ok=True)
+def point(path: Path, target: Path) -> None:
+    """Let a path lead to another file, in one step: the watcher may look at any moment."""
+    link = path.with_suffix(".link")
+    link.symlink_to(target)
+    link.replace(path)
 
 
 @pytest.mark.parametrize("replace", [lambda path: None, make_directory, make_loop, os.mkfifo, make_huge])
@@ -259,16 +259,16 @@ def test_a_file_that_cannot_be_read_is_logged_once_and_seen_when_it_can_be(
     path: Path, looks: Looks, caplog: pytest.LogCaptureFixture, replace: Callable[[Path], None]
 ) -> None:
     gate = Gate(Policy.load(path))
+    readable, unreadable = path.rename(path.with_suffix(".readable")), path.with_suffix(".unreadable")
+    replace(unreadable)
+    point(path, readable)
     with PolicyWatcher(gate, path, interval=0.005):
-        kept = path.with_suffix(".kept")
-        path.rename(kept)
-        replace(path)
+        point(path, unreadable)
         looks()
         looks()
         assert len(caplog.records) == 1
         assert f"policy not reloaded, the old one stays in effect: {path}: 1 mistake" in caplog.text
-        remove(path)
-        kept.rename(path)
+        point(path, readable)
         looks()
         assert len(caplog.records) == 1, "it has the policy in effect"
         write(path, 7)
