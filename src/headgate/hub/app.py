@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from headgate.errors import HeadgateError
-from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
+from headgate.events import Alerted, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
@@ -32,6 +32,7 @@ from headgate.hub.api import (
     admin_limit_routes,
     admin_operator_routes,
     admin_policy_routes,
+    agent_detail_routes,
     agent_routes,
     dashboard_routes,
     decision_routes,
@@ -45,7 +46,7 @@ from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.dashboard.cards import Cards
-from headgate.hub.dashboard.feed import MAX_QUEUED, DashboardFeed
+from headgate.hub.dashboard.feed import MAX_QUEUED, MAX_QUEUED_BYTES, DashboardFeed
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
@@ -80,6 +81,7 @@ ROUTES: Final = (
     *admin_limit_routes.ROUTES,
     *admin_policy_routes.ROUTES,
     *admin_agent_routes.ROUTES,
+    *agent_detail_routes.ROUTES,
     *admin_operator_routes.ROUTES,
     *admin_hub_routes.ROUTES,
     *decision_routes.ROUTES,
@@ -105,6 +107,7 @@ class Hub:
     clock: Clock
     health: Health
     stats: Stats
+    address_log: AddressLog
     webhooks: Webhooks
     alerts: Alerts
     presence: Presence
@@ -187,12 +190,20 @@ class Hub:
         self._open_gate()
         self.stats = Stats(self.gate, self.clock)
         stack.callback(self.stats.stop)
-        stack.callback(AddressLog(self.gate, self.clock).stop)
-        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Alerted))
+        self.address_log = AddressLog(self.gate, self.clock)
+        stack.callback(self.address_log.stop)
+        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Violated, Alerted))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         stack.push_async_callback(self.webhooks.close)
         shared_alerts = self.store.alerts() if isinstance(self.store, HubStore) else None
-        self.alerts = Alerts(self.gate, self.clock, self.webhooks.send, shared_alerts, lambda: self.health.degraded)
+        self.alerts = Alerts(
+            self.gate,
+            self.clock,
+            self.stats.denials,
+            self.webhooks.send,
+            shared_alerts,
+            lambda: self.health.degraded,
+        )
         stack.push_async_callback(self.alerts.close)
         self._open_parts()
 
@@ -267,12 +278,13 @@ class Hub:
             clock,
             gate=gate,
             authentication=authentication,
+            denials=stats.denials,
             flood_counter=self.flood_counter,
             largest=settings.max_frame,
             most_connections=settings.max_connections_per_agent,
             identify_within=settings.identify_within,
         )
-        cards = Cards(gate, stats, presence, alerts, health)
+        cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler)
         feed = self.dashboard = DashboardFeed(
             cards, gate, stats, presence, alerts, operators, authentication, clock, settings
         )
@@ -283,7 +295,7 @@ class Hub:
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, operators, messages, sessions, scheduler]
-        parts += [alerts, feed, cards, sources]
+        parts += [alerts, feed, cards, sources, self.address_log]
         router = Router(bind(ROUTES, parts))
         self._api = Api(router, gate, stats, operators, registry, authentication, allowed_hosts, settings)
 
@@ -335,8 +347,11 @@ class Hub:
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"
-        most = MAX_QUEUED if watches else self.settings.max_waiting
-        socket = Socket(receive, send, address, most, scope.get("state", {}).get("connection"))
+        connection = scope.get("state", {}).get("connection")
+        if watches:
+            socket = Socket(receive, send, address, MAX_QUEUED, connection, MAX_QUEUED_BYTES)
+        else:
+            socket = Socket(receive, send, address, self.settings.max_waiting, connection)
         try:
             self._allowed_hosts.check_host(scope["headers"])
             self._allowed_hosts.check_origin(scope["headers"])
@@ -408,6 +423,8 @@ class Hub:
         elif isinstance(event, ViolationsReset):
             self.stats.forget(event.agent)
             self._loop.call_soon_threadsafe(self._recheck)
+        elif isinstance(event, Violated):
+            self.alerts.on_violation(event)
         elif isinstance(event, Alerted):
             self.alerts.on_alert(event)
 

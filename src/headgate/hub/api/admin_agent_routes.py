@@ -11,8 +11,6 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.agent_routes import Registered, Revoked
 from headgate.hub.api.routing import Body, Call, Route, Who
-from headgate.hub.dashboard.cards import AgentCard, Cards
-from headgate.hub.errors import RequestError
 from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count
 from headgate.hub.sockets.relay import Relay
@@ -71,14 +69,6 @@ async def _agents(call: Call, registry: Registry, presence: Presence) -> Registe
     return RegisteredAgents(
         [RegisteredAgent(one.agent, one.at, one.revoked, presence.is_connected(one.agent)) for one in found]
     )
-
-
-async def _agent(call: Call, registry: Registry, cards: Cards) -> AgentCard:
-    agent = call.parts["agent"]
-    if not await registry.knows(agent):
-        raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
-    (card,) = await cards.of([agent])
-    return card
 
 
 async def _register(call: Call, operators: Operators) -> Registered:
@@ -146,7 +136,6 @@ ROUTES: Final = (
         "POST", "/api/admin/agents", "admin", Who.ADMIN, _register, Registered,
         "register an agent, even where registration is closed", body=NewAgent, status=201,
     ),
-    Route("GET", "/api/admin/agents/{agent}", "admin", Who.ADMIN, _agent, AgentCard, "the state of an agent"),
     Route(
         "POST", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _rotate, Registered,
         "give an agent a new token; the old one stops working",

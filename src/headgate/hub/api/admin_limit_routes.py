@@ -82,9 +82,9 @@ class NewExemption(Body):
 
 async def _rate_limits(_call: Call, gate: Gate) -> RateLimits:
     effective = gate.effective
-    overrides = {agent: _by_channel(limits) for agent, limits in sorted(effective.overrides.items())}
+    overrides = {agent: by_channel(limits) for agent, limits in sorted(effective.overrides.items())}
     sessions = {agent: str(limit) for agent, limit in sorted(effective.session_overrides.items())}
-    return RateLimits(_by_channel(effective.limits), overrides, str(effective.session_limit), sessions)
+    return RateLimits(by_channel(effective.limits), overrides, str(effective.session_limit), sessions)
 
 
 async def _set_defaults(call: Call, gate: Gate) -> RateLimits:
@@ -157,7 +157,8 @@ def _limit(place: str, given: Any) -> Limit:
         raise InvalidInput(f"{place}: {error}") from None
 
 
-def _by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
+def by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
+    """Limits as text."""
     found: Limits = {}
     for (channel, tier), limit in limits.items():
         found.setdefault(channel, {})[tier] = str(limit)
@@ -169,8 +170,8 @@ def _limits_of(gate: Gate, agent: str, registered: bool) -> AgentLimits:
     own = effective.session_overrides.get(agent)
     return AgentLimits(
         agent_id=agent,
-        limits=_by_channel(effective.limits_of(agent)),
-        override=_by_channel(effective.overrides.get(agent, {})),
+        limits=by_channel(effective.limits_of(agent)),
+        override=by_channel(effective.overrides.get(agent, {})),
         session=str(effective.session_limit_of(agent)),
         session_override=None if own is None else str(own),
         exempt=effective.is_exempt(agent),

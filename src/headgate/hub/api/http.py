@@ -30,6 +30,7 @@ from headgate.limits.decision import Decision, Outcome
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 REGISTER: Final = "post_onboard_register"
 UNKNOWN: Final = "unknown_route"
+DASHBOARD_STATE: Final = "get_dashboard_state"
 HEALTH: Final = "get_health"
 _NO_HEADERS: Final[Headers] = ()
 _BODY_TIMEOUT: Final = 30.0  # seconds
@@ -197,17 +198,16 @@ class Api:
         action = UNKNOWN if route is None else route.action
         token = _token(headers)
         caller = ANONYMOUS if token is None else await self._caller(token, action, address)
-        public = who is Who.VIEWER and self._public_dashboard
         limit_headers = _NO_HEADERS
-        if self._is_blocked(caller) or (_is_limited(caller, who, action) and not public):
+        if self._is_blocked(caller) or (_is_limited(caller, who, action) and not self._is_public(action)):
             limit_headers = await self._check(caller.agent, action, address)
-        if not public:
+        if not self._is_public(action):
             _expect(caller, who)
         return caller, limit_headers
 
     async def _caller(self, token: str, action: str, address: str) -> Holder:
         """The holder of a token. Wrong ones are limited by address."""
-        found = await self._authentication.attempt(address, lambda: self._operators.holder(token))
+        found = await self._authentication.attempt(address, token, lambda: self._operators.holder(token))
         if isinstance(found, Holder):
             return found
         if not found:
@@ -224,9 +224,12 @@ class Api:
             raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
         if self._is_blocked(caller):
             await self._check(caller.agent, route.action, address)
-        if not (route.who is Who.VIEWER and self._public_dashboard):
+        if not self._is_public(route.action):
             _expect(present, route.who)
         return present
+
+    def _is_public(self, action: str) -> bool:
+        return self._public_dashboard and action == DASHBOARD_STATE
 
     def _is_blocked(self, caller: Holder) -> bool:
         return bool(caller.agent) and self._gate.is_blocked(caller.agent)
@@ -240,7 +243,7 @@ class Api:
             # Agents too: otherwise each could register ten more a minute, and each of those ten more.
             decision = await self._gate.acheck_address(address, "registration")
         elif agent:
-            decision = await self._stats.check(agent, "http", tier, action=action)
+            decision = await self._stats.check(agent, "http", tier, action=action, address=address)
             if decision.outcome is not Outcome.EXEMPT:
                 limit = self._gate.limits_for(agent, "http", action=action)
                 limit_headers = self._writer.for_limit(limit, tier).write(decision)

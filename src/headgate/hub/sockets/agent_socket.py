@@ -29,6 +29,7 @@ from headgate.limits.decision import Decision, Outcome
 MAX_STRANGERS_FRAME: Final = 8192
 """Bytes of a frame before the agent has identified: enough for any name and token."""
 
+_SESSION: Final = "session"  # stands for a tier, where a session's own limit denies
 _ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.AnyClientFrame.__args__}
 
 
@@ -219,7 +220,7 @@ class AgentSockets:
 
         while True:
             drops = self._drops
-            found = await self._authentication.attempt(address, look_up)
+            found = await self._authentication.attempt(address, token, look_up)
             if found is not True:
                 return found
             if drops == self._drops:  # otherwise it may have been revoked meanwhile
@@ -247,7 +248,9 @@ class AgentSockets:
             return await self._admit_signal(connection, frame)
         action = _ACTIONS[type(frame)]
         tier = self._gate.tier_of("ws", action)
-        decision = await self._stats.check(connection.agent, "ws", tier, action=action)
+        decision = await self._stats.check(
+            connection.agent, "ws", tier, action=action, address=connection.socket.address
+        )
         if decision.outcome is Outcome.DENY:
             await connection.deny(frame.id, tier, decision)
             return False
@@ -266,7 +269,9 @@ class AgentSockets:
             return False
         decision = await session.acheck()
         if not decision:
-            blocked = self._gate.is_blocked(connection.agent)
+            agent, address = connection.agent, connection.socket.address
+            self._stats.denials.add(agent, "ws", _ACTIONS[type(frame)], _SESSION, address, decision)
+            blocked = self._gate.is_blocked(agent)
             await connection.deny_signal(frame.id, session.error(decision), decision, blocked=blocked)
             return False
         connection.flood.passed()

@@ -20,6 +20,7 @@ from headgate.gate.policy import check_agent
 from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import BLOCKED, as_request_error
+from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket, disconnect
 from headgate.hub.timer import Timer
@@ -61,10 +62,10 @@ def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
 class Relay:
     """Routes envelopes between the sockets that it serves, in one event loop.
 
-    `gate` says who is blocked. `limiter` counts by address; without one everything else passes. `verify` says whether a
-    token belongs to an address, or raises `StoreAway`. `authentication` limits wrong ones by network address. An
-    envelope has at most `largest` bytes, an address `most_connections`, and a connection `identify_within` seconds of
-    the clock to prove its address.
+    `gate` says who is blocked. `limiter` counts by address; without one everything else passes. `denials` records what
+    is denied. `verify` says whether a token belongs to an address, or raises `StoreAway`. `authentication` limits wrong
+    ones by network address. An envelope has at most `largest` bytes, an address `most_connections`, and a connection
+    `identify_within` seconds of the clock to prove its address.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Relay:
         *,
         gate: Gate,
         authentication: Authentication,
+        denials: DenialLog,
         flood_counter: FloodCounter | None = None,
         largest: int = 65_536,
         most_connections: int = 20,
@@ -85,6 +87,7 @@ class Relay:
         self._clock: Final = clock
         self._gate: Final = gate
         self._authentication: Final = authentication
+        self._denials: Final = denials
         self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
         self._largest: Final = largest
         self._most_connections: Final = most_connections
@@ -126,6 +129,10 @@ class Relay:
             deadline.cancel()
             peer.flood.disconnected()
             self._forget(peer)
+
+    def sockets_of(self, agent: str) -> list[Socket]:
+        """An agent's sockets, oldest first."""
+        return sorted(self._by_address.get(agent, ()), key=lambda socket: socket.since)
 
     def drop(self, agent: str) -> None:
         """Close the connections of an agent whose token is no longer valid."""
@@ -215,7 +222,7 @@ class Relay:
 
         while True:
             drops = self._drops
-            verified = await self._authentication.attempt(network, look_up)
+            verified = await self._authentication.attempt(network, token, look_up)
             if isinstance(verified, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
                 return verified
 
@@ -226,13 +233,13 @@ class Relay:
         if self._gate.is_blocked(peer.address):
             decision = await self._gate.acheck(peer.address, "ws", action="message")
             if not decision:
-                self.denied += 1
+                self._count_denial(peer, decision)
                 await _deny(peer, decision, self._id(frame), BLOCKED, wait_ms(decision))
                 return
         if self._limiter is not None:
             decision = await self._limiter.acheck(peer.address)
             if not decision:
-                self.denied += 1
+                self._count_denial(peer, decision)
                 await _deny(peer, decision, self._id(frame), f"an address may send {decision.limit}")
                 return
             peer.flood.passed()
@@ -245,6 +252,10 @@ class Relay:
         if not envelope.to:
             raise _Invalid("expected `to`, the address that it goes to", envelope.id)
         await _send(peer, await self._route(peer.address, envelope), envelope.id)
+
+    def _count_denial(self, peer: "_Peer", decision: Decision) -> None:
+        self.denied += 1
+        self._denials.add(peer.address, "relay", "envelope", "", peer.socket.address, decision)
 
     async def _route(self, sender: str, envelope: wire.Envelope) -> wire.Envelope:
         """Push an envelope to every connection of its address; the answer to its sender."""

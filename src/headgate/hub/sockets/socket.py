@@ -1,6 +1,7 @@
 """One WebSocket, as the hub sees it: frames in, frames out, and a bounded queue for a slow reader."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final, Protocol, TypeAlias
@@ -42,21 +43,29 @@ class Socket:
     """A WebSocket that an ASGI server has handed over.
 
     `send` answers a frame of the other side, and waits while that reads slowly, so that the hub reads no more from it
-    than it takes. `push` sends frames from others, and never waits: at most `max_queued` are queued. They stay in the
-    queue until they have left the hub, if `connection` counts that.
+    than it takes. `push` sends frames from others, and never waits: at most `max_queued` are queued, of `max_bytes`.
+    They stay in the queue until they have left the hub, if `connection` counts that.
     """
 
     def __init__(
-        self, receive: Receive, send: Send, address: str, max_queued: int, connection: ByteCounts | None = None
+        self,
+        receive: Receive,
+        send: Send,
+        address: str,
+        max_queued: int,
+        connection: ByteCounts | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self.address: Final = address
+        self.since: Final = time.time()
+        """When it was opened, in seconds since 1970."""
         self.closed = False
         """Whether either side has closed it, so that nothing can be sent any more."""
         self.busy: Final = asyncio.Lock()
         """Locked while a frame is handled, so that a shutdown can wait for it."""
         self._reads = 0
         self._receive, self._send = receive, send
-        self._max_queued = max_queued
+        self._max_queued, self._max_bytes = max_queued, max_bytes
         self._connection = connection
         self._queue: deque[tuple[bytes | str, object]] = deque()
         self._leaving: deque[tuple[int, int, object]] = deque()
@@ -103,7 +112,7 @@ class Socket:
 
     def push(self, frame: bytes | str, content: object = None) -> bool:
         """Queue a frame; False if the queue is full. `content` is what `take_unsent` returns if it can't be sent."""
-        if self.closed or self.queued >= self._max_queued or self._queued_bytes + len(frame) > MAX_BYTES:
+        if self.closed or self.queued >= self._max_queued or self._queued_bytes + len(frame) > self._max_bytes:
             return False
         self._queue.append((frame, content))
         self._queued_bytes += len(frame)
