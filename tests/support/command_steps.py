@@ -59,7 +59,7 @@ STEPS = [
     Step("defaults", [], r"channel  tier     limit\nws       light    2/minute\n"),
     Step("defaults list", [], r"channel  tier     limit\nws       light    2/minute\n"),
     Step("defaults set", ["light=5/minute", "session=9/second"], r"channel .*\nws +light +5/minute\n"),
-    Step("policy show", ["--effective"], r"setting .*\n(?s:.*)5/minute .*change by admin at 127\.0\.0\.1, " + TIME),
+    Step("policy show", ["--effective"], r"setting .*\n(?s:.*)5/minute\S* +change by admin at 127\.0\.0\.1, " + TIME),
     Step("defaults reset", ["light"], r"channel .*\nws +light +2/minute\n(?s:.*)-        session  9/second\n"),
     Step("defaults reset", ["bulk"], "", 1, r"expected tiers of the hub.s policy \(light, .*, session\), got .bulk.\n"),
     Step("defaults reset", [], r"channel .*\n(?s:.*)-        session  unlimited\n"),

@@ -123,19 +123,14 @@ def _show_effective(options: argparse.Namespace) -> int:
 
 
 def _rows(answer: dict[str, Any]) -> Rows:
-    overruled = {str(path) for path in answer["overruled"]}
-    return [[shown(one["path"]), shown(one["value"]), _source(one, overruled)] for one in answer["values"]]
+    return [[shown(one["path"]), shown(one["value"]), _source(one)] for one in answer["values"]]
 
 
-def _source(one: dict[str, Any], overruled: set[str]) -> Cell:
+def _source(one: dict[str, Any]) -> Cell:
     """Where a value comes from."""
-    if one["source"] != "change":
-        return Cell(shown(one["source"]))
     by = f" by {shown(one['by'])}" if one["by"] else ""
     at = "" if one["at"] is None else f", {local_time(one['at'])}"
+    source = shown(one["source"]) + by + at
     if one["file_value"] is None:
-        return Cell(f"change{by}{at}")
-    instead = shown(one["file_value"])
-    if one["path"] in overruled:
-        return Cell(f"change{by}{at}; overrules the file, which says {instead}", YELLOW)
-    return Cell(f"change{by}{at}; otherwise {instead}")
+        return Cell(source)
+    return Cell(f"{source}; overrules the file, which says {shown(one['file_value'])}", YELLOW)
