@@ -102,6 +102,8 @@ def test_a_dependency_can_return_the_limit() -> None:
         ("sixty a minute", "expected a function that returns a limit or its text; limit 'sixty a minute': expected"),
         ("0/minute", "expected a function that returns a limit or its text; limit '0/minute'"),
         ("5/minute" + 1000 * " ", "returns a limit or its text, of at most 1000 characters, got 1008: '5/minute  "),
+        (["5/minute", 1000 * "x"], "of at most 1000 characters, got 1008: ['5/minute', 'xxx"),
+        ([per_minute(n + 1) for n in range(1001)], "of at most 1000 characters, got 1001: ["),
     ],
 )
 @pytest.mark.parametrize("edge", [AsgiEdge, FastapiEdge])

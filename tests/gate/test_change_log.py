@@ -152,6 +152,14 @@ def test_a_node_that_lacks_a_tier_leaves_its_generation_as_it_is() -> None:
             assert effective(having, compacted) == effective(having, [*course, default("bulk", "9/minute")])
 
 
+def test_many_changes_of_a_tier_that_a_node_lacks_push_out_no_other() -> None:
+    having = Policy(tiers=["bulk", "rare"], limits={"bulk": "5/minute", "rare": "5/minute"})
+    course = [default("rare", "3/minute"), *(default("bulk", f"{n % 7 + 1}/minute") for n in range(KEPT + 5))]
+    compacted = condense(Policy(), course)
+    assert len(compacted) == KEPT + 1
+    assert effective(having, compacted).limits == effective(having, course).limits
+
+
 def condensed(given: Sequence[Edit]) -> list[Edit]:
     return condense(POLICY, given)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import reprlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, TypeVar
 
@@ -46,10 +47,10 @@ class LimitFunction(Generic[T]):
         return found
 
     def _parse(self, given: object) -> Limit:
-        if isinstance(given, str) and len(given) > _LONGEST_TEXT:
+        if (size := _size(given)) > _LONGEST_TEXT:
             raise InvalidInput(
                 f"{self.where}: expected a function that returns a limit or its text, of at most {_LONGEST_TEXT}"
-                f" characters, got {len(given)}: {given[:40]!r}..."
+                f" characters, got {size}: {reprlib.repr(given)}"
             )
         try:
             limit = limit_of("limit", given)
@@ -70,6 +71,13 @@ class LimitFunction(Generic[T]):
                 self.where,
                 _MOST_LIMITS,
             )
+
+
+def _size(given: object) -> int:
+    """The characters of a limit, or of several in a list, where a limit itself is one."""
+    if isinstance(given, str):
+        return len(given)
+    return sum(map(_size, given)) if isinstance(given, (list, tuple)) else 1
 
 
 async def in_time(where: str, found: Awaitable[Any]) -> Any:

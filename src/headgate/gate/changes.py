@@ -284,7 +284,7 @@ def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Ed
 
     An edit has none once a later one covers it. A removal may have none under this policy and some under another: the
     newest `KEPT` of those stay. Defaults carry their generation, which can't be counted any more. That of a tier that
-    this policy lacks isn't known here, so the newest `KEPT` defaults stay: another node may have the tier.
+    this policy lacks isn't known here, so the newest `KEPT` of each stay: another node may have the tier.
     """
     edits = [edit for edit in edits if edit.kind != UNREADABLE]
     defaults = [edit for edit in edits if edit.kind == "default"]
@@ -299,12 +299,14 @@ def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Ed
         )
         for place, number in generations.items()
     ]
-    kept: dict[tuple[str, str], list[Edit]] = {}
+    kept: dict[tuple[str, str, str], list[Edit]] = {}
     for edit in [*edits, *numbered]:
-        earlier = kept.pop((edit.kind, edit.agent), [])  # the newest goes last
-        if edit.kind != "default" or edit.tier in policy.tiers:
+        unknown = edit.tier if edit.kind == "default" and edit.tier not in policy.tiers else ""
+        earlier = kept.pop((edit.kind, edit.agent, unknown), [])  # the newest goes last
+        if not unknown:
             earlier = [other for other in earlier if not _covers(edit, other)]
-        kept[edit.kind, edit.agent] = [*earlier, edit][-KEPT:]
+        earlier.append(edit)
+        kept[edit.kind, edit.agent, unknown] = earlier
     in_policy = {
         "override": policy.overrides,
         "exemption": policy.exempt,
@@ -312,14 +314,14 @@ def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Ed
         "session": {"", *policy.session_overrides},
     }
     removals = [
-        (kind, agent)
-        for (kind, agent), of_agent in kept.items()
+        (kind, agent, unknown)
+        for (kind, agent, unknown), of_agent in kept.items()
         if agent not in in_policy.get(kind, ()) and all([edit.value is None for edit in of_agent])
     ]
     ended = [key for key, of_agent in kept.items() if key[0] == "block" and _has_ended(of_agent[-1], now)]
     for key in [*removals[:-KEPT], *ended]:
         del kept[key]
-    return [edit for of_agent in kept.values() for edit in of_agent]
+    return [edit for of_agent in kept.values() for edit in of_agent[-KEPT:]]
 
 
 def _has_ended(edit: Edit, now: float) -> bool:
