@@ -235,6 +235,15 @@ def test_an_answer_that_is_wrong_in_one_place_is_no_traceback(headgate: Command,
                 assert (code, out, err) == refusal(command, hub.url, NOT_A_HUB), (template, text)
 
 
+@pytest.mark.parametrize("command", ["register", "rotate", "invite", "admins add"])
+@pytest.mark.parametrize(
+    "token", ["", "short", "hg_0123456789abcdef\nhg_", "hg_0123456789abcdef\x1b[2J", "hg 0123456789abcdef"]
+)
+def test_a_token_that_cannot_be_one_is_not_printed(headgate: Command, hub: Hub, command: str, token: str) -> None:
+    hub.answer(json.dumps({"token": token, "invitation": token}).encode())
+    assert headgate(*words(command), "--hub", hub.url) == refusal(command, hub.url, NOT_A_HUB)
+
+
 @pytest.mark.parametrize("command", ANSWERS)
 def test_an_answer_without_its_fields_changed_nothing(headgate: Command, hub: Hub, command: str) -> None:
     for body in (b"{}", b"[]", b"null", b'"a"', b"", b"\xff", b"<html>", gzip.compress(b"0" * 10_000_000)):

@@ -62,6 +62,19 @@ def test_from_an_alert_to_a_block_it_takes_two_commands(running_hub: StartHub, h
         assert "\nblocked       until it is unblocked\n" in out
 
 
+def test_resolved_alerts_are_listed_unless_only_open_ones_are_asked_for(
+    running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
+) -> None:
+    with running_hub(FEW) as hub, hub.agent("planner") as planner:
+        assert headgate("alerts") == (0, "no alerts\n", "")
+        flood(planner, 12)
+        wait_for(lambda: printed_json("alerts")["open"] == 1, "the alert")
+        headgate("violations", "reset", "planner")
+        wait_for(lambda: printed_json("alerts")["open"] == 0, "its end")
+        assert headgate("alerts", "--open") == (0, "no alerts\n", "")
+        assert re.search(rf"^{TIME}  planner  resolved {TIME} +12  ws ping", headgate("alerts")[1], re.MULTILINE)
+
+
 def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, headgate: Command) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner:
         gate = hub.hub.gate

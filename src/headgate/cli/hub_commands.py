@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from headgate.cli.answers import shown
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
@@ -115,6 +114,6 @@ def print_token(options: argparse.Namespace, hub: HubApi, answer: Answer, note: 
     if options.json:
         print_json(answer)
         return 0
-    print(hub.parse(lambda: usable_token(shown(answer[field]))), flush=True)  # no note about one that nobody gets
+    print(hub.parse(lambda: usable_token(answer[field])), flush=True)  # no note about one that nobody gets
     print_error(f"note: {note}")
     return 0
