@@ -15,6 +15,7 @@ from headgate import Gate, ManualClock, MemoryStore, Policy
 from headgate.events import Alerted
 from headgate.hub.monitoring import alerts as module
 from headgate.hub.monitoring.alerts import Alert, Alerts
+from headgate.hub.monitoring.denials import DenialLog
 from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
 from tests.support.hub import ADMIN, Running, running
 from tests.support.ports import nobody
@@ -52,7 +53,7 @@ def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receive
         signature = hmac.digest(SECRET.encode(), signed, "sha256").hex()
         assert heard.headers["X-Headgate-Signature"] == f"sha256={signature}"
         (alert,) = shown(hub)
-        assert alert == receiver.heard[0].json()["alert"]
+        assert alert == {**receiver.heard[0].json()["alert"], "total": 15}
         assert (alert["agent_id"], alert["violations"], alert["within"], alert["times"]) == ("planner", 10, 300.0, 1)
         assert alert["resolved_at"] is None
         with hub.http() as http:
@@ -85,7 +86,7 @@ def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: Running, re
     settled(hub)
     assert receiver.events == [(RAISED, "planner")] * 2
     first, second = [one.json()["alert"] for one in receiver.heard]
-    assert second == {**first, "times": 2}
+    assert second == {**first, "times": 2, "total": 60}
     assert shown(hub) == [second]
     assert len({one.headers["X-Headgate-Delivery"] for one in receiver.heard}) == 2
     hub.clock.advance(60)
@@ -317,7 +318,7 @@ def test_alerts_come_from_any_thread_and_are_processed_in_the_loop() -> None:
             sent.append((what, alert.agent_id))
             done.set()
 
-        alerts = Alerts(gate, clock, send)
+        alerts = Alerts(gate, clock, DenialLog(clock), send)
         gate.subscribe(lambda event: alerts.on_alert(event) if isinstance(event, Alerted) else None)
         await alerts.start()
         await asyncio.sleep(0)  # it rests now

@@ -30,8 +30,10 @@ def test_b8_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
             offend(other, times=1)
         wait_for(lambda: len(shown(one)) == len(shown(other)) == 1, "the alert on both")
         compared(one, other)
-        assert shown(one) == shown(other) == [fleet.receiver.heard[0].json()["alert"]]
-        assert fleet.open == {"planner": shown(one)[0]}
+        raised = fleet.receiver.heard[0].json()["alert"]
+        assert fleet.open == {"planner": raised}
+        assert [{**alert, "total": raised["total"]} for hub in (one, other) for alert in shown(hub)] == [raised] * 2
+        assert all(10 <= alert["total"] <= 20 for hub in (one, other) for alert in shown(hub)), "each counts its own"
         assert one.hub.alerts.raised + other.hub.alerts.raised == 1
         fleet.clock.advance(59.999999)
         compared(one, other)
@@ -42,7 +44,8 @@ def test_b8_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
         compared(one, other)
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
         assert one.hub.alerts.resolved + other.hub.alerts.resolved == 1
-        assert shown(one) == shown(other) == [fleet.receiver.heard[1].json()["alert"]]
+        ended = fleet.receiver.heard[1].json()["alert"]
+        assert [{**alert, "total": ended["total"]} for hub in (one, other) for alert in shown(hub)] == [ended] * 2
         assert fleet.open == {}
 
 
@@ -120,7 +123,8 @@ def test_raised_again_by_another_hub_it_is_the_same_alert(fleet: Fleet) -> None:
         wait_for(lambda: [alert["times"] for alert in shown(one)] == [2], "the second on the first hub")
         compared(one, other)
         first, second = [heard.json()["alert"] for heard in fleet.receiver.heard]
-        assert second == {**first, "times": 2}
+        assert second == {**first, "times": 2, "total": 40}
+        assert [alert["total"] for hub in (one, other) for alert in shown(hub)] == [40, 40]
         assert (one.hub.alerts.raised, other.hub.alerts.raised) == (1, 1)
         fleet.clock.advance(60)
         resolved(one, other)
@@ -212,14 +216,23 @@ def test_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
             assert fleet.receiver.events[2:] == [(RAISED, "planner")]
 
 
-def test_fields_of_a_later_version_are_ignored(fleet: Fleet) -> None:
+def test_fields_of_a_later_version_are_ignored_and_those_of_an_older_one_suffice(fleet: Fleet) -> None:
     with fleet.hub() as one, fleet.server.client() as client:
         offend(one)
         settled(one)
         (alert,) = fleet.open.values()
         key = f"{fleet.prefix}{{alerts}}a1:open"
+        assert (alert.pop("total"), alert.pop("actions"), alert.pop("address")) == (
+            10,
+            [],
+            "",
+        )  # as older ones write it
         client.hset(key, "planner", json.dumps({**alert, "mood": "bad"}))
         compared(one)
+        offend(one, times=3)
+        with fleet.hub() as newer:
+            wait_for(lambda: newer.hub.alerts.open, "the alert")
+            assert [alert["total"] for hub in (one, newer) for alert in shown(hub)] == [13, 10]
         fleet.clock.advance(62)
         compared(one)
         fleet.clock.advance(2)

@@ -7,9 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.hub.api.agent_detail_routes import AgentDetail, AgentSocket, AgentTasks, Bucket
 from headgate.hub.dashboard import feed
-from headgate.hub.dashboard.cards import Summary, Usage
+from headgate.hub.dashboard.cards import AgentCard, Summary, TaskCounts, Usage
 from headgate.hub.dashboard.feed import LiveCard, Snapshot, Update, WatchRequest
+from headgate.hub.monitoring.address_log import DeniedAddress
+from headgate.hub.monitoring.denials import Denial, DeniedAction
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender
 from headgate.hub.settings import HubSettings
 
@@ -36,6 +39,7 @@ def named(kind: Any) -> set[str]:
 IN_FRAMES = rows("| in a frame | `snapshot` | `update` | |")
 OF_CARDS = rows("| of a card | |")
 OF_SUMMARY = rows("| of the summary | |")
+OF_AN_AGENT = rows("| field | |")
 
 
 def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
@@ -52,8 +56,16 @@ def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
         (Summary, set(OF_SUMMARY)),
         (Usage, words(OF_CARDS["usage"])),
         (Offender, words(OF_SUMMARY["worst_offenders"])),
+        (TaskCounts, words(OF_SUMMARY["tasks"])),
+        (DeniedAddress, words(OF_SUMMARY["denied_addresses"])),
+        (AgentDetail, set(OF_AN_AGENT) | named(AgentCard)),
+        (Bucket, words(OF_AN_AGENT["buckets"])),
+        (Denial, words(OF_AN_AGENT["denials"])),
+        (AgentSocket, words(OF_AN_AGENT["connections"]) - {"ws", "relay"}),
+        (AgentTasks, words(OF_AN_AGENT["tasks"])),
+        (DeniedAction, words(OF_AN_AGENT["denied_actions"].split(". ")[0])),
     ],
-    ids=["card", "summary", "usage", "offender"],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_b7_every_nested_field_is_in_the_docs(kind: Any, told: set[str]) -> None:
     assert told == named(kind)

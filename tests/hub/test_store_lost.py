@@ -25,7 +25,7 @@ from headgate import RedisStore
 from headgate.cli import main
 from headgate.errors import StoreAway, StoreLost
 from headgate.gate.reload import reload_file
-from headgate.hub.api import admin_routes
+from headgate.hub.api import admin_hub_routes
 from headgate.hub.sockets.frames import Message
 from headgate.proto import envelope_pb2 as wire
 from tests.support.cluster import steady_cluster
@@ -618,7 +618,7 @@ def test_unsent_messages_do_not_reach_the_next_owner(server: Server, tmp_path: P
 def test_a_store_is_not_accepted_while_a_connection_stays_open(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_routes, "_LEAVE_WITHIN", 0.05)
+    monkeypatch.setattr(admin_hub_routes, "_LEAVE_WITHIN", 0.05)
     with hub_on(server, tmp_path) as hub, hub.agent("clerk") as clerk:
         hub.register("bank")
         flush(server)

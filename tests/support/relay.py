@@ -12,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from headgate import Gate, ManualClock, MemoryStore
 from headgate.hub.agents.authentication import Authentication
+from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.sockets.flood import FloodCounter
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Socket
@@ -33,7 +34,9 @@ class RelayHub:
         self.store = MemoryStore(clock=self.clock)
         self.gate = Gate(store=self.store)
         self.tokens = {agent: agent[::-1] for agent in ("alice", "bob", "carol")}
+        self.denials = DenialLog(self.clock)
         options = {"authentication": Authentication(self.gate), "verify": self.verify, **options}
+        options["denials"] = self.denials
         self.limiter = relay_limiter(rate, burst, self.store)
         self.flood_counter = FloodCounter()
         self.relay = Relay(

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from headgate.errors import HeadgateError
-from headgate.events import Alerted, Event, PolicyChanged, ViolationsReset
+from headgate.events import Alerted, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
@@ -25,8 +25,19 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
-from headgate.hub.api import admin_routes, agent_routes, dashboard_routes, decision_routes, monitoring_routes, openapi
-from headgate.hub.api.admin_routes import PolicyFile
+from headgate.hub.api import (
+    admin_agent_routes,
+    admin_hub_routes,
+    admin_limit_routes,
+    admin_policy_routes,
+    agent_detail_routes,
+    agent_routes,
+    dashboard_routes,
+    decision_routes,
+    monitoring_routes,
+    openapi,
+)
+from headgate.hub.api.admin_policy_routes import PolicyFile
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.decision_routes import counters
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
@@ -65,7 +76,11 @@ ROUTES: Final = (
     *monitoring_routes.ROUTES,
     *openapi.ROUTES,
     *agent_routes.ROUTES,
-    *admin_routes.ROUTES,
+    *admin_limit_routes.ROUTES,
+    *admin_policy_routes.ROUTES,
+    *admin_agent_routes.ROUTES,
+    *agent_detail_routes.ROUTES,
+    *admin_hub_routes.ROUTES,
     *decision_routes.ROUTES,
     *dashboard_routes.ROUTES,
 )
@@ -89,6 +104,7 @@ class Hub:
     clock: Clock
     health: Health
     stats: Stats
+    address_log: AddressLog
     webhooks: Webhooks
     alerts: Alerts
     presence: Presence
@@ -167,12 +183,20 @@ class Hub:
         self._open_gate()
         self.stats = Stats(self.gate, self.clock)
         stack.callback(self.stats.stop)
-        stack.callback(AddressLog(self.gate, self.clock).stop)
-        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Alerted))
+        self.address_log = AddressLog(self.gate, self.clock)
+        stack.callback(self.address_log.stop)
+        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Violated, Alerted))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         stack.push_async_callback(self.webhooks.close)
         shared_alerts = self.store.alerts() if isinstance(self.store, HubStore) else None
-        self.alerts = Alerts(self.gate, self.clock, self.webhooks.send, shared_alerts, lambda: self.health.degraded)
+        self.alerts = Alerts(
+            self.gate,
+            self.clock,
+            self.stats.denials,
+            self.webhooks.send,
+            shared_alerts,
+            lambda: self.health.degraded,
+        )
         stack.push_async_callback(self.alerts.close)
         self._open_parts()
 
@@ -245,12 +269,13 @@ class Hub:
             registry.verify,
             clock,
             authentication=authentication,
+            denials=stats.denials,
             flood_counter=self.flood_counter,
             largest=settings.max_frame,
             most_connections=settings.max_connections_per_agent,
             identify_within=settings.identify_within,
         )
-        cards = Cards(gate, stats, presence, alerts, health)
+        cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler)
         feed = self.dashboard = DashboardFeed(
             cards, gate, stats, presence, alerts, tokens, authentication, clock, settings
         )
@@ -261,6 +286,7 @@ class Hub:
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
+        parts.append(self.address_log)
         router = Router(bind(ROUTES, parts))
         self._api = Api(router, gate, stats, tokens, registry, authentication, allowed_hosts, settings)
 
@@ -385,6 +411,8 @@ class Hub:
         elif isinstance(event, ViolationsReset):
             self.stats.forget(event.agent)
             self._loop.call_soon_threadsafe(self._recheck)
+        elif isinstance(event, Violated):
+            self.alerts.on_violation(event)
         elif isinstance(event, Alerted):
             self.alerts.on_alert(event)
 

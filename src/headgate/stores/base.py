@@ -358,6 +358,9 @@ class AgentDirectory(Protocol):
     def forget_verified(self) -> None:
         """Forget the agents that were verified before, which are known even while the server is away."""
 
+    async def find(self, agent: str) -> tuple[float, bool] | None:
+        """When an agent was registered, and whether its token is revoked; None if it was never registered."""
+
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""
 

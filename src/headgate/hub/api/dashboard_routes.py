@@ -1,13 +1,17 @@
-"""Routes of the dashboard: its state, its page, and the page's files, served as they are."""
+"""Routes of the dashboard: its state, alerts and addresses, its page, and the page's files, served as they are."""
 
 from importlib.resources import files
 from typing import Annotated, Final
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from headgate.hub.api.http import ApiResponse
+from headgate.hub.api.http import DASHBOARD_STATE, ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.dashboard.cards import Cards, DashboardState
+from headgate.hub.dashboard.feed import MAX_CARDS
+from headgate.hub.monitoring.address_log import AddressLog, DeniedAddress
+from headgate.hub.monitoring.alerts import Alert, Alerts
+from headgate.stores.base import MAX_ALERTS
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -23,11 +27,37 @@ _MEDIA: Final = {
 
 
 class DashboardQuery(Body):
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 500
+    limit: Annotated[int, Meta(ge=1, le=MAX_CARDS)] = 500
+
+
+class AlertsQuery(Body):
+    limit: Annotated[int, Meta(ge=1, le=MAX_ALERTS)] = 100
+    open: bool = False
+    """Only open ones."""
+
+
+class AlertList(Struct):
+    alerts: list[Alert]
+    """Newest first: all that are open, and the last resolved ones."""
+    open: int
+    """The number of open ones."""
+
+
+class DeniedAddresses(Struct):
+    addresses: list[DeniedAddress]
 
 
 async def _state(call: Call, cards: Cards) -> DashboardState:
-    return await cards.state(call.query.limit)
+    return await cards.state(call.query.limit, addresses=call.viewer)
+
+
+async def _alerts(call: Call, alerts: Alerts) -> AlertList:
+    found = [alert for alert in alerts.known() if alert.resolved_at is None or not call.query.open]
+    return AlertList(found[: call.query.limit], alerts.open)
+
+
+async def _addresses(_call: Call, address_log: AddressLog) -> DeniedAddresses:
+    return DeniedAddresses(address_log.denied())
 
 
 def _file(path: str, name: str, about: str) -> Route:
@@ -52,8 +82,16 @@ def _redirect(path: str, where: bytes, about: str) -> Route:
 
 ROUTES: Final = (
     Route(
-        "GET", "/api/dashboard/state", "get_dashboard_state", Who.VIEWER, _state, DashboardState,
+        "GET", "/api/dashboard/state", DASHBOARD_STATE, Who.VIEWER, _state, DashboardState,
         "the state that a dashboard shows", query=DashboardQuery,
+    ),
+    Route(
+        "GET", "/api/admin/alerts", "admin", Who.VIEWER, _alerts, AlertList,
+        "all open alerts and the last resolved ones, newest first", query=AlertsQuery,
+    ),
+    Route(
+        "GET", "/api/admin/addresses", "admin", Who.VIEWER, _addresses, DeniedAddresses,
+        "addresses that were denied in the last hour, most denials first",
     ),
     _redirect("/", b"dashboard", "redirects to the dashboard"),
     _redirect("/dashboard/", b"../dashboard", "redirects to the dashboard, without the slash"),

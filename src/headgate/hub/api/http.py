@@ -30,6 +30,7 @@ from headgate.limits.decision import Decision, Outcome
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 REGISTER: Final = "post_onboard_register"
 UNKNOWN: Final = "unknown_route"
+DASHBOARD_STATE: Final = "get_dashboard_state"
 HEALTH: Final = "get_health"
 _NO_HEADERS: Final[Headers] = ()
 _BODY_TIMEOUT: Final = 30.0  # seconds
@@ -170,7 +171,14 @@ class Api:
             await self._authenticate_again(caller)
         by = caller.agent or (f"admin at {address}" if caller.admin else "")
         call = Call(
-            agent=caller.agent, token=caller.token, by=by, admin=caller.admin, parts=parts, query=query, body=body
+            agent=caller.agent,
+            token=caller.token,
+            by=by,
+            admin=caller.admin,
+            viewer=caller.may(Who.VIEWER),
+            parts=parts,
+            query=query,
+            body=body,
         )
         answer = await route.handler(call)
         if isinstance(answer, ApiResponse):
@@ -185,7 +193,7 @@ class Api:
         action = UNKNOWN if route is None else route.action
         token = _token(headers)
         caller = ANONYMOUS if token is None else await self._caller(token, action, address)
-        public = who is Who.VIEWER and self._public_dashboard
+        public = action == DASHBOARD_STATE and self._public_dashboard
         if caller.admin or (action != REGISTER and (caller.viewer or public)):
             limit_headers = _NO_HEADERS
         else:
@@ -230,7 +238,7 @@ class Api:
             # Agents too: otherwise each could register ten more a minute, and each of those ten more.
             decision = await self._gate.acheck_address(address, "registration")
         elif agent:
-            decision = await self._stats.check(agent, "http", tier, action=action)
+            decision = await self._stats.check(agent, "http", tier, action=action, address=address)
             if decision.outcome is not Outcome.EXEMPT:
                 limit = self._gate.limits_for(agent, "http", action=action)
                 limit_headers = self._writer.for_limit(limit, tier).write(decision)

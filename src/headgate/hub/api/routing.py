@@ -37,6 +37,8 @@ class Call:
     by: str
     """The caller, in words for the record of changes."""
     admin: bool
+    viewer: bool
+    """Whether it may see what viewers see: also true for the admin."""
     parts: dict[str, str]
     """The values of the named parts of the path."""
     query: Any

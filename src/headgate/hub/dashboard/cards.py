@@ -7,13 +7,17 @@ from math import ceil
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
 from headgate.hub.agents.presence import Presence
+from headgate.hub.monitoring.address_log import AddressLog, DeniedAddress
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.health import Health, StoreState
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender, Stats
+from headgate.hub.tasks.scheduler import Scheduler
+from headgate.limits.decision import Decision
 
 _BATCH: Final = 25  # cards that are made before other tasks have their turn
 _MINUTE: Final = 60 // SLOT
@@ -30,6 +34,12 @@ class Usage(Struct):
     capacity: int
 
 
+def used_share(decision: Decision) -> float:
+    """The used share of a bucket's capacity."""
+    capacity = decision.limit.capacity
+    return 1 - decision.remaining / capacity if capacity else 1.0
+
+
 class AgentCard(Struct):
     """The state of one agent."""
 
@@ -44,6 +54,21 @@ class AgentCard(Struct):
     rate_limited: bool
     exempt: bool
     override: bool
+    blocked: bool
+    denied_per_minute: int
+    """Denials in the last minute, on every channel."""
+    role: str
+    """What the agent may do beside its own work: admin, viewer, or nothing."""
+
+
+class TaskCounts(Struct):
+    """The numbers of tasks; of the finished ones, those that are kept."""
+
+    waiting: int
+    held: int
+    """Assigned or accepted."""
+    done: int
+    failed: int
 
 
 class Summary(Struct):
@@ -62,6 +87,22 @@ class Summary(Struct):
     degraded: bool
     problems: list[str]
     """What is wrong with the store or the disk, in sentences."""
+    open_alerts: int
+    blocked: int
+    """Agents that are blocked now."""
+    agents: int
+    """All agents that could be shown."""
+    limited: int
+    """Agents that are rate limited now, by what this hub has denied."""
+    denied_per_second: float
+    """Over the last five to ten seconds."""
+    tasks: TaskCounts
+    denied_addresses: list[DeniedAddress]
+    """The three that were denied most often in the last hour. A dashboard without a token gets none."""
+    address_denials: int
+    """Denials by address in the last hour."""
+    overruled: list[str]
+    """Limits of the policy file that a stored change overrules, by their paths in the file."""
 
 
 class DashboardState(Struct):
@@ -75,21 +116,36 @@ class DashboardState(Struct):
 class Cards:
     """Makes cards and summaries, from what the gate, the stats and the sockets say now."""
 
-    def __init__(self, gate: Gate, stats: Stats, presence: Presence, alerts: Alerts, health: Health) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        stats: Stats,
+        presence: Presence,
+        alerts: Alerts,
+        health: Health,
+        address_log: AddressLog,
+        scheduler: Scheduler,
+    ) -> None:
         self._gate, self._stats, self._presence, self._alerts, self._health = gate, stats, presence, alerts, health
+        self._address_log, self._scheduler = address_log, scheduler
         self._making_state: Final = asyncio.Lock()
 
     def shown(self) -> list[str]:
-        """The agents to show, the most interesting first.
+        """The agents to show, the most interesting first: rate limited, then by denials a minute and by violations.
 
-        They are connected, had violations within the hour, made a request within the last minutes, or have an override
-        or an exemption.
+        They are connected, had violations within the hour, made a request within the last minutes, are blocked, or have
+        an override or an exemption.
         """
         stats, effective = self._stats, self._gate.effective
         offenders = {one.agent_id: one.violations for one in stats.offenders()}
         active = set(stats.active(stats.slot - AGENT_SLOTS + 1))
         agents = {*self._presence.agents(), *offenders, *active, *effective.overrides, *effective.exempt}
-        return sorted(agents, key=lambda agent: (-offenders.get(agent, 0), agent not in active, agent))
+        limited, denied = stats.limited(), stats.denials.per_minute
+
+        def order(agent: str) -> tuple[bool, int, int, bool, str]:
+            return agent not in limited, -denied(agent), -offenders.get(agent, 0), agent not in active, agent
+
+        return sorted(agents, key=order)
 
     async def of(self, agents: Sequence[str]) -> list[AgentCard]:
         """The cards of some agents."""
@@ -115,6 +171,9 @@ class Cards:
             rate_limited=bool(standing) and not exempt,
             exempt=exempt,
             override=agent in gate.effective.overrides,
+            blocked=False,
+            denied_per_minute=self._stats.denials.per_minute(agent),
+            role="",
         )
 
     async def _usage(self, agent: str) -> Usage | None:
@@ -123,17 +182,17 @@ class Cards:
         for channel, tier in self._gate.policy.limits:
             with suppress(InvalidInput):  # a reload has removed it since
                 decision = await self._gate.apeek(agent, channel, tier)
-                capacity = decision.limit.capacity
-                used = 1 - decision.remaining / capacity if capacity else 1.0
+                used = used_share(decision)
                 if nearest is None or used > nearest.used:
+                    capacity = decision.limit.capacity
                     nearest = Usage(channel, tier, round(used, 4), decision.remaining, capacity)
         return nearest
 
-    def summary(self) -> Summary:
-        """The state of the fleet."""
+    def summary(self, agents: int) -> Summary:
+        """The state of the fleet, of which so many agents could be shown."""
         stats, health = self._stats, self._health
         offenders, outcomes = stats.offenders(), stats.outcomes()
-        rate, share = _traffic(stats)
+        rate, denied_rate, share = _traffic(stats)
         return Summary(
             violations_last_hour=sum(one.violations for one in offenders),
             worst_offenders=offenders[:3],
@@ -145,21 +204,45 @@ class Cards:
             store=health.store,
             degraded=health.degraded,
             problems=health.problems,
+            open_alerts=self._alerts.open,
+            blocked=0,
+            agents=agents,
+            limited=len(stats.limited()),
+            denied_per_second=round(denied_rate, 1),
+            tasks=self._tasks(),
+            denied_addresses=self._address_log.denied()[:3],
+            address_denials=self._address_log.denials,
+            overruled=[],
         )
 
-    async def state(self, limit: int) -> DashboardState:
-        """The state that a dashboard shows, with at most `limit` cards."""
+    def _tasks(self) -> TaskCounts:
+        counts = self._scheduler.counts()
+        held = counts["assigned"] + counts["accepted"]
+        return TaskCounts(counts["queued"], held, counts["completed"], counts["failed"])
+
+    async def state(self, limit: int, *, addresses: bool) -> DashboardState:
+        """The state that a dashboard shows, with at most `limit` cards. Network addresses are not for everybody."""
         async with self._making_state:  # one at a time, since anyone may ask for a public one
-            return DashboardState(self.summary(), await self.of(self.shown()[:limit]), self._alerts.recent())
+            shown = self.shown()
+            summary, alerts = self.summary(len(shown)), self._alerts.recent()
+            if not addresses:
+                summary, alerts = without_addresses(summary, alerts)
+            return DashboardState(summary, await self.of(shown[:limit]), alerts)
 
 
-def _traffic(stats: Stats) -> tuple[float, float]:
-    """Checks per second, and the share that is denied."""
+def without_addresses(summary: Summary, alerts: list[Alert]) -> tuple[Summary, list[Alert]]:
+    """The same without network addresses, for a dashboard without a token."""
+    return replace(summary, denied_addresses=[]), [replace(alert, address="") for alert in alerts]
+
+
+def _traffic(stats: Stats) -> tuple[float, float, float]:
+    """Checks and denials per second, and the share of the last minute's checks that was denied."""
     slot, fleet = stats.slot, stats.fleet
-    newest = sum(fleet.at(slot)) + sum(fleet.at(slot - 1))
+    newest, span = [fleet.at(slot), fleet.at(slot - 1)], SLOT + stats.into_slot
     minute = [fleet.at(old) for old in range(slot - _MINUTE, slot + 1)]
     checks = sum(map(sum, minute))
-    return newest / (SLOT + stats.into_slot), sum(denied for _, _, denied in minute) / max(checks, 1)
+    share = sum(denied for _, _, denied in minute) / max(checks, 1)
+    return sum(map(sum, newest)) / span, sum(denied for _, _, denied in newest) / span, share
 
 
 def timeline(stats: Stats, since: int) -> list[list[int]]:

@@ -300,7 +300,8 @@ class DashboardFeed:
         self._slot = stats.slot
         update = Update(slot=self._slot)
         agents = self._cards.shown()
-        more, agents = max(len(agents) - MAX_CARDS, 0), agents[:MAX_CARDS]
+        known, agents = len(agents), agents[:MAX_CARDS]
+        more = known - len(agents)
         active = set(stats.active(since))
         new = {card.agent_id: card for card in await self._cards.of(self._stale(agents, active))}
         update.gone = list(self._sent_cards.keys() - set(agents))
@@ -312,7 +313,7 @@ class DashboardFeed:
             if len(changed) > 1:
                 update.agents.append(changed)
         self._sent_cards.update(new)
-        if (summary := self._cards.summary()) != self._sent_summary:
+        if (summary := self._cards.summary(known)) != self._sent_summary:
             self._sent_summary = update.summary = summary
         if more != self._sent_more:
             self._sent_more = update.more = more

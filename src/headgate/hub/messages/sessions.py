@@ -145,6 +145,10 @@ class SessionLog:
         )
         return rows[::-1]
 
+    def open_sessions_of(self, agent: str) -> int:
+        """The number of an agent's open sessions."""
+        return len(self._open.get(agent, ()))
+
     @property
     def open_sessions(self) -> int:
         """The number of open sessions."""

@@ -2,7 +2,8 @@
 
 The gate emits an event at too many violations, once for all hubs that share a store. From then on the agent has an open
 alert, until its quiet period has passed, its violations were reset, or it was exempted. If the gate emits another event
-meanwhile, which it does after its window at the earliest, the same alert is raised once more.
+meanwhile, which it does after its window at the earliest, the same alert is raised once more. Each hub goes on counting
+the violations that it records itself while an alert is open.
 
 Hubs that share a store keep the open alerts there, and compare them once a second. The hub that has raised an alert
 also resolves it; if it fails to, another hub does so a little later: the one that removes it from the store. While the
@@ -22,8 +23,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate.errors import StoreAway
-from headgate.events import Alerted
+from headgate.events import Alerted, Violated
 from headgate.gate import Gate
+from headgate.hub.monitoring.denials import DenialLog, DeniedAction
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
@@ -32,6 +34,7 @@ from headgate.stores.base import MAX_ALERTS, AlertOutcome, SharedAlerts
 AlertEvent: TypeAlias = Literal["alert.raised", "alert.resolved"]
 
 _MAX_RECENT: Final = 50  # alerts that are shown
+_MAX_ACTIONS: Final = 3  # that an alert names
 _INTERVAL: Final = 1.0  # seconds between two comparisons with the store
 _GRACE: Final = 2_000_000  # microseconds for which an alert is left to the hub that has raised it
 _TRIES: Final = 3
@@ -52,6 +55,12 @@ class Alert(Struct, frozen=True):
     """When it was resolved; None while it is open."""
     times: int = 1
     """The number of times that it was raised: again after each window in which the agent was not quiet."""
+    total: int = 0
+    """All violations: those that raised it, and those that this hub has recorded since."""
+    actions: tuple[DeniedAction, ...] = ()
+    """The actions that were denied most often when it was raised, at most three."""
+    address: str = ""
+    """Where the last request came from that was denied before it was raised; "" if unknown."""
 
 
 class _OpenAlert:
@@ -75,16 +84,19 @@ class Alerts:
         self,
         gate: Gate,
         clock: Clock,
+        denials: DenialLog,
         send: Callable[[AlertEvent, Alert], None],
         shared: SharedAlerts | None = None,
         away: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._gate, self._clock, self._send, self._shared, self._away = gate, clock, send, shared, away
+        self._gate, self._clock, self._denials = gate, clock, denials
+        self._send, self._shared, self._away = send, shared, away
         self.raised = 0
         """The number of times that this hub raised an alert."""
         self.resolved = 0
         """The number of alerts that this hub resolved."""
         self._open: Final[dict[str, _OpenAlert]] = {}
+        self._totals: Final[dict[str, int]] = {}  # violations of the agents with an open alert
         self._recent: Final[dict[str, Alert]] = {}
         self._events: Final[deque[Alerted]] = deque()
         self._due: Final[dict[str, None]] = {}
@@ -101,10 +113,29 @@ class Alerts:
 
     def recent(self) -> list[Alert]:
         """The newest alerts, open or resolved, newest first."""
-        return list(reversed(self._recent.values()))
+        return [self._counted(alert) for alert in reversed(self._recent.values())]
+
+    def known(self) -> list[Alert]:
+        """All open alerts and the newest resolved ones, newest first."""
+        found = self._recent | {entry.alert.alert_id: entry.alert for entry in self._open.values()}
+        return sorted([self._counted(alert) for alert in found.values()], key=lambda alert: -alert.raised_at)
+
+    def _counted(self, alert: Alert) -> Alert:
+        """An alert with all violations up to now, if it is open."""
+        entry = self._open.get(alert.agent_id)
+        if entry is None or entry.alert.alert_id != alert.alert_id:
+            return alert
+        return replace(alert, total=self._totals.get(alert.agent_id, alert.total))
+
+    def on_violation(self, event: Violated) -> None:
+        """Count it, if the agent has an alert. May be called in any thread."""
+        if event.agent in self._totals:
+            self._totals[event.agent] += 1
 
     def on_alert(self, event: Alerted) -> None:
         """Raise an alert soon. May be called in any thread."""
+        if len(self._totals) < 2 * MAX_ALERTS:  # otherwise it is not opened
+            self._totals.setdefault(event.agent, event.violations)
         self._events.append(event)
         self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -156,12 +187,16 @@ class Alerts:
         agent = event.agent
         self.raised += 1
         _log.warning("many violations", agent=agent, violations=event.violations, within=event.window)
-        entry = await self._open_or_renew(event)
-        if entry is None:
-            self._log_too_many()
-            return
+        try:
+            entry = await self._open_or_renew(event)
+            if entry is None:
+                self._log_too_many()
+                return
+            self._open[agent] = entry
+        finally:
+            if agent not in self._open:
+                self._totals.pop(agent, None)
         self._too_many = False
-        self._open[agent] = entry
         self._show(entry.alert)
         self._send("alert.raised", entry.alert)
         await self._check(agent)
@@ -173,7 +208,7 @@ class Alerts:
             before = self._open.get(event.agent)
             if before is None and len(self._open) >= MAX_ALERTS:
                 return None
-            alert = _raised(event, None if before is None else before.alert)
+            alert = self._raised(event, None if before is None else before.alert)
             entry, text = before or _OpenAlert(alert), _encoded(alert)
             outcome, _ = await self._put(alert, entry.text, text)
             tries += 1
@@ -186,6 +221,19 @@ class Alerts:
         if outcome != "away":
             entry.text = text if outcome == "done" else ""
         return entry
+
+    def _raised(self, event: Alerted, before: Alert | None) -> Alert:
+        if before is None:
+            before = Alert(uuid4().hex, event.agent, event.violations, event.window, time.time(), times=0)
+        return replace(
+            before,
+            violations=event.violations,
+            within=event.window,
+            times=before.times + 1,
+            total=self._totals.setdefault(event.agent, event.violations),
+            actions=tuple(self._denials.actions(event.agent)[:_MAX_ACTIONS]),
+            address=self._denials.address(event.agent),
+        )
 
     async def _check(self, agent: str) -> None:
         """Resolve an agent's alert if its quiet period has passed, or check again when it will have."""
@@ -216,7 +264,7 @@ class Alerts:
         entry.timer = Timer(self._clock, when, due)
 
     async def _resolve(self, entry: _OpenAlert) -> None:
-        alert = entry.attempt or replace(entry.alert, resolved_at=time.time())
+        alert = entry.attempt or replace(self._counted(entry.alert), resolved_at=time.time())
         if entry.text and self._shared is not None:
             entry.attempt = alert
             try:
@@ -231,6 +279,7 @@ class Alerts:
         """Close an open alert; if this hub has resolved it, send a notification."""
         _stop(entry)
         del self._open[alert.agent_id]
+        self._totals.pop(alert.agent_id, None)
         self._show(alert)
         if ours:
             self.resolved += 1
@@ -280,6 +329,11 @@ class Alerts:
         elif entry.alert != alert:
             entry.alert, entry.own, entry.grace_over = alert, False, False
             self._show(alert)
+        known, before = (
+            alert.total or alert.violations,
+            self._totals.get(alert.agent_id, 0),
+        )  # older hubs write no total
+        self._totals[alert.agent_id] = max(known, before)
         entry.text = text
 
     async def _missing(self, entry: _OpenAlert) -> None:
@@ -290,9 +344,9 @@ class Alerts:
         if outcome == "ended" and there is not None:
             # Ours, if our resolution succeeded without an answer, or if we have raised it again and nobody else knows.
             ours = there == entry.attempt or alert.times > there.times
-            self._end(entry, replace(alert, resolved_at=there.resolved_at), ours=ours)
+            self._end(entry, replace(self._counted(alert), resolved_at=there.resolved_at), ours=ours)
         elif outcome == "other" and (there is None or there.alert_id != alert.alert_id):
-            self._end(entry, replace(alert, resolved_at=time.time()), ours=entry.own)
+            self._end(entry, replace(self._counted(alert), resolved_at=time.time()), ours=entry.own)
 
     # Recent alerts --------------------------------------------------------------------------------------------------
 
@@ -309,12 +363,6 @@ class Alerts:
         if not self._too_many:
             self._too_many = True
             _log.error("too many open alerts: others are only logged until some are resolved", open=len(self._open))
-
-
-def _raised(event: Alerted, before: Alert | None) -> Alert:
-    if before is None:
-        return Alert(uuid4().hex, event.agent, event.violations, event.window, time.time())
-    return replace(before, violations=event.violations, within=event.window, times=before.times + 1)
 
 
 def _stop(entry: _OpenAlert) -> None:

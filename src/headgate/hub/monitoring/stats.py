@@ -10,8 +10,11 @@ from msgspec import Struct
 
 from headgate.events import AddressChecked, Degraded, Event, Violated
 from headgate.gate import Gate
+from headgate.hub.monitoring.denials import DenialLog
+from headgate.hub.monitoring.recent_counts import RecentCounts
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
+from headgate.limits.numbers import microseconds
 
 SLOT: Final = 5
 """Seconds that one point of a timeline spans."""
@@ -20,7 +23,6 @@ AGENT_SLOTS: Final = 60
 BOUNDS: Final = tuple(round(digit * 10**power) for power in range(3, 9) for digit in (1, 2.5, 5))
 """The upper bounds of the histogram of decision times, in nanoseconds: from a microsecond to half a second."""
 
-_MINUTES: Final = 60  # that violations are remembered for
 _MAX_OFFENDERS: Final = 10_000  # agents whose violations are remembered, the latest
 _SLOT_US: Final = SLOT * 1_000_000
 _OUTCOMES: Final = (Outcome.ALLOW, Outcome.WARN, Outcome.DENY, Outcome.EXEMPT)
@@ -34,6 +36,16 @@ class Offender(Struct):
 
     agent_id: str
     violations: int
+
+
+class _Violations:
+    """The violations of one agent."""
+
+    __slots__ = ("counts", "last")
+
+    def __init__(self, now: int) -> None:
+        self.counts = RecentCounts(now)
+        self.last = now  # microseconds
 
 
 class TrafficHistory:
@@ -79,13 +91,17 @@ class Stats:
         """The total time of all decisions, in nanoseconds."""
         self.addresses: Final[Counter[tuple[str, str]]] = Counter()
         """Checks of addresses, by purpose and outcome."""
+        self.denials: Final = DenialLog(clock)
+        """What agents were denied."""
         self.violations = 0
         self.outages = 0
         # Microseconds of past outages, and when the present one began: one value, since other threads set it.
         self._outage: tuple[int, int | None] = (0, None)
         self.fleet: Final = TrafficHistory(FLEET_SLOTS, self.slot)
         self._traffic: Final[dict[str, TrafficHistory]] = {}
-        self._offenders: Final[OrderedDict[str, dict[int, int]]] = OrderedDict()
+        self._offenders: Final[OrderedDict[str, _Violations]] = (
+            OrderedDict()
+        )  # the last that had a violation comes last
         self.stop: Final = gate.subscribe(self._on_event, Violated, AddressChecked, Degraded)
 
     @property
@@ -98,14 +114,18 @@ class Stats:
         """Seconds since the present slot began."""
         return self._clock.now() % _SLOT_US / 1_000_000
 
-    async def check(self, agent: str, channel: str, tier: str, cost: int = 1, *, action: str | None = None) -> Decision:
-        """Check with the gate, and count the decision and the time that it took.
+    async def check(
+        self, agent: str, channel: str, tier: str, cost: int = 1, *, action: str | None = None, address: str = ""
+    ) -> Decision:
+        """Check with the gate, and count the decision and the time that it took. `address`: where the request is from.
 
         With the action that has this tier, the check passes also if a reload has just removed the tier.
         """
         began = perf_counter_ns()
         decision = await self._gate.acheck(agent, channel, tier if action is None else None, action=action, cost=cost)
         self.record(agent, channel, tier, decision.outcome, perf_counter_ns() - began)
+        if decision.outcome is Outcome.DENY:
+            self.denials.add(agent, channel, action or "", tier, address, decision)
         return decision
 
     def record(self, agent: str, channel: str, tier: str, outcome: Outcome, took: int) -> None:
@@ -167,29 +187,38 @@ class Stats:
 
     def _violated(self, agent: str) -> None:
         self.violations += 1
-        minute = self._minute()
-        minutes = self._offenders.setdefault(agent, {})
-        minutes[minute] = minutes.get(minute, 0) + 1
-        if len(minutes) > _MINUTES:
-            del minutes[min(minutes)]
-        self._offenders.move_to_end(agent)
-        if len(self._offenders) > _MAX_OFFENDERS:
-            self._offenders.popitem(last=False)
+        now = self._clock.now()
+        found = self._offenders.get(agent)
+        if found is None:
+            found = self._offenders[agent] = _Violations(now)
+            if len(self._offenders) > _MAX_OFFENDERS:
+                self._offenders.popitem(last=False)
+        else:
+            self._offenders.move_to_end(agent)
+        found.counts.add(now)
+        found.last = now
 
     def offenders(self) -> list[Offender]:
         """The agents with violations in the last hour, worst first."""
-        oldest = self._minute() - _MINUTES
+        now = self._clock.now()
         found = []
-        for agent, minutes in list(self._offenders.items()):
-            count = sum(times for minute, times in minutes.items() if minute > oldest)
-            if count:
+        for agent, violations in list(self._offenders.items()):
+            if count := violations.counts.last_hour(now):
                 found.append(Offender(agent, count))
             else:
                 del self._offenders[agent]
         return sorted(found, key=lambda one: (-one.violations, one.agent_id))
 
-    def _minute(self) -> int:
-        return self._clock.now() // 60_000_000
+    def limited(self) -> set[str]:
+        """The agents that are rate limited now, as far as this hub knows: by violations here, and not exempt."""
+        earliest = self._clock.now() - microseconds("quiet", self._gate.policy.backoff.quiet)
+        found = set()
+        for agent, violations in list(reversed(self._offenders.items())):
+            if violations.last <= earliest:
+                break
+            if not self._gate.is_exempt(agent):
+                found.add(agent)
+        return found
 
     def forget(self, agent: str) -> None:
         """Forget an agent's violations."""

@@ -29,6 +29,7 @@ from headgate.limits.decision import Decision, Outcome
 MAX_STRANGERS_FRAME: Final = 8192
 """Bytes of a frame before the agent has identified: enough for any name and token."""
 
+_SESSION: Final = "session"  # stands for a tier, where a session's own limit denies
 _ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.AnyClientFrame.__args__}
 
 
@@ -241,7 +242,9 @@ class AgentSockets:
             return await self._admit_signal(connection, frame)
         action = _ACTIONS[type(frame)]
         tier = self._gate.tier_of("ws", action)
-        decision = await self._stats.check(connection.agent, "ws", tier, action=action)
+        decision = await self._stats.check(
+            connection.agent, "ws", tier, action=action, address=connection.socket.address
+        )
         if decision.outcome is Outcome.DENY:
             await connection.deny(frame.id, tier, decision)
             return False
@@ -260,6 +263,8 @@ class AgentSockets:
             return False
         decision = await session.acheck()
         if not decision:
+            agent, address = connection.agent, connection.socket.address
+            self._stats.denials.add(agent, "ws", _ACTIONS[type(frame)], _SESSION, address, decision)
             await connection.deny_signal(frame.id, session.error(decision), decision)
             return False
         connection.flood.passed()

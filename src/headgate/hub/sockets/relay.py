@@ -18,6 +18,7 @@ from headgate.errors import InvalidInput, StoreAway, StoreLost, refuse
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import as_request_error
+from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket
 from headgate.hub.timer import Timer
@@ -59,9 +60,10 @@ def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
 class Relay:
     """Routes envelopes between the sockets that it serves, in one event loop.
 
-    `limiter` counts by address; without one everything passes. `verify` says whether a token belongs to an address, or
-    raises `StoreAway`. `authentication` limits wrong ones by network address. An envelope has at most `largest` bytes,
-    an address `most_connections`, and a connection `identify_within` seconds of the clock to prove its address.
+    `limiter` counts by address; without one everything passes, and `denials` records what it denies. `verify` says
+    whether a token belongs to an address, or raises `StoreAway`. `authentication` limits wrong ones by network address.
+    An envelope has at most `largest` bytes, an address `most_connections`, and a connection `identify_within` seconds
+    of the clock to prove its address.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Relay:
         clock: Clock,
         *,
         authentication: Authentication,
+        denials: DenialLog,
         flood_counter: FloodCounter | None = None,
         largest: int = 65_536,
         most_connections: int = 20,
@@ -80,6 +83,7 @@ class Relay:
         self._verify: Final = verify
         self._clock: Final = clock
         self._authentication: Final = authentication
+        self._denials: Final = denials
         self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
         self._largest: Final = largest
         self._most_connections: Final = most_connections
@@ -121,6 +125,10 @@ class Relay:
             deadline.cancel()
             peer.flood.disconnected()
             self._forget(peer)
+
+    def sockets_of(self, agent: str) -> list[Socket]:
+        """An agent's sockets, oldest first."""
+        return sorted(self._by_address.get(agent, ()), key=lambda socket: socket.since)
 
     def drop(self, agent: str) -> None:
         """Close the connections of an agent whose token is no longer valid."""
@@ -218,6 +226,7 @@ class Relay:
             decision = await self._limiter.acheck(peer.address)
             if not decision:
                 self.denied += 1
+                self._denials.add(peer.address, "relay", "envelope", "", peer.socket.address, decision)
                 await _deny(peer, decision, self._id(frame), f"an address may send {decision.limit}")
                 return
             peer.flood.passed()

@@ -1,6 +1,7 @@
 """One WebSocket, as the hub sees it: frames in, frames out, and a bounded queue for a slow reader."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final, Protocol, TypeAlias
@@ -50,6 +51,8 @@ class Socket:
         self, receive: Receive, send: Send, address: str, max_queued: int, connection: ByteCounts | None = None
     ) -> None:
         self.address: Final = address
+        self.since: Final = time.time()
+        """When it was opened, in seconds since 1970."""
         self.closed = False
         """Whether either side has closed it, so that nothing can be sent any more."""
         self.busy: Final = asyncio.Lock()

@@ -176,6 +176,10 @@ class Scheduler:
         """The number of tasks in each state."""
         return {state: self._counts[state] for state in STATES}
 
+    def created_by(self, agent: str) -> int:
+        """The number of unfinished tasks that an agent created."""
+        return self._unfinished.get(agent, 0)
+
     # Agents ----------------------------------------------------------------------------------------------------------
 
     def agent_connected(self, agent: str) -> None:

@@ -152,6 +152,13 @@ class RedisAgents:
             if not self._reported_since(before, agent):
                 return None if found is None else (self._row(agent, found)[1] or None)
 
+    async def find(self, agent: str) -> tuple[float, bool] | None:
+        found = await self._look_up(lambda client: client.hget(self._tokens, agent))
+        if found is None:
+            return None
+        at, digest = self._row(agent, found)
+        return at, not digest
+
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         start = f"({after}" if after else "-"
         names = await self._look_up(lambda client: client.zrangebylex(self._names, start, "+", start=0, num=limit))

@@ -1,0 +1,127 @@
+"""Admin routes: tasks, the store, and signals of the application."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from headgate.gate import Gate
+from headgate.gate.policy import check_agent
+from headgate.hub.agents.counter_shares import CounterShares
+from headgate.hub.agents.registry import Registry
+from headgate.hub.agents.store_guard import StoreGuard
+from headgate.hub.api.agent_routes import NewTask, TaskList, TaskPage
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.errors import RequestError
+from headgate.hub.messages.messages import MessageBroker
+from headgate.hub.messages.sessions import OUTSIDE, SessionLog
+from headgate.hub.monitoring.health import Health, StoreState
+from headgate.hub.sockets.agent_socket import AgentSockets
+from headgate.hub.sockets.frames import AgentId, SessionId, Signal
+from headgate.hub.sockets.relay import Relay
+from headgate.hub.tasks.scheduler import Scheduler
+from headgate.hub.tasks.task import Task
+
+_LEAVE_WITHIN: Final = 5.0  # seconds until all agents have left whose connections were closed
+
+
+class StoreStatus(Struct):
+    store: StoreState
+    problems: list[str]
+    """What is wrong with the store or the disk, in sentences."""
+
+
+class AcceptedStore(StoreStatus, kw_only=True):
+    accepted: bool
+    """False: the store has its data, so there was nothing to accept."""
+
+
+class AcceptStore(Body):
+    agent_data: Literal["keep", "drop"]
+    """What becomes of mail, sessions, signals, tasks and chat channels on this hub.
+
+    Whoever registers a name next gets what belongs to it; or mail, sessions and signals are dropped, and tasks and chat
+    channels are the admin's.
+    """
+
+
+class NewSignal(Body):
+    agent_id: AgentId
+    signal: Signal
+    session: SessionId | None = None
+    """None: outside any session."""
+
+
+class SignalNumber(Struct):
+    number: int
+
+
+async def _push_task(call: Call, scheduler: Scheduler) -> Task:
+    return await scheduler.add("", bytes(call.body.payload))
+
+
+async def _tasks(call: Call, scheduler: Scheduler) -> TaskList:
+    query: TaskPage = call.query
+    return TaskList(await scheduler.tasks(state=query.state, limit=query.limit, before=query.before))
+
+
+async def _store(_call: Call, health: Health) -> StoreStatus:
+    return StoreStatus(health.store, health.problems)
+
+
+async def _accept_store(
+    call: Call,
+    guard: StoreGuard,
+    registry: Registry,
+    sockets: AgentSockets,
+    relay: Relay,
+    messages: MessageBroker,
+    sessions: SessionLog,
+    scheduler: Scheduler,
+    shares: CounterShares,
+    gate: Gate,
+    health: Health,
+) -> AcceptedStore:
+    async def disconnect() -> None:
+        registry.forget_verified()  # nobody can connect until the store is accepted
+        relay.drop_all()
+        if not await sockets.drop_all(_LEAVE_WITHIN):
+            raise RequestError(503, "unavailable", "some agents' connections are still open; try again in a moment")
+
+    async def drop() -> None:
+        if call.body.agent_data == "drop":
+            await messages.drop_agent_data()
+            await sessions.drop_agent_data()
+            await scheduler.drop_agent_data()
+
+    async def reload() -> None:
+        shares.clear()
+        await gate.areload(gate.policy, by=call.by)  # the changes in the store, which are the only ones now
+
+    accepted = await guard.accept(disconnect, drop, reload)
+    return AcceptedStore(health.store, health.problems, accepted=accepted)
+
+
+async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:
+    body: NewSignal = call.body
+    session = OUTSIDE if body.session is None else str(body.session)
+    return SignalNumber(await sessions.write(check_agent(body.agent_id), session, body.signal))
+
+
+ROUTES: Final = (
+    Route(
+        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task,
+        "add a task for any idle agent", body=NewTask, status=201,
+    ),
+    Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, TaskList, "all tasks", query=TaskPage),
+    Route(
+        "GET", "/api/admin/store", "admin", Who.ADMIN, _store, StoreStatus, "whether the store has its data",
+    ),
+    Route(
+        "POST", "/api/admin/store/accept", "admin", Who.ADMIN, _accept_store, AcceptedStore,
+        "accept a lost store as it is: all agents have to register again", body=AcceptStore,
+    ),
+    Route(
+        "POST", "/api/admin/signals", "admin", Who.ADMIN, _write_signal, SignalNumber,
+        "write a signal of the application, which is not limited", body=NewSignal, status=201,
+    ),
+)  # fmt: skip

@@ -1,0 +1,216 @@
+"""Admin routes: limits, and the agents that are exempt from them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct, json
+
+from headgate.errors import InvalidInput, refuse
+from headgate.gate import Gate
+from headgate.gate.changes import default, exemption, override, session_limit
+from headgate.gate.policy import ChannelTier, check_agent
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.errors import RequestError
+from headgate.hub.sockets.frames import AgentId
+from headgate.limits.decision import Limit
+from headgate.limits.notation import limit_of
+
+_LONGEST_LIMIT: Final = 200
+_MOST_LIMITS: Final = 10
+_SESSION: Final = "session"  # beside the tiers
+
+Limits = dict[str, dict[str, str]]
+"""Limits as text, by channel and tier."""
+
+LimitText = Annotated[str, Meta(min_length=1, max_length=_LONGEST_LIMIT, examples=["60/minute", "60/minute burst 10"])]
+LimitTexts = LimitText | Annotated[list[LimitText], Meta(min_length=1, max_length=_MOST_LIMITS)]
+"""A limit, or several that apply together."""
+NewLimits = Annotated[
+    dict[str, Any],  # `_given` reads it: the texts of msgspec don't name the tier
+    Meta(
+        description="limits by tier, for every channel, or below the name of a channel, for that one; below "
+        "`session`, the limit of each session",
+        extra_json_schema={"additionalProperties": json.schema(LimitTexts | dict[str, LimitTexts])},
+    ),
+]
+
+
+class RateLimits(Struct):
+    defaults: Limits
+    overrides: dict[str, Limits]
+    session: str
+    """The limit of every session of an agent without one of its own."""
+    session_overrides: dict[str, str]
+
+
+class AgentLimits(Struct):
+    agent_id: str
+    limits: Limits
+    """The limits in effect for the agent."""
+    override: Limits
+    """Those of them that are its own."""
+    session: str
+    """The limit in effect for each of its sessions."""
+    session_override: str | None
+    """The same, if it is its own."""
+    exempt: bool
+
+
+class ExemptAgents(Struct):
+    agents: list[str]
+
+
+class NewExemptAgents(Body):
+    agents: Annotated[list[AgentId], Meta(max_length=1000)]
+
+
+class NewExemption(Body):
+    agent_id: AgentId
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+async def _rate_limits(_call: Call, gate: Gate) -> RateLimits:
+    effective = gate.effective
+    overrides = {agent: by_channel(limits) for agent, limits in sorted(effective.overrides.items())}
+    sessions = {agent: str(limit) for agent, limit in sorted(effective.session_overrides.items())}
+    return RateLimits(by_channel(effective.limits), overrides, str(effective.session_limit), sessions)
+
+
+async def _set_defaults(call: Call, gate: Gate) -> RateLimits:
+    edits = [
+        session_limit(limit) if tier == _SESSION else default(tier, limit, channel)
+        for channel, tier, limit in _given(call, gate)
+    ]
+    await gate.achange(edits, by=call.by)
+    return await _rate_limits(call, gate)
+
+
+async def _set_override(call: Call, gate: Gate) -> AgentLimits:
+    agent = call.parts["agent"]
+    edits = [
+        session_limit(limit, agent) if tier == _SESSION else override(agent, tier, limit, channel)
+        for channel, tier, limit in _given(call, gate)
+    ]
+    await gate.achange(edits, by=call.by)
+    return _limits_of(gate, agent)
+
+
+async def _remove_override(call: Call, gate: Gate) -> AgentLimits:
+    agent = call.parts["agent"]
+    if agent in gate.effective.overrides or agent in gate.effective.session_overrides:
+        await gate.aremove_override(agent, by=call.by)
+    return _limits_of(gate, agent)
+
+
+def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
+    """The limits in a body, as channel (None: every channel), tier and limit: all of them, or an error."""
+    channels, tiers = gate.policy.channels, gate.policy.tiers
+    found: list[tuple[str | None, str, Limit]] = []
+    for name, value in call.body.items():
+        if name in (*tiers, _SESSION):
+            found.append((None, name, _limit(name, value)))
+        elif name not in channels:
+            refuse("body", f"one of {', '.join([*tiers, *channels, _SESSION])}", name)
+        elif not isinstance(value, dict):
+            refuse(name, "an object with limits by tier, such as {'light': '60/minute'}", value)
+        else:
+            for tier, text in value.items():
+                if tier not in tiers:
+                    refuse(name, f"one of {', '.join(tiers)}", tier)
+                found.append((name, tier, _limit(f"{name}.{tier}", text)))
+    if not found:
+        raise RequestError(400, "invalid", f"body: expected limits for some of {', '.join(tiers)}, got none")
+    return sorted(found, key=lambda one: one[0] is not None)  # those below a channel come last, and prevail there
+
+
+def _limit(place: str, given: Any) -> Limit:
+    texts = given if isinstance(given, list) else [given]
+    if not 1 <= len(texts) <= _MOST_LIMITS or not all(isinstance(text, str) for text in texts):
+        example = f"{given}/minute" if type(given) is int and given > 0 else "60/minute"
+        refuse(place, f"a limit such as '{example}', or a list of 1 to {_MOST_LIMITS}", given)
+    if any(len(text) > _LONGEST_LIMIT for text in texts):
+        refuse(place, f"at most {_LONGEST_LIMIT} characters for a limit", given)
+    try:
+        return limit_of(place, given)
+    except InvalidInput as error:
+        raise InvalidInput(f"{place}: {error}") from None
+
+
+def by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
+    """Limits as text."""
+    found: Limits = {}
+    for (channel, tier), limit in limits.items():
+        found.setdefault(channel, {})[tier] = str(limit)
+    return found
+
+
+def _limits_of(gate: Gate, agent: str) -> AgentLimits:
+    effective = gate.effective
+    own = effective.session_overrides.get(agent)
+    return AgentLimits(
+        agent_id=agent,
+        limits=by_channel(effective.limits_of(agent)),
+        override=by_channel(effective.overrides.get(agent, {})),
+        session=str(effective.session_limit_of(agent)),
+        session_override=None if own is None else str(own),
+        exempt=effective.is_exempt(agent),
+    )
+
+
+# Exempt agents: "whitelist" in the paths ------------------------------------------------------------------------------
+
+
+async def _exempt(_call: Call, gate: Gate) -> ExemptAgents:
+    return ExemptAgents(sorted(gate.effective.exempt))
+
+
+async def _replace_exempt(call: Call, gate: Gate) -> ExemptAgents:
+    wanted = {check_agent(agent) for agent in call.body.agents}
+    different = sorted(wanted ^ gate.effective.exempt)
+    await gate.achange([exemption(agent, agent in wanted) for agent in different], by=call.by)
+    return await _exempt(call, gate)
+
+
+async def _add_exempt(call: Call, gate: Gate) -> ExemptAgents:
+    if not gate.is_exempt(call.body.agent_id):
+        await gate.aadd_exemption(call.body.agent_id, by=call.by)
+    return await _exempt(call, gate)
+
+
+async def _remove_exempt(call: Call, gate: Gate) -> ExemptAgents:
+    if gate.is_exempt(call.parts["agent"]):
+        await gate.aremove_exemption(call.parts["agent"], by=call.by)
+    return await _exempt(call, gate)
+
+
+_LIMITS: Final = "/api/admin/rate-limits"
+ROUTES: Final = (
+    Route("GET", _LIMITS, "admin", Who.ADMIN, _rate_limits, RateLimits, "all defaults and overrides"),
+    Route(
+        "PUT", f"{_LIMITS}/defaults", "admin", Who.ADMIN, _set_defaults, RateLimits, "change the defaults",
+        body=NewLimits,
+    ),
+    Route(
+        "PUT", f"{_LIMITS}/{{agent}}", "admin", Who.ADMIN, _set_override, AgentLimits,
+        "give an agent limits of its own", body=NewLimits,
+    ),
+    Route(
+        "DELETE", f"{_LIMITS}/{{agent}}", "admin", Who.ADMIN, _remove_override, AgentLimits,
+        "put an agent back to the defaults",
+    ),
+    Route("GET", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _exempt, ExemptAgents, "the exempt agents"),
+    Route(
+        "PUT", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _replace_exempt, ExemptAgents,
+        "replace the list of exempt agents", body=NewExemptAgents,
+    ),
+    Route(
+        "POST", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _add_exempt, ExemptAgents, "exempt an agent",
+        body=NewExemption,
+    ),
+    Route(
+        "DELETE", f"{_LIMITS}/whitelist/{{agent}}", "admin", Who.ADMIN, _remove_exempt, ExemptAgents,
+        "hold an agent to its limits again",
+    ),
+)  # fmt: skip

@@ -1,0 +1,135 @@
+"""Admin routes: decisions, violations, and the policy with its changes."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from headgate.errors import refuse
+from headgate.gate import Gate
+from headgate.gate.policy import Policy, check_agent
+from headgate.http import describe_decision
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.dashboard.cards import AgentCard, Cards
+from headgate.hub.errors import RequestError
+from headgate.hub.monitoring.stats import Stats
+from headgate.hub.sockets.frames import AgentId
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """The file that the policy was read from; None for a hub without one."""
+
+    path: Path | None
+
+
+class Violations(Struct):
+    agents: list[AgentCard]
+
+
+class Reset(Struct):
+    agent_id: str
+    reset: bool
+
+
+class NewCheck(Body):
+    agent_id: AgentId
+    channel: Annotated[str, Meta(min_length=1, max_length=64, examples=["ws", "http"])]
+    tier: Annotated[str, Meta(examples=["light"])] | None = None
+    action: Annotated[str, Meta(min_length=1, max_length=200, examples=["message"])] | None = None
+    """Instead of a tier: the policy classifies it."""
+    cost: Annotated[int, Meta(ge=1, le=2**53)] = 1
+    peek: bool = False
+    """Say what a check would say, and count nothing."""
+
+
+class Verdict(Struct):
+    """The decision of the gate."""
+
+    agent_id: str
+    channel: str
+    tier: str
+    outcome: Literal["allow", "warn", "deny", "exempt"]
+    remaining: int
+    capacity: int
+    limit: str
+    retry_after_ms: int | None
+    """The true wait, rounded up; 0 if it passed, null where no wait would help."""
+    exempt: bool
+    violations: int
+    """Violations in a row, if this was one."""
+    would_be: Literal["allow", "warn", "deny", "exempt"] | None
+    """In shadow mode: the outcome if the limit were enforced."""
+    degraded: bool
+
+
+class Changes(Struct):
+    changes: list[dict[str, Any]]
+
+
+class ChangesPage(Body):
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class Reloaded(Struct):
+    reloaded: bool
+
+
+async def _violations(_call: Call, cards: Cards, stats: Stats) -> Violations:
+    return Violations(await cards.of([one.agent_id for one in stats.offenders()[:1000]]))
+
+
+async def _reset_violations(call: Call, gate: Gate) -> Reset:
+    agent = call.parts["agent"]
+    return Reset(agent, await gate.areset_violations(agent))
+
+
+async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
+    body = call.body
+    agent, channel = check_agent(body.agent_id), body.channel
+    if (body.tier is None) is (body.action is None):
+        raise RequestError(400, "invalid", "body: expected a tier or an action, and not both")
+    tier = gate.tier_of(channel, body.action) if body.tier is None else body.tier
+    if not body.peek:
+        decision = await stats.check(agent, channel, tier, body.cost, action=body.action)
+    elif body.cost != 1:
+        refuse("cost", "1 with peek, which says how much is left for any cost", body.cost)
+    else:
+        decision = await gate.apeek(agent, channel, tier)
+    return Verdict(agent, channel, tier, **describe_decision(decision))
+
+
+async def _changes(call: Call, gate: Gate) -> Changes:
+    history = await asyncio.to_thread(gate.history)
+    newest = reversed(history[-call.query.limit :])
+    return Changes([{"what": str(change), "by": change.by, "at": change.at} for change in newest])
+
+
+async def _reload(call: Call, file: PolicyFile, gate: Gate) -> Reloaded:
+    if file.path is None:
+        raise RequestError(409, "no_config", "the hub was started without --config, so there is no file to reload")
+    await gate.areload(await asyncio.to_thread(Policy.load, file.path), by=call.by)
+    return Reloaded(True)
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/admin/violations", "admin", Who.ADMIN, _violations, Violations,
+        "agents with violations in the last hour, most violations first",
+    ),
+    Route(
+        "DELETE", "/api/admin/violations/{agent}", "admin", Who.ADMIN, _reset_violations, Reset,
+        "forget an agent's violations",
+    ),
+    Route(
+        "POST", "/api/admin/check", "admin", Who.ADMIN, _check, Verdict,
+        "decide a request as if the agent had made it, and count it", body=NewCheck,
+    ),
+    Route(
+        "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
+        "who changed what and when, newest first", query=ChangesPage,
+    ),
+    Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),
+)  # fmt: skip

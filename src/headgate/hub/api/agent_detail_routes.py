@@ -1,0 +1,131 @@
+"""Everything about one agent, for operators: what it does, what it may do, and what it was denied."""
+
+from contextlib import suppress
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from headgate.errors import InvalidInput
+from headgate.gate import Gate
+from headgate.hub.agents.presence import Presence
+from headgate.hub.agents.registry import Registry
+from headgate.hub.api.admin_limit_routes import Limits, by_channel
+from headgate.hub.api.routing import Call, Route, Who
+from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, used_share
+from headgate.hub.errors import RequestError
+from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.denials import Denial, DeniedAction
+from headgate.hub.monitoring.stats import Stats
+from headgate.hub.sockets.relay import Relay
+from headgate.hub.tasks.scheduler import Scheduler
+
+
+class Bucket(Usage, kw_only=True):
+    """One bucket of an agent."""
+
+    limit: str
+    own: bool
+    """Whether the limit is an override."""
+
+
+class AgentSocket(Struct):
+    """An open connection of an agent."""
+
+    kind: Literal["ws", "relay"]
+    address: str
+    since: float
+    """In seconds since 1970."""
+
+
+class AgentTasks(Struct):
+    held: str | None
+    """The task that it works on, by its id."""
+    created: int
+    """Unfinished tasks that it created."""
+
+
+class AgentDetail(AgentCard, kw_only=True):
+    """Everything about one agent."""
+
+    registered: bool
+    revoked: bool
+    """Whether its token was revoked."""
+    registered_at: float | None
+    blocked_until: float | None
+    """When its block ends, in seconds since 1970; null if it doesn't, or if there is none."""
+    blocked_reason: str
+    buckets: list[Bucket]
+    override: Limits  # type: ignore[assignment]  # its value, not only whether there is one
+    """Its own limits, by channel and tier."""
+    session_limit: str
+    """The limit in effect for each of its sessions."""
+    session_override: str | None
+    """The same, if it is its own."""
+    denied_actions: list[DeniedAction]
+    """What it was denied within the last hour, most frequent first."""
+    denials: list[Denial]
+    """The last ten, newest first."""
+    connections: list[AgentSocket]
+    sessions: int
+    """The number of open ones."""
+    tasks: AgentTasks
+
+
+async def _agent(
+    call: Call,
+    gate: Gate,
+    stats: Stats,
+    cards: Cards,
+    registry: Registry,
+    presence: Presence,
+    relay: Relay,
+    sessions: SessionLog,
+    scheduler: Scheduler,
+) -> AgentDetail:
+    agent = call.parts["agent"]
+    record = await registry.find(agent)
+    (card,) = await cards.of([agent])
+    sockets = [AgentSocket("ws", one.address, one.since) for one in presence.sockets_of(agent)]
+    sockets += [AgentSocket("relay", one.address, one.since) for one in relay.sockets_of(agent)]
+    denials, effective = stats.denials.last(agent), gate.effective
+    traces = (agent in effective.agents, stats.traffic(agent), card.violations, card.violations_last_hour, denials)
+    if record is None and not any([*traces, sockets]):
+        raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
+    own = effective.session_overrides.get(agent)
+    known = asdict(card) | {"override": by_channel(effective.overrides.get(agent, {}))}
+    return AgentDetail(
+        **known,
+        registered=record is not None,
+        revoked=record is not None and record.revoked,
+        registered_at=None if record is None else record.at,
+        blocked_until=None,
+        blocked_reason="",
+        buckets=await _buckets(gate, agent),
+        session_limit=str(effective.session_limit_of(agent)),
+        session_override=None if own is None else str(own),
+        denied_actions=stats.denials.actions(agent),
+        denials=denials,
+        connections=sockets,
+        sessions=sessions.open_sessions_of(agent),
+        tasks=AgentTasks(scheduler.task_of(agent), scheduler.created_by(agent)),
+    )
+
+
+async def _buckets(gate: Gate, agent: str) -> list[Bucket]:
+    own = gate.effective.overrides.get(agent, {})
+    found = []
+    for channel, tier in gate.policy.limits:
+        with suppress(InvalidInput):  # a reload has removed it since
+            decision = await gate.apeek(agent, channel, tier)
+            capacity, limit = decision.limit.capacity, str(decision.limit)
+            used = round(used_share(decision), 4)
+            found.append(
+                Bucket(channel, tier, used, decision.remaining, capacity, limit=limit, own=(channel, tier) in own)
+            )
+    return found
+
+
+ROUTES: Final = (
+    Route("GET", "/api/admin/agents/{agent}", "admin", Who.VIEWER, _agent, AgentDetail, "everything about an agent"),
+)
