@@ -8,18 +8,21 @@ const REST = 2000; // ms between two requests
 
 const actionText = ({ channel, action }) => `${channel} ${action}`.trim() || "a tier, by no action";
 
+/** `redraw` is called when the hub has answered. */
 export class AgentPage {
   name = "";
   #agents;
   #api;
+  #redraw;
   #detail = null; // as the hub has answered
   #asked = 0;
+  #unknown = false; // the hub knows no such agent
   #asking = null; // the present request
   #state = stateNode();
   #spark;
 
-  constructor(agents, api) {
-    [this.#agents, this.#api] = [agents, api];
+  constructor(agents, api, redraw) {
+    [this.#agents, this.#api, this.#redraw] = [agents, api, redraw];
     byId("agent-state").append(this.#state);
     this.#spark = new Spark(byId("agent-chart"), agents);
   }
@@ -31,7 +34,7 @@ export class AgentPage {
 
   /** Show an agent from now on; "" for none. */
   open(name) {
-    [this.name, this.#detail, this.#asked, this.#asking] = [name, null, 0, null];
+    [this.name, this.#detail, this.#asked, this.#asking, this.#unknown] = [name, null, 0, null, false];
     setText(byId("agent-name"), name);
     setText(byId("agent-error"), "");
   }
@@ -44,20 +47,23 @@ export class AgentPage {
     try {
       const found = await asking;
       if (name !== this.name || asking !== this.#asking) return;
-      this.#detail = found;
+      [this.#detail, this.#unknown] = [found, false];
       setText(byId("agent-error"), "");
     } catch (error) {
-      if (name === this.name) setText(byId("agent-error"), error.message);
+      if (name !== this.name) return;
+      [this.#detail, this.#unknown] = [error.status === 404 ? null : this.#detail, error.status === 404];
+      setText(byId("agent-error"), error.message);
     } finally {
       if (asking === this.#asking) this.#asking = null;
     }
-    if (name === this.name) this.draw();
+    if (name === this.name) this.#redraw();
   }
 
-  /** Draw it, with each frame of the hub. */
+  /** Draw it. It is fetched again if that was a while ago. */
   draw() {
     const { signedIn } = this.#api;
-    if (signedIn && !this.#asking && Math.abs(Date.now() - this.#asked) > REST) this.refresh();
+    const due = !this.#asking && Math.abs(Date.now() - this.#asked) > REST;
+    if (signedIn && due && !(this.#unknown && !this.#agents.get(this.name))) this.refresh();
     setVisible(byId("agent-anonymous"), !signedIn);
     setVisible(byId("agent-detail"), Boolean(this.#detail));
     this.#drawTraffic(this.#agents.get(this.name));

@@ -26,7 +26,7 @@ let left = 0; // where the page with the list was scrolled to when it was left
 const api = new HubApi(() => token);
 const agents = new Agents();
 const list = new AgentList(agents, choose);
-const page = new AgentPage(agents, api);
+const page = new AgentPage(agents, api, () => summary && view.agent && draw());
 const changes = new Changes(api, page);
 const timeline = new Timeline();
 const alerts = new Alerts(api);
@@ -81,7 +81,7 @@ function draw() {
 
 function drawTitle() {
   const open = summary?.open_alerts ? `(${summary.open_alerts}) ` : "";
-  const title = `${open}${view.agent ? `${view.agent} – ` : ""}headgate`;
+  const title = `${open}${view.agent ? `${view.agent} - ` : ""}headgate`;
   if (document.title !== title) document.title = title;
 }
 

@@ -102,7 +102,7 @@ export class AgentList {
       setText(input.nextElementSibling, figures.format(agents.filter(FILTERS[input.value]).length));
     }
     const [all, shown] = [agents.length + this.#agents.more, this.#order.length];
-    setText(byId("count"), all ? `${figures.format(shown)} of ${figures.format(all)}` : "");
+    setText(byId("count"), all ? `${figures.format(shown)} of ${figures.format(all)} shown` : "");
     setVisible(byId("held"), held);
     setVisible(byId("more"), this.#agents.more > 0);
     const [more, first] = [this.#agents.more, agents.length].map(figures.format);

@@ -18,10 +18,12 @@ export function drawSummary(summary) {
   setVisible(byId("problems"), summary.problems.length > 0);
   drawOverruled(summary.overruled);
   drawList("offenders", summary.worst_offenders, ({ agent_id: name, violations }) => [name, "", violations]);
+  setVisible(byId("no-offenders"), !summary.worst_offenders.length);
   drawList("addresses", summary.denied_addresses, ({ address, purpose, denials }) => [address, purpose, denials]);
   const more = summary.address_denials - summary.denied_addresses.reduce((sum, { denials }) => sum + denials, 0);
+  setVisible(byId("no-addresses"), !summary.address_denials);
   setVisible(byId("more-addresses"), more > 0);
-  setText(byId("more-addresses"), `${plural(more, "denial")} of other addresses`);
+  setText(byId("more-addresses"), `${plural(more, "denial")}${summary.denied_addresses.length ? " of other addresses" : ""}`);
 }
 
 function drawFigures(summary) {
@@ -51,7 +53,6 @@ function drawOverruled(paths) {
 /** A list of names, each with something about it and a number. Names of agents lead to their pages. */
 function drawList(id, found, parts) {
   const list = byId(id);
-  setVisible(byId(`no-${id}`), !found.length);
   while (list.children.length > found.length) list.lastElementChild.remove();
   found.forEach((one, at) => {
     const [name, about, many] = parts(one);

@@ -38,7 +38,7 @@ class Row {
     setAttribute(parts.denied, "data-some", agent.denied_per_minute > 0);
     setText(parts.violations, figures.format(agent.violations_last_hour));
     parts.violations.title = violationsText(agent);
-    setAttribute(parts.violations, "data-some", agent.violations > 0);
+    setAttribute(parts.violations, "data-some", agent.violations > 0 || (agent.violations_last_hour > 0 ? "past" : false));
     this.spark.draw(agent, top);
     this.countDown();
   }
