@@ -135,13 +135,32 @@ def test_b7_the_summary_stands_above(shared: Running) -> None:
     async def play(_: Pilot[int]) -> None:
         assert head(app).splitlines() == [
             f"headgate top http://{shared}  live  7 of 7 agents",
-            f"{summary['checks_per_second']:,.1f} checks/s, {share:.1%} denied; 1 exempt; store: memory",
-            "2 violations in the last hour: planner 2",
+            f"{summary['checks_per_second']:,.1f} checks/s, {share:.1%} denied; 1 exempt; 0 blocked; store: memory",
+            "2 violations in the last hour: planner 2; open alerts: 0",
         ]
         assert summary["checks_per_second"] > 0
         assert 0 < share < 1
 
     drive(app, play)
+
+
+def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() -> None:
+    with running(Policy(addresses={"limit": "1/hour"})) as hub, hub.http() as anybody:
+        hub.call(hub.hub.gate.block, "planner")
+        for _ in range(10):
+            hub.call(hub.hub.gate.record_violation, "writer")
+        wait_for(lambda: hub.hub.alerts.open, "the alert")
+        assert [anybody.get("/api/agents").status_code for _ in range(3)] == [200, 429, 429]
+        app = view(hub)
+
+        async def play(_: Pilot[int]) -> None:
+            assert head(app).splitlines()[1:] == [
+                "0.0 checks/s, 0.0% denied; 0 exempt; 1 blocked; store: memory",
+                "10 violations in the last hour: writer 10; open alerts: 1",
+                "2 denials by address in the last hour: 127.0.0.1 request 2",
+            ]
+
+        drive(app, play)
 
 
 def test_changes_are_shown_live() -> None:
@@ -194,15 +213,18 @@ def test_names_are_shown_escaped(shared: Running) -> None:
     evil = "[b]x\x1b[2J\n\u202e"
     usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
-    card |= {"wait_left_ms": 0, "exempt": False, "override": False}
+    card |= {"wait_left_ms": 0, "exempt": False, "override": False, "blocked": True}
     summary = {"violations_last_hour": 1, "worst_offenders": [{"agent_id": evil, "violations": 1}], "exempt": 0}
-    summary |= {"checks_per_second": 0, "denied_share": 0, "store": "\x1b[2J"}
+    summary |= {"checks_per_second": 0, "denied_share": 0, "store": "\x1b[2J", "address_denials": 3}
+    summary["denied_addresses"] = [{"address": "\x1b[2J", "purpose": "[red]", "denials": 3, "last_at": 1.0}]
     with impostor({"agents": [card], "summary": summary}) as one:
         app = view(one)
 
         async def play(pilot: Pilot[int]) -> None:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
-            assert head(app).endswith("in the last hour: [b]x\\x1b[2J\\n\\u202e 1")
+            assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in head(app)
+            assert head(app).endswith("3 denials by address in the last hour: \\x1b[2J [red] 3")
+            assert [str(cell) for cell in app._table.get_row_at(0)][-1] == "B"
             assert "store: \\x1b[2J" in head(app)
             await press(pilot, "e", then=lambda: "Exempt [b]x\\x1b[2J\\n\\u202e from" in screen(app))
             await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app))

@@ -34,6 +34,9 @@ class FastClock:
     def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
         return max(when - self.now(), 0) / 1_000_000 / SPEED
 
+    def wall(self) -> float:
+        return time.time()
+
 
 async def check_seed(kind: Kind, port: int, seed: int) -> bool:
     """Send messages by a client to the server of a seed, and compare what each of them knows.

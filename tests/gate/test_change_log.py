@@ -20,12 +20,17 @@ from headgate.gate.changes import (
     Effective,
     MemoryChangeLog,
     apply_edits,
+    block,
     condense,
     default,
     effective,
     exemption,
+    no_block,
+    no_default,
     no_override,
     override,
+    role,
+    session_limit,
 )
 from headgate.stores.base import Change, ChangeLog, Edit
 from headgate.stores.sqlite import SqliteChangeLog
@@ -51,6 +56,12 @@ edits = st.one_of(
     st.builds(no_override, agents, st.none() | tiers),
     st.builds(exemption, agents, st.booleans()),
     st.builds(default, tiers, limits, channels),
+    st.builds(no_default, st.none() | tiers | st.just("session")),
+    st.builds(no_default, st.none() | tiers, channels),
+    st.builds(session_limit, st.none() | limits, st.none() | agents),
+    st.builds(block, agents, st.sampled_from([None, 4e9])),
+    st.builds(no_block, agents),
+    st.builds(role, agents, st.sampled_from([None, "admin", "viewer"])),
 )
 
 
@@ -79,7 +90,7 @@ def applied(rows: Iterable[tuple[Any, ...]]) -> Effective:
 
 
 def without_generations(one: Effective) -> Any:
-    return one.limits, one.overrides, one.exempt
+    return one.limits, one.overrides, one.exempt, one.session_limit, one.session_overrides, one.blocks, one.roles
 
 
 # The snapshot ---------------------------------------------------------------------------------------------------------

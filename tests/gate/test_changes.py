@@ -381,9 +381,9 @@ WRITER = (
     COURSE
     + """
 import sys
-import headgate.gate.gate
+import headgate.gate.gate_changes as changes
 from headgate import Gate
-headgate.gate.gate.KEPT, headgate.gate.gate._COMPACT_EVERY = 10, 3  # so that it is often killed while it compacts
+changes.KEPT, changes._COMPACT_EVERY = 10, 3  # so that it is often killed while it compacts
 gate = Gate(remember=sys.argv[1])
 print("ready", flush=True)
 for number in range(200):

@@ -1,6 +1,7 @@
 """Fixtures of the hub's tests. The hub is never compiled, so its tests run once, against the wheel."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         for spelled in (name, name.upper()):
             monkeypatch.delenv(spelled, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Puts the level back that a request may have changed."""
+    logger = logging.getLogger("headgate")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

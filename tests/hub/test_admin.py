@@ -8,6 +8,7 @@ import pytest
 
 from headgate import ManualClock, MemoryStore, Outcome, Policy
 from headgate.hub.app import Hub
+from headgate.hub.config_file import ConfigFile
 from tests.support.admin import FEW, LIMITS, called, ping, use_up
 from tests.support.hub import ADMIN, Running, hub_settings, running
 
@@ -230,7 +231,8 @@ async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
     store = MemoryStore(clock=ManualClock(start=1000))
-    async with Hub(hub_settings(), Policy.load(file), config=file, store=store) as hub, called(hub) as admin:
+    hub = Hub(hub_settings(), Policy.load(file), config=ConfigFile(file), store=store)
+    async with hub, called(hub) as admin:
 
         async def light() -> str:
             limits: str = (await admin.get(LIMITS)).json()["defaults"]["ws"]["light"]
@@ -240,7 +242,7 @@ async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
         file.write_text('[limits]\nlight = "7/minute"\n[hub]\nport = 1\n')
         assert await light() == "2/minute"
         answer = await admin.post("/api/admin/reload")
-        assert (answer.status_code, answer.json()) == (200, {"reloaded": True})
+        assert (answer.status_code, answer.json()) == (200, {"reloaded": True, "waits_for_restart": ["hub.port"]})
         assert await light() == "7/minute"
         assert (await admin.get(LIMITS)).json()["defaults"]["ws"]["heavy"] == "3/minute"  # changes stay on top
         for broken, mistake in (

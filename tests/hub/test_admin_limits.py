@@ -81,7 +81,14 @@ def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> N
         own = {channel: {"light": "4/minute"} for channel in ("ws", "http")}
         limits = {channel: {**EVERYWHERE, "light": "4/minute"} for channel in ("ws", "http")}
         sessions = {"session": "unlimited", "session_override": None}
-        expected = {"agent_id": "planner", "limits": limits, "override": own, "exempt": False, **sessions}
+        expected = {
+            "agent_id": "planner",
+            "limits": limits,
+            "override": own,
+            "exempt": False,
+            "registered": True,
+            **sessions,
+        }
         assert (answer.status_code, answer.json()) == (200, expected)
         assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]
         assert ping(other) == ["rate_limited"]
@@ -109,21 +116,21 @@ def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> 
         assert admin.get(path).json() == {"agents": []}
         use_up(wire)
         use_up(other)
-        assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
+        assert admin.post(path, json={"agent_id": "planner"}).json()["agents"] == ["planner"]
         card = admin.get("/api/admin/agents/planner").json()
         assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
         assert wire.ask("status")["rate_limited"] is False
         assert ping(wire, 10) == ["pong"] * 10
         assert ping(other) == ["rate_limited"]
-        assert admin.post(path, json={"agent_id": "planner"}).json() == {"agents": ["planner"]}
-        assert admin.put(path, json={"agents": ["other", "away", "other"]}).json() == {"agents": ["away", "other"]}
+        assert admin.post(path, json={"agent_id": "planner"}).json()["agents"] == ["planner"]
+        assert admin.put(path, json={"agents": ["other", "away", "other"]}).json()["agents"] == ["away", "other"]
         assert ping(other, 10) == ["pong"] * 10
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]  # as if it had spent nothing
         assert admin.get(path).json() == {"agents": ["away", "other"]}
         assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
         assert ping(other, 3) == ["pong", "pong", "rate_limited"]
         assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
-        assert admin.put(path, json={"agents": []}).json() == {"agents": []}
+        assert admin.put(path, json={"agents": []}).json()["agents"] == []
         assert changes(admin) == [
             "exemption of 'away' removed",
             "exemption of 'other' removed",
@@ -325,10 +332,33 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client],
         assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]
         assert ask("DELETE", f"{LIMITS}/{{agent}}")["override"] == {}
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
-        assert admin.post(f"{LIMITS}/whitelist", json={"agent_id": name}).json() == {"agents": [name]}
+        added = admin.post(f"{LIMITS}/whitelist", json={"agent_id": name}).json()
+        assert added == {"agents": [name], "unregistered": []}
         assert ping(wire, 3) == ["pong"] * 3
         assert ask("DELETE", f"{LIMITS}/whitelist/{{agent}}") == {"agents": []}
         assert changes(admin)[0] == f"exemption of {name!r} removed"
+        assert ask("POST", "/api/admin/agents/{agent}/disconnect") == {"agent_id": name, "connections": 1}
         assert ask("POST", "/api/admin/agents/{agent}/token")["agent_id"] == name
         assert ask("DELETE", "/api/admin/agents/{agent}/token") == {"agent_id": name, "revoked": True}
     assert not todo, "a new route for an agent? try it here"
+
+
+def test_b6_what_is_set_for_an_agent_that_is_not_registered_works_and_says_so() -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        hub.register("planner")
+        hub.register("revoked")
+        hub.run(hub.hub.registry.revoke("revoked"))
+        for agent, registered in (("planner", True), ("revoked", True), ("typo", False)):
+            answer = admin.put(f"{LIMITS}/{agent}", json={"light": "5/minute"}).json()
+            assert (answer["registered"], answer["limits"]["ws"]["light"]) == (registered, "5/minute")
+            assert admin.delete(f"{LIMITS}/{agent}").json()["registered"] is registered
+        whitelist = f"{LIMITS}/whitelist"
+        assert admin.post(whitelist, json={"agent_id": "planner"}).json() == {"agents": ["planner"], "unregistered": []}
+        both = {"agents": ["planner", "typo"], "unregistered": ["typo"]}
+        assert admin.post(whitelist, json={"agent_id": "typo"}).json() == both
+        assert admin.post(whitelist, json={"agent_id": "typo"}).json() == both  # though nothing has changed
+        assert admin.put(whitelist, json={"agents": ["x", "revoked", "a"]}).json() == {
+            "agents": ["a", "revoked", "x"],
+            "unregistered": ["a", "x"],
+        }
+        assert admin.get(whitelist).json() == {"agents": ["a", "revoked", "x"]}

@@ -1,6 +1,7 @@
 """What operators see of one agent, of alerts and of addresses: the routes of viewers."""
 
 import time
+from functools import partial
 from typing import Any
 
 import httpx
@@ -127,6 +128,65 @@ def test_an_agent_that_is_not_registered_is_shown_if_there_is_anything_to_show()
         found = detail(hub, "checked")
         assert (found["registered"], found["registered_at"], found["revoked"]) == (False, None, False)
         assert (found["connections"], found["sessions"], found["tasks"]) == ([], 0, {"held": None, "created": 0})
+
+
+def test_a_block_is_shown_until_it_ends() -> None:
+    with running(FEW) as hub, hub.agent("planner") as planner, hub.http(VIEWER) as viewer:
+
+        def summary() -> dict[str, Any]:
+            found: dict[str, Any] = viewer.get("/api/dashboard/state").json()["summary"]
+            return found
+
+        assert planner.ask("status")["type"] == "status"
+        until = hub.clock.wall() + 3600
+        hub.call(partial(hub.hub.gate.block, "planner", until=until, reason="it loops"))
+        hub.call(hub.hub.gate.block, "unknown")
+        hub.call(hub.hub.gate.set_role, "planner", "viewer")
+        found = detail(hub)
+        assert (found["blocked"], found["blocked_until"], found["blocked_reason"]) == (True, until, "it loops")
+        assert (found["rate_limited"], found["role"]) == (False, "viewer")
+        assert planner.ask("status")["type"] == "rate_limited"
+        found = detail(hub)
+        assert (found["rate_limited"], actions(found)) == (True, [("ws", "status", "light", 1, 1)])
+        assert {(one["limit"], one["used"], one["capacity"]) for one in found["buckets"]} == {("blocked", 1.0, 0)}
+        cards = {card["agent_id"]: card for card in viewer.get("/api/dashboard/state").json()["agents"]}
+        assert [(name, card["blocked"]) for name, card in cards.items()] == [("planner", True), ("unknown", True)]
+        assert (summary()["blocked"], summary()["limited"]) == (2, 1)
+        found = detail(hub, "unknown")
+        assert (found["blocked"], found["blocked_until"], found["registered"]) == (True, None, False)
+        hub.clock.advance(3600)
+        found = detail(hub)
+        assert (found["blocked"], found["blocked_until"], found["blocked_reason"]) == (False, None, "")
+        assert summary()["blocked"] == 1
+        hub.call(hub.hub.gate.unblock, "unknown")
+        assert (summary()["blocked"], summary()["agents"]) == (0, 1)
+
+
+def test_the_summary_names_what_a_stored_change_overrules() -> None:
+    with running(FEW) as hub, hub.http(ADMIN) as admin:
+
+        def overruled() -> list[str]:
+            found: list[str] = admin.get("/api/dashboard/state").json()["summary"]["overruled"]
+            return found
+
+        assert overruled() == []
+        admin.put("/api/admin/rate-limits/defaults", json={"ws": {"heavy": "3/minute"}})
+        assert overruled() == ["limits.ws.heavy"]
+        hub.call(hub.hub.gate.remove_default)
+        assert overruled() == []
+
+
+def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
+    with running() as hub:
+        hub.call(hub.hub.gate.add_exemption, "planner")
+        hub.call(hub.hub.gate.block, "planner")
+        for _ in range(10):
+            assert not hub.hub.gate.check("planner", "ws", "light")
+        settled(hub)
+        assert hub.hub.alerts.open == 1
+        hub.clock.advance(60)
+        settled(hub)
+        assert hub.hub.alerts.open == 0
 
 
 def test_b7_the_most_pressing_agents_come_first() -> None:

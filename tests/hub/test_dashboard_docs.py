@@ -76,6 +76,8 @@ def test_b7_the_numbers_in_the_docs_are_those_of_the_hub() -> None:
         assert IN_FRAMES[name].rstrip("| ").endswith(f": {number}")
     limits = PAGE.partition("\n## Limits\n")[2].partition("\n## ")[0]
     assert f"| {HubSettings().max_dashboards}: `--max-dashboards`" in limits
-    assert f"| cards | {feed.MAX_CARDS}," in limits
+    assert f"| cards | {feed.MAX_CARDS:,}," in limits
     assert f"| {feed.MAX_QUEUED} frames wait" in limits
+    assert f"wait, of {feed.MAX_QUEUED_BYTES >> 20} MiB" in limits
+    assert f"| cards in a frame | {feed._FRAME_CARDS}." in limits
     assert f"one frame of {feed._MAX_FRAME:,} bytes" in limits

@@ -1,6 +1,7 @@
 """The live dashboard's socket: a snapshot, then the changes; access and bounds."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.valkey import wait_for
 
 FEW = Policy(limits={"light": "10/minute"})
 EVERY = module._INTERVAL
+FRAME = module._FRAME_CARDS
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +50,16 @@ class Dashboard(AgentConnection):
         self.state = self.hear()
         assert self.state["type"] == "snapshot", self.state
         self.agents = {card["agent_id"]: card for card in self.state["agents"]}
+        while len(self.agents) < self.state["summary"]["agents"] - self.state["more"]:
+            self._take_in(self.hear())  # the cards that don't fit into the snapshot
         return self
 
     def follow(self) -> dict[str, Any]:
         """Take in the next update, without waiting for the next turn."""
         self._hub.call(self._hub.hub.dashboard.refresh)
-        update = self.hear()
+        return self._take_in(self.hear())
+
+    def _take_in(self, update: dict[str, Any]) -> dict[str, Any]:
         assert update.pop("type") == "update"
         told = dict(update)
         for agent in update.pop("gone", ()):
@@ -235,7 +241,45 @@ def test_cards_are_bounded_and_the_worst_offenders_are_among_them() -> None:
         hub.call(hub.hub.gate.record_violation, "zebra")
         with dashboard(hub) as board:
             assert (len(board.agents), board.state["more"]) == (MAX_CARDS, 21)
-            assert "zebra" in board.agents
+            assert board.state["summary"]["agents"] == MAX_CARDS + 21
+            assert board.state["agents"][0]["agent_id"] == "zebra"
+
+
+def test_b7_many_cards_come_in_several_frames_and_other_tasks_have_their_turn() -> None:
+    names = [f"agent {number:04}" for number in range(3 * FRAME + 10)]
+    with running(FEW) as hub, dashboard(hub) as first:
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        async def offend() -> None:
+            for name in names:
+                await hub.hub.stats.check(name, "ws", "light", action="ping")
+
+        async def update() -> int:
+            """The turns that another task has during an update."""
+            nonlocal turns
+            other = asyncio.create_task(take_turns())
+            await asyncio.sleep(0)
+            turns = 0
+            await hub.hub.dashboard._update()
+            other.cancel()
+            return turns
+
+        for _ in range(2):
+            hub.run(offend())
+            first.until(lambda: len(first.agents) == len(names), "all cards")
+            frames = [frame for frame in iter(first.follow, {"slot": 200}) if "agents" in frame]
+            assert all(len(frame["agents"]) <= FRAME for frame in frames)
+        with dashboard(hub) as second:
+            assert len(second.state["agents"]) == FRAME
+            assert second.agents == first.agents
+        hub.run(offend())
+        assert hub.run(update()) > 2 * len(names) / module._BATCH, "each batch of cards is made, and compared"
 
 
 # Who may look ---------------------------------------------------------------------------------------------------------
@@ -385,8 +429,58 @@ def test_dashboards_do_not_count_as_agent_connections() -> None:
             assert planner.ask("ping") == {"type": "pong"}
 
 
-def test_a_slow_dashboard_is_closed_and_delays_no_other() -> None:
-    """One whose connection takes the first frame, and nothing more."""
+def test_a_public_dashboard_is_sent_no_network_addresses() -> None:
+    policy = Policy(limits={"light": "1/hour"}, addresses={"limit": "1/hour"})
+    with running(policy, public_dashboard=True) as hub, hub.agent("planner") as planner, hub.http() as anybody:
+        with dashboard(hub, VIEWER) as viewer, dashboard(hub, None) as public:
+            for _ in range(12):
+                planner.ask("ping")
+            assert [anybody.get("/api/agents").status_code for _ in range(3)] == [200, 429, 429]
+            for board in (viewer, public):
+                board.until(lambda board=board: board.state["alerts"], "the alert")
+                board.until(lambda board=board: board.state["summary"]["address_denials"] == 2, "the denials")
+            with dashboard(hub, None) as later:
+                assert later.state["summary"] == public.state["summary"]
+                assert later.state["alerts"] == public.state["alerts"]
+        (denied,) = viewer.state["summary"]["denied_addresses"]
+        assert (denied["address"], denied["purpose"], denied["denials"]) == ("127.0.0.1", "request", 2)
+        assert viewer.state["alerts"][0]["address"] == "127.0.0.1"
+        assert public.state["summary"] == {**viewer.state["summary"], "denied_addresses": []}
+        assert public.state["alerts"] == [{**viewer.state["alerts"][0], "address": ""}]
+
+
+def test_b2_b3_a_flood_of_wrong_tokens_beside_300_agents_is_limited_and_seen() -> None:
+    """All from one address, on default settings, without a moment passing: nobody waits for a bucket to refill."""
+    with running() as hub, ExitStack() as stack, dashboard(hub, VIEWER) as board:
+        agents = [stack.enter_context(hub.agent(f"agent-{number}")) for number in range(300)]
+        board.until(lambda: sum(card["connected"] for card in board.agents.values()) == 300, "all of them")
+        with hub.http("guess") as http:
+            assert Counter(http.get("/api/tasks").status_code for _ in range(100)) == {401: 60, 429: 40}
+        with hub.socket() as wire:
+            denied = wire.ask("identify", agent_id="agent-7", token="guess")
+            assert (denied["type"], denied["retry_after_ms"]) == ("rate_limited", 30_000)
+        board.until(lambda: board.state["summary"]["address_denials"] == 41, "the denials")
+        summary = board.state["summary"]
+        (address,) = summary["denied_addresses"]
+        assert (address["address"], address["purpose"], address["denials"]) == ("127.0.0.1", "authentication", 41)
+        assert (summary["open_alerts"], summary["limited"], summary["violations_last_hour"]) == (0, 0, 0), "of agents"
+        assert {agent.ask("ping")["type"] for agent in agents} == {"pong"}, "open connections are not affected"
+        hub.clock.advance(60)
+        stack.enter_context(hub.agent("another"))
+
+
+def test_b8_an_open_alert_goes_on_counting_on_the_dashboard() -> None:
+    with running() as hub, dashboard(hub) as board:
+        for total in (10, 11, 25):
+            while hub.hub.stats.violations < total:
+                hub.call(hub.hub.gate.record_violation, "planner")
+            board.until(lambda total=total: [one["total"] for one in board.state["alerts"]] == [total], "the count")
+        assert board.state["summary"]["open_alerts"] == 1
+
+
+@pytest.mark.parametrize("agents", [0, FRAME + 1])
+def test_a_slow_dashboard_is_closed_and_delays_no_other(agents: int) -> None:
+    """One whose connection takes the first frame, and nothing more: no update, or not all of the snapshot."""
     said = [
         {"type": "websocket.connect"},
         {"type": "websocket.receive", "text": f'{{"type":"watch","token":"{ADMIN}"}}'},
@@ -402,9 +496,12 @@ def test_a_slow_dashboard_is_closed_and_delays_no_other() -> None:
             await asyncio.Event().wait()
 
     with running() as hub, dashboard(hub) as board:
+        for number in range(agents):
+            hub.call(hub.hub.gate.record_violation, f"agent {number}")
+        board.until(lambda: len(board.agents) == agents and board.follow() == {"slot": 200}, "all of them")
         slow = hub.hub({"type": "websocket", "path": "/ws/dashboard", "headers": []}, receive, send)
         hub.call(hub.hub._background.spawn, slow)
-        wait_for(lambda: len(heard) == 2, "its snapshot")
+        wait_for(lambda: len(heard) >= 2, "its snapshot")
         for _ in range(MAX_QUEUED + 1):
             assert len(hub.hub.dashboard.sockets) == 2
             board.follow()

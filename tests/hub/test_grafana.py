@@ -102,7 +102,7 @@ def test_every_rule_queries_existing_series(rule: dict[str, Any], series: dict[s
     assert mistakes(rule["expr"], series) == []
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert rule["annotations"]["summary"]
-    assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"instance", "tier"}
+    assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"instance", "tier", "purpose"}
 
 
 @pytest.mark.parametrize(

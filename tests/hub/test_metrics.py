@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -175,6 +176,15 @@ def test_gauges_and_counters_match_the_hub() -> None:
     assert value(found, "headgate_live_buckets") == len(hub.store) >= 5
     for name in ("round_trips_total", "batch_size_count", "errors_total", "degraded", "outage_seconds_total"):
         assert value(found, f"headgate_store_{name}") == 0
+
+
+def test_blocked_agents_are_counted_until_the_block_ends() -> None:
+    with running() as hub:
+        hub.call(hub.hub.gate.block, "planner")
+        hub.call(partial(hub.hub.gate.block, "writer", until=hub.clock.wall() + 60))
+        assert value(scrape(hub), "headgate_agents_blocked") == 2
+        hub.clock.advance(60)
+        assert value(scrape(hub), "headgate_agents_blocked") == 1
 
 
 def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:

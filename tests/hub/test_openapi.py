@@ -14,6 +14,7 @@ from headgate import ManualClock, MemoryStore, Policy
 from headgate._version import VERSION
 from headgate.hub.api.routing import Route, Who
 from headgate.hub.app import ROUTES, Hub
+from headgate.hub.config_file import ConfigFile
 from tests.support.example_requests import Scene, scene
 from tests.support.hub import ADMIN, VIEWER, hub_settings, running
 
@@ -116,7 +117,7 @@ async def test_responses_match_the_document(document: dict[str, Any], tmp_path: 
     file.write_text("")
     store = MemoryStore(clock=ManualClock(start=1000))
     policy = Policy(addresses={"limit": "1000/minute"})
-    hub = Hub(hub_settings(), policy, store=store, config=file)
+    hub = Hub(hub_settings(), policy, store=store, config=ConfigFile(file))
     transport = httpx.ASGITransport(hub)
     async with hub, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for route in ROUTES:

@@ -304,3 +304,15 @@ async def test_the_number_of_agents_is_bounded_except_for_the_admin(opened: Open
         await registry.register("c", by_admin=True)
     async with opened(mode="invitation", most=4) as registry:
         await registry.register("d", codes[2])  # which was not used up
+
+
+async def test_one_agent_is_found_by_its_name(opened: Open) -> None:
+    async with opened() as registry:
+        await registry.register("first")
+        await registry.register("second")
+        await registry.revoke("second")
+        first, second = await registry.find("first"), await registry.find("second")
+        assert [first, second] == await registry.agents()
+        assert (first.revoked, second.revoked) == (False, True)
+        for nobody in ("fir", "First", "", "\ud800", "x" * 1000, "*"):
+            assert await registry.find(nobody) is None

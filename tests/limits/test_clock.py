@@ -1,5 +1,6 @@
 """Clocks."""
 
+import time
 from typing import Any
 
 import pytest
@@ -16,6 +17,15 @@ def test_a_manual_clock_moves_only_when_advanced() -> None:
     assert clock.now() == 11_500_001
     clock.step_back(0.5)
     assert clock.now() == 11_000_001
+
+
+def test_clocks_tell_the_time_of_day() -> None:
+    clock = ManualClock(start=10)
+    assert clock.wall() == 1_800_000_010.0
+    clock.advance(1.5)
+    assert clock.wall() == 1_800_000_011.5
+    before = time.time()
+    assert before <= MonotonicClock().wall() <= time.time()
 
 
 def test_a_manual_clock_rings_its_alarms() -> None:

@@ -11,6 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from headgate.gate.policy import BUILT_IN_TIERS
+from headgate.proto import envelope_pb2 as wire
 from tests.support.hub import ADMIN, AgentConnection, Running
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -50,6 +51,18 @@ def ended(wire: AgentConnection) -> tuple[int, str]:
             wire.hear()
     assert wire.socket.close_code is not None
     return wire.socket.close_code, wire.socket.close_reason or ""
+
+
+@contextmanager
+def relayed(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
+    """A connection to the relay that has proved its address."""
+    proof = wire.Hello(address=name, token=token)
+    with hub.socket("/relay") as connection:
+        connection.socket.send(wire.Envelope(id="hello", type=wire.MESSAGE_TYPE_HELLO, hello=proof).SerializeToString())
+        answer = connection.socket.recv(PATIENCE)
+        assert isinstance(answer, bytes)
+        assert wire.Envelope.FromString(answer).type == wire.MESSAGE_TYPE_WELCOME
+        yield connection
 
 
 @contextmanager

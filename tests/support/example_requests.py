@@ -51,6 +51,7 @@ class Scene:
             ("POST", "/api/admin/check"): {"agent_id": self.other, "channel": "ws", "tier": "light"},
             ("POST", "/api/admin/signals"): {"agent_id": self.other, "session": 42, "signal": SIGNAL},
             ("POST", "/api/admin/store/accept"): {"agent_data": "keep"},
+            ("PUT", "/api/admin/log-level"): {"level": "info"},
             ("POST", "/v1/check"): {"key": "a key"},
         }
 

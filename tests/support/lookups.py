@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-import headgate.gate.gate
+import headgate.gate.gate_changes
 from headgate.gate.lookup import Lookup
 
 
@@ -16,5 +16,5 @@ def count_lookups(monkeypatch: pytest.MonkeyPatch) -> list[Lookup]:
         built.append(Lookup(*arguments))
         return built[-1]
 
-    monkeypatch.setattr(headgate.gate.gate, "Lookup", build)
+    monkeypatch.setattr(headgate.gate.gate_changes, "Lookup", build)
     return built

@@ -68,6 +68,7 @@ class AgentSummary:
     exempt: bool
     override: bool
     revoked: bool
+    blocked: bool
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> "AgentSummary":
@@ -84,6 +85,7 @@ class AgentSummary:
             exempt=bool(data["exempt"]),
             override=bool(data["override"]),
             revoked=bool(data.get("revoked")),
+            blocked=bool(data.get("blocked")),
         )
 
     @property
@@ -93,7 +95,12 @@ class AgentSummary:
 
     @property
     def marks(self) -> str:
-        marks = (("exempt", self.exempt), ("override", self.override), ("revoked", self.revoked))
+        marks = (
+            ("blocked", self.blocked),
+            ("exempt", self.exempt),
+            ("override", self.override),
+            ("revoked", self.revoked),
+        )
         return " ".join([mark for mark, is_set in marks if is_set])
 
 
@@ -111,6 +118,13 @@ class HubStatus:
     denied: float
     """Share of the last minute's checks."""
     store: str
+    alerts: int
+    """Open ones."""
+    blocked: int
+    address_denials: int
+    """In the last hour."""
+    denied_addresses: list[tuple[str, str, int]]
+    """The worst of them: address, purpose, denials."""
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> "HubStatus":
@@ -123,6 +137,14 @@ class HubStatus:
             rate=_number(summary["checks_per_second"]),
             denied=_number(summary["denied_share"]),
             store=str(summary["store"]),
+            # A hub of an older version doesn't say these.
+            alerts=whole(summary.get("open_alerts", 0)),
+            blocked=whole(summary.get("blocked", 0)),
+            address_denials=whole(summary.get("address_denials", 0)),
+            denied_addresses=[
+                (str(one["address"]), str(one["purpose"]), whole(one["denials"]))
+                for one in summary.get("denied_addresses", ())
+            ],
         )
 
 

@@ -69,5 +69,5 @@ def _run(options: argparse.Namespace) -> int:
         out = sys.stdout
         if isinstance(out, ClosedOutput):  # a hub runs without one, too
             out = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        server.serve(settings, config, out)
+        server.serve(settings, config, out, given)
     return 0

@@ -50,7 +50,8 @@ q          quit
 
 ● is connected, ○ is not. The bar is the bucket nearest to its
 limit: green below 50 %, yellow up to 80 %, red above.
-E: exempt. O: override. Keys e and r require the admin token.
+B: blocked. E: exempt. O: override. Keys e and r require the
+admin token.
 
 Press any key to close."""
 
@@ -277,11 +278,21 @@ class TopApp(App[int]):
             return head.append("connecting …\n\n")
         head.append("paused" if self._paused else "live", "bold yellow" if self._paused else "bold green")
         head.append(f"  {len(self._shown):,} of {len(status.agents):,} agents")
-        head.append(f"\n{status.rate:,.1f} checks/s, {status.denied:.1%} denied; {status.exempt:,} exempt; store: ")
+        head.append(f"\n{status.rate:,.1f} checks/s, {status.denied:.1%} denied; {status.exempt:,} exempt; ")
+        head.append(f"{status.blocked:,} blocked", "bold red" if status.blocked else "").append("; store: ")
         head.append(printable(status.store), "bold red" if status.store in ("away", "lost") else "")
         head.append(f"\n{status.violations:,} violations in the last hour")
         worst = [f"{truncate(printable(name), 20)} {count:,}" for name, count in status.worst]
-        return head.append(f": {', '.join(worst)}" if worst else "")
+        head.append(f": {', '.join(worst)}" if worst else "").append("; open alerts: ")
+        head.append(f"{status.alerts:,}", "bold red" if status.alerts else "")
+        if status.address_denials:
+            head.append(f"\n{status.address_denials:,} denials by address in the last hour", "yellow")
+            denied = [
+                f"{truncate(printable(address), 24)} {truncate(printable(purpose), 14)} {count:,}"
+                for address, purpose, count in status.denied_addresses
+            ]
+            head.append(f": {', '.join(denied)}" if denied else "")
+        return head
 
     def _selected(self) -> AgentSummary | None:
         row = self._table.cursor_row
@@ -384,5 +395,5 @@ def _cells(agent: AgentSummary, room: int) -> list[Text]:
         Text(f"{agent.violations:>4}", "red" if agent.violations else "dim"),
         Text(f"{agent.last_hour:>4}", "red" if agent.last_hour else "dim"),
         Text(f"{wait:>5}"),
-        Text(("E" if agent.exempt else "") + ("O" if agent.override else ""), "bold"),
+        Text("B" if agent.blocked else ("E" if agent.exempt else "") + ("O" if agent.override else ""), "bold"),
     ]

@@ -15,13 +15,16 @@ from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
-from headgate.stores.base import UNREADABLE, Change, Edit, LogPage
+from headgate.stores.base import LAST_MOMENT, MAX_REASON, UNREADABLE, Change, Edit, LogPage
+from headgate.stores.base import Block as Block
 from headgate.stores.change_rows import read_limit
 
-KINDS: Final = ("override", "exemption", "default", "session")
+KINDS: Final = ("override", "exemption", "default", "session", "block", "role")
 """The kinds of edits."""
 KEPT: Final = 10_000
 """The newest changes, which stay readable when a log is compacted."""
+_MAX_ROLE: Final = 64
+_CLOCKS_APART: Final = 86_400.0  # seconds by which the clocks of two nodes may differ
 
 
 # Edits ----------------------------------------------------------------------------------------------------------------
@@ -47,10 +50,45 @@ def default(tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
     return _edit("default", "", channel, tier, str(limit_of("default", limit)))
 
 
+def no_default(tier: str | None = None, channel: str | None = None) -> Edit:
+    """Put a tier back to the policy's limit, or all tiers, on one channel or on all; "session": that of sessions."""
+    if tier != "session":
+        return _edit("default", "", channel, tier, None)
+    if channel is not None:
+        refuse("channel", "none, since sessions have no channel", channel)
+    return session_limit(None)
+
+
 def session_limit(limit: LimitLike | None, agent: str | None = None) -> Edit:
     """Limit the sessions of an agent, or those of all agents without a limit of their own. None removes the limit."""
     value = None if limit is None else str(limit_of("session limit", limit))
     return Edit("session", "" if agent is None else check_agent(agent), value=value)
+
+
+def block(agent: str, until: float | None = None, reason: str = "") -> Edit:
+    """Let nothing of an agent pass, on any channel: until a moment in seconds since 1970, or without an end."""
+    timed = isinstance(until, (int, float)) and not isinstance(until, bool)
+    if until is not None and not (timed and 0 <= until <= LAST_MOMENT):
+        refuse("until", "seconds since 1970, up to the year 9999, or None", until)
+    if not _is_printable(reason, MAX_REASON):
+        refuse("reason", f"at most {MAX_REASON} printable characters", reason)
+    return Edit("block", check_agent(agent), value=Block(None if until is None else float(until), reason).text())
+
+
+def no_block(agent: str) -> Edit:
+    """Let an agent pass again, within its limits."""
+    return Edit("block", check_agent(agent))
+
+
+def role(agent: str, role: str | None) -> Edit:
+    """Give an agent a role, or none. Roles are the application's: a gate only keeps them."""
+    if role is not None and not (role and _is_printable(role, _MAX_ROLE)):
+        refuse("role", f"1 to {_MAX_ROLE} printable characters, or None", role)
+    return Edit("role", check_agent(agent), value=role)
+
+
+def _is_printable(text: object, most: int) -> bool:
+    return isinstance(text, str) and len(text) <= most and text.isprintable()
 
 
 def _edit(kind: str, agent: str, channel: object, tier: object, value: str | None) -> Edit:
@@ -61,10 +99,13 @@ def _edit(kind: str, agent: str, channel: object, tier: object, value: str | Non
     return Edit(kind, agent, channel or "", tier or "", value)
 
 
-def validated(edit: object, policy: Policy) -> Edit:
-    """An edit as the functions above make it, for a channel and tier of the policy; anything else is refused."""
+def validated(edit: object, policy: Policy, now: float) -> Edit:
+    """An edit as the functions above make it, for a channel and tier of the policy; anything else is refused.
+
+    `now` is the time of day: a block ends later.
+    """
     if not isinstance(edit, Edit) or edit.kind not in KINDS or edit.generation:
-        refuse("edit", "an edit made by override, no_override, exemption, default or session_limit", edit)
+        refuse("edit", "an edit made by a function of headgate.gate.changes, such as override or block", edit)
     if edit.channel not in ("", *policy.channels):
         refuse("channel", f"one of {', '.join(policy.channels)}", edit.channel)
     if edit.tier not in ("", *policy.tiers):
@@ -74,6 +115,12 @@ def validated(edit: object, policy: Policy) -> Edit:
         made = exemption(edit.agent, edit.value is not None)
     elif edit.kind == "session":
         made = session_limit(edit.value, edit.agent or None)
+    elif edit.kind == "block":
+        made = no_block(edit.agent) if edit.value is None else _validated_block(edit.agent, edit.value, now)
+    elif edit.kind == "role":
+        made = role(edit.agent, edit.value)
+    elif edit.kind == "default" and edit.value is None:
+        made = no_default(edit.tier or None, edit.channel or None)
     elif edit.kind == "default":
         made = default(edit.tier, edit.value or "", edit.channel or None)
     elif edit.value is None:
@@ -85,16 +132,29 @@ def validated(edit: object, policy: Policy) -> Edit:
     return made
 
 
+def _validated_block(agent: str, value: str, now: float) -> Edit:
+    try:
+        found = Block.read(value)
+    except ValueError:
+        refuse("edit", "a block made by headgate.gate.changes.block", value)
+    if found.until is not None and found.until <= now:
+        refuse("until", f"a moment after now, which is {now:.0f}", found.until)
+    return block(agent, found.until, found.reason)
+
+
 # Rules in effect ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRules:
-    """The overrides, the exemption and the limit of sessions of one agent."""
+    """The rules of one agent."""
 
     overrides: Mapping[ChannelTier, Limit]
     exempt: bool
     session: Limit | None = None
+    block: Block | None = None
+    """It may have ended."""
+    role: str = ""
 
 
 _NO_RULES: Final = AgentRules({}, False)
@@ -102,7 +162,11 @@ _NO_RULES: Final = AgentRules({}, False)
 
 @dataclass(frozen=True)
 class Effective:
-    """The limits, overrides and exemptions in effect: the policy with all changes applied."""
+    """The limits, overrides and exemptions in effect: the policy with all changes applied.
+
+    Whether a block holds is a question of the time, which `Gate.block_of` answers. Everything else here leaves blocks
+    aside.
+    """
 
     limits: Mapping[ChannelTier, Limit]
     agents: ImmutableMap[AgentRules]
@@ -133,6 +197,16 @@ class Effective:
     def exempt(self) -> frozenset[str]:
         """The agents that always pass."""
         return frozenset([agent for agent, rules in self.agents.items() if rules.exempt])
+
+    @cached_property
+    def blocks(self) -> Mapping[str, Block]:
+        """The blocks that were set, those that have ended included."""
+        return {agent: rules.block for agent, rules in self.agents.items() if rules.block is not None}
+
+    @cached_property
+    def roles(self) -> Mapping[str, str]:
+        """The roles of agents that have one."""
+        return {agent: rules.role for agent, rules in self.agents.items() if rules.role}
 
     def is_exempt(self, agent: str) -> bool:
         rules = self.agents.get(agent)
@@ -173,9 +247,13 @@ def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Eff
 def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
     if edit.kind == "exemption":
         return replace(before, exempt=edit.value is not None)
+    if edit.kind == "block":
+        return replace(before, block=None if edit.value is None else Block.read(edit.value))
+    if edit.kind == "role":
+        return replace(before, role=edit.value or "")
     if edit.kind == "session":
         return replace(before, session=None if edit.value is None else read_limit(edit.value))
-    places = _places(policy, edit)
+    places = places_of(policy, edit)
     own = {place: limit for place, limit in before.overrides.items() if place not in places}
     if edit.value is not None:
         own |= dict.fromkeys(places, read_limit(edit.value))
@@ -184,7 +262,7 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
 
 def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
     limits, generations = dict(before.limits), dict(before.generations)
-    for place in _places(policy, edit):
+    for place in places_of(policy, edit):
         limits[place] = policy.limits[place] if edit.value is None else read_limit(edit.value)
         if edit.generation:
             generations[place] = edit.generation
@@ -193,7 +271,7 @@ def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:
     return replace(before, limits=limits, generations=generations)
 
 
-def _places(policy: Policy, edit: Edit) -> list[ChannelTier]:
+def places_of(policy: Policy, edit: Edit) -> list[ChannelTier]:
     """Where an edit applies; a channel or tier that the policy no longer has is left out."""
     return [place for place in policy.limits if edit.channel in ("", place[0]) and edit.tier in ("", place[1])]
 
@@ -201,8 +279,8 @@ def _places(policy: Policy, edit: Edit) -> list[ChannelTier]:
 # The log --------------------------------------------------------------------------------------------------------------
 
 
-def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
-    """The edits that still have an effect, for the snapshot of a compacted log.
+def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Edit]:
+    """The edits that still have an effect at a time of day, for the snapshot of a compacted log.
 
     An edit has none once a later one covers it. A removal may have none under this policy and some under another: the
     newest `KEPT` of those stay. Defaults carry their generation, which can't be counted any more. That of a tier that
@@ -216,7 +294,7 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
             "default",
             "",
             *place,
-            next(edit.value for edit in reversed(defaults) if place in _places(policy, edit)),
+            next(edit.value for edit in reversed(defaults) if place in places_of(policy, edit)),
             number,
         )
         for place, number in generations.items()
@@ -238,9 +316,16 @@ def condense(policy: Policy, edits: Sequence[Edit]) -> list[Edit]:
         for (kind, agent), of_agent in kept.items()
         if agent not in in_policy.get(kind, ()) and all([edit.value is None for edit in of_agent])
     ]
-    for key in removals[:-KEPT]:
+    ended = [key for key, of_agent in kept.items() if key[0] == "block" and _has_ended(of_agent[-1], now)]
+    for key in [*removals[:-KEPT], *ended]:
         del kept[key]
     return [edit for of_agent in kept.values() for edit in of_agent]
+
+
+def _has_ended(edit: Edit, now: float) -> bool:
+    """Whether a block has ended for every node."""
+    until = None if edit.value is None else Block.read(edit.value).until
+    return until is not None and until < now - _CLOCKS_APART
 
 
 def _covers(later: Edit, earlier: Edit) -> bool:

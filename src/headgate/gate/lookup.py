@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
 from typing import Final
 
 from headgate._native import i64
@@ -11,9 +12,9 @@ from headgate.gate.changes import Effective, apply_edits
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import UNKNOWN_TIER, Policy, check_agent
 from headgate.limits.decision import Limit
-from headgate.limits.fixed import UNLIMITED
+from headgate.limits.fixed import BLOCKED, UNLIMITED
 from headgate.limits.numbers import permille
-from headgate.stores.base import Edit, Store
+from headgate.stores.base import Block, Edit, Store
 from headgate.stores.memory import LimitTable, MemoryStore, ViolationTable, in_process
 
 AGENTS: Final = "agents"
@@ -50,7 +51,8 @@ class ActiveLimit:
 class OwnLimits:
     """The limits of an agent that differ from the defaults."""
 
-    def __init__(self, exempt: bool, shadow: bool, limits: list[ActiveLimit | None]) -> None:
+    def __init__(self, blocked_until: float, exempt: bool, shadow: bool, limits: list[ActiveLimit | None]) -> None:
+        self.blocked_until: Final = blocked_until  # seconds since 1970; 0.0 without a block
         self.exempt: Final = exempt
         self.shadow: Final = shadow
         self.limits: Final = limits  # by index; None for the default
@@ -74,6 +76,7 @@ class Lookup:
             effective = apply_edits(effective, policy, edits)
         self.policy: Final = policy
         self.effective: Final = effective
+        self.clock: Final = store.clock
         self.memory: Final[MemoryStore | None] = in_process(store)
         self.low: Final[i64] = 1000 - permille("warn_at", policy.warn_at)
         self.backoff: Final = policy.backoff
@@ -83,6 +86,7 @@ class Lookup:
         self.unknown: Final[set[tuple[str, str]]] = set() if before is None else before.unknown  # actions, once logged
         self.defaults: Final[dict[str, dict[str, ActiveLimit]]] = {channel: {} for channel in policy.channels}
         self.exempt: Final[list[ActiveLimit]] = []  # by index, for exempt agents
+        self.blocked: Final[list[ActiveLimit]] = []  # by index, for blocked agents: in shadow mode, too
         self.shadowed: Final[list[ActiveLimit]] = []  # the defaults by index, for agents in shadow mode
         for (channel, tier), limit in effective.limits.items():
             self._add_default(channel, tier, limit)
@@ -111,19 +115,22 @@ class Lookup:
         self.defaults[channel][tier] = ActiveLimit(self, AGENTS, channel, tier, kind, limit, shadow, index)
         self.shadowed.append(ActiveLimit(self, AGENTS, channel, tier, kind, limit, True, index))
         self.exempt.append(ActiveLimit(self, AGENTS, channel, tier, "exempt", UNLIMITED, False, index))
+        self.blocked.append(ActiveLimit(self, AGENTS, channel, tier, "blocked", BLOCKED, False, index))
 
     def _own_limits(self, agent: str) -> OwnLimits | None:
         policy, rules = self.policy, self.effective.agents.get(agent)
         shadow = agent in policy.shadow_agents
         limits: list[ActiveLimit | None] = [None] * len(self.exempt)
-        if rules is not None:
-            for (channel, tier), limit in rules.overrides.items():
-                in_shadow = shadow or policy.shadow or tier in policy.shadow_tiers
-                index = self.defaults[channel][tier].index
-                limits[index] = ActiveLimit(self, AGENTS, channel, tier, "own", limit, in_shadow, index)
-        elif not shadow:
+        if rules is None:
+            return OwnLimits(0.0, False, True, limits) if shadow else None
+        for (channel, tier), limit in rules.overrides.items():
+            in_shadow = shadow or policy.shadow or tier in policy.shadow_tiers
+            index = self.defaults[channel][tier].index
+            limits[index] = ActiveLimit(self, AGENTS, channel, tier, "own", limit, in_shadow, index)
+        until = 0.0 if rules.block is None else inf if rules.block.until is None else rules.block.until
+        if not rules.overrides and not rules.exempt and not until and not shadow:
             return None
-        return OwnLimits(rules is not None and rules.exempt, shadow, limits)
+        return OwnLimits(until, rules.exempt, shadow, limits)
 
     def find(self, agent: str, channel: object, tier: object, action: object) -> ActiveLimit:
         """The limit that an agent is checked against: that of a tier, or of an action, which is classified."""
@@ -144,8 +151,26 @@ class Lookup:
         if self.any_own:
             own = self.own.get(agent)
             if own is not None:
+                if own.blocked_until > 0.0 and own.blocked_until > self.clock.wall():
+                    return self.blocked[active.index]
                 return self.exempt[active.index] if own.exempt else self._of_agent(own, active)
         return active
+
+    def find_counted(self, agent: str, channel: object, tier: object) -> ActiveLimit:
+        """The limit that an agent's costs are counted under: the one that is found, with blocks left aside."""
+        active = self.find("", channel, tier, None)
+        own = self.own.get(agent)
+        if own is None:
+            return active
+        return self.exempt[active.index] if own.exempt else self._of_agent(own, active)
+
+    def block_of(self, agent: str) -> Block | None:
+        """The block of an agent, unless it has ended."""
+        rules = self.effective.agents.get(agent)
+        block = None if rules is None else rules.block
+        if block is None or (block.until is not None and block.until <= self.clock.wall()):
+            return None
+        return block
 
     def _of_agent(self, own: OwnLimits, default: ActiveLimit) -> ActiveLimit:
         active = own.limits[default.index]
@@ -173,7 +198,7 @@ class Lookup:
         return active, _counted_as(found)
 
     def limits_of(self, agent: str) -> list[ActiveLimit]:
-        """All limits of an agent, as they are or would be if it weren't exempt."""
+        """All limits of an agent, as they are or would be if it weren't exempt or blocked."""
         own = self.own.get(agent)
         defaults = [active for of_channel in self.defaults.values() for active in of_channel.values()]
         return defaults if own is None else [self._of_agent(own, active) for active in defaults]

@@ -11,13 +11,14 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from os import PathLike, fspath
 from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 
 from headgate.errors import HeadgateError, InvalidInput, refuse
+from headgate.gate.toml_text import flatten, limit_setting, to_toml, toml_key, toml_value
 from headgate.limits.decision import Limit
 from headgate.limits.notation import limit_of, parse
 from headgate.limits.numbers import duration, permille, whole
@@ -120,6 +121,8 @@ class Policy:
     """The longest that a check waits for the store, in seconds."""
     nodes: int
     """How many nodes share the store: while it is away, "local" enforces a share of each limit."""
+    given: frozenset[str] = field(compare=False)
+    """The paths of all values that were given, except those of agents: the others are defaults."""
 
     def __init__(self, **settings: Any) -> None:
         self._read("policy", settings)
@@ -144,6 +147,8 @@ class Policy:
             raise PolicyError(source, [_TOO_DEEP]) from None
         if reader.mistakes:
             raise PolicyError(source, reader.mistakes)
+        own = {name: value for name, value in settings.items() if name not in ("agents", "hub")}
+        values["given"] = frozenset([path for path, _ in flatten(own)])
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -157,9 +162,9 @@ class Policy:
         agents: dict[str, Any] = {}
         for agent, limits in self.overrides.items():
             for (channel, tier), limit in limits.items():
-                agents.setdefault(agent, {}).setdefault(channel, {})[tier] = _text(limit)
+                agents.setdefault(agent, {}).setdefault(channel, {})[tier] = limit_setting(limit)
         for agent, limit in self.session_overrides.items():
-            agents.setdefault(agent, {})["session"] = _text(limit)
+            agents.setdefault(agent, {})["session"] = limit_setting(limit)
         for agent in sorted(self.shadow_agents):
             agents.setdefault(agent, {})["shadow"] = True
         return {
@@ -169,17 +174,18 @@ class Policy:
             "exempt": sorted(self.exempt),
             "shadow": shadow,
             "limits": {
-                channel: {tier: _text(self.limits[channel, tier]) for tier in self.tiers} for channel in self.channels
+                channel: {tier: limit_setting(self.limits[channel, tier]) for tier in self.tiers}
+                for channel in self.channels
             },
             "actions": {
                 channel: {action: tier for (where, action), tier in self.actions.items() if where == channel}
                 for channel in self.channels
             },
             "addresses": {
-                **{PURPOSES[purpose][0]: _text(limit) for purpose, limit in self.address_limits.items()},
+                **{PURPOSES[purpose][0]: limit_setting(limit) for purpose, limit in self.address_limits.items()},
                 "exempt": [str(network) for network in self.exempt_addresses],
             },
-            "sessions": {"limit": _text(self.session_limit)},
+            "sessions": {"limit": limit_setting(self.session_limit)},
             "agents": agents,
             "backoff": {
                 "steps": list(self.backoff.steps),
@@ -192,13 +198,23 @@ class Policy:
 
     def toml(self) -> str:
         """The whole policy as TOML that `load` reads."""
-        return "\n".join(_toml(self.settings(), ())).strip() + "\n"
+        return to_toml(self.settings())
 
     def changed(self) -> list[tuple[str, str, str]]:
         """The differences from the default policy: the path, the value, and the default, in TOML."""
-        defaults = dict(_flat(Policy().settings()))
-        found = [(path, value, defaults.get(path, "")) for path, value in _flat(self.settings())]
+        defaults = Policy().values()
+        found = [(path, value, defaults.get(path, "")) for path, value in self.values().items()]
         return [(path, value, default) for path, value, default in found if value != default]
+
+    def values(self) -> dict[str, str]:
+        """Every value in TOML, by its path, such as `limits.ws.heavy`."""
+        return {path: toml_value(value) for path, value in flatten(self.settings())}
+
+    def gives(self, path: str) -> bool:
+        """Whether the file gives the value at a path. It may be the same as the default."""
+        table, _, rest = path.partition(".")
+        for_all = f"limits.{rest.partition('.')[2]}" if table == "limits" else path  # a tier on every channel
+        return table == "agents" or path in self.given or for_all in self.given
 
     def __repr__(self) -> str:
         defaults = Policy().settings()
@@ -289,7 +305,7 @@ class _Reader:
             "shadow_agents": frozenset(
                 agent
                 for agent, table in agents.items()
-                if isinstance(table, dict) and self._value(f"agents.{_key(agent)}.shadow", table, False, _bool)
+                if isinstance(table, dict) and self._value(f"agents.{toml_key(agent)}.shadow", table, False, _bool)
             ),
             "address_limits": {
                 purpose: self._value(f"addresses.{key}", addresses, parse(default), _limit)
@@ -342,14 +358,14 @@ class _Reader:
 
     def _overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, dict[ChannelTier, Limit]]]:
         for agent in agents:
-            path = f"agents.{_key(agent)}"
+            path = f"agents.{toml_key(agent)}"
             self._parsed(path, agent, check_agent)
             if limits := self._limits(path, self._table(agent, agents, path)):
                 yield agent, limits
 
     def _session_overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, Limit]]:
         for agent, table in agents.items():
-            path = f"agents.{_key(agent)}.session"
+            path = f"agents.{toml_key(agent)}.session"
             if isinstance(table, dict) and (limit := self._value(path, table, None, _limit)) is not None:
                 yield agent, limit
 
@@ -365,7 +381,9 @@ class _Reader:
         for channel in channels:
             table = self._table(channel, given, f"actions.{channel}")
             for action in table:
-                if (tier := self._value(f"actions.{channel}.{_key(action)}", table, None, read, action)) is not None:
+                if (
+                    tier := self._value(f"actions.{channel}.{toml_key(action)}", table, None, read, action)
+                ) is not None:
                     actions[channel, action] = tier
         return actions
 
@@ -438,7 +456,9 @@ class _Reader:
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                self.mistakes.append(f"{path}.{_key(key)}".lstrip(".") + f": expected one of {', '.join(known)}{hint}")
+                self.mistakes.append(
+                    f"{path}.{toml_key(key)}".lstrip(".") + f": expected one of {', '.join(known)}{hint}"
+                )
 
 
 _limit: Final = partial(limit_of, "limit")
@@ -494,48 +514,3 @@ def _network(value: object) -> Network:
     except ValueError:
         pass
     return refuse("", "an address or a network such as '10.0.0.0/8'", value)
-
-
-def _text(limit: Limit) -> str | list[str]:
-    texts = [str(part) for part in limit.parts]
-    return texts[0] if len(texts) == 1 else texts
-
-
-def _key(name: str) -> str:
-    """A key in TOML: quoted unless it is bare."""
-    bare = name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()
-    return name if bare else _quoted(name)
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-
-
-def _toml(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    if path and plain:
-        yield f"\n[{'.'.join(map(_key, path))}]"
-    for key, value in plain.items():
-        yield f"{_key(key)} = {_toml_value(value)}"
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _toml(value, (*path, key))
-
-
-def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{_key(key)}.")
-        else:
-            yield f"{path}{_key(key)}", _toml_value(value)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return repr(value)

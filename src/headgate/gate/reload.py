@@ -16,6 +16,7 @@ import hashlib
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike, fspath
 from queue import Empty, SimpleQueue
@@ -49,16 +50,26 @@ class PolicyWatcher:
 
     A thread of its own looks at the file every `interval` seconds, and applies a change that it finds twice. A forked
     process watches with its own thread. SIGHUP is handled only with `sighup`, which works in the main thread alone, and
-    not on Windows.
+    not on Windows. `check` is called in that thread with the content of a file whose policy is valid, before it is
+    applied, and may raise a `PolicyError` about the rest of it.
     """
 
-    def __init__(self, gate: Gate, path: str | PathLike[str], *, interval: float = 1.0, sighup: bool = False) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        path: str | PathLike[str],
+        *,
+        interval: float = 1.0,
+        sighup: bool = False,
+        check: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
         self._gate: Final = gate
         self._path: Final = fspath(path)
         self._interval: Final = duration("PolicyWatcher interval", interval)
         self._signal: Final = getattr(signal, "SIGHUP", None) if sighup else None
         if sighup and self._signal is None:
             refuse("PolicyWatcher sighup", "False, since this system has no SIGHUP (call reload_file instead)", sighup)
+        self._check: Final = check
         self._signalled = False
         self._stopped = False
         self._seen: bytes | str = b""  # the content at the last look, as a digest, or why there was none
@@ -143,9 +154,11 @@ class PolicyWatcher:
     def _apply(self, content: bytes, explicit: bool) -> None:
         settings = parse_toml(self._path, content)
         policy = Policy.from_settings(self._path, settings)
+        if self._check is not None and (explicit or not _sets_nothing(settings)):
+            self._check(settings)
         if explicit:
             _reload(self._gate, self._path, policy, "SIGHUP")
-        elif policy == self._gate.policy:
+        elif (policy, policy.given) == (self._gate.policy, self._gate.policy.given):
             _log.debug("%s was read, and is the policy in effect", self._path)
         elif _sets_nothing(settings):
             _log.error(

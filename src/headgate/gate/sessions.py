@@ -1,7 +1,8 @@
 """Sessions: a budget of its own for each session of an agent.
 
 The operator's limit of sessions applies to each. Whoever opens a session may ask for a stricter one, and gets at most
-what the operator allows. A changed limit applies to open sessions from the next signal on, with a full budget.
+what the operator allows. A changed limit applies to open sessions from the next signal on, with a full budget. While
+the agent is blocked, nothing passes; what was counted stays.
 """
 
 from collections.abc import Callable
@@ -68,6 +69,11 @@ class Session(Closable):
     @property
     def limit(self) -> Limit:
         """The limit in effect: the stricter of the operator's and the one that it was opened with."""
+        blocked = self._sessions.lookup().block_of(self.agent) is not None
+        return BLOCKED if blocked else self._counted_limit()
+
+    def _counted_limit(self) -> Limit:
+        """The limit that signals are counted under: the one in effect, with blocks left aside."""
         allowed = self._sessions.lookup().effective.session_limit_of(self.agent)
         before, combined = self._combined
         if allowed is not before:
@@ -103,12 +109,12 @@ class Session(Closable):
         """End the session and forget its counts."""
         if self._end():
             with suppress(StoreAway):  # the bucket expires by itself when it is full
-                self._sessions.store.forget(_NAME, self._key, self.limit)
+                self._sessions.store.forget(_NAME, self._key, self._counted_limit())
 
     async def aclose(self) -> None:
         if self._end():
             with suppress(StoreAway):
-                await self._sessions.store.aforget(_NAME, self._key, self.limit)
+                await self._sessions.store.aforget(_NAME, self._key, self._counted_limit())
 
     def _ask(self, cost: object) -> Ask:
         if self.closed:
@@ -118,14 +124,14 @@ class Session(Closable):
         return Ask(_NAME, self._key, self.limit, number)
 
     def _offence(self) -> Offence | None:
-        """Whom a denial is recorded against: nobody, if the agent is exempt or in shadow mode."""
+        """Whom a denial is recorded against: nobody, if the agent is exempt or in shadow mode, and not blocked."""
         lookup = self._sessions.lookup()
-        if self._in_shadow(lookup) or lookup.effective.is_exempt(self.agent):
-            return None
-        return Offence(AGENTS, self.agent, lookup.backoff)
+        exempt = lookup.effective.is_exempt(self.agent) and lookup.block_of(self.agent) is None
+        return None if exempt or self._in_shadow(lookup) else Offence(AGENTS, self.agent, lookup.backoff)
 
     def _in_shadow(self, lookup: Lookup) -> bool:
-        return lookup.policy.shadow or self.agent in lookup.policy.shadow_agents
+        shadow = lookup.policy.shadow or self.agent in lookup.policy.shadow_agents
+        return shadow and lookup.block_of(self.agent) is None
 
     def _report(self, decision: Decision) -> Decision:
         if decision.violation is not None:
@@ -141,7 +147,7 @@ class Session(Closable):
         first = not self.closed
         self.closed = True
         self._sessions.close(self._key)
-        return first and self.limit is not UNLIMITED
+        return first and self._counted_limit() is not UNLIMITED
 
 
 def _stricter(asked: Limit, allowed: Limit) -> Limit:

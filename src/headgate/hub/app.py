@@ -37,14 +37,14 @@ from headgate.hub.api import (
     monitoring_routes,
     openapi,
 )
-from headgate.hub.api.admin_policy_routes import PolicyFile
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.decision_routes import counters
 from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
+from headgate.hub.config_file import ConfigFile
 from headgate.hub.dashboard.cards import Cards
-from headgate.hub.dashboard.feed import MAX_QUEUED, DashboardFeed
+from headgate.hub.dashboard.feed import MAX_QUEUED, MAX_QUEUED_BYTES, DashboardFeed
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
@@ -124,12 +124,13 @@ class Hub:
         policy: Policy | None = None,
         *,
         store: Store | None = None,
-        config: Path | None = None,
+        config: ConfigFile | None = None,
         gate: type[Gate] = Gate,
     ) -> None:
         self.settings: Final = HubSettings() if settings is None else settings
         self._policy = Policy() if policy is None else policy
-        self._store, self._config, self._gate_type = store, config, gate
+        self._store, self._gate_type = store, gate
+        self._config: Final = ConfigFile(None) if config is None else config
         self.router: Final = Router(ROUTES)
         self.flood_counter: Final = FloodCounter()
         self._change_log: SqliteChangeLog | None = None
@@ -282,7 +283,7 @@ class Hub:
         sources = self.metric_sources = MetricSources(
             gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
         )
-        windows, file = counters(store), PolicyFile(self._config)
+        windows, file = counters(store), self._config
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
@@ -338,8 +339,11 @@ class Hub:
 
     async def _serve_socket(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
         watches = scope["path"] == "/ws/dashboard"
-        most = MAX_QUEUED if watches else self.settings.max_waiting
-        socket = Socket(receive, send, address, most, scope.get("state", {}).get("connection"))
+        connection = scope.get("state", {}).get("connection")
+        if watches:
+            socket = Socket(receive, send, address, MAX_QUEUED, connection, MAX_QUEUED_BYTES)
+        else:
+            socket = Socket(receive, send, address, self.settings.max_waiting, connection)
         try:
             self._allowed_hosts.check_host(scope["headers"])
             self._allowed_hosts.check_origin(scope["headers"])

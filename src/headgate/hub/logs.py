@@ -3,12 +3,14 @@
 import logging
 import logging.config
 import sys
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from headgate.hub.settings import HubSettings
+
+_log: Final = structlog.get_logger("headgate.hub")
 
 
 def configure(settings: HubSettings) -> None:
@@ -56,3 +58,11 @@ def configure(settings: HubSettings) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def set_level(level: str, by: str) -> None:
+    """Log from another level on, one of `LOG_LEVELS`, until the hub stops."""
+    logger, number = logging.getLogger("headgate"), logging.getLevelNamesMapping()[level.upper()]
+    logger.setLevel(min(number, logger.getEffectiveLevel()))  # so that the line is written, whichever is lower
+    _log.warning("log level changed", to=level, by=by)
+    logger.setLevel(number)

@@ -5,7 +5,7 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from headgate.gate.reload import PolicyWatcher
 from headgate.hub.api.http import HEALTH
 from headgate.hub.api.routing import Who
 from headgate.hub.app import ROUTES, Hub
+from headgate.hub.config_file import ConfigFile
 from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
 from headgate.hub.settings import HubSettings
 
@@ -61,15 +62,16 @@ class Server(uvicorn.Server):
         self._guard.abort_all()
 
 
-def serve(settings: HubSettings, config: Path | None, out: TextIO) -> None:
-    """Run a hub until SIGINT or SIGTERM."""
+def serve(settings: HubSettings, config: Path | None, out: TextIO, given: Mapping[str, str] | None = None) -> None:
+    """Run a hub until SIGINT or SIGTERM. `given` are the settings that the configuration file doesn't decide."""
+    file = ConfigFile(config, given)
     policy = Policy() if config is None else Policy.load(config)
     tls = tls_context(settings)  # an unusable certificate is refused before anything is started
     settings = _within_file_limit(settings)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by default it kills, also while starting
     try:
         with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, policy, config, listener, tls, out))
+            runner.run(_serve(settings, policy, file, listener, tls, out))
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
@@ -77,14 +79,15 @@ def serve(settings: HubSettings, config: Path | None, out: TextIO) -> None:
 async def _serve(
     settings: HubSettings,
     policy: Policy,
-    config: Path | None,
+    file: ConfigFile,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     out: TextIO,
 ) -> None:
-    async with Hub(settings, policy, config=config) as hub:
+    async with Hub(settings, policy, config=file) as hub:
         server = Server(hub, *server_config(hub, settings, tls))
-        with _ignore_sighup() if config is None else PolicyWatcher(hub.gate, config, sighup=True):
+        watcher = None if file.path is None else PolicyWatcher(hub.gate, file.path, sighup=True, check=file.check)
+        with _ignore_sighup() if watcher is None else watcher:
             await _print_welcome(hub, settings, listener, out)
             await server.serve([listener])
     _log.info("stopped")

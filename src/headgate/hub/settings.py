@@ -196,18 +196,30 @@ class HubSettings:
 
         A `PolicyError` lists all mistakes at once.
         """
+        content = {} if config is None else read_toml(config)
+        return cls.from_content(str(config), content, given, environment)
+
+    @classmethod
+    def from_content(
+        cls,
+        source: str,
+        content: Mapping[str, Any],
+        given: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> "HubSettings":
+        """The same, from the content of a configuration file. `source` is the file's name in errors."""
         variables = os.environ if environment is None else environment
-        table = {} if config is None else _table(config)
+        table = _table(source, content)
         mistakes: list[str] = []
         values: dict[str, Any] = {}
         for one in fields(cls):
-            for source, name, place in (
+            for values_of, name, place in (
                 (given or {}, one.name, flag(one.name)),
                 (variables, variable(one.name), variable(one.name)),
                 (table, one.name, f"hub.{one.name}"),
             ):
-                if name in source:
-                    _read(one.metadata, source[name], place, values, one.name, mistakes)
+                if name in values_of:
+                    _read(one.metadata, values_of[name], place, values, one.name, mistakes)
                     break
         known = [one.name for one in fields(cls)]
         mistakes += [f"hub.{name}: expected one of {', '.join(known)}" for name in table if name not in known]
@@ -239,9 +251,9 @@ def _read(
         mistakes.append(f"{place}: expected {expected}" + (f", got {shown}" if about["shown"] else ""))
 
 
-def _table(config: Path) -> Mapping[str, Any]:
+def _table(source: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """The table `[hub]` of a configuration file; the policy checks the rest."""
-    found = read_toml(config).get("hub", {})
+    found = content.get("hub", {})
     if not isinstance(found, dict):
-        raise PolicyError(str(config), [f"hub: expected a table, got {found!r}"])
+        raise PolicyError(source, [f"hub: expected a table, got {found!r}"])
     return found

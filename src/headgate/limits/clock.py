@@ -9,6 +9,7 @@ from headgate.lifecycle import new_lock
 from headgate.limits.numbers import LARGEST, Number, microseconds
 
 _BEYOND: Final = 10**308  # where floats end
+_WALL_START: Final = 1_800_000_000.0  # the time of day at the zero of a `ManualClock`
 
 
 class Clock(Protocol):
@@ -23,6 +24,9 @@ class Clock(Protocol):
         Return the seconds for which it should sleep, or None if `wake` will be called instead.
         """
 
+    def wall(self) -> float:
+        """The time of day, in seconds since 1970: for moments that an operator names, not for counts."""
+
 
 class MonotonicClock:
     """The machine's monotonic clock, which setting the time of day doesn't affect."""
@@ -32,6 +36,9 @@ class MonotonicClock:
 
     def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
         return max(when - self.now(), 0) / 1_000_000
+
+    def wall(self) -> float:
+        return time.time()
 
 
 class ManualClock:
@@ -73,6 +80,10 @@ class ManualClock:
             if (when, wake) not in self._alarms:
                 self._alarms.append((when, wake))
         return None
+
+    def wall(self) -> float:
+        """The time of day: in January 2027 when the clock shows 0, and as much later as it has gone on."""
+        return _WALL_START + self._now / 1_000_000
 
     def _set(self, now: int) -> None:
         if not 0 <= now <= LARGEST:

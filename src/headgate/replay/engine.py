@@ -64,6 +64,9 @@ class _LogClock:
     def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
         raise NotImplementedError  # a replay never waits
 
+    def wall(self) -> float:
+        return self.time / 1_000_000
+
 
 class AgentStats:
     """The outcomes of one agent's requests."""

@@ -4,9 +4,12 @@ Every store is a `Store`. Features that only some stores have are protocols of t
 `isinstance(store, CachedStore)`.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -226,13 +229,47 @@ class ResettableStore(Store, Protocol):
 
 UNREADABLE: Final = "unreadable"
 """The kind of an edit whose row can't be read. It has no effect."""
+LAST_MOMENT: Final = 253_402_300_799.0
+"""The end of the year 9999, in seconds since 1970: a later one is most likely meant in milliseconds."""
+MAX_REASON: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Nothing of an agent passes: until a moment, in seconds since 1970, or until it is unblocked (None)."""
+
+    until: float | None = None
+    reason: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> "Block":
+        """The block that an edit sets; a `ValueError` if there is none in the text. An odd reason is left out."""
+        try:
+            found = json.loads(text)
+        except RecursionError as error:
+            raise ValueError(text) from error
+        until = found.get("until") if isinstance(found, dict) else False
+        if until is not None and (type(until) not in (int, float) or not 0 <= until <= LAST_MOMENT):
+            raise ValueError(text)
+        reason = found.get("reason")
+        printable = isinstance(reason, str) and len(reason) <= MAX_REASON and reason.isprintable()
+        return cls(None if until is None else float(until), reason if printable else "")
+
+    def text(self) -> str:
+        """The value of an edit that sets it."""
+        return json.dumps({"until": self.until, "reason": self.reason}, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        end = "" if self.until is None else f" until {datetime.fromtimestamp(self.until, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"set{end}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A part of a change: an override, an exemption, a default or a session limit is set, or (with no value) removed.
+    """A part of a change: something of the policy, of an agent or of all of them, is set or (with no value) removed.
 
-    `agent`, `channel` and `tier` are empty where all of them are meant. `value` is a limit's text, or "exempt".
+    `agent`, `channel` and `tier` are empty where all of them are meant. `headgate.stores.change_rows` lists the kinds,
+    and what the `value` of each is.
     """
 
     kind: str
@@ -249,8 +286,15 @@ class Edit:
             words.append(f"of {self.agent!r}")
         if self.channel or self.tier:
             words.append("for " + " ".join(filter(None, (self.channel, self.tier))))
-        words.append("removed" if self.value is None else f"set to {self.value}")
-        return " ".join(words)
+        return " ".join([*words, self._outcome()])
+
+    def _outcome(self) -> str:
+        if self.value is None:
+            return "removed"
+        if self.kind == "block":
+            with suppress(ValueError):
+                return str(Block.read(self.value))
+        return f"set to {self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,11 +399,11 @@ class AgentDirectory(Protocol):
 
     async def knows(self, agent: str) -> bool: ...
 
+    async def find(self, agent: str) -> tuple[str, float, bool] | None:
+        """One agent, as in `page`."""
+
     def forget_verified(self) -> None:
         """Forget the agents that were verified before, which are known even while the server is away."""
-
-    async def find(self, agent: str) -> tuple[float, bool] | None:
-        """When an agent was registered, and whether its token is revoked; None if it was never registered."""
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""

@@ -4,12 +4,15 @@ A row is one edit:
 
 | field                | meaning                                                             |
 |----------------------|---------------------------------------------------------------------|
-| kind                 | "override", "exemption", "default" or "session"                     |
-| agent, channel, tier | its subject; channel and tier are "" where all of them are meant    |
-| value                | a limit's text, or "exempt"; null: removed                          |
+| kind                 | "override", "exemption", "default", "session", "block" or "role"    |
+| agent, channel, tier | its subject; "" where all of them are meant                         |
+| value                | by kind, as below; null: removed                                    |
 | by, at               | who made the change, and when, in seconds since 1970                |
 | more (optional)      | the next row belongs to the same change                             |
 | generation (optional)| in a snapshot: how often the default had been changed               |
+
+The value of an override, a default and a session is a limit's text, that of an exemption "exempt", that of a role its
+name. That of a block is JSON: `{"until": 1800000000.0, "reason": "it loops"}`; until null is without an end.
 
 The rows of one change are written in one step. Applying all rows in their order gives the limits in effect. Compaction
 keeps it so: it replaces the oldest rows by a snapshot, rows of the same form and with the same effect. So a version
@@ -24,10 +27,9 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any, Final
 
-from headgate.errors import InvalidInput
 from headgate.limits.decision import Limit
 from headgate.limits.notation import parse
-from headgate.stores.base import UNREADABLE, Change, Edit
+from headgate.stores.base import UNREADABLE, Block, Change, Edit
 
 _SUBJECT: Final = ("agent", "channel", "tier")
 _EDIT: Final = ("kind", *_SUBJECT, "value")
@@ -54,16 +56,20 @@ def to_edit(row: Mapping[str, Any]) -> Edit:
     texts = all(isinstance(text, str) for text in (agent, channel, tier))
     if not isinstance(kind, str) or not texts or not isinstance(value, str | None) or not isinstance(generation, int):
         return Edit(UNREADABLE, value="?")
-    if kind in _LIMITS and not _is_limit(value):
+    if value is not None and not _is_readable(kind, value):
         return Edit(UNREADABLE, agent, channel, tier, "?")
     return Edit(kind, agent, channel, tier, value, generation)
 
 
-def _is_limit(value: str | None) -> bool:
+def _is_readable(kind: str, value: str) -> bool:
     try:
-        return value is None or bool(read_limit(value))
-    except InvalidInput:
+        if kind in _LIMITS:
+            read_limit(value)
+        elif kind == "block":
+            Block.read(value)
+    except ValueError:  # InvalidInput is one, too
         return False
+    return True
 
 
 @lru_cache(maxsize=16_384)

@@ -139,9 +139,9 @@ class Registry:
         return _is_name(agent) and await self._store.knows(agent)
 
     async def find(self, agent: str) -> AgentRecord | None:
-        """An agent, even if its token was revoked; None if it was never registered."""
-        found = await self._store.find(agent) if _is_name(agent) else None
-        return None if found is None else AgentRecord(agent, *found)
+        """A registered agent, also if its token was revoked. It may be any text."""
+        row = await self._store.find(agent) if _is_name(agent) else None
+        return None if row is None else AgentRecord(*row)
 
     def forget_verified(self) -> None:
         """Verify nobody without the store any more, even if it is lost: the admin is about to accept it as it is."""
@@ -269,17 +269,17 @@ class DatabaseAgents:
     async def knows(self, agent: str) -> bool:
         return agent in self._digests
 
-    def forget_verified(self) -> None: ...
-
-    async def find(self, agent: str) -> tuple[float, bool] | None:
+    async def find(self, agent: str) -> tuple[str, float, bool] | None:
         query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent = ?"
 
         def work(db: sqlite3.Connection) -> _ListedAgent | None:
             rows = db.execute(query, (agent,))
             return next(self._database.rows.read("agents", rows, _listed_agent, "not listed"), None)
 
-        found = await self._database.run(work)
-        return None if found is None else (found.at, bool(found.revoked))
+        row = await self._database.run(work)
+        return None if row is None else (row.agent, row.at, bool(row.revoked))
+
+    def forget_verified(self) -> None: ...
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent > ? ORDER BY agent"

@@ -1,14 +1,19 @@
-"""Admin routes: agents, their tokens, and invitations."""
+"""Admin routes: agents, their tokens and connections, and invitations."""
 
 from typing import Annotated, Final
 
+import structlog
 from msgspec import Meta, Struct
 
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.agent_routes import Registered, Revoked
 from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count
+from headgate.hub.sockets.relay import Relay
+
+_log = structlog.get_logger("headgate.hub")
 
 
 class NewAgent(Body):
@@ -32,6 +37,12 @@ class RegisteredAgent(Struct):
     connected: bool
 
 
+class Disconnected(Struct):
+    agent_id: str
+    connections: int
+    """How many were closed, on this hub."""
+
+
 class RegisteredAgents(Struct):
     agents: list[RegisteredAgent]
 
@@ -45,21 +56,36 @@ async def _agents(call: Call, registry: Registry, presence: Presence) -> Registe
 
 async def _register(call: Call, registry: Registry) -> Registered:
     agent = call.body.agent_id
-    return Registered(agent, await registry.register(agent, by_admin=True))
+    token = await registry.register(agent, by_admin=True)
+    _log.info("agent registered", agent=agent, by=call.by)
+    return Registered(agent, token)
 
 
 async def _rotate(call: Call, registry: Registry) -> Registered:
     agent = call.parts["agent"]
-    return Registered(agent, await registry.rotate(agent))
+    token = await registry.rotate(agent)
+    _log.info("token rotated", agent=agent, by=call.by)
+    return Registered(agent, token)
 
 
 async def _revoke(call: Call, registry: Registry) -> Revoked:
     agent = call.parts["agent"]
-    return Revoked(agent, await registry.revoke(agent))
+    revoked = await registry.revoke(agent)
+    _log.info("token revoked", agent=agent, by=call.by)
+    return Revoked(agent, revoked)
 
 
-async def _invite(_call: Call, registry: Registry) -> Invitation:
-    return Invitation(await registry.invite())
+async def _disconnect(call: Call, sockets: AgentSockets, relay: Relay) -> Disconnected:
+    agent = call.parts["agent"]
+    connections = sockets.disconnect(agent) + relay.disconnect(agent)
+    _log.info("agent disconnected by an operator", agent=agent, connections=connections, by=call.by)
+    return Disconnected(agent, connections)
+
+
+async def _invite(call: Call, registry: Registry) -> Invitation:
+    code = await registry.invite()
+    _log.info("invitation created", by=call.by)
+    return Invitation(code)
 
 
 ROUTES: Final = (
@@ -78,6 +104,10 @@ ROUTES: Final = (
     Route(
         "DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked,
         "revoke an agent's token",
+    ),
+    Route(
+        "POST", "/api/admin/agents/{agent}/disconnect", "admin", Who.ADMIN, _disconnect, Disconnected,
+        "close an agent's connections to this hub; it may connect again",
     ),
     Route(
         "POST", "/api/admin/invitations", "admin", Who.ADMIN, _invite, Invitation,

@@ -1,11 +1,13 @@
-"""Admin routes: tasks, the store, and signals of the application."""
+"""Admin routes: tasks, the store, signals of the application, and the log level."""
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from headgate.errors import refuse
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
+from headgate.hub import logs
 from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.store_guard import StoreGuard
@@ -15,6 +17,7 @@ from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import OUTSIDE, SessionLog
 from headgate.hub.monitoring.health import Health, StoreState
+from headgate.hub.settings import LOG_LEVELS
 from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, SessionId, Signal
 from headgate.hub.sockets.relay import Relay
@@ -53,6 +56,14 @@ class NewSignal(Body):
 
 class SignalNumber(Struct):
     number: int
+
+
+class NewLogLevel(Body):
+    level: Annotated[str, Meta(max_length=20, extra_json_schema={"enum": list(LOG_LEVELS)})]
+
+
+class LogLevel(Struct):
+    level: str
 
 
 async def _push_task(call: Call, scheduler: Scheduler) -> Task:
@@ -107,6 +118,14 @@ async def _write_signal(call: Call, sessions: SessionLog) -> SignalNumber:
     return SignalNumber(await sessions.write(check_agent(body.agent_id), session, body.signal))
 
 
+async def _set_log_level(call: Call) -> LogLevel:
+    level = call.body.level
+    if level not in LOG_LEVELS:
+        refuse("level", f"one of {', '.join(LOG_LEVELS)}", level)
+    logs.set_level(level, call.by)
+    return LogLevel(level)
+
+
 ROUTES: Final = (
     Route(
         "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task,
@@ -123,5 +142,9 @@ ROUTES: Final = (
     Route(
         "POST", "/api/admin/signals", "admin", Who.ADMIN, _write_signal, SignalNumber,
         "write a signal of the application, which is not limited", body=NewSignal, status=201,
+    ),
+    Route(
+        "PUT", "/api/admin/log-level", "admin", Who.ADMIN, _set_log_level, LogLevel,
+        "log from another level on, until the hub stops", body=NewLogLevel,
     ),
 )  # fmt: skip

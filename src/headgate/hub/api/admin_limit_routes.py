@@ -1,5 +1,6 @@
 """Admin routes: limits, and the agents that are exempt from them."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -9,6 +10,7 @@ from headgate.errors import InvalidInput, refuse
 from headgate.gate import Gate
 from headgate.gate.changes import default, exemption, override, session_limit
 from headgate.gate.policy import ChannelTier, check_agent
+from headgate.hub.agents.registry import Registry
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.sockets.frames import AgentId
@@ -54,10 +56,17 @@ class AgentLimits(Struct):
     session_override: str | None
     """The same, if it is its own."""
     exempt: bool
+    registered: bool
+    """Whether there is an agent of this name."""
 
 
 class ExemptAgents(Struct):
     agents: list[str]
+
+
+class ChangedExemptAgents(ExemptAgents):
+    unregistered: list[str]
+    """Names that were given, and that no agent has."""
 
 
 class NewExemptAgents(Body):
@@ -87,21 +96,23 @@ async def _set_defaults(call: Call, gate: Gate) -> RateLimits:
     return await _rate_limits(call, gate)
 
 
-async def _set_override(call: Call, gate: Gate) -> AgentLimits:
+async def _set_override(call: Call, gate: Gate, registry: Registry) -> AgentLimits:
     agent = call.parts["agent"]
+    registered = await registry.find(agent) is not None  # first: a store that is away must not fail a change half-way
     edits = [
         session_limit(limit, agent) if tier == _SESSION else override(agent, tier, limit, channel)
         for channel, tier, limit in _given(call, gate)
     ]
     await gate.achange(edits, by=call.by)
-    return _limits_of(gate, agent)
+    return _limits_of(gate, agent, registered)
 
 
-async def _remove_override(call: Call, gate: Gate) -> AgentLimits:
+async def _remove_override(call: Call, gate: Gate, registry: Registry) -> AgentLimits:
     agent = call.parts["agent"]
+    registered = await registry.find(agent) is not None
     if agent in gate.effective.overrides or agent in gate.effective.session_overrides:
         await gate.aremove_override(agent, by=call.by)
-    return _limits_of(gate, agent)
+    return _limits_of(gate, agent, registered)
 
 
 def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
@@ -146,7 +157,7 @@ def by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
     return found
 
 
-def _limits_of(gate: Gate, agent: str) -> AgentLimits:
+def _limits_of(gate: Gate, agent: str, registered: bool) -> AgentLimits:
     effective = gate.effective
     own = effective.session_overrides.get(agent)
     return AgentLimits(
@@ -156,6 +167,7 @@ def _limits_of(gate: Gate, agent: str) -> AgentLimits:
         session=str(effective.session_limit_of(agent)),
         session_override=None if own is None else str(own),
         exempt=effective.is_exempt(agent),
+        registered=registered,
     )
 
 
@@ -166,17 +178,22 @@ async def _exempt(_call: Call, gate: Gate) -> ExemptAgents:
     return ExemptAgents(sorted(gate.effective.exempt))
 
 
-async def _replace_exempt(call: Call, gate: Gate) -> ExemptAgents:
+async def _replace_exempt(call: Call, gate: Gate, registry: Registry) -> ChangedExemptAgents:
     wanted = {check_agent(agent) for agent in call.body.agents}
+    names = sorted(wanted)
+    found = await asyncio.gather(*map(registry.find, names))
+    unregistered = [name for name, record in zip(names, found, strict=True) if record is None]
     different = sorted(wanted ^ gate.effective.exempt)
     await gate.achange([exemption(agent, agent in wanted) for agent in different], by=call.by)
-    return await _exempt(call, gate)
+    return ChangedExemptAgents(sorted(gate.effective.exempt), unregistered)
 
 
-async def _add_exempt(call: Call, gate: Gate) -> ExemptAgents:
-    if not gate.is_exempt(call.body.agent_id):
-        await gate.aadd_exemption(call.body.agent_id, by=call.by)
-    return await _exempt(call, gate)
+async def _add_exempt(call: Call, gate: Gate, registry: Registry) -> ChangedExemptAgents:
+    agent = check_agent(call.body.agent_id)
+    unregistered = [] if await registry.find(agent) else [agent]
+    if not gate.is_exempt(agent):
+        await gate.aadd_exemption(agent, by=call.by)
+    return ChangedExemptAgents(sorted(gate.effective.exempt), unregistered)
 
 
 async def _remove_exempt(call: Call, gate: Gate) -> ExemptAgents:
@@ -202,12 +219,12 @@ ROUTES: Final = (
     ),
     Route("GET", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _exempt, ExemptAgents, "the exempt agents"),
     Route(
-        "PUT", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _replace_exempt, ExemptAgents,
+        "PUT", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _replace_exempt, ChangedExemptAgents,
         "replace the list of exempt agents", body=NewExemptAgents,
     ),
     Route(
-        "POST", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _add_exempt, ExemptAgents, "exempt an agent",
-        body=NewExemption,
+        "POST", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _add_exempt, ChangedExemptAgents,
+        "exempt an agent", body=NewExemption,
     ),
     Route(
         "DELETE", f"{_LIMITS}/whitelist/{{agent}}", "admin", Who.ADMIN, _remove_exempt, ExemptAgents,

@@ -1,28 +1,20 @@
 """Admin routes: decisions, violations, and the policy with its changes."""
 
 import asyncio
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
 from headgate.errors import refuse
 from headgate.gate import Gate
-from headgate.gate.policy import Policy, check_agent
+from headgate.gate.policy import check_agent
 from headgate.http import describe_decision
 from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.config_file import ConfigFile
 from headgate.hub.dashboard.cards import AgentCard, Cards
 from headgate.hub.errors import RequestError
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.sockets.frames import AgentId
-
-
-@dataclass(frozen=True)
-class PolicyFile:
-    """The file that the policy was read from; None for a hub without one."""
-
-    path: Path | None
 
 
 class Violations(Struct):
@@ -75,6 +67,8 @@ class ChangesPage(Body):
 
 class Reloaded(Struct):
     reloaded: bool
+    waits_for_restart: list[str]
+    """Settings of the hub, such as `hub.port`, that have changed in the file since the hub started."""
 
 
 async def _violations(_call: Call, cards: Cards, stats: Stats) -> Violations:
@@ -107,11 +101,12 @@ async def _changes(call: Call, gate: Gate) -> Changes:
     return Changes([{"what": str(change), "by": change.by, "at": change.at} for change in newest])
 
 
-async def _reload(call: Call, file: PolicyFile, gate: Gate) -> Reloaded:
+async def _reload(call: Call, file: ConfigFile, gate: Gate) -> Reloaded:
     if file.path is None:
         raise RequestError(409, "no_config", "the hub was started without --config, so there is no file to reload")
-    await gate.areload(await asyncio.to_thread(Policy.load, file.path), by=call.by)
-    return Reloaded(True)
+    policy, waiting = await asyncio.to_thread(file.load)
+    await gate.areload(policy, by=call.by)
+    return Reloaded(True, waiting)
 
 
 ROUTES: Final = (

@@ -92,15 +92,15 @@ async def _agent(
     traces = (agent in effective.agents, stats.traffic(agent), card.violations, card.violations_last_hour, denials)
     if record is None and not any([*traces, sockets]):
         raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
-    own = effective.session_overrides.get(agent)
+    own, block = effective.session_overrides.get(agent), gate.block_of(agent)
     known = asdict(card) | {"override": by_channel(effective.overrides.get(agent, {}))}
     return AgentDetail(
         **known,
         registered=record is not None,
         revoked=record is not None and record.revoked,
         registered_at=None if record is None else record.at,
-        blocked_until=None,
-        blocked_reason="",
+        blocked_until=None if block is None else block.until,
+        blocked_reason="" if block is None else block.reason,
         buckets=await _buckets(gate, agent),
         session_limit=str(effective.session_limit_of(agent)),
         session_override=None if own is None else str(own),

@@ -1,10 +1,11 @@
 """The state of agents and of the fleet, as operators see it: in the API, on the dashboard and in the terminal."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from heapq import nsmallest
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from headgate.limits.decision import Decision
 
 _BATCH: Final = 25  # cards that are made before other tasks have their turn
 _MINUTE: Final = 60 // SLOT
+_MAX_OVERRULED: Final = 100  # paths in a summary, which is sent often
 
 
 class Usage(Struct):
@@ -102,7 +104,7 @@ class Summary(Struct):
     address_denials: int
     """Denials by address in the last hour."""
     overruled: list[str]
-    """Limits of the policy file that a stored change overrules, by their paths in the file."""
+    """Limits of the policy file that a stored change overrules, by their paths in the file: the first hundred."""
 
 
 class DashboardState(Struct):
@@ -111,6 +113,19 @@ class DashboardState(Struct):
     summary: Summary
     agents: list[AgentCard]
     alerts: list[Alert]
+
+
+class Fleet(NamedTuple):
+    """What a summary and the choice of cards have in common."""
+
+    agents: list[str]
+    """All that could be shown, the most interesting first."""
+    violations: dict[str, int]
+    """Of the last hour, by agent."""
+    limited: int
+    """Agents that are rate limited now."""
+    blocked: int
+    """Agents that are blocked now."""
 
 
 class Cards:
@@ -130,26 +145,27 @@ class Cards:
         self._address_log, self._scheduler = address_log, scheduler
         self._making_state: Final = asyncio.Lock()
 
-    def shown(self) -> list[str]:
+    def fleet(self) -> Fleet:
         """The agents to show, the most interesting first: rate limited, then by denials a minute and by violations.
 
         They are connected, had violations within the hour, made a request within the last minutes, are blocked, or have
         an override or an exemption.
         """
         stats, effective = self._stats, self._gate.effective
-        offenders = {one.agent_id: one.violations for one in stats.offenders()}
-        active = set(stats.active(stats.slot - AGENT_SLOTS + 1))
-        agents = {*self._presence.agents(), *offenders, *active, *effective.overrides, *effective.exempt}
-        limited, denied = stats.limited(), stats.denials.per_minute
+        blocked = [agent for agent in effective.blocks if self._gate.is_blocked(agent)]
+        violations, active = stats.violations_last_hour(), set(stats.active(stats.slot - AGENT_SLOTS + 1))
+        ruled = {*effective.overrides, *effective.exempt, *blocked}
+        agents = {*self._presence.agents(), *violations, *active, *ruled}
+        limited, denied = stats.limited(), stats.denials.last_minute()
 
         def order(agent: str) -> tuple[bool, int, int, bool, str]:
-            return agent not in limited, -denied(agent), -offenders.get(agent, 0), agent not in active, agent
+            return agent not in limited, -denied.get(agent, 0), -violations.get(agent, 0), agent not in active, agent
 
-        return sorted(agents, key=order)
+        return Fleet(sorted(agents, key=order), violations, len(limited), len(blocked))
 
-    async def of(self, agents: Sequence[str]) -> list[AgentCard]:
-        """The cards of some agents."""
-        last_hour = {one.agent_id: one.violations for one in self._stats.offenders()}
+    async def of(self, agents: Sequence[str], violations: Mapping[str, int] | None = None) -> list[AgentCard]:
+        """The cards of some agents, given the violations of the last hour if they are known."""
+        last_hour = self._stats.violations_last_hour() if violations is None else violations
         found: list[AgentCard] = []
         for start in range(0, len(agents), _BATCH):
             some = agents[start : start + _BATCH]
@@ -160,20 +176,20 @@ class Cards:
     async def _card(self, agent: str, last_hour: int) -> AgentCard:
         gate = self._gate
         standing = await gate.astanding(agent)
-        exempt = gate.is_exempt(agent)
+        exempt, blocked = gate.is_exempt(agent), gate.is_blocked(agent)
         return AgentCard(
             agent_id=agent,
             connected=self._presence.is_connected(agent),
-            usage=None if exempt else await self._usage(agent),
+            usage=None if exempt and not blocked else await self._usage(agent),
             violations=standing.violations,
             violations_last_hour=last_hour,
             wait_left_ms=ceil(standing.wait_left * 1000),
-            rate_limited=bool(standing) and not exempt,
+            rate_limited=bool(standing) and (blocked or not exempt),
             exempt=exempt,
             override=agent in gate.effective.overrides,
-            blocked=False,
+            blocked=blocked,
             denied_per_minute=self._stats.denials.per_minute(agent),
-            role="",
+            role=gate.role_of(agent),
         )
 
     async def _usage(self, agent: str) -> Usage | None:
@@ -188,14 +204,14 @@ class Cards:
                     nearest = Usage(channel, tier, round(used, 4), decision.remaining, capacity)
         return nearest
 
-    def summary(self, agents: int) -> Summary:
-        """The state of the fleet, of which so many agents could be shown."""
-        stats, health = self._stats, self._health
-        offenders, outcomes = stats.offenders(), stats.outcomes()
+    def summary(self, fleet: Fleet) -> Summary:
+        """The state of the fleet."""
+        stats, health, outcomes = self._stats, self._health, self._stats.outcomes()
+        worst = nsmallest(3, fleet.violations.items(), key=lambda one: (-one[1], one[0]))
         rate, denied_rate, share = _traffic(stats)
         return Summary(
-            violations_last_hour=sum(one.violations for one in offenders),
-            worst_offenders=offenders[:3],
+            violations_last_hour=sum(fleet.violations.values()),
+            worst_offenders=[Offender(*one) for one in worst],
             exempt=len(self._gate.effective.exempt),
             checks=sum(outcomes.values()),
             denied=outcomes["deny"],
@@ -205,14 +221,14 @@ class Cards:
             degraded=health.degraded,
             problems=health.problems,
             open_alerts=self._alerts.open,
-            blocked=0,
-            agents=agents,
-            limited=len(stats.limited()),
+            blocked=fleet.blocked,
+            agents=len(fleet.agents),
+            limited=fleet.limited,
             denied_per_second=round(denied_rate, 1),
             tasks=self._tasks(),
             denied_addresses=self._address_log.denied()[:3],
             address_denials=self._address_log.denials,
-            overruled=[],
+            overruled=self._gate.overruled[:_MAX_OVERRULED],
         )
 
     def _tasks(self) -> TaskCounts:
@@ -223,16 +239,21 @@ class Cards:
     async def state(self, limit: int, *, addresses: bool) -> DashboardState:
         """The state that a dashboard shows, with at most `limit` cards. Network addresses are not for everybody."""
         async with self._making_state:  # one at a time, since anyone may ask for a public one
-            shown = self.shown()
-            summary, alerts = self.summary(len(shown)), self._alerts.recent()
+            fleet = self.fleet()
+            summary, alerts = self.summary(fleet), self._alerts.recent()
             if not addresses:
-                summary, alerts = without_addresses(summary, alerts)
-            return DashboardState(summary, await self.of(shown[:limit]), alerts)
+                summary, alerts = public_summary(summary), public_alerts(alerts)
+            return DashboardState(summary, await self.of(fleet.agents[:limit], fleet.violations), alerts)
 
 
-def without_addresses(summary: Summary, alerts: list[Alert]) -> tuple[Summary, list[Alert]]:
-    """The same without network addresses, for a dashboard without a token."""
-    return replace(summary, denied_addresses=[]), [replace(alert, address="") for alert in alerts]
+def public_summary(summary: Summary) -> Summary:
+    """A summary for a dashboard without a token: without network addresses."""
+    return replace(summary, denied_addresses=[])
+
+
+def public_alerts(alerts: list[Alert]) -> list[Alert]:
+    """Alerts for a dashboard without a token: without network addresses."""
+    return [replace(alert, address="") for alert in alerts]
 
 
 def _traffic(stats: Stats) -> tuple[float, float, float]:

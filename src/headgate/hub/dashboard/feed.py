@@ -6,11 +6,13 @@ those of agents that made requests, whose buckets refill, that have violations, 
 
 import asyncio
 from collections import Counter, OrderedDict
+from time import perf_counter
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import structlog
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict, replace
 
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
@@ -19,7 +21,7 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.background import BackgroundTasks
-from headgate.hub.dashboard.cards import AgentCard, Cards, Summary, spark, timeline
+from headgate.hub.dashboard.cards import AgentCard, Cards, Summary, public_alerts, public_summary, spark, timeline
 from headgate.hub.errors import RequestError
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
@@ -29,15 +31,20 @@ from headgate.hub.sockets.socket import MAX_REASON, POLICY_VIOLATION, TRY_LATER,
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 
-MAX_CARDS: Final = 500
-MAX_QUEUED: Final = 8
+MAX_CARDS: Final = 2000
+MAX_QUEUED: Final = 32
 """Frames queued for a dashboard that reads slowly; then it is closed, and connects again."""
+MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
+"""Characters of these frames. All dashboards share them: each is made once."""
 MAX_STRANGERS: Final = 10
 """Dashboards that one address may be opening at a time: those that have not shown a token yet."""
 MAX_PUBLIC: Final = 10
 """Dashboards without a token that one address may have open."""
 _INTERVAL: Final = 1.0  # seconds between two updates
 _MIN_INTERVAL: Final = 0.05  # seconds, however much changes
+_MAX_PAUSE: Final = 3.0  # seconds: a dashboard takes a longer silence for a lost connection
+_FRAME_CARDS: Final = 500  # in one frame; further ones follow in frames of their own
+_BATCH: Final = 50  # cards that are compared or encoded before other tasks have their turn
 _ROTATED: Final = 50  # cards made again in each update without a known reason: another hub may have counted something
 _MAX_FRAME: Final = 4096  # bytes of the one frame that a dashboard sends
 
@@ -72,8 +79,9 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     fleet_slots: int
     summary: Summary
     agents: list[LiveCard]
+    """The first 500; the others follow in updates."""
     more: int
-    """The number of agents not shown: only 500 are, those with violations first."""
+    """The number of agents not shown: only 2,000 are, those that are rate limited first."""
     timeline: list[list[int]]
     """Each slot, with its numbers of allowed, warned and denied requests."""
     alerts: list[Alert]
@@ -84,7 +92,7 @@ class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
 
     slot: int
     summary: Summary | UnsetType = UNSET
-    agents: list[dict[str, Any]] = []
+    agents: list[dict[str, Any]] | list[LiveCard] = []
     gone: list[str] = []
     more: int | UnsetType = UNSET
     timeline: list[list[int]] = []
@@ -123,6 +131,7 @@ class DashboardFeed:
         self._sent_alerts: list[Alert] = []
         self._sent_timeline: list[list[int]] = []
         self._sent_more = 0
+        self._live: list[LiveCard] = []  # the cards for a snapshot, once somebody asks for one
         self._effective: object = None
         self._slot = 0
         self._next_rotated = 0
@@ -171,7 +180,7 @@ class DashboardFeed:
             return
         self._identified[socket] = access
         try:
-            await self._join(socket, admin=access == "admin")
+            await self._join(socket, access)
             if await socket.read() is not None:
                 await _refuse(socket, "invalid", "expected no more frames from a dashboard")
         finally:
@@ -235,87 +244,109 @@ class DashboardFeed:
             await socket.close(POLICY_VIOLATION, "too many wrong tokens")
         return None
 
-    async def _join(self, socket: Socket, *, admin: bool) -> None:
+    async def _join(self, socket: Socket, access: _Access) -> None:
         async with self._updating:
             if not self._running:
                 await self._update()
                 self._running = True
                 self._background.spawn(self._run())
+            frames = await self._snapshot(access)
             if socket not in self._identified:  # another has taken its place meanwhile
                 return
+            socket.hold()  # updates are queued until the snapshot is sent
             self._viewers.add(socket)
-            if not socket.push(encode(self._snapshot(admin=admin))):
-                socket.close_soon(TRY_LATER, "there is too much to show")
+        for frame in frames:
+            await socket.send(frame)
+        socket.release()
 
-    def _snapshot(self, *, admin: bool) -> Snapshot:
-        since = self._slot - AGENT_SLOTS + 1
-        live = [
-            LiveCard(**msgspec.structs.asdict(card), spark=spark(self._stats, agent, since))
-            for agent, card in self._sent_cards.items()
-        ]
+    async def _snapshot(self, access: _Access) -> list[str]:
+        """The frames of a snapshot: it, and updates with the cards that don't fit into it."""
         assert self._sent_summary is not None
-        return Snapshot(
-            admin=admin,
+        public, live = access == "public", await self._live_cards()
+        snapshot = Snapshot(
+            admin=access == "admin",
             slot=self._slot,
             slot_seconds=SLOT,
             agent_slots=AGENT_SLOTS,
             fleet_slots=FLEET_SLOTS,
-            summary=self._sent_summary,
-            agents=live,
+            summary=public_summary(self._sent_summary) if public else self._sent_summary,
+            agents=live[:_FRAME_CARDS],
             more=self._sent_more,
             timeline=timeline(self._stats, self._slot - FLEET_SLOTS + 1),
-            alerts=self._sent_alerts,
+            alerts=public_alerts(self._sent_alerts) if public else self._sent_alerts,
         )
+        return [encode(snapshot), *self._encode_cards(live[_FRAME_CARDS:])]
+
+    async def _live_cards(self) -> list[LiveCard]:
+        """The cards that were sent last, with all traffic; made once for all who join between two updates."""
+        if len(self._live) != len(self._sent_cards):
+            since, live = self._slot - AGENT_SLOTS + 1, []
+            for number, (agent, card) in enumerate(self._sent_cards.items()):
+                live.append(LiveCard(**asdict(card), spark=spark(self._stats, agent, since)))
+                if number % _BATCH == _BATCH - 1:
+                    await asyncio.sleep(0)
+            self._live = live
+        return self._live
+
+    def _encode_cards(self, cards: list[dict[str, Any]] | list[LiveCard]) -> list[str]:
+        """Cards in as many frames as they need."""
+        starts = range(0, len(cards), _FRAME_CARDS)
+        return [encode(Update(slot=self._slot, agents=cards[start : start + _FRAME_CARDS])) for start in starts]
 
     # All of them -----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        pause = _MIN_INTERVAL
         try:
             while self._viewers:
-                await asyncio.sleep(_MIN_INTERVAL)
+                await asyncio.sleep(pause)
                 try:
-                    async with asyncio.timeout(_INTERVAL - _MIN_INTERVAL):
+                    async with asyncio.timeout(max(_INTERVAL - pause, 0)):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
                 self._wake.clear()
+                began = perf_counter()
                 await self._send_update()
+                # However much there is to show, the hub has twice as much time for everything else.
+                pause = min(max(2 * (perf_counter() - began), _MIN_INTERVAL), _MAX_PAUSE)
         finally:
             self._running = False
 
     async def _send_update(self) -> None:
         async with self._updating:
             try:
-                frame = encode(await self._update())
+                update = await self._update()
+                cards, update.agents = update.agents, update.agents[:_FRAME_CARDS]
+                first, more = encode(update), self._encode_cards(cards[_FRAME_CARDS:])
+                public = encode(_for_everybody(update)) if "public" in self._identified.values() else first
             except Exception:  # noqa: BLE001 - the next one may succeed
                 _log.exception("the dashboard's update failed")
                 return
             for socket in list(self._viewers):
-                if not socket.push(frame):
+                frames = [public if self._identified[socket] == "public" else first, *more]
+                if not all([socket.push(frame) for frame in frames]):
                     self._drop(socket, "it reads too slowly")
 
     async def _update(self) -> Update:
         """The changes since the last update."""
         stats, since = self._stats, self._slot
-        self._slot = stats.slot
+        self._slot, self._live = stats.slot, []
         update = Update(slot=self._slot)
-        agents = self._cards.shown()
-        known, agents = len(agents), agents[:MAX_CARDS]
-        more = known - len(agents)
+        fleet = self._cards.fleet()
+        agents = fleet.agents[:MAX_CARDS]
         active = set(stats.active(since))
-        new = {card.agent_id: card for card in await self._cards.of(self._stale(agents, active))}
+        made = await self._cards.of(self._stale(agents, active), fleet.violations)
+        new = {card.agent_id: card for card in made}
         update.gone = list(self._sent_cards.keys() - set(agents))
         for agent in update.gone:
             del self._sent_cards[agent]
             self._sent_sparks.pop(agent, None)
-        for agent in new.keys() | active & set(agents):
-            changed = self._changed(agent, new.get(agent), since)
-            if len(changed) > 1:
-                update.agents.append(changed)
+        update.agents = await self._changes(new, active & set(agents), since)
         self._sent_cards.update(new)
-        if (summary := self._cards.summary(known)) != self._sent_summary:
+        if (summary := self._cards.summary(fleet)) != self._sent_summary:
             self._sent_summary = update.summary = summary
-        if more != self._sent_more:
+        if (more := len(fleet.agents) - len(agents)) != self._sent_more:
             self._sent_more = update.more = more
         if (alerts := self._alerts.recent()) != self._sent_alerts:
             self._sent_alerts = update.alerts = alerts
@@ -323,6 +354,17 @@ class DashboardFeed:
         update.timeline = [point for point in points if point not in self._sent_timeline]
         self._sent_timeline = points
         return update
+
+    async def _changes(self, new: dict[str, AgentCard], active: set[str], since: int) -> list[dict[str, Any]]:
+        """The changed fields of the cards that were made again, and the traffic of active agents."""
+        found = []
+        for number, agent in enumerate(new.keys() | active):
+            changed = self._changed(agent, new.get(agent), since)
+            if len(changed) > 1:
+                found.append(changed)
+            if number % _BATCH == _BATCH - 1:
+                await asyncio.sleep(0)
+        return found
 
     def _stale(self, agents: list[str], active: set[str]) -> list[str]:
         """The agents whose cards have to be made again."""
@@ -359,8 +401,18 @@ class DashboardFeed:
 
 
 def _unsettled(card: AgentCard) -> bool:
-    """Whether a card changes by itself: a bucket refills, a violation expires."""
-    return bool(card.violations or card.violations_last_hour or (card.usage and card.usage.used))
+    """Whether a card changes by itself: a bucket refills, a violation expires, a block ends."""
+    counts = card.violations or card.violations_last_hour or card.denied_per_minute
+    return bool(counts or card.blocked or (card.usage and card.usage.used))
+
+
+def _for_everybody(update: Update) -> Update:
+    """An update without what a dashboard without a token may not see."""
+    return replace(
+        update,
+        summary=UNSET if update.summary is UNSET else public_summary(update.summary),
+        alerts=UNSET if update.alerts is UNSET else public_alerts(update.alerts),
+    )
 
 
 async def _refuse(socket: Socket, error: str, detail: str, code: int = POLICY_VIOLATION) -> None:

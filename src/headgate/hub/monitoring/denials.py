@@ -111,6 +111,12 @@ class DenialLog:
         found = self._agents.get(agent)
         return 0 if found is None else found.total.last_minute(self._clock.now())
 
+    def last_minute(self) -> dict[str, int]:
+        """The agents with denials in the last minute, and how many."""
+        now = self._clock.now()
+        found = {agent: denials.total.last_minute(now) for agent, denials in self._agents.items()}
+        return {agent: count for agent, count in found.items() if count}
+
     def actions(self, agent: str) -> list[DeniedAction]:
         """The actions that an agent was denied in the last hour, most frequent first."""
         now, found = self._clock.now(), self._agents.get(agent)

@@ -128,6 +128,10 @@ def _connections(sources: MetricSources) -> dict[Labels, float]:
     return {("ws",): agents, ("relay",): relay, ("dashboard",): len(sources.dashboard.sockets)}
 
 
+def _blocked(sources: MetricSources) -> int:
+    return sum([sources.gate.is_blocked(agent) for agent in sources.gate.effective.blocks])
+
+
 def _webhooks(sources: MetricSources) -> dict[Labels, float]:
     sent = sources.webhooks
     return {("delivered",): sent.delivered, ("failed",): sent.failed, ("dropped",): sent.dropped}
@@ -154,6 +158,7 @@ METRICS: Final = (
     ),
     _number("headgate_alerts_total", "counter", "Alerts raised", lambda of: of.alerts.raised),
     _number("headgate_alerts_open", "gauge", "Open alerts", lambda of: of.alerts.open),
+    _number("headgate_agents_blocked", "gauge", "Blocked agents", _blocked),
     Metric(
         "headgate_webhooks_total", "counter", "Finished notifications to webhooks", _webhooks, ("outcome",)
     ),

@@ -198,25 +198,28 @@ class Stats:
         found.counts.add(now)
         found.last = now
 
+    def violations_last_hour(self) -> dict[str, int]:
+        """The agents with violations in the last hour, and how many."""
+        now = self._clock.now()
+        found = {agent: violations.counts.last_hour(now) for agent, violations in list(self._offenders.items())}
+        for agent in [agent for agent, count in found.items() if not count]:
+            del found[agent]
+            self._offenders.pop(agent, None)
+        return found
+
     def offenders(self) -> list[Offender]:
         """The agents with violations in the last hour, worst first."""
-        now = self._clock.now()
-        found = []
-        for agent, violations in list(self._offenders.items()):
-            if count := violations.counts.last_hour(now):
-                found.append(Offender(agent, count))
-            else:
-                del self._offenders[agent]
+        found = [Offender(*one) for one in self.violations_last_hour().items()]
         return sorted(found, key=lambda one: (-one.violations, one.agent_id))
 
     def limited(self) -> set[str]:
-        """The agents that are rate limited now, as far as this hub knows: by violations here, and not exempt."""
+        """The agents that are rate limited now, as far as this hub knows: by violations here. Exempt ones are not."""
         earliest = self._clock.now() - microseconds("quiet", self._gate.policy.backoff.quiet)
         found = set()
         for agent, violations in list(reversed(self._offenders.items())):
             if violations.last <= earliest:
                 break
-            if not self._gate.is_exempt(agent):
+            if not self._gate.is_exempt(agent) or self._gate.is_blocked(agent):
                 found.add(agent)
         return found
 

@@ -21,7 +21,7 @@ from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets import frames
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
-from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket, disconnect
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
@@ -123,6 +123,10 @@ class AgentSockets:
         self._drops += 1
         for socket in self._presence.sockets_of(agent):
             socket.close_revoked()
+
+    def disconnect(self, agent: str) -> int:
+        """Close the sockets of an agent, which may connect again; their number."""
+        return disconnect(self._presence.sockets_of(agent))
 
     async def drop_all(self, within: float) -> bool:
         """Close the sockets of all agents, none of whose tokens is valid any more; whether all left within seconds."""

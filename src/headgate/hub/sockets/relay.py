@@ -20,7 +20,7 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.errors import as_request_error
 from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
-from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket, disconnect
 from headgate.hub.timer import Timer
 from headgate.limiter import Limiter
 from headgate.limits.clock import Clock
@@ -135,6 +135,10 @@ class Relay:
         self._drops += 1
         for socket in self._by_address.get(agent, ()):
             socket.close_revoked()
+
+    def disconnect(self, agent: str) -> int:
+        """Close the connections of an agent, which may connect again; their number."""
+        return disconnect(self._by_address.get(agent, ()))
 
     def drop_all(self) -> None:
         """Close the connections of all agents: none of their tokens is valid any more."""

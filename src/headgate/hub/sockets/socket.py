@@ -43,12 +43,18 @@ class Socket:
     """A WebSocket that an ASGI server has handed over.
 
     `send` answers a frame of the other side, and waits while that reads slowly, so that the hub reads no more from it
-    than it takes. `push` sends frames from others, and never waits: at most `max_queued` are queued. They stay in the
-    queue until they have left the hub, if `connection` counts that.
+    than it takes. `push` sends frames from others, and never waits: at most `max_queued` are queued, of `max_bytes`.
+    They stay in the queue until they have left the hub, if `connection` counts that.
     """
 
     def __init__(
-        self, receive: Receive, send: Send, address: str, max_queued: int, connection: ByteCounts | None = None
+        self,
+        receive: Receive,
+        send: Send,
+        address: str,
+        max_queued: int,
+        connection: ByteCounts | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self.address: Final = address
         self.since: Final = time.time()
@@ -59,7 +65,7 @@ class Socket:
         """Locked while a frame is handled, so that a shutdown can wait for it."""
         self._reads = 0
         self._receive, self._send = receive, send
-        self._max_queued = max_queued
+        self._max_queued, self._max_bytes = max_queued, max_bytes
         self._connection = connection
         self._queue: deque[tuple[bytes | str, object]] = deque()
         self._leaving: deque[tuple[int, int, object]] = deque()
@@ -106,7 +112,7 @@ class Socket:
 
     def push(self, frame: bytes | str, content: object = None) -> bool:
         """Queue a frame; False if the queue is full. `content` is what `take_unsent` returns if it can't be sent."""
-        if self.closed or self.queued >= self._max_queued or self._queued_bytes + len(frame) > MAX_BYTES:
+        if self.closed or self.queued >= self._max_queued or self._queued_bytes + len(frame) > self._max_bytes:
             return False
         self._queue.append((frame, content))
         self._queued_bytes += len(frame)
@@ -215,6 +221,14 @@ class Socket:
             await self._send(message)
         except OSError:  # the other side is gone
             self.closed = True
+
+
+def disconnect(sockets: Collection[Socket]) -> int:
+    """Close sockets soon, because an operator wants so; the number of those that were open."""
+    still_open = [socket for socket in sockets if not socket.closed]
+    for socket in still_open:
+        socket.close_soon(POLICY_VIOLATION, "disconnected by an operator")
+    return len(still_open)
 
 
 class FanOut:

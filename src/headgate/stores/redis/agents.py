@@ -135,6 +135,13 @@ class RedisAgents:
                 raise
             return True
 
+    async def find(self, agent: str) -> tuple[str, float, bool] | None:
+        row = await self._look_up(lambda client: client.hget(self._tokens, agent))
+        if row is None:
+            return None
+        at, digest = self._row(agent, row)
+        return agent, at, not digest
+
     def forget_verified(self) -> None:
         self._verified.clear()
         # The data that is accepted next may be of a server whose clock is behind: its changes have to be reported too.
@@ -151,13 +158,6 @@ class RedisAgents:
             found = await self._look_up(lambda client: client.hget(self._tokens, agent))
             if not self._reported_since(before, agent):
                 return None if found is None else (self._row(agent, found)[1] or None)
-
-    async def find(self, agent: str) -> tuple[float, bool] | None:
-        found = await self._look_up(lambda client: client.hget(self._tokens, agent))
-        if found is None:
-            return None
-        at, digest = self._row(agent, found)
-        return at, not digest
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         start = f"({after}" if after else "-"

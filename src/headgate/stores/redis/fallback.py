@@ -9,6 +9,7 @@ from typing import Final
 from headgate.errors import InvalidInput, StoreAway, refuse
 from headgate.lifecycle import new_lock
 from headgate.limits.decision import ALLOW, DENY, Decision, Details, Limit, Rule
+from headgate.limits.fixed import BLOCKED
 from headgate.limits.numbers import LARGEST, whole
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import TokenBucket
@@ -75,6 +76,8 @@ class CircuitBreaker:
 class Fallback:
     """Decides while the server is away: everything passes, nothing does, or this process's memory decides.
 
+    What is blocked never passes.
+
     In memory each node enforces its share of every limit: a limit divided by the number of nodes, but at least 1.
     """
 
@@ -92,7 +95,7 @@ class Fallback:
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
         limit = asks[0].limit.parts[0]
-        if self._on_failure == "open":
+        if self._on_failure == "open" and BLOCKED not in [part for ask in asks for part in ask.limit.parts]:
             return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Details(0, None, None, True))
         if self._on_failure == "closed":
             return Decision(DENY, limit, 0, _CLOSED, 0, -1, Details(_CLOSED, None, None, True))
