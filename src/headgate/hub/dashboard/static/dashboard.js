@@ -204,7 +204,7 @@ byId("skip").addEventListener("click", (event) => {
   target.focus();
 });
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input:not([type=radio]), select");
+  const typing = event.target.closest("input:not([type=radio], [type=checkbox])");
   if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey || byId("board").hidden) return;
   if (view.agent) return;
   event.preventDefault();
