@@ -337,7 +337,14 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client],
         assert ping(wire, 3) == ["pong"] * 3
         assert ask("DELETE", f"{LIMITS}/whitelist/{{agent}}") == {"agents": []}
         assert changes(admin)[0] == f"exemption of {name!r} removed"
+        assert ask("PUT", "/api/admin/agents/{agent}/block", {})["blocked"] is True
+        assert ping(wire) == ["rate_limited"]
+        assert ask("DELETE", "/api/admin/agents/{agent}/block")["blocked"] is False
+        assert ask("PUT", "/api/admin/agents/{agent}/role", {"role": "viewer"}) == {"agent_id": name, "role": "viewer"}
+        assert ask("DELETE", "/api/admin/agents/{agent}/role") == {"agent_id": name, "role": ""}
         assert ask("POST", "/api/admin/agents/{agent}/disconnect") == {"agent_id": name, "connections": 1}
+        admin.put(f"/api/admin/agents/{quote(name, safe='')}/role", json={"role": "admin"})
+        assert ask("DELETE", "/api/admin/admins/{agent}") == {"name": name, "revoked": True}
         assert ask("POST", "/api/admin/agents/{agent}/token")["agent_id"] == name
         assert ask("DELETE", "/api/admin/agents/{agent}/token") == {"agent_id": name, "revoked": True}
     assert not todo, "a new route for an agent? try it here"

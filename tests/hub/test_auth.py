@@ -380,7 +380,7 @@ def test_there_are_no_other_sockets(hub: Running, path: str, caplog: pytest.LogC
 
 
 def test_tokens_are_compared_in_constant_time() -> None:
-    for function in (Tokens._is, DatabaseAgents.verify, RedisAgents.verify):
+    for function in (Tokens.recognize, DatabaseAgents.verify, RedisAgents.verify):
         assert "compare_digest(" in getsource(function)
 
 

@@ -50,16 +50,46 @@ def gate(clock: ManualClock) -> Iterator[Gate]:
 def test_b3_once_the_allowance_is_used_up_no_token_is_looked_at(gate: Gate, clock: ManualClock) -> None:
     async def work() -> None:
         guard, tokens = Authentication(gate), Tokens()
-        answers = [await guard.attempt(ADDRESS, tokens.wrong) for _ in range(5)]
+        answers = [await guard.attempt(ADDRESS, "wrong", tokens.wrong) for _ in range(5)]
         assert [bool(answer) for answer in answers] == [True] * 3 + [False] * 2
-        assert not await guard.attempt(ADDRESS, tokens.right)
+        assert not await guard.attempt(ADDRESS, "right", tokens.right)
         assert tokens.looked_at == 3
-        assert await guard.attempt("192.0.2.2", tokens.right) == "planner", "another address is not concerned"
+        assert await guard.attempt("192.0.2.2", "right", tokens.right) == "planner", "another address is not concerned"
         clock.advance(20)
-        assert await guard.attempt(ADDRESS, tokens.right) == "planner"
-        assert await guard.attempt(ADDRESS, tokens.right) == "planner", "a valid token costs nothing in the end"
-        assert isinstance(await guard.attempt(ADDRESS, tokens.wrong), Decision)
-        assert not await guard.attempt(ADDRESS, tokens.right)
+        assert await guard.attempt(ADDRESS, "right", tokens.right) == "planner"
+        assert await guard.attempt(ADDRESS, "right", tokens.right) == "planner", (
+            "a valid token costs nothing in the end"
+        )
+        assert isinstance(await guard.attempt(ADDRESS, "wrong", tokens.wrong), Decision)
+        assert not await guard.attempt(ADDRESS, "another", tokens.right)
+
+    asyncio.run(work())
+
+
+def test_b3_b7_a_token_that_was_valid_before_from_an_address_is_no_guess(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        guard, tokens = Authentication(gate), Tokens()
+        assert await guard.attempt(ADDRESS, "right", tokens.right) == "planner"
+        for _ in range(9):
+            await guard.attempt(ADDRESS, "wrong", tokens.wrong)
+        assert [await guard.attempt(ADDRESS, "right", tokens.right) for _ in range(9)] == ["planner"] * 9
+        assert not await guard.attempt(ADDRESS, "unseen", tokens.right), "one that was not seen there waits"
+        for _ in range(9):
+            await guard.attempt("192.0.2.2", "wrong", tokens.wrong)
+        assert not await guard.attempt("192.0.2.2", "right", tokens.right), "nor one that was seen elsewhere"
+        looked_at = tokens.looked_at
+        assert not await guard.attempt(ADDRESS, "right", tokens.wrong), "it was revoked"
+        assert not await guard.attempt(ADDRESS, "right", tokens.right)
+        assert tokens.looked_at == looked_at + 1
+        monkeypatch.setattr(authentication, "MAX_KNOWN", 2)
+        for token in ("a", "b", "a", "c"):
+            assert await guard.attempt("192.0.2.3", token, tokens.right) == "planner"
+        for _ in range(9):
+            await guard.attempt("192.0.2.3", "wrong", tokens.wrong)
+        found = [await guard.attempt("192.0.2.3", token, tokens.right) for token in ("a", "b", "c")]
+        assert [one == "planner" for one in found] == [True, False, True]
 
     asyncio.run(work())
 
@@ -67,7 +97,7 @@ def test_b3_once_the_allowance_is_used_up_no_token_is_looked_at(gate: Gate, cloc
 def test_b2_any_number_of_agents_authenticate_at_once_from_one_address(gate: Gate) -> None:
     async def work() -> None:
         guard, tokens = Authentication(gate), Tokens()
-        found = await asyncio.gather(*(guard.attempt(ADDRESS, tokens.right) for _ in range(300)))
+        found = await asyncio.gather(*(guard.attempt(ADDRESS, "right", tokens.right) for _ in range(300)))
         assert found == ["planner"] * 300
         assert gate.check_address(ADDRESS, "authentication").remaining == 2, "nothing was charged"
 
@@ -82,9 +112,9 @@ def test_b3_guesses_are_limited_while_the_store_is_away(gate: Gate) -> None:
         guard, tokens = Authentication(gate), Tokens()
         for _ in range(3):
             with pytest.raises(StoreAway):
-                await guard.attempt(ADDRESS, away)
-        assert not await guard.attempt(ADDRESS, away)
-        assert not await guard.attempt(ADDRESS, tokens.right)
+                await guard.attempt(ADDRESS, "away", away)
+        assert not await guard.attempt(ADDRESS, "away", away)
+        assert not await guard.attempt(ADDRESS, "right", tokens.right)
 
     asyncio.run(work())
 
@@ -104,7 +134,7 @@ def test_the_remembered_addresses_are_bounded(gate: Gate, monkeypatch: pytest.Mo
         guard, tokens = Authentication(gate), Tokens()
         for number in range(50):
             for _ in range(3):
-                await guard.attempt(f"192.0.2.{number}", tokens.wrong)
+                await guard.attempt(f"192.0.2.{number}", "wrong", tokens.wrong)
         assert len(guard._suspects) == 10
 
     asyncio.run(work())

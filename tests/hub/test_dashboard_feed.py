@@ -328,8 +328,7 @@ def test_the_dashboard_link_has_the_configured_access_level() -> None:
                 assert http.get("/api/dashboard/state").status_code == 200
     with running(dashboard_link="none") as hub, hub.socket("/ws/dashboard") as wire:
         assert hub.hub.tokens.link == ""
-        assert not hub.hub.tokens.is_admin("")
-        assert not hub.hub.tokens.is_viewer("")
+        assert hub.hub.tokens.recognize("") == ("", "")
         assert wire.ask("watch", token="hgl_")["error"] == "unauthorized"
 
 
@@ -452,7 +451,9 @@ def test_a_public_dashboard_is_sent_no_network_addresses() -> None:
 def test_b2_b3_a_flood_of_wrong_tokens_beside_300_agents_is_limited_and_seen() -> None:
     """All from one address, on default settings, without a moment passing: nobody waits for a bucket to refill."""
     with running() as hub, ExitStack() as stack, dashboard(hub, VIEWER) as board:
-        agents = [stack.enter_context(hub.agent(f"agent-{number}")) for number in range(300)]
+        token = hub.register("agent-0")
+        agents = [stack.enter_context(hub.agent("agent-0", token))]
+        agents += [stack.enter_context(hub.agent(f"agent-{number}")) for number in range(1, 300)]
         board.until(lambda: sum(card["connected"] for card in board.agents.values()) == 300, "all of them")
         with hub.http("guess") as http:
             assert Counter(http.get("/api/tasks").status_code for _ in range(100)) == {401: 60, 429: 40}
@@ -465,6 +466,11 @@ def test_b2_b3_a_flood_of_wrong_tokens_beside_300_agents_is_limited_and_seen() -
         assert (address["address"], address["purpose"], address["denials"]) == ("127.0.0.1", "authentication", 41)
         assert (summary["open_alerts"], summary["limited"], summary["violations_last_hour"]) == (0, 0, 0), "of agents"
         assert {agent.ask("ping")["type"] for agent in agents} == {"pong"}, "open connections are not affected"
+        with dashboard(hub, VIEWER) as again, hub.http(VIEWER) as viewer:
+            assert again.state["summary"]["address_denials"] == 41, "nor those who were there before"
+            (told,) = viewer.get("/api/admin/addresses").json()["addresses"]
+            assert told == address
+        stack.enter_context(hub.agent("agent-0", token))
         hub.clock.advance(60)
         stack.enter_context(hub.agent("another"))
 

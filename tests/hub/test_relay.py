@@ -322,8 +322,8 @@ def test_a_token_revoked_after_its_lookup_lets_nobody_in(everybody: bool) -> Non
     """As while an address with many wrong tokens is refunded for a valid one."""
 
     class Slow(Authentication):
-        async def attempt(self, address: str, look_up: Any) -> Any:
-            found = await super().attempt(address, look_up)
+        async def attempt(self, address: str, token: str, look_up: Any) -> Any:
+            found = await super().attempt(address, token, look_up)
             if hub.tokens.pop("alice", None):
                 hub.relay.drop_all() if everybody else hub.relay.drop("alice")
             return found

@@ -22,6 +22,7 @@ class Scene:
     agent: str
     token: str
     other: str
+    operator: str
     newcomer: str
     own_channel: str
     channel: str
@@ -52,12 +53,16 @@ class Scene:
             ("POST", "/api/admin/signals"): {"agent_id": self.other, "session": 42, "signal": SIGNAL},
             ("POST", "/api/admin/store/accept"): {"agent_data": "keep"},
             ("PUT", "/api/admin/log-level"): {"level": "info"},
+            ("PUT", "/api/admin/agents/{agent}/block"): {"reason": "it loops"},
+            ("POST", "/api/admin/admins"): {"name": self.newcomer, "role": "viewer"},
+            ("PUT", "/api/admin/agents/{agent}/role"): {"role": "viewer"},
             ("POST", "/v1/check"): {"key": "a key"},
         }
 
     def request(self, route: Route) -> tuple[str, Any]:
         """The path and body of a good request, for whoever may make it."""
-        path = route.path.format(**{name: quote(value, safe="") for name, value in self.parts().items()})
+        parts = self.parts() | ({"agent": self.operator} if "/admins/" in route.path else {})
+        path = route.path.format(**{name: quote(value, safe="") for name, value in parts.items()})
         bodies = self.bodies()
         assert ((route.method, route.path) in bodies) == (route.body is not None), "a new route? give it a body here"
         return path, bodies.get((route.method, route.path))
@@ -66,9 +71,11 @@ class Scene:
 async def scene(hub: Hub) -> Scene:
     """Agents who have something in the hub, one of them with a violation."""
     number = next(_numbers)
-    agent, other = f"asker {number}", f"other {number}"
+    agent, other, operator = f"asker {number}", f"other {number}", f"operator {number}"
     token = await hub.registry.register(agent, by_admin=True)
     await hub.registry.register(other, by_admin=True)
+    await hub.registry.register(operator, by_admin=True)
+    await hub.gate.aset_role(operator, "viewer")
     plans = (await hub.messages.create_chat_channel(f"plans-{number}", agent, "")).name
     await hub.messages.publish(plans, agent, Raw(b'"first"'))
     await hub.messages.send(other, agent, Raw(b'"hello"'))
@@ -77,7 +84,8 @@ async def scene(hub: Hub) -> Scene:
     await hub.sessions.write(agent, "42", Signal(type="seen", entity="door", weight=1, timestamp=0))
     task = await hub.scheduler.add(agent, b'{"do":"it"}')
     await hub.gate.arecord_violation(other)
-    return Scene(agent, token, other, f"newcomer {number}", plans, f"channel-{number}", task.task_id, mail.number)
+    names = agent, token, other, operator, f"newcomer {number}"
+    return Scene(*names, plans, f"channel-{number}", task.task_id, mail.number)
 
 
 async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:
@@ -93,7 +101,7 @@ async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:
         **found,
         "history": hub.gate.history(),
         "policy": id(hub.gate.policy),
-        "holds": (dict(holds.limits), dict(holds.overrides), holds.exempt),
+        "holds": (dict(holds.limits), dict(holds.overrides), holds.exempt, dict(holds.blocks), dict(holds.roles)),
         "violations": [standing.violations for standing in standings],
         "open sessions": hub.sessions.open_sessions,
     }

@@ -35,7 +35,7 @@ class RelayHub:
         self.gate = Gate(store=self.store)
         self.tokens = {agent: agent[::-1] for agent in ("alice", "bob", "carol")}
         self.denials = DenialLog(self.clock)
-        options = {"authentication": Authentication(self.gate), "verify": self.verify, **options}
+        options = {"gate": self.gate, "authentication": Authentication(self.gate), "verify": self.verify, **options}
         options["denials"] = self.denials
         self.limiter = relay_limiter(rate, burst, self.store)
         self.flood_counter = FloodCounter()

@@ -21,6 +21,7 @@ from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.counter_shares import CounterShares
+from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
@@ -29,6 +30,7 @@ from headgate.hub.api import (
     admin_agent_routes,
     admin_hub_routes,
     admin_limit_routes,
+    admin_operator_routes,
     admin_policy_routes,
     agent_detail_routes,
     agent_routes,
@@ -80,6 +82,7 @@ ROUTES: Final = (
     *admin_policy_routes.ROUTES,
     *admin_agent_routes.ROUTES,
     *agent_detail_routes.ROUTES,
+    *admin_operator_routes.ROUTES,
     *admin_hub_routes.ROUTES,
     *decision_routes.ROUTES,
     *dashboard_routes.ROUTES,
@@ -110,6 +113,7 @@ class Hub:
     presence: Presence
     tokens: Tokens
     registry: Registry
+    operators: Operators
     messages: MessageBroker
     sessions: SessionLog
     scheduler: Scheduler
@@ -145,15 +149,17 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         try:
             await self._open()
-            # The tokens last: the admin's is made once, and would be lost if a later step failed before it is shown.
+            # The tokens late: the admin's is made once, and would be lost if a later step failed before it is shown.
             parts = (self.registry, self.messages, self.sessions, self.scheduler, self.webhooks, self.alerts)
-            for part in (*parts, self.tokens):
+            for part in (*parts, self.tokens, self.operators):
                 await part.start()
             self._exit_stack.push_async_callback(self.registry.close)
             self._exit_stack.push_async_callback(self.scheduler.close)
             self._exit_stack.push_async_callback(self.messages.close)
             self.registry.on_revocation(self.agent_sockets.drop)
             self.registry.on_revocation(self.relay.drop)
+            self.registry.on_revocation(self.dashboard.drop)
+            self.operators.on_revocation(self.dashboard.recheck)
             if self.settings.otel_endpoint:
                 self._exit_stack.push_async_callback(self._telemetry().close)
             self._background.spawn(self._probe())
@@ -236,8 +242,9 @@ class Hub:
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
         reserved = self.router.reserved("agent")
         registry = self.registry = Registry(
-            agents, mode=settings.registration, most=settings.max_agents, reserved=reserved
+            agents, mode=settings.registration, most=settings.max_agents, reserved=reserved, role_of=gate.role_of
         )
+        operators = self.operators = Operators(tokens, registry, gate)
         authentication = Authentication(gate)
         allowed_hosts = self._allowed_hosts = AllowedHosts(settings.allowed_hosts)
         messages = self.messages = MessageBroker(database, presence, registry, clock, settings)
@@ -269,6 +276,7 @@ class Hub:
             relay_limiter(settings.relay_rate_limit, settings.relay_rate_burst, store),
             registry.verify,
             clock,
+            gate=gate,
             authentication=authentication,
             denials=stats.denials,
             flood_counter=self.flood_counter,
@@ -278,7 +286,7 @@ class Hub:
         )
         cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler)
         feed = self.dashboard = DashboardFeed(
-            cards, gate, stats, presence, alerts, tokens, authentication, clock, settings
+            cards, gate, stats, presence, alerts, operators, authentication, clock, settings
         )
         sources = self.metric_sources = MetricSources(
             gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
@@ -286,10 +294,10 @@ class Hub:
         windows, file = counters(store), self._config
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
-        parts += [gate, stats, health, presence, registry, messages, sessions, scheduler, alerts, feed, cards, sources]
-        parts.append(self.address_log)
+        parts += [gate, stats, health, presence, registry, operators, messages, sessions, scheduler]
+        parts += [alerts, feed, cards, sources, self.address_log]
         router = Router(bind(ROUTES, parts))
-        self._api = Api(router, gate, stats, tokens, registry, authentication, allowed_hosts, settings)
+        self._api = Api(router, gate, stats, operators, registry, authentication, allowed_hosts, settings)
 
     def _telemetry(self) -> "Telemetry":
         try:
@@ -423,7 +431,7 @@ class Hub:
     def _recheck(self) -> None:
         """Limits or exemptions have changed: look again at everything that depends on them."""
         self.scheduler.recheck()
-        self.dashboard.refresh()
+        self.dashboard.recheck()
         self.alerts.recheck()
 
 

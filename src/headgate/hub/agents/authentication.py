@@ -7,12 +7,15 @@ from typing import Final, TypeVar
 from headgate.errors import StoreAway
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
+from headgate.hub.agents.tokens import digest_of
 from headgate.limits.decision import Decision
 
 T = TypeVar("T")
 
 MAX_SUSPECTS: Final = 10_000
 """Addresses that are remembered after too many wrong tokens; then the oldest is forgotten."""
+MAX_KNOWN: Final = 20_000
+"""Addresses and valid tokens that are remembered: those that were used last. About 150 bytes each."""
 _PURPOSE: Final = "authentication"
 
 
@@ -21,39 +24,50 @@ class Authentication:
 
     A wrong token is charged to its address. Once an address has used up its allowance, it pays before a token is looked
     at, and gets back what a valid token has cost. Until then a valid token costs nothing, so that hundreds of agents
-    can authenticate from one address at once.
+    can authenticate from one address at once. A token that was valid before from the same address is no guess: whoever
+    uses it neither pays nor waits, so that a flood of wrong tokens locks out nobody who was there before it.
     """
 
     def __init__(self, gate: Gate) -> None:
         self._gate: Final = gate
         self._suspects: Final[OrderedDict[str, None]] = OrderedDict()
+        self._known: Final[OrderedDict[bytes, None]] = OrderedDict()  # digests of addresses and valid tokens
 
-    async def attempt(self, address: str, look_up: Callable[[], Awaitable[T | None]]) -> T | Decision:
+    async def attempt(self, address: str, token: str, look_up: Callable[[], Awaitable[T | None]]) -> T | Decision:
         """The owner that `look_up` finds for a token; otherwise the decision on the address.
 
         While that is a denial, nothing is looked up.
         """
         suspect = counted_as(address)
-        paid = None
-        if suspect in self._suspects:
+        digest = digest_of(f"{suspect} {token}")
+        known, paid = digest in self._known, None
+        if suspect in self._suspects and not known:
             paid = await self._gate.acheck_address(address, _PURPOSE)
             if not paid:
                 return paid
         try:
             found = await look_up()
         except StoreAway:
-            if paid is None:
+            if paid is None and not known:
                 denied = await self.charge(address)  # otherwise guesses would be free while the store is away
                 if not denied:
                     return denied
             raise
         if found is None:
+            self._known.pop(digest, None)
             return await self.charge(address) if paid is None else paid
+        self._remember(digest)
         if paid is not None:
             refunded = await self._gate.arefund_address(address, 1, _PURPOSE)
             if refunded.remaining > 1:
                 self._suspects.pop(suspect, None)
         return found
+
+    def _remember(self, digest: bytes) -> None:
+        self._known[digest] = None
+        self._known.move_to_end(digest)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
 
     async def refund_connection(self, address: str) -> None:
         """An agent has identified over a WebSocket: give its address back what the connect has cost."""

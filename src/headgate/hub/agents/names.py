@@ -19,6 +19,9 @@ The hub derives them from its route table. They are repeated here for clients, w
 compares the two.
 """
 
+BUILT_IN: Final = frozenset(["admin", "viewer"])
+"""The names of the built-in operators, in the record of changes. No agent can have one of them, in any case."""
+
 _COMMON: Final = """
 LATIN GREEK CYRILLIC ARMENIAN HEBREW ARABIC THAANA DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA
 MALAYALAM SINHALA THAI LAO TIBETAN MYANMAR GEORGIAN HANGUL ETHIOPIC KHMER HIRAGANA KATAKANA BOPOMOFO CJK

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from headgate.errors import InvalidInput
 from headgate.gate.policy import check_agent
-from headgate.hub.agents.names import check_new_name
+from headgate.hub.agents.names import BUILT_IN, check_new_name
 from headgate.hub.agents.tokens import DIGEST_SIZE, digest_of
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
@@ -47,7 +47,8 @@ class Registry:
     """The agents of a hub, or of several hubs that share a store.
 
     `mode` says who may register: "open" anybody, "invitation" anybody with a code from the admin, otherwise only the
-    admin. `most` bounds the number of agents, except for the admin. No agent can have a name in `reserved`.
+    admin. `most` bounds the number of agents, except for the admin. No agent can have a name in `reserved`. One that
+    has a role, which is left from lost data, can be registered by the admin only.
 
     While a shared store is away, every method that needs it raises `StoreAway`, except that agents verified here before
     can still be verified.
@@ -60,11 +61,13 @@ class Registry:
         mode: str = "open",
         most: int | None = None,
         reserved: frozenset[str] = frozenset(),
+        role_of: Callable[[str], str] = lambda _agent: "",
     ) -> None:
         self._store: Final = store
         self._most: Final = most
         self._mode: Final = mode
         self._reserved: Final = reserved
+        self._role_of: Final = role_of
         self._listeners: Final[list[Callable[[str], None]]] = []
         self._background: Final = BackgroundTasks()
         self.revocations = 0
@@ -86,13 +89,15 @@ class Registry:
         """Register a free id, and return its new token. An invitation is used up only on success."""
         name = self._new_name(agent)
         code = None if by_admin else self._check_invitation(invitation)
+        if not by_admin and self._role_of(name):
+            raise _taken(name)
         token = _token()
         most = None if by_admin else self._most
         outcome = await self._background.finish(self._store.add(name, digest_of(token), time.time(), code, most))
         if outcome == "full":
             raise RequestError(409, "too_many_agents", f"{most} agents are registered; only the admin can add more")
         if outcome == "exists":
-            raise RequestError(409, "exists", f"agent: expected an id that is free, got {name!r}, which is taken")
+            raise _taken(name)
         if outcome == "uninvited":
             raise RequestError(
                 403, "invitation_unknown", "invitation: expected one that the admin made and nobody has used"
@@ -164,6 +169,9 @@ class Registry:
             name = check_new_name(agent)
         except InvalidInput as error:
             raise RequestError(400, "bad_agent", str(error)) from None
+        if name.casefold() in BUILT_IN:
+            detail = f"agent: expected an id other than {' and '.join(sorted(BUILT_IN))}, the hub's own, got {name!r}"
+            raise RequestError(400, "reserved", detail)
         if name in self._reserved:
             raise RequestError(400, "reserved", f"agent: expected an id that the hub doesn't use itself, got {name!r}")
         return name
@@ -335,6 +343,10 @@ def _known_name(agent: str) -> str:
     if not _is_name(agent):
         raise _unknown(agent)
     return agent
+
+
+def _taken(agent: str) -> RequestError:
+    return RequestError(409, "exists", f"agent: expected an id that is free, got {agent!r}, which is taken")
 
 
 def _unknown(agent: str) -> RequestError:

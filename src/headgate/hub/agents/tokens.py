@@ -1,10 +1,10 @@
-"""The tokens of operators: the admin's and the viewer's."""
+"""The tokens of the built-in operators: the admin's, the viewer's, and that of the dashboard link."""
 
 import hashlib
 import hmac
 import secrets
 from sqlite3 import Connection
-from typing import Final
+from typing import Final, Literal
 
 from headgate.errors import HeadgateError
 from headgate.hub.settings import A_TOKEN, HubSettings, usable_token
@@ -12,10 +12,15 @@ from headgate.hub.storage.database import Database
 
 DIGEST_SIZE: Final = 32
 """Bytes of a token's digest."""
+ADMIN: Final = "admin"
+VIEWER: Final = "viewer"
+ROLES: Final = (ADMIN, VIEWER)
+"""The roles of operators; both are also the names of the built-in ones."""
+_REVOKED: Final = "revoked"  # in the database, instead of a digest
 
 
 class Tokens:
-    """Recognizes admins and viewers by their tokens, of which it stores digests."""
+    """Recognizes the built-in operators by their tokens, of which it stores digests."""
 
     def __init__(self, database: Database, settings: HubSettings) -> None:
         self._database: Final = database
@@ -32,7 +37,10 @@ class Tokens:
         """The admin's token if it was created at this start, to be shown once."""
 
     async def start(self) -> None:
-        """Use the admin's token from the settings, or the one created before, or create one."""
+        """Use the admin's token from the settings, or the one created before, or create one.
+
+        One that was created before and revoked is followed by none: then the admins are agents.
+        """
         if self._given:
             self._admin = digest_of(self._given)
             return
@@ -41,7 +49,9 @@ class Tokens:
         def store(db: Connection) -> bytes:
             row = ("admin_token", digest_of(created).hex())
             db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", row)
-            rows = db.execute("SELECT name, value FROM settings WHERE name = 'admin_token'")
+            rows = db.execute("SELECT name, value FROM settings WHERE name = 'admin_token'").fetchall()
+            if rows[0][1] == _REVOKED:
+                return b""
             stored = next(self._database.rows.read("settings", rows, _digest, "the admin gets a new token"), None)
             if stored is None:
                 db.execute("REPLACE INTO settings VALUES (?, ?)", row)
@@ -52,16 +62,34 @@ class Tokens:
         if self._admin == digest_of(created):
             self.created = created
 
-    def is_admin(self, token: str) -> bool:
-        return self._is(token, self._admin, "admin")
+    async def revoke_admin(self) -> None:
+        """Revoke the admin's token that was created, for good: the next start creates none."""
+        row = ("admin_token", _REVOKED)
+        await self._database.run(lambda db: db.execute("REPLACE INTO settings VALUES (?, ?)", row))
+        self._admin = b""
 
-    def is_viewer(self, token: str) -> bool:
-        return self._is(token, self._viewer, "viewer")
+    @property
+    def admin_kind(self) -> Literal["settings", "first_start", ""]:
+        """Where the built-in admin's token comes from; "" if there is none any more."""
+        if self._given:
+            return "settings"
+        return "first_start" if self._admin else ""
 
-    def _is(self, token: str, expected: bytes, access: str) -> bool:
-        digest = digest_of(token)
-        by_link = hmac.compare_digest(digest, self._link) and self._link_access == access
-        return hmac.compare_digest(digest, expected) or by_link
+    @property
+    def has_viewer(self) -> bool:
+        return bool(self._viewer)
+
+    def recognize(self, token: str) -> tuple[str, str]:
+        """The role and the name of a token's holder: no role for any other token, no name for the dashboard link."""
+        digest, found = digest_of(token), ("", "")
+        for expected, role, name in (
+            (self._link, self._link_access, ""),
+            (self._viewer, VIEWER, VIEWER),
+            (self._admin, ADMIN, ADMIN),
+        ):
+            if hmac.compare_digest(digest, expected):
+                found = role, name
+        return found
 
 
 def digest_of(token: str) -> bytes:

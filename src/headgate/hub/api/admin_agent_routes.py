@@ -1,10 +1,12 @@
-"""Admin routes: agents, their tokens and connections, and invitations."""
+"""Admin routes: agents, their tokens, blocks and connections, and invitations."""
 
 from typing import Annotated, Final
 
 import structlog
 from msgspec import Meta, Struct
 
+from headgate.gate import Gate
+from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.agent_routes import Registered, Revoked
@@ -12,6 +14,7 @@ from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count
 from headgate.hub.sockets.relay import Relay
+from headgate.stores.base import MAX_REASON
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -43,6 +46,20 @@ class Disconnected(Struct):
     """How many were closed, on this hub."""
 
 
+class NewBlock(Body):
+    until: Annotated[float, Meta(description="seconds since 1970; null: until it is unblocked")] | None = None
+    reason: Annotated[str, Meta(max_length=MAX_REASON, description="for operators; the agent isn't told")] = ""
+
+
+class BlockedAgent(Struct):
+    agent_id: str
+    blocked: bool
+    until: float | None
+    reason: str
+    registered: bool
+    """Whether there is an agent of this name."""
+
+
 class RegisteredAgents(Struct):
     agents: list[RegisteredAgent]
 
@@ -54,9 +71,9 @@ async def _agents(call: Call, registry: Registry, presence: Presence) -> Registe
     )
 
 
-async def _register(call: Call, registry: Registry) -> Registered:
+async def _register(call: Call, operators: Operators) -> Registered:
     agent = call.body.agent_id
-    token = await registry.register(agent, by_admin=True)
+    token = await operators.register(agent, call.by)
     _log.info("agent registered", agent=agent, by=call.by)
     return Registered(agent, token)
 
@@ -68,9 +85,9 @@ async def _rotate(call: Call, registry: Registry) -> Registered:
     return Registered(agent, token)
 
 
-async def _revoke(call: Call, registry: Registry) -> Revoked:
+async def _revoke(call: Call, operators: Operators) -> Revoked:
     agent = call.parts["agent"]
-    revoked = await registry.revoke(agent)
+    revoked = await operators.revoke(agent, call.caller, call.by)
     _log.info("token revoked", agent=agent, by=call.by)
     return Revoked(agent, revoked)
 
@@ -80,6 +97,28 @@ async def _disconnect(call: Call, sockets: AgentSockets, relay: Relay) -> Discon
     connections = sockets.disconnect(agent) + relay.disconnect(agent)
     _log.info("agent disconnected by an operator", agent=agent, connections=connections, by=call.by)
     return Disconnected(agent, connections)
+
+
+async def _block(call: Call, gate: Gate, registry: Registry, operators: Operators) -> BlockedAgent:
+    agent, body = call.parts["agent"], call.body
+    registered = await registry.find(agent) is not None
+    await operators.block(agent, body.until, body.reason, call.caller, call.by)
+    return _blocked(gate, agent, registered)
+
+
+async def _unblock(call: Call, gate: Gate, registry: Registry) -> BlockedAgent:
+    agent = call.parts["agent"]
+    registered = await registry.find(agent) is not None
+    if agent in gate.effective.blocks:
+        await gate.aunblock(agent, by=call.by)
+    return _blocked(gate, agent, registered)
+
+
+def _blocked(gate: Gate, agent: str, registered: bool) -> BlockedAgent:
+    block = gate.block_of(agent)
+    if block is None:
+        return BlockedAgent(agent, False, None, "", registered)
+    return BlockedAgent(agent, True, block.until, block.reason, registered)
 
 
 async def _invite(call: Call, registry: Registry) -> Invitation:
@@ -104,6 +143,14 @@ ROUTES: Final = (
     Route(
         "DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked,
         "revoke an agent's token",
+    ),
+    Route(
+        "PUT", "/api/admin/agents/{agent}/block", "admin", Who.ADMIN, _block, BlockedAgent,
+        "deny an agent everything, at once", body=NewBlock,
+    ),
+    Route(
+        "DELETE", "/api/admin/agents/{agent}/block", "admin", Who.ADMIN, _unblock, BlockedAgent,
+        "hold an agent to its limits again instead of blocking it",
     ),
     Route(
         "POST", "/api/admin/agents/{agent}/disconnect", "admin", Who.ADMIN, _disconnect, Disconnected,

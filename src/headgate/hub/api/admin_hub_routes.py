@@ -9,6 +9,7 @@ from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.hub import logs
 from headgate.hub.agents.counter_shares import CounterShares
+from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.api.agent_routes import NewTask, TaskList, TaskPage
@@ -91,7 +92,10 @@ async def _accept_store(
     shares: CounterShares,
     gate: Gate,
     health: Health,
+    operators: Operators,
 ) -> AcceptedStore:
+    operators.expect_built_in_admin()  # no agent can call once its token is gone
+
     async def disconnect() -> None:
         registry.forget_verified()  # nobody can connect until the store is accepted
         relay.drop_all()

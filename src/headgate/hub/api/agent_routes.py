@@ -4,6 +4,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.routing import Body, Call, Route, Who
@@ -166,17 +167,19 @@ async def _delete_chat_channel(call: Call, messages: MessageBroker) -> DeletedCh
     return DeletedChannel(call.parts["name"])
 
 
-async def _register(call: Call, registry: Registry) -> Registered:
+async def _register(call: Call, registry: Registry, operators: Operators) -> Registered:
     body: Register = call.body
-    return Registered(body.agent_id, await registry.register(body.agent_id, body.invitation, by_admin=call.admin))
+    if call.admin:
+        return Registered(body.agent_id, await operators.register(body.agent_id, call.by))
+    return Registered(body.agent_id, await registry.register(body.agent_id, body.invitation))
 
 
 async def _rotate(call: Call, registry: Registry) -> Registered:
-    return Registered(call.agent, await registry.rotate(call.agent, call.token))
+    return Registered(call.agent, await registry.rotate(call.agent, call.caller.token))
 
 
-async def _revoke(call: Call, registry: Registry) -> Revoked:
-    return Revoked(call.agent, await registry.revoke(call.agent, call.token))
+async def _revoke(call: Call, operators: Operators) -> Revoked:
+    return Revoked(call.agent, await operators.revoke_own(call.caller, call.by))
 
 
 async def _send_message(call: Call, messages: MessageBroker) -> SentMessage:

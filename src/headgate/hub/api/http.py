@@ -15,11 +15,11 @@ from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import PROBLEM_JSON, HeaderWriter, describe_denial
 from headgate.hub.agents.authentication import Authentication
+from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.agents.registry import Registry
-from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.routing import Call, Route, Router, Who
-from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.errors import BLOCKED, RequestError, as_request_error
 from headgate.hub.json_depth import check_depth
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
@@ -41,6 +41,7 @@ _HEADERS: Final = (
 
 _UNKNOWN_CALLER: Final = "the token in the Authorization header is unknown or was revoked"
 USED_UP: Final = "the allowance of your network address is used up, perhaps by somebody else who shares it"
+
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -82,35 +83,47 @@ class ApiResponse(msgspec.Struct):
         return [*about, *_HEADERS, *self.headers]
 
 
-class Caller:
-    """The sender of a request, known by its token."""
-
-    def __init__(self, *, token: str = "", agent: str = "", admin: bool = False, viewer: bool = False) -> None:
-        self.token, self.agent, self.admin, self.viewer = token, agent, admin, viewer
-        self.known: Final = bool(agent) or admin or viewer
-
-    def may(self, who: Who) -> bool:
-        """Whether it may use a route for `who`."""
-        if who in (Who.PROBE, Who.ANYONE):
-            return True
-        if who is Who.ADMIN:
-            return self.admin
-        if who is Who.VIEWER:
-            return self.admin or self.viewer
-        return bool(self.agent) or (self.admin and who is Who.PROGRAM)
+ANONYMOUS: Final = Holder()
 
 
-ANONYMOUS: Final = Caller()
+def _may(caller: Holder, who: Who) -> bool:
+    """Whether a caller may use a route for `who`."""
+    if who in (Who.PROBE, Who.ANYONE):
+        return True
+    if who is Who.ADMIN:
+        return caller.admin
+    if who is Who.VIEWER:
+        return bool(caller.role)
+    return bool(caller.agent) or (caller.admin and who is Who.PROGRAM)
+
+
+def _is_limited(caller: Holder, who: Who, action: str) -> bool:
+    """Whether a caller is limited: an admin never, and a viewer only by what an agent does."""
+    if caller.admin:
+        return False
+    return not caller.role or action == REGISTER or who in (Who.AGENT, Who.PROGRAM)
 
 
 class RequestDenied(Exception):
-    """The gate has denied a request, to an agent or by its address. `limit_headers` describe the agent's limit."""
+    """The gate has denied a request, to an agent or by its address. `limit_headers` describe the agent's limit.
 
-    def __init__(self, decision: Decision, tier: str, limit_headers: Headers = (), *, by_address: bool = False) -> None:
+    `blocked`: an operator has blocked the agent.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        tier: str,
+        limit_headers: Headers = (),
+        *,
+        by_address: bool = False,
+        blocked: bool = False,
+    ) -> None:
         self.decision: Final = decision
         self.tier: Final = tier
         self.limit_headers: Final = limit_headers
         self.by_address: Final = by_address
+        self.blocked: Final = blocked
         super().__init__("rate limited")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -125,7 +138,7 @@ class Api:
         router: Router,
         gate: Gate,
         stats: Stats,
-        tokens: Tokens,
+        operators: Operators,
         registry: Registry,
         authentication: Authentication,
         allowed_hosts: AllowedHosts,
@@ -133,7 +146,7 @@ class Api:
     ) -> None:
         self._router, self._gate, self._stats = router, gate, stats
         self._authentication, self._allowed_hosts = authentication, allowed_hosts
-        self._tokens, self._registry = tokens, registry
+        self._operators, self._registry = operators, registry
         self._public_dashboard: Final = settings.public_dashboard
         self._max_body: Final = settings.max_frame
         self._writer: Final = HeaderWriter()
@@ -167,19 +180,11 @@ class Api:
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         query = _converted(given, route.query)
         body = None if route.body is None else _decoded(await self._body(scope["headers"], receive), route.body)
-        if caller.agent and revocations != self._registry.revocations:  # the body may have taken half a minute
-            await self._authenticate_again(caller)
-        by = caller.agent or (f"admin at {address}" if caller.admin else "")
-        call = Call(
-            agent=caller.agent,
-            token=caller.token,
-            by=by,
-            admin=caller.admin,
-            viewer=caller.may(Who.VIEWER),
-            parts=parts,
-            query=query,
-            body=body,
-        )
+        if caller is not ANONYMOUS:  # the body may have taken half a minute
+            renewed = revocations != self._registry.revocations
+            caller = await self._authenticate_again(caller, route, renewed, address)
+        by = f"{caller.name or caller.role} at {address}" if caller.role else caller.agent
+        call = Call(caller=caller, by=by, parts=parts, query=query, body=body)
         answer = await route.handler(call)
         if isinstance(answer, ApiResponse):
             return answer
@@ -187,54 +192,54 @@ class Api:
 
     # Who calls, and may it? ------------------------------------------------------------------------------------------
 
-    async def _admit(self, headers: Headers, route: Route | None, address: str) -> tuple[Caller, Headers]:
+    async def _admit(self, headers: Headers, route: Route | None, address: str) -> tuple[Holder, Headers]:
         """The caller, authenticated and admitted by the gate, and the headers about its limit."""
         who = Who.ANYONE if route is None else route.who
         action = UNKNOWN if route is None else route.action
         token = _token(headers)
         caller = ANONYMOUS if token is None else await self._caller(token, action, address)
-        public = action == DASHBOARD_STATE and self._public_dashboard
-        if caller.admin or (action != REGISTER and (caller.viewer or public)):
-            limit_headers = _NO_HEADERS
-        else:
+        limit_headers = _NO_HEADERS
+        if self._is_blocked(caller) or (_is_limited(caller, who, action) and not self._is_public(action)):
             limit_headers = await self._check(caller.agent, action, address)
-        if public:
-            return caller, limit_headers
-        if not caller.known and not caller.may(who):
-            detail = f"this needs the token of {who.value}, as Authorization: Bearer <token>"
-            raise RequestError(401, "unauthorized", detail)
-        if not caller.may(who):
-            raise RequestError(403, "forbidden", f"this needs the token of {who.value}")
+        if not self._is_public(action):
+            _expect(caller, who)
         return caller, limit_headers
 
-    async def _caller(self, token: str, action: str, address: str) -> Caller:
-        """The owner of a token. Wrong ones are limited by address."""
-
-        async def look_up() -> Caller | None:
-            if self._tokens.is_admin(token):
-                return Caller(token=token, admin=True)
-            if self._tokens.is_viewer(token):
-                return Caller(token=token, viewer=True)
-            agent = await self._registry.owner(token)
-            return None if agent is None else Caller(token=token, agent=agent)
-
-        found = await self._authentication.attempt(address, look_up)
-        if isinstance(found, Caller):
+    async def _caller(self, token: str, action: str, address: str) -> Holder:
+        """The holder of a token. Wrong ones are limited by address."""
+        found = await self._authentication.attempt(address, token, lambda: self._operators.holder(token))
+        if isinstance(found, Holder):
             return found
         if not found:
             raise RequestDenied(found, self._gate.tier_of("http", action), by_address=True)
         raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
 
-    async def _authenticate_again(self, caller: Caller) -> None:
-        """Refuse an agent whose token has become invalid since it was authenticated."""
-        if await self._registry.owner(caller.token) != caller.agent:
+    async def _authenticate_again(self, caller: Holder, route: Route, renewed: bool, address: str) -> Holder:
+        """A caller with its present role, unless that or its token has become invalid since it was admitted.
+
+        `renewed`: agents' tokens have become invalid. An agent that was blocked is denied.
+        """
+        present = self._operators.present(caller)
+        if present is None or (renewed and caller.agent and await self._registry.owner(caller.token) != caller.agent):
             raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
+        if self._is_blocked(caller):
+            await self._check(caller.agent, route.action, address)
+        if not self._is_public(route.action):
+            _expect(present, route.who)
+        return present
+
+    def _is_public(self, action: str) -> bool:
+        return self._public_dashboard and action == DASHBOARD_STATE
+
+    def _is_blocked(self, caller: Holder) -> bool:
+        return bool(caller.agent) and self._gate.is_blocked(caller.agent)
 
     async def _check(self, agent: str, action: str, address: str) -> Headers:
         """Check a request of an agent, or of an unknown caller by its address; the headers about an agent's limit."""
         tier = self._gate.tier_of("http", action)
-        limit_headers, by_address = _NO_HEADERS, action == REGISTER or not agent
-        if action == REGISTER:
+        blocked = bool(agent) and self._gate.is_blocked(agent)
+        limit_headers, by_address = _NO_HEADERS, not blocked and (action == REGISTER or not agent)
+        if action == REGISTER and not blocked:
             # Agents too: otherwise each could register ten more a minute, and each of those ten more.
             decision = await self._gate.acheck_address(address, "registration")
         elif agent:
@@ -245,7 +250,7 @@ class Api:
         else:  # unknown callers may share an address, so they get no headers
             decision = await self._gate.acheck_address(address)
         if not decision:
-            raise RequestDenied(decision, tier, limit_headers, by_address=by_address)
+            raise RequestDenied(decision, tier, limit_headers, by_address=by_address, blocked=blocked)
         return limit_headers
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
@@ -278,6 +283,8 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
         if error.by_address and not error.decision.degraded:
             detail = f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s"
             denial = denial._replace(detail=detail, policies=("address",))
+        if error.blocked:
+            denial = denial._replace(detail=f"{BLOCKED}; try again in {denial.retry_after_ms // 1000} s")
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)
@@ -287,6 +294,16 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
         headers = [(b"retry-after", b"5")]
     headers += [(name.encode(), value.encode()) for name, value in more.items()]
     return ApiResponse(known.status, _encoder.encode(ErrorBody(known.error, known.detail)), headers)
+
+
+def _expect(caller: Holder, who: Who) -> None:
+    """Refuse a caller that may not use a route for `who`."""
+    if _may(caller, who):
+        return
+    if caller is ANONYMOUS:
+        detail = f"this needs the token of {who.value}, as Authorization: Bearer <token>"
+        raise RequestError(401, "unauthorized", detail)
+    raise RequestError(403, "forbidden", f"this needs the token of {who.value}")
 
 
 def _token(headers: Headers) -> str | None:

@@ -14,6 +14,8 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
+from headgate.hub.agents.operators import Holder
+
 
 class Who(Enum):
     """Who may use a route."""
@@ -30,19 +32,22 @@ class Who(Enum):
 class Call:
     """One request, authenticated, admitted by the gate and decoded."""
 
-    agent: str
-    """The calling agent, or "" for any other caller."""
-    token: str = field(repr=False)
-    """The caller's, or ""."""
+    caller: Holder
     by: str
     """The caller, in words for the record of changes."""
-    admin: bool
-    viewer: bool
-    """Whether it may see what viewers see: also true for the admin."""
     parts: dict[str, str]
     """The values of the named parts of the path."""
     query: Any
     body: Any
+
+    @property
+    def agent(self) -> str:
+        """The calling agent, or "" for any other caller."""
+        return self.caller.agent
+
+    @property
+    def admin(self) -> bool:
+        return self.caller.admin
 
 
 Handler: TypeAlias = Callable[..., Awaitable[Any]]

@@ -7,22 +7,23 @@ those of agents that made requests, whose buckets refill, that have violations, 
 import asyncio
 from collections import Counter, OrderedDict
 from time import perf_counter
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import structlog
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
+from headgate.errors import StoreAway
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
 from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
+from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.agents.presence import Presence
-from headgate.hub.agents.tokens import Tokens
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.cards import AgentCard, Cards, Summary, public_alerts, public_summary, spark, timeline
-from headgate.hub.errors import RequestError
+from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
 from headgate.hub.settings import HubSettings
@@ -51,7 +52,7 @@ _MAX_FRAME: Final = 4096  # bytes of the one frame that a dashboard sends
 _log = structlog.get_logger("headgate.hub")
 
 
-_Access: TypeAlias = Literal["admin", "viewer", "public"]
+_PUBLIC: Final = Holder()  # a dashboard without a token
 
 
 class WatchRequest(Struct, tag_field="type", tag="watch", forbid_unknown_fields=True):
@@ -71,6 +72,8 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
 
     admin: bool
     """Whether the token allows changes."""
+    name: str
+    """Who is signed in; "" for a dashboard link, and without a token."""
     slot: int
     """The number of the present slot."""
     slot_seconds: int
@@ -109,16 +112,17 @@ class DashboardFeed:
         stats: Stats,
         presence: Presence,
         alerts: Alerts,
-        tokens: Tokens,
+        operators: Operators,
         authentication: Authentication,
         clock: Clock,
         settings: HubSettings,
     ) -> None:
         self._cards, self._gate, self._stats, self._presence, self._alerts = cards, gate, stats, presence, alerts
-        self._tokens, self._authentication, self._clock, self._settings = tokens, authentication, clock, settings
+        self._operators, self._authentication, self._clock, self._settings = operators, authentication, clock, settings
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
-        self._identified: Final[dict[Socket, _Access]] = {}  # oldest first
+        self._identified: Final[dict[Socket, Holder]] = {}  # oldest first
+        self._drops = 0
         self._viewers: Final[set[Socket]] = set()  # those that get updates
         self._updating: Final = asyncio.Lock()
         self._wake: Final = asyncio.Event()
@@ -145,6 +149,23 @@ class DashboardFeed:
         """Send the next update at once: something has changed."""
         self._wake.set()
 
+    def recheck(self) -> None:
+        """Close the dashboards of operators that have another role now or are blocked, and send the next update."""
+        self._drops += 1
+        for socket, holder in list(self._identified.items()):
+            if holder.role and not self._operators.may_watch(holder):
+                self._forget(socket)
+                socket.close_soon(POLICY_VIOLATION, "the role of this operator has changed")
+        self.refresh()
+
+    def drop(self, agent: str) -> None:
+        """Close the dashboards of an agent whose token is no longer valid."""
+        self._drops += 1
+        for socket, holder in list(self._identified.items()):
+            if holder.agent == agent:
+                self._forget(socket)
+                socket.close_revoked()
+
     async def close(self) -> None:
         """Send no more updates."""
         await self._background.cancel()
@@ -167,34 +188,34 @@ class DashboardFeed:
             oldest, _ = self._unidentified.popitem(last=False)
             oldest.close_soon(TRY_LATER, "too many dashboards are being opened")
         try:
-            access = await self._authenticate(socket) if await socket.accept() else None
+            holder = await self._authenticate(socket) if await socket.accept() else None
         finally:
             self._unidentified.pop(socket, None)
             self._strangers[address] -= 1
             if not self._strangers[address]:
                 del self._strangers[address]
-        if access is None:
+        if holder is None:
             return
-        if full := self._full(address, access):
+        if full := self._full(address, holder):
             await _refuse(socket, "too_many_connections", full, TRY_LATER)
             return
-        self._identified[socket] = access
+        self._identified[socket] = holder
         try:
-            await self._join(socket, access)
+            await self._join(socket, holder)
             if await socket.read() is not None:
                 await _refuse(socket, "invalid", "expected no more frames from a dashboard")
         finally:
             self._forget(socket)
 
-    def _full(self, address: str, access: _Access) -> str:
+    def _full(self, address: str, holder: Holder) -> str:
         """Why there is no room for one more dashboard; "" if there is, or if a public one has made room."""
         most = self._settings.max_dashboards
-        public = [socket for socket, other in self._identified.items() if other == "public"]
-        if access == "public" and sum(counted_as(socket.address) == address for socket in public) >= MAX_PUBLIC:
+        public = [socket for socket, other in self._identified.items() if other is _PUBLIC]
+        if holder is _PUBLIC and sum(counted_as(socket.address) == address for socket in public) >= MAX_PUBLIC:
             return f"{address} has {MAX_PUBLIC} dashboards without a token, and may have no more"
         if len(self._identified) < most:
             return ""
-        if access == "public" or not public:
+        if holder is _PUBLIC or not public:
             return f"too many dashboards are open: the hub takes {most}"
         self._drop(public[0], "too many dashboards are open")
         return ""
@@ -207,9 +228,8 @@ class DashboardFeed:
         self._viewers.discard(socket)
         self._identified.pop(socket, None)
 
-    async def _authenticate(self, socket: Socket) -> _Access | None:
+    async def _authenticate(self, socket: Socket) -> Holder | None:
         """Whose token the first frame has; None if the dashboard may not watch."""
-        tokens = self._tokens
         deadline = socket.expect_identification(self._clock, self._settings.identify_within)
         try:
             text = await socket.read()
@@ -226,15 +246,13 @@ class DashboardFeed:
             await _refuse(socket, "invalid", explain(error))
             return None
         if not token and self._settings.public_dashboard:
-            return "public"
-
-        async def look_up() -> _Access | None:
-            if token and tokens.is_admin(token):
-                return "admin"
-            return "viewer" if token and tokens.is_viewer(token) else None
-
-        found: _Access | Decision = await self._authentication.attempt(socket.address, look_up)
-        if not isinstance(found, Decision):
+            return _PUBLIC
+        try:
+            found = await self._attempt(socket.address, token)
+        except StoreAway as away:
+            await socket.close(TRY_LATER, as_request_error(away).detail.encode()[:MAX_REASON].decode(errors="ignore"))
+            return None
+        if isinstance(found, Holder):
             return found
         if found:
             await _refuse(socket, "unauthorized", "this needs the token of a viewer or the admin")
@@ -244,13 +262,26 @@ class DashboardFeed:
             await socket.close(POLICY_VIOLATION, "too many wrong tokens")
         return None
 
-    async def _join(self, socket: Socket, access: _Access) -> None:
+    async def _attempt(self, address: str, token: str) -> Holder | Decision:
+        """The operator that a token belongs to now; otherwise the address's decision."""
+
+        async def look_up() -> Holder | None:
+            found = await self._operators.holder(token)
+            return found if found is not None and found.role and self._operators.may_watch(found) else None
+
+        while True:
+            drops = self._drops
+            found = await self._authentication.attempt(address, token, look_up)
+            if isinstance(found, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
+                return found
+
+    async def _join(self, socket: Socket, holder: Holder) -> None:
         async with self._updating:
             if not self._running:
                 await self._update()
                 self._running = True
                 self._background.spawn(self._run())
-            frames = await self._snapshot(access)
+            frames = await self._snapshot(holder)
             if socket not in self._identified:  # another has taken its place meanwhile
                 return
             socket.hold()  # updates are queued until the snapshot is sent
@@ -259,12 +290,13 @@ class DashboardFeed:
             await socket.send(frame)
         socket.release()
 
-    async def _snapshot(self, access: _Access) -> list[str]:
+    async def _snapshot(self, holder: Holder) -> list[str]:
         """The frames of a snapshot: it, and updates with the cards that don't fit into it."""
         assert self._sent_summary is not None
-        public, live = access == "public", await self._live_cards()
+        public, live = holder is _PUBLIC, await self._live_cards()
         snapshot = Snapshot(
-            admin=access == "admin",
+            admin=holder.admin,
+            name=holder.name,
             slot=self._slot,
             slot_seconds=SLOT,
             agent_slots=AGENT_SLOTS,
@@ -319,14 +351,17 @@ class DashboardFeed:
                 update = await self._update()
                 cards, update.agents = update.agents, update.agents[:_FRAME_CARDS]
                 first, more = encode(update), self._encode_cards(cards[_FRAME_CARDS:])
-                public = encode(_for_everybody(update)) if "public" in self._identified.values() else first
+                public = encode(_for_everybody(update)) if self._any_public() else first
             except Exception:  # noqa: BLE001 - the next one may succeed
                 _log.exception("the dashboard's update failed")
                 return
             for socket in list(self._viewers):
-                frames = [public if self._identified[socket] == "public" else first, *more]
+                frames = [public if self._identified[socket] is _PUBLIC else first, *more]
                 if not all([socket.push(frame) for frame in frames]):
                     self._drop(socket, "it reads too slowly")
+
+    def _any_public(self) -> bool:
+        return any(holder is _PUBLIC for holder in self._identified.values())
 
     async def _update(self) -> Update:
         """The changes since the last update."""

@@ -13,7 +13,7 @@ from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
-from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.errors import BLOCKED, RequestError, as_request_error
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
 from headgate.hub.monitoring.connection_log import ConnectionLog
@@ -58,11 +58,13 @@ class _AgentConnection:
         """Answer a denied frame, and read on more slowly after many of them."""
         await self._deny(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame_id, decision)
 
-    async def deny_signal(self, frame_id: frames.MaybeId, error: RateLimited, decision: Decision) -> None:
-        """Answer a denied signal likewise."""
+    async def deny_signal(
+        self, frame_id: frames.MaybeId, error: RateLimited, decision: Decision, *, blocked: bool
+    ) -> None:
+        """Answer a denied signal likewise; `blocked`: that of an agent that an operator has blocked."""
         problem = frames.Problem(
             error="rate_limited",
-            detail=str(error),
+            detail=BLOCKED if blocked else str(error),
             agent_id=error.agent_id,
             limit=error.limit,
             retry_after_ms=UNSET if error.retry_after_ms is None else error.retry_after_ms,
@@ -218,7 +220,7 @@ class AgentSockets:
 
         while True:
             drops = self._drops
-            found = await self._authentication.attempt(address, look_up)
+            found = await self._authentication.attempt(address, token, look_up)
             if found is not True:
                 return found
             if drops == self._drops:  # otherwise it may have been revoked meanwhile
@@ -269,7 +271,8 @@ class AgentSockets:
         if not decision:
             agent, address = connection.agent, connection.socket.address
             self._stats.denials.add(agent, "ws", _ACTIONS[type(frame)], _SESSION, address, decision)
-            await connection.deny_signal(frame.id, session.error(decision), decision)
+            blocked = self._gate.is_blocked(agent)
+            await connection.deny_signal(frame.id, session.error(decision), decision, blocked=blocked)
             return False
         connection.flood.passed()
         return True

@@ -15,9 +15,11 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from headgate.errors import InvalidInput, StoreAway, StoreLost, refuse
+from headgate.gate import Gate
 from headgate.gate.policy import check_agent
+from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
-from headgate.hub.errors import as_request_error
+from headgate.hub.errors import BLOCKED, as_request_error
 from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket, disconnect
@@ -60,10 +62,10 @@ def relay_limiter(rate: str, burst: str, store: Store) -> Limiter | None:
 class Relay:
     """Routes envelopes between the sockets that it serves, in one event loop.
 
-    `limiter` counts by address; without one everything passes, and `denials` records what it denies. `verify` says
-    whether a token belongs to an address, or raises `StoreAway`. `authentication` limits wrong ones by network address.
-    An envelope has at most `largest` bytes, an address `most_connections`, and a connection `identify_within` seconds
-    of the clock to prove its address.
+    `gate` says who is blocked. `limiter` counts by address; without one everything else passes. `denials` records what
+    is denied. `verify` says whether a token belongs to an address, or raises `StoreAway`. `authentication` limits wrong
+    ones by network address. An envelope has at most `largest` bytes, an address `most_connections`, and a connection
+    `identify_within` seconds of the clock to prove its address.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Relay:
         verify: Callable[[str, str], Awaitable[bool]],
         clock: Clock,
         *,
+        gate: Gate,
         authentication: Authentication,
         denials: DenialLog,
         flood_counter: FloodCounter | None = None,
@@ -82,6 +85,7 @@ class Relay:
         self._limiter: Final = limiter
         self._verify: Final = verify
         self._clock: Final = clock
+        self._gate: Final = gate
         self._authentication: Final = authentication
         self._denials: Final = denials
         self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
@@ -218,19 +222,24 @@ class Relay:
 
         while True:
             drops = self._drops
-            verified = await self._authentication.attempt(network, look_up)
+            verified = await self._authentication.attempt(network, token, look_up)
             if isinstance(verified, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
                 return verified
 
     # Envelopes -------------------------------------------------------------------------------------------------------
 
     async def _handle(self, peer: "_Peer", frame: bytes | str) -> None:
-        """Handle a frame of an agent: the limiter comes first, even for an invalid frame."""
+        """Handle a frame of an agent: blocks and the limiter come first, even for an invalid frame."""
+        if self._gate.is_blocked(peer.address):
+            decision = await self._gate.acheck(peer.address, "ws", action="message")
+            if not decision:
+                self._count_denial(peer, decision)
+                await _deny(peer, decision, self._id(frame), BLOCKED, wait_ms(decision))
+                return
         if self._limiter is not None:
             decision = await self._limiter.acheck(peer.address)
             if not decision:
-                self.denied += 1
-                self._denials.add(peer.address, "relay", "envelope", "", peer.socket.address, decision)
+                self._count_denial(peer, decision)
                 await _deny(peer, decision, self._id(frame), f"an address may send {decision.limit}")
                 return
             peer.flood.passed()
@@ -243,6 +252,10 @@ class Relay:
         if not envelope.to:
             raise _Invalid("expected `to`, the address that it goes to", envelope.id)
         await _send(peer, await self._route(peer.address, envelope), envelope.id)
+
+    def _count_denial(self, peer: "_Peer", decision: Decision) -> None:
+        self.denied += 1
+        self._denials.add(peer.address, "relay", "envelope", "", peer.socket.address, decision)
 
     async def _route(self, sender: str, envelope: wire.Envelope) -> wire.Envelope:
         """Push an envelope to every connection of its address; the answer to its sender."""
@@ -317,9 +330,13 @@ async def _send(peer: _Peer, answer: wire.Envelope, answered: str) -> None:
     await peer.socket.send(answer.SerializeToString())
 
 
-async def _deny(peer: _Peer, decision: Decision, answered: str, why: str) -> None:
-    """Answer a denied envelope, and read on more slowly after many of them, so that a flood backs up at its sender."""
-    wait = _NO_WAIT_HELPS if decision.retry_ms is None else max(decision.retry_ms, 1)
+async def _deny(peer: _Peer, decision: Decision, answered: str, why: str, advised: int | None = None) -> None:
+    """Answer a denied envelope, and read on more slowly after many of them, so that a flood backs up at its sender.
+
+    `advised` is a wait in milliseconds, instead of the decision's own.
+    """
+    true = _NO_WAIT_HELPS if decision.retry_ms is None else max(decision.retry_ms, 1)
+    wait = true if advised is None else advised
     limited = wire.RateLimited(retry_after_ms=wait, reason=f"{why}; send it again in {wait} ms")
     await _send(peer, wire.Envelope(type=wire.MESSAGE_TYPE_RATE_LIMITED, rate_limited=limited), answered)
     if pause := peer.flood.denied(decision):

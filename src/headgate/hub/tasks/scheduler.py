@@ -19,8 +19,8 @@ A task is held by one agent at a time, and an agent holds one task at a time:
 
 Anything else is refused. An agent is *idle* while it is connected, has not said that it is busy, has left no assignment
 unanswered, and holds no task. Idle agents get tasks in the order in which they became idle, unless they are rate
-limited: that is checked whenever it is an agent's turn, and again when its quiet period can be over. It does not affect
-a task that the agent holds.
+limited or blocked: that is checked whenever it is an agent's turn, and again when its quiet period or its block can be
+over. It does not affect a task that the agent holds.
 
 What keeps this true at every await: a task is changed only under its lock, and memory follows the database, never the
 other way round. To pair a task and an agent, both leave their queues at once, before the first await; the pair is
@@ -56,6 +56,7 @@ ADMIN: Final = ""
 """The creator of the admin's tasks."""
 
 _RETRY: Final = 1_000_000  # microseconds until a failed step is tried again
+_LOOK_AGAIN: Final = 60.0  # seconds at most until a blocked agent is looked at again: the time of day can be set
 _DATABASE_ERRORS: Final = (DatabaseError, sqlite3.Error)
 
 _log = logging.getLogger("headgate.hub")
@@ -370,7 +371,11 @@ class Scheduler:
             self._matching = False
 
     async def _limited_for(self, agent: str) -> int:
-        """Microseconds until an agent's quiet period can be over; 0 if it is not rate limited."""
+        """Microseconds until an agent's block or quiet period can be over; 0 if it is not rate limited."""
+        block = self._gate.block_of(agent)
+        if block is not None:
+            left = _LOOK_AGAIN if block.until is None else block.until - self._clock.wall()
+            return microseconds("block", min(max(left, 0.0), _LOOK_AGAIN)) + 1  # floats of such times are rounded
         if self._gate.is_exempt(agent):
             return 0
         standing = await self._gate.astanding(agent)
@@ -387,12 +392,8 @@ class Scheduler:
                 self._requeue(task, task.priority)
                 return
             self._expect_answer(task, worker)
-            if (
-                worker.connected
-                and worker.willing
-                and not self._closed
-                and self._send_assignment(worker.name, assigned)
-            ):
+            ready = worker.connected and worker.willing and not self._gate.is_blocked(worker.name)
+            if ready and not self._closed and self._send_assignment(worker.name, assigned):
                 return
             try:
                 await self._write(task, "queued", holder, attempt)
