@@ -32,6 +32,8 @@ class Agent {
 /** All agents that the hub has sent. */
 export class Agents {
   #agents = new Map(); // by name
+  #awaited = 0; // agents that follow a snapshot
+  #before = new Set(); // names from before the snapshot that have not come again
   slot = 0;
   slots = 60;
   seconds = 5; // of a slot
@@ -50,33 +52,44 @@ export class Agents {
     return this.#agents.get(name);
   }
 
-  /** Start again from a snapshot. Agents that stay are the same objects. */
-  load({ admin, agent_slots, slot_seconds, slot, agents, more }) {
+  /** Start again from a snapshot, which updates may follow with more agents. Agents that stay are the same objects. */
+  load({ admin, agent_slots, slot_seconds, slot, summary, agents, more }) {
     if (agent_slots !== this.slots) this.#agents.clear();
     [this.admin, this.slots, this.seconds] = [admin, agent_slots, slot_seconds];
-    const here = new Set(agents.map((agent) => agent.agent_id));
     for (const agent of this.#agents.values()) {
       agent.passed.fill(0);
       agent.denied.fill(0);
     }
-    this.update({ slot, agents, more, gone: [...this.#agents.keys()].filter((name) => !here.has(name)) });
+    this.#before = new Set(this.#agents.keys());
+    this.#awaited = summary.agents - more;
+    this.update({ slot, agents, more });
   }
 
   /** Apply an update. */
   update({ slot, agents = [], gone = [], more = this.more }) {
     this.more = more;
-    for (const name of gone) {
+    if (slot !== this.slot) this.#advance(slot);
+    this.#remove(gone);
+    for (const fields of agents) {
+      const name = fields.agent_id;
+      let agent = this.#agents.get(name);
+      if (!agent) this.#agents.set(name, (agent = new Agent(name, this.slots)));
+      agent.update(fields);
+      this.#before.delete(name);
+    }
+    if (this.#before.size && this.#agents.size - this.#before.size >= this.#awaited) {
+      this.#remove(this.#before);
+      this.#before = new Set();
+    }
+  }
+
+  #remove(names) {
+    for (const name of names) {
       const agent = this.#agents.get(name);
       if (!agent) continue;
       agent.gone = true;
       agent.version++;
       this.#agents.delete(name);
-    }
-    if (slot !== this.slot) this.#advance(slot);
-    for (const fields of agents) {
-      let agent = this.#agents.get(fields.agent_id);
-      if (!agent) this.#agents.set(fields.agent_id, (agent = new Agent(fields.agent_id, this.slots)));
-      agent.update(fields);
     }
   }
 
