@@ -139,7 +139,8 @@ export class Changes {
   async #block() {
     const [ends, reason] = [byId("block-ends").value, byId("block-reason").value.trim()];
     const at = new Date(byId("block-until").value).getTime() / 1000;
-    if (ends === "at" && !at) return this.#show("block-ends", "Choose a day and a time.");
+    this.#clear();
+    if (ends === "at" && !(at > Date.now() / 1000)) return this.#show("block-ends", "Choose a time in the future.");
     const until = ends === "at" ? at : ends ? Math.round(Date.now() / 1000) + Number(ends) : null;
     const disconnect = byId("block-disconnect").checked;
     await this.#try("block", async () => {

@@ -6,12 +6,13 @@ export const figures = new Intl.NumberFormat("en", { maximumFractionDigits: 1 })
 
 const times = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const days = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const dates = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 
-/** The time of day of a moment in seconds since 1970, with the day unless it is today. */
+/** The time of day of a moment in seconds since 1970, with the day unless it is today, and the year unless it is this. */
 export function timeText(seconds) {
-  const moment = new Date(seconds * 1000);
-  const today = moment.toDateString() === new Date().toDateString();
-  return today ? times.format(moment) : `${days.format(moment)}, ${times.format(moment)}`;
+  const [moment, now] = [new Date(seconds * 1000), new Date()];
+  if (moment.toDateString() === now.toDateString()) return times.format(moment);
+  return `${(moment.getFullYear() === now.getFullYear() ? days : dates).format(moment)}, ${times.format(moment)}`;
 }
 
 /** Something per second, in few digits. */
