@@ -306,8 +306,8 @@ def test_b6_a_token_that_is_revoked_while_a_dashboard_opens_opens_none(monkeypat
         token, feed = add(admin, "ada"), hub.hub.dashboard
         attempt = feed._authentication.attempt
 
-        async def slow(address: str, look_up: Callable[[], Any]) -> Any:
-            found = await attempt(address, look_up)
+        async def slow(address: str, token: str, look_up: Callable[[], Any]) -> Any:
+            found = await attempt(address, token, look_up)
             if isinstance(found, Holder):  # the token was valid a moment ago
                 await hub.hub.registry.revoke("ada")
             return found

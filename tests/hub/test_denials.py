@@ -14,6 +14,8 @@ from headgate.limits.decision import Decision
 
 SECOND = 1_000_000
 SLOT, MINUTE = 5 * SECOND, 60 * SECOND
+# Around the length of the rings, and beyond it by one slot or minute less than a round.
+STEPS = [0, SECOND, SLOT, 11 * SLOT, 12 * SLOT, 23 * SLOT, 59 * MINUTE, 60 * MINUTE, 119 * MINUTE]
 
 
 def denial() -> Decision:
@@ -29,9 +31,7 @@ def denial() -> Decision:
 
 @given(
     start=st.integers(0, 10 * MINUTE),
-    steps=st.lists(
-        st.tuples(st.sampled_from([0, SECOND, SLOT, 7 * SLOT, MINUTE, 59 * MINUTE, 200 * MINUTE]), st.booleans())
-    ),
+    steps=st.lists(st.tuples(st.sampled_from(STEPS), st.booleans())),
 )
 def test_counts_of_the_last_minute_and_hour(start: int, steps: list[tuple[int, bool]]) -> None:
     now, counts = start, RecentCounts(start)
