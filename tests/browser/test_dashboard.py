@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from headgate import Policy
 from tests.support.agent_connections import ping
 from tests.support.agent_names import AWKWARD, BACKWARDS, HOSTILE, LONG
-from tests.support.browser import STILL, Visitors, card, dialog, names, pass_time, press
+from tests.support.browser import STILL, Visitors, agent_page, card, names, pass_time, shown_page
 from tests.support.hub import ADMIN, VIEWER, running
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -101,9 +101,8 @@ def test_b7_the_summary_and_the_cards_say_what_the_api_says(visitors: Visitors) 
             expect(shown.get_by_text("exempt", exact=True)).to_be_visible(visible=one["exempt"])
             some = f"violations: {one['violations']} in a row, {one['violations_last_hour']} in an hour"
             expect(shown.locator(".violations")).to_have_text(some if one["violations"] else "no violations")
-        page.locator("#offenders").get_by_role("button", name="bob").click()
-        assert names(page) == ["bob"]
-        assert page.locator("#search").input_value() == '"bob"'
+        page.locator("#offenders").get_by_role("link", name="bob").click()
+        shown_page(page, "bob")
 
 
 def test_b7_it_updates_by_itself_and_touches_only_what_has_changed(visitors: Visitors) -> None:
@@ -131,7 +130,7 @@ def test_b7_it_updates_by_itself_and_touches_only_what_has_changed(visitors: Vis
         )
         touched = set(page.evaluate("[...window.touched]"))
         assert {"ada's usage", "ada's spark", "rate", "totals"} <= touched
-        assert not touched & {"ada's card", "ada's badge presence", "ada's violations small", "exempt", "violations"}
+        assert not touched & {"ada's card", "ada's mark", "ada's violations small", "exempt", "violations"}
         assert not [one for one in touched if one.startswith("bob")]
         ping(bob, 1)
         expect(card(page, "bob").locator(".usage")).to_have_text("1 of 120 used, ws light, 0 %")
@@ -166,7 +165,7 @@ def test_b7_agents_come_and_go(visitors: Visitors) -> None:
         expect(page.locator("#how-to-register")).to_contain_text(f"http://{hub}/api/onboard/register")
         expect(page.locator("#how-to-connect")).to_have_text(f"ws://{hub}/ws")
         with hub.agent("planner"):
-            expect(card(page, "planner").locator(".presence")).to_have_text("connected")
+            expect(card(page, "planner").locator(".mark").first).to_have_text("connected")
             expect(page.get_by_role("heading", name="No agents yet")).to_be_hidden()
             expect(page.locator("#count")).to_have_text("1 of 1 shown")
         expect(page.get_by_role("heading", name="No agents yet")).to_be_visible()
@@ -178,10 +177,10 @@ def test_b7_the_wait_counts_down_by_itself_and_the_violations_are_forgotten(visi
         page = visitors.come(hub, VIEWER, time=STILL)
         ping(planner, 5)
         waits = card(page, "planner").locator(".backoff")
-        expect(waits).to_have_text("asked to retry in 5 s")
+        expect(waits).to_have_text("retry in 5 s")
         expect(card(page, "planner").get_by_text("rate limited")).to_be_visible()
         pass_time(page, 2000)
-        expect(waits).to_have_text("asked to retry in 3 s")
+        expect(waits).to_have_text("retry in 3 s")
         pass_time(page, 3000)
         expect(waits).to_be_hidden()
         hub.clock.advance(60)
@@ -237,15 +236,15 @@ def test_b7_agent_names_are_shown_as_text(visitors: Visitors) -> None:
         direction = "node => getComputedStyle(node).direction"
         assert card(page, BACKWARDS).locator("bdi").evaluate(direction) == "rtl"
         assert card(page, BACKWARDS).evaluate(direction) == "ltr"
-        dialog(page, HOSTILE)
+        agent_page(page, HOSTILE)
         assert page.locator("img").count() == 1
-        press(page, "Escape")
-        shown = dialog(page, AWKWARD)
+        page.go_back()
+        shown = agent_page(page, AWKWARD)
         shown.get_by_label("Limit", exact=True).fill("7/minute")
         shown.get_by_role("button", name="Set override").click()
-        expect(shown.get_by_role("status")).to_contain_text("7/minute")
+        expect(shown.locator("#override-done")).to_contain_text("7/minute")
         for button in ("Reset violations", "Exempt from limits", "Hold to limits again", "Remove override"):
             shown.get_by_role("button", name=button).click()
-            expect(shown.get_by_role("status")).not_to_be_empty()
+            expect(shown.get_by_role("status").filter(visible=True)).not_to_be_empty()
         wait_for(lambda: not hub.hub.gate.effective.overrides, "the override to be removed")
         assert not hub.hub.gate.is_rate_limited(AWKWARD)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import GONE, STILL, Visitors, card, names, pass_time
+from tests.support.browser import GONE, STILL, Visitors, agent_page, card, names, pass_time
 from tests.support.hub import identified
 from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
@@ -68,12 +68,13 @@ def test_b7_the_link_that_is_printed_opens_it_signed_in(visitors: Visitors, tmp_
         where, _, token = link(hub).partition("#token=")
         assert where == f"http://{hub}/dashboard"
         page = visitors.come(hub, token)
-        expect(page.get_by_role("button", name="Change the limits of planner")).to_be_visible()
+        expect(card(page, "planner")).to_be_visible()
         expect(page).to_have_url(where)
         page.reload()
-        expect(page.get_by_role("button", name="Change the limits of planner")).to_be_visible()
+        expect(card(page, "planner")).to_be_visible()
         page.goto(f"http://{hub}/")  # leads there
-        expect(page.get_by_role("button", name="Change the limits of planner")).to_be_visible()
+        expect(agent_page(page, "planner").get_by_role("button", name="Block")).to_be_visible()
+        page.go_back()
         expect(page).to_have_url(where)
 
 
@@ -137,13 +138,14 @@ def test_b7_it_keeps_up_with_a_hub_under_load(visitors: Visitors, tmp_path: Path
             expect(page.locator("#agents > li")).to_have_count(40)
             wait_for(lambda: checks(page) > 2000 and figure(page, "rate") > 0, "two thousand checks")
             expect(card(page, "agent-39").get_by_text("rate limited")).to_be_visible()
-            page.get_by_role("button", name="Change the limits of agent-39").click()
-            page.get_by_label("Limit", exact=True).fill("unlimited")
-            page.get_by_role("button", name="Set override").click()
-            expect(card(page, "agent-39").get_by_text("override")).to_be_visible()
-            page.get_by_role("button", name="Reset violations").click()
+            shown = agent_page(page, "agent-39")
+            shown.get_by_label("Limit", exact=True).fill("unlimited")
+            shown.get_by_role("button", name="Set override").click()
+            expect(shown.locator("#agent-state").get_by_text("override")).to_be_visible()
+            shown.get_by_role("button", name="Reset violations").click()
+            expect(shown.locator("#agent-state").get_by_text("rate limited")).to_be_hidden()
+            page.get_by_role("link", name="All agents").click()
             expect(card(page, "agent-39").get_by_text("rate limited")).to_be_hidden()
-            page.get_by_role("button", name="Close").click()
             before = figure(page, "violations")
             wait_for(lambda: figure(page, "violations") > before, "more violations")
         summary = http.get("/api/dashboard/state").json()["summary"]

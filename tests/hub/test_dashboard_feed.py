@@ -11,6 +11,7 @@ import pytest
 from websockets.sync.client import ClientConnection
 
 from headgate import Policy
+from headgate.gate.changes import exemption
 from headgate.hub.dashboard import feed as module
 from headgate.hub.dashboard.feed import MAX_CARDS, MAX_PUBLIC, MAX_QUEUED
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
@@ -138,6 +139,14 @@ def test_b7_it_updates_by_itself_each_second() -> None:
             while "summary" not in told:  # the ping took longer than a second
                 told = board.hear()
             assert told["summary"]["checks"] == number
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_b7_the_first_dashboard_gets_updates_though_many_cards_take_several_turns() -> None:
+    with running() as hub:
+        hub.run(hub.hub.gate.achange([exemption(f"agent-{number}", True) for number in range(3 * module._BATCH)]))
+        with dashboard(hub) as board:
+            assert board.hear()["type"] == "update"
 
 
 def test_a_countdown_is_not_sent_again() -> None:

@@ -116,9 +116,14 @@ def card(page: Page, agent: str) -> Locator:
     return page.locator("#agents > li").filter(has=page.get_by_role("heading", name=agent, exact=True))
 
 
+def row(page: Page, agent: str) -> Locator:
+    """The row of an agent in the table, if it is drawn."""
+    return page.locator("#rows > .tr").filter(has=page.get_by_role("link", name=agent, exact=True))
+
+
 def names(page: Page) -> list[str]:
-    """The agents whose cards are shown, in their order."""
-    return page.locator("#agents .name").all_text_contents()
+    """The agents whose cards are shown, or whose rows are drawn, in their order."""
+    return page.locator("#list > :not([hidden]) .name").all_text_contents()
 
 
 def press(page: Page, *keys: str) -> None:
@@ -126,9 +131,15 @@ def press(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-def dialog(page: Page, agent: str) -> Any:
-    """The dialog for an agent, opened by a click."""
-    page.get_by_role("button", name=f"Change the limits of {agent}", exact=True).click()
-    found = page.get_by_role("dialog")
-    expect(found.get_by_role("heading", level=2)).to_have_text(f"Limits of {agent}")
+def agent_page(page: Page, agent: str) -> Locator:
+    """The page of an agent, opened by a click in the list, once the hub has answered what it shows."""
+    page.locator("#list").get_by_role("link", name=agent, exact=True).click()
+    return shown_page(page, agent)
+
+
+def shown_page(page: Page, agent: str) -> Locator:
+    """The page of an agent that was opened somehow."""
+    found = page.locator("#agent-page")
+    expect(found.get_by_role("heading", level=2)).to_have_text(agent)
+    expect(found.locator("#agent-detail")).to_be_visible()
     return found

@@ -279,13 +279,14 @@ class DashboardFeed:
         async with self._updating:
             if not self._running:
                 await self._update()
-                self._running = True
-                self._background.spawn(self._run())
             frames = await self._snapshot(holder)
             if socket not in self._identified:  # another has taken its place meanwhile
                 return
             socket.hold()  # updates are queued until the snapshot is sent
             self._viewers.add(socket)
+            if not self._running:  # only now: it ends when nobody watches
+                self._running = True
+                self._background.spawn(self._run())
         for frame in frames:
             await socket.send(frame)
         socket.release()

@@ -1,22 +1,15 @@
 // Alerts: the list, and one notice for each new alert.
 
-import { fromTemplate, setAttribute, byId, setText, setVisible } from "./dom.js";
-import { store, stored } from "./storage.js";
+import { byId, figures, fromTemplate, placeChildren, plural, setAttribute, setText, setVisible, timeText } from "./dom.js";
+import { notify, toast } from "./toasts.js";
+import { agentLink } from "./view.js";
 
-const MOST_TOASTS = 3;
+const FEW = 3; // alerts that fit without a list of their own
+const ALL = 1000; // that are asked for
+const REST = 2000; // ms between two questions for all
 
-/** Show a notice in a corner, until it is dismissed or displaced by newer ones. */
-export function toast(text) {
-  const node = fromTemplate("toast-template");
-  setText(node.querySelector("p"), text);
-  node.querySelector("button").addEventListener("click", () => node.remove());
-  const toasts = byId("toasts");
-  toasts.append(node);
-  while (toasts.children.length > MOST_TOASTS) toasts.firstElementChild.remove();
-  return node;
-}
-
-const time = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
+/** An alert that is raised again is announced again. */
+const key = ({ alert_id, times }) => `${alert_id} ${times}`;
 
 function describe(alert) {
   const minutes = alert.within / 60;
@@ -24,93 +17,122 @@ function describe(alert) {
   return `${alert.violations} violations within ${within}${alert.times > 1 ? `, ${alert.times} times over` : ""}`;
 }
 
-/** `choose` is called with the name of the agent whose alert is clicked. */
+/** What was denied, and from where. */
+function denied({ actions, address }) {
+  const named = actions.map(({ channel, action }) => `${channel} ${action}`.trim()).join(", ");
+  return named && address ? `${named} from ${address}` : named || address;
+}
+
+/** `api` asks the hub for all alerts, which a frame may not have. */
 export class Alerts {
-  #choose;
+  #api;
   #seen = null; // known alerts; null before the first snapshot
   #toasts = new Map(); // by alert
-  #drawn = "";
+  #rows = new Map(); // by alert
+  #recent = [];
+  #all = null; // as the hub has answered, while all are shown
+  #asked = 0;
+  #open = 0; // their number
 
-  constructor(choose) {
-    this.#choose = choose;
-    byId("notify").addEventListener("click", () => this.#toggle());
-    this.#drawButton();
+  constructor(api) {
+    this.#api = api;
+    byId("all-alerts").addEventListener("click", () => {
+      this.#expand(byId("alerts-panel").dataset.all !== "true");
+      this.draw(this.#open);
+    });
   }
 
   /** The alerts of a frame, open and resolved, newest first. */
   update(alerts) {
     const fresh = this.#seen ? alerts.filter((alert) => !alert.resolved_at && !this.#seen.has(key(alert))) : [];
     this.#seen = new Set(alerts.map(key));
+    this.#recent = alerts;
     for (const alert of fresh.reverse()) this.#announce(alert);
-    for (const alert of alerts) if (alert.resolved_at) this.#toasts.get(alert.alert_id)?.remove();
-    const open = alerts.filter((alert) => !alert.resolved_at).length;
-    document.title = open ? `(${open}) headgate` : "headgate";
-    this.#draw(alerts);
+    for (const alert of alerts) {
+      if (!alert.resolved_at) continue;
+      this.#toasts.get(alert.alert_id)?.remove();
+      this.#toasts.delete(alert.alert_id);
+    }
   }
 
   /** Forget everything: another user may sign in next. */
   clear() {
-    this.#seen = null;
+    [this.#seen, this.#recent] = [null, []];
+    this.#expand(false);
     this.#toasts.clear();
     byId("toasts").replaceChildren();
-    document.title = "headgate";
   }
 
-  #draw(alerts) {
-    const text = JSON.stringify(alerts);
-    if (text === this.#drawn) return;
-    this.#drawn = text;
-    setVisible(byId("no-alerts"), !alerts.length);
-    byId("alerts").replaceChildren(...alerts.map((alert) => this.#row(alert)));
+  /** `open` is the number of open alerts. */
+  draw(open) {
+    this.#open = open;
+    const shown = this.#merged();
+    setText(byId("alerts-open"), open ? `${figures.format(open)} open` : "");
+    setVisible(byId("no-alerts"), !shown.length);
+    const there = shown.filter((alert) => !alert.resolved_at).length;
+    setAttribute(byId("alerts-panel"), "data-open", there > 0);
+    const expanded = byId("alerts-panel").dataset.all === "true";
+    setVisible(byId("all-alerts"), expanded || shown.length > FEW || open > there);
+    setText(byId("all-alerts"), expanded ? "Show fewer" : `Show all${open > FEW ? ` ${figures.format(open)} open` : ""}`);
+    const rows = new Map(shown.map((alert) => [alert.alert_id, this.#rows.get(alert.alert_id) ?? newRow(alert)]));
+    this.#rows = rows;
+    for (const alert of shown) drawRow(rows.get(alert.alert_id), alert);
+    placeChildren(byId("alerts"), [...rows.values()]);
+    if (expanded && Math.abs(Date.now() - this.#asked) > REST) this.#ask();
   }
 
-  #row(alert) {
-    const node = fromTemplate("alert-template");
-    setAttribute(node, "data-open", !alert.resolved_at);
-    setText(node.querySelector(".badge"), alert.resolved_at ? "resolved" : "open");
-    setText(node.querySelector("bdi"), alert.agent_id);
-    setText(node.querySelector(".what"), describe(alert));
-    node.querySelector("button").addEventListener("click", () => this.#choose(alert.agent_id));
-    const when = node.querySelector("time");
-    when.dateTime = new Date(alert.raised_at * 1000).toISOString();
-    setText(when, time(alert.raised_at) + (alert.resolved_at ? `, resolved ${time(alert.resolved_at)}` : ""));
-    return node;
+  /** Those of the frames, and where all are wanted, those that the hub has answered; open ones first. */
+  #merged() {
+    const found = new Map((this.#all ?? []).map((alert) => [alert.alert_id, alert]));
+    for (const alert of this.#recent) found.set(alert.alert_id, alert);
+    const alerts = [...found.values()];
+    const rank = (alert) => (alert.resolved_at ? 1 : 0);
+    return alerts.sort((one, other) => rank(one) - rank(other) || other.raised_at - one.raised_at);
+  }
+
+  #expand(wanted) {
+    setAttribute(byId("alerts-panel"), "data-all", wanted);
+    setAttribute(byId("all-alerts"), "aria-expanded", wanted);
+    if (wanted) this.#ask();
+    else this.#all = null;
+  }
+
+  async #ask() {
+    if (!this.#api.signedIn) return;
+    this.#asked = Date.now();
+    try {
+      const { alerts } = await this.#api.fetch("GET", `alerts?limit=${ALL}`);
+      if (byId("alerts-panel").dataset.all === "true") this.#all = alerts;
+      setText(byId("alerts-error"), "");
+      this.draw(this.#open);
+    } catch (error) {
+      setText(byId("alerts-error"), error.message);
+    }
   }
 
   #announce(alert) {
     const text = `${alert.agent_id}: ${describe(alert)}`;
     this.#toasts.get(alert.alert_id)?.remove();
-    this.#toasts.set(alert.alert_id, toast(text));
-    if (!this.#wanted()) return;
-    try {
-      new Notification("headgate: many violations", { body: text, tag: alert.alert_id, renotify: true });
-    } catch {
-      // some phones allow only service workers to notify; the page shows a notice anyway
-    }
-  }
-
-  // Notifications of the browser: requested by a click only ----------------------------------------------------------
-
-  #wanted() {
-    return "Notification" in window && Notification.permission === "granted" && stored("notify") === "on";
-  }
-
-  async #toggle() {
-    if (this.#wanted()) {
-      store("notify", "off");
-    } else if ((await Notification.requestPermission()) === "granted") {
-      store("notify", "on");
-    } else {
-      toast("The browser's settings for this site block notifications.");
-    }
-    this.#drawButton();
-  }
-
-  #drawButton() {
-    setVisible(byId("notify"), "Notification" in window && window.isSecureContext);
-    setAttribute(byId("notify"), "aria-pressed", this.#wanted());
+    this.#toasts.set(alert.alert_id, toast(text, alert.agent_id));
+    notify(text, alert.alert_id);
   }
 }
 
-/** An alert that is raised again is announced again. */
-const key = ({ alert_id, times }) => `${alert_id} ${times}`;
+function newRow(alert) {
+  const node = fromTemplate("alert-template");
+  setText(node.querySelector("bdi"), alert.agent_id);
+  setAttribute(node.querySelector("a"), "href", agentLink(alert.agent_id));
+  node.querySelector("time").dateTime = new Date(alert.raised_at * 1000).toISOString();
+  return node;
+}
+
+function drawRow(node, alert) {
+  const open = !alert.resolved_at;
+  setAttribute(node, "data-open", open);
+  setText(node.querySelector(".mark"), open ? "open" : "resolved");
+  setText(node.querySelector("b"), plural(alert.total, "violation"));
+  node.querySelector("b").title = describe(alert);
+  setText(node.querySelector(".what"), denied(alert));
+  const since = timeText(alert.raised_at);
+  setText(node.querySelector("time"), open ? `since ${since}` : `${since} to ${timeText(alert.resolved_at)}`);
+}

@@ -1,159 +1,223 @@
-// The admin's changes to an agent: the dialog, and the requests to the admin API.
+// What an admin changes on the page of an agent. Errors stand beside their field; dangerous actions ask once, in place.
 
-import { element, setAttribute, byId, setText, setVisible, hubUrl } from "./dom.js";
+import { byId, plural, setAttribute, setText, setVisible } from "./dom.js";
 
-/** `token` returns the admin's token, `agent` the card of an agent. */
+const SESSION = "session"; // beside the tiers
+
+/** `page` shows the agent. */
 export class Changes {
-  #token;
-  #agent;
-  #name = "";
+  #api;
+  #page;
   #request = 0;
+  #confirmed = null; // what is done once it is confirmed
+  #asked = null; // the button that has asked
 
-  constructor({ token, agent }) {
-    this.#token = token;
-    this.#agent = agent;
-    byId("change-close").addEventListener("click", () => byId("change").close());
-    byId("override-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#override();
+  constructor(api, page) {
+    [this.#api, this.#page] = [api, page];
+    this.#onClick("unblock", () => this.#send("DELETE", "agents/NAME/block", "It is unblocked."));
+    this.#onClick("toggle-exempt", () => this.#exempt());
+    this.#onClick("reset-violations", () => this.#send("DELETE", "violations/NAME", "Its violations are reset."));
+    this.#onClick("remove-override", () => this.#send("DELETE", "rate-limits/NAME", "Its override is removed."), "override");
+    this.#onAsk("block", () => this.#open("block-form", "block-reason"));
+    this.#onAsk("disconnect", () => this.#askToDisconnect());
+    this.#onAsk("revoke", () => this.#askToRevoke());
+    this.#onSubmit("confirm", () => this.#try("change", this.#confirmed));
+    this.#onSubmit("block-form", () => this.#block());
+    this.#onSubmit("override-form", () => this.#override());
+    for (const id of ["confirm-cancel", "block-cancel"]) byId(id).addEventListener("click", () => this.cancel());
+    byId("actions-panel").addEventListener("keydown", ({ key }) => key === "Escape" && this.cancel());
+    byId("block-ends").addEventListener("change", ({ target }) => {
+      setVisible(byId("block-at"), target.value === "at");
+      if (target.value === "at") byId("block-until").focus();
     });
-    const escaped = () => encodeURIComponent(this.#name);
-    this.#act("remove-override", "Its override is removed.", () => this.#fetch("DELETE", `rate-limits/${escaped()}`));
-    this.#act("reset-violations", "Its violations are reset.", () => this.#fetch("DELETE", `violations/${escaped()}`));
-    this.#act("toggle-exempt", "", () => this.#exempt(escaped()));
+    byId("override-tier").addEventListener("change", ({ target }) => {
+      byId("override-channel").disabled = target.value === SESSION;
+    });
   }
 
-  /** Show the dialog for an agent. */
-  async open(name) {
-    this.#name = name;
-    setText(byId("change-agent"), name);
-    for (const id of ["change-error", "change-done"]) setText(byId(id), "");
+  #onClick(id, work, place = "change") {
+    byId(id).addEventListener("click", () => {
+      this.#close();
+      this.#try(place, work);
+    });
+  }
+
+  #onAsk(id, ask) {
+    byId(id).addEventListener("click", () => {
+      this.#close();
+      this.#clear();
+      this.#asked = byId(id);
+      setAttribute(byId(id), "aria-expanded", true);
+      ask();
+    });
+  }
+
+  #onSubmit(id, work) {
+    byId(id).addEventListener("submit", (event) => {
+      event.preventDefault();
+      work();
+    });
+  }
+
+  /** Another agent is shown, or none. */
+  reset() {
+    this.#request++;
+    this.#close();
+    this.#clear();
     byId("override-form").reset();
-    this.#chooseTier(this.#agent(name)?.usage?.tier);
-    this.draw();
-    byId("change").showModal();
-    await this.#try("", () => {});
+    byId("override-channel").disabled = false;
+    offer(byId("override-tier"), []);
   }
 
-  close() {
-    byId("change").close();
+  /** Draw what can be done. */
+  draw(admin) {
+    const { agent } = this.#page;
+    for (const id of ["actions-panel", "override-form"]) setVisible(byId(id), admin);
+    if (!admin || !("connected" in agent)) return;
+    const held = document.activeElement;
+    setVisible(byId("block"), !agent.blocked);
+    setVisible(byId("unblock"), Boolean(agent.blocked));
+    setVisible(byId("revoke"), Boolean(agent.registered && !agent.revoked));
+    setVisible(byId("remove-override"), Boolean(agent.override || agent.session_override));
+    setText(byId("toggle-exempt"), agent.exempt ? "Hold to limits again" : "Exempt from limits");
+    if (held.hidden) (held.closest("form")?.querySelector("input") ?? byId("agent-title")).focus();
+    this.#offerLimits(agent);
   }
 
-  /** Update the actions after a change of the card. */
-  draw() {
-    const agent = this.#agent(this.#name);
-    const remove = byId("remove-override");
-    if (!agent?.override && document.activeElement === remove) byId("override-limit").focus();
-    setVisible(remove, Boolean(agent?.override));
-    const title = agent?.exempt ? "It is exempt: none of these applies" : "Limits in effect; its own are marked";
-    setText(byId("limits-title"), title);
-    setText(byId("toggle-exempt"), agent?.exempt ? "Hold to limits again" : "Exempt from limits");
+  #offerLimits({ buckets, usage }) {
+    if (!buckets) return;
+    const [tiers, channels] = ["tier", "channel"].map((part) => [...new Set(buckets.map((bucket) => bucket[part]))]);
+    const first = !byId("override-tier").options.length;
+    offer(byId("override-tier"), [...tiers, SESSION], new Map([[SESSION, "each session"]]));
+    offer(byId("override-channel"), ["", ...channels], new Map([["", "every channel"]]));
+    if (first && usage) byId("override-tier").value = usage.tier; // of the bucket nearest to its limit
   }
 
-  /** Choose a tier in the form, also one of the policy's own before the hub has listed them. */
-  #chooseTier(tier) {
-    if (!tier) return;
-    const choice = byId("override-tier");
-    const known = [...choice.options].map((option) => option.value);
-    if (!known.includes(tier)) offer(choice, [...known, tier]);
-    choice.value = tier;
+  // Asking once -------------------------------------------------------------------------------------------------------
+
+  #open(id, focus) {
+    setVisible(byId(id), true);
+    byId(focus).focus();
   }
 
-  #act(id, done, work) {
-    byId(id).addEventListener("click", () => this.#try(done, work));
+  #ask(text, verb, work) {
+    this.#confirmed = work;
+    setText(byId("confirm-text"), text);
+    setText(byId("confirm-yes"), verb);
+    this.#open("confirm", "confirm-yes");
+  }
+
+  #askToDisconnect() {
+    this.#ask("Close its connections? It may connect again.", "Disconnect", async () => {
+      const { connections } = await this.#fetch("POST", "agents/NAME/disconnect");
+      return `${plural(connections, "connection")} closed.`;
+    });
+  }
+
+  #askToRevoke() {
+    const text = "Revoke its token? It can't connect any more until you give it a new one.";
+    this.#ask(text, "Revoke token", () => this.#send("DELETE", "agents/NAME/token", "Its token is revoked."));
+  }
+
+  cancel() {
+    const asked = this.#asked;
+    this.#close();
+    this.#clear();
+    asked?.focus();
+  }
+
+  #close() {
+    for (const id of ["confirm", "block-form"]) setVisible(byId(id), false);
+    for (const id of ["block", "disconnect", "revoke"]) setAttribute(byId(id), "aria-expanded", false);
+    byId("block-form").reset();
+    setVisible(byId("block-at"), false);
+    this.#asked = this.#confirmed = null;
+  }
+
+  // Changes -----------------------------------------------------------------------------------------------------------
+
+  async #block() {
+    const [ends, reason] = [byId("block-ends").value, byId("block-reason").value.trim()];
+    const at = new Date(byId("block-until").value).getTime() / 1000;
+    this.#clear();
+    if (ends === "at" && !(at > Date.now() / 1000)) return this.#show("block-ends", "Choose a time in the future.");
+    const until = ends === "at" ? at : ends ? Math.round(Date.now() / 1000) + Number(ends) : null;
+    const disconnect = byId("block-disconnect").checked;
+    await this.#try("block", async () => {
+      await this.#fetch("PUT", "agents/NAME/block", { until, reason });
+      if (disconnect) await this.#fetch("POST", "agents/NAME/disconnect");
+      return disconnect ? "It is blocked and disconnected." : "It is blocked.";
+    });
   }
 
   async #override() {
     const [tier, channel, limit] = ["tier", "channel", "limit"].map((part) => byId(`override-${part}`).value.trim());
-    const limits = { [tier]: limit };
-    const body = channel ? { [channel]: limits } : limits;
-    const set = () => this.#fetch("PUT", `rate-limits/${encodeURIComponent(this.#name)}`, body);
-    await this.#try(`It now has its own limit: ${channel || "every channel"}, ${tier}, ${limit}.`, set);
-  }
-
-  async #exempt(name) {
-    if (this.#agent(this.#name)?.exempt) {
-      await this.#fetch("DELETE", `rate-limits/whitelist/${name}`);
-      return "It is held to its limits again.";
-    }
-    await this.#fetch("POST", "rate-limits/whitelist", { agent_id: this.#name });
-    return "It is exempt: everything passes.";
-  }
-
-  /** Do something, and show its result and the limits in effect, unless another action was started since. */
-  async #try(done, work) {
-    const request = ++this.#request;
-    for (const id of ["change-error", "change-done"]) setText(byId(id), "");
-    try {
-      const result = await work();
-      const limits = await this.#fetch("GET", "rate-limits");
-      if (request !== this.#request) return;
-      this.#tabulate(limits);
-      setText(byId("change-done"), typeof result === "string" ? result : done);
-    } catch (error) {
-      if (request === this.#request) setText(byId("change-error"), error.message);
-    }
-  }
-
-  #tabulate({ defaults, overrides }) {
-    const channels = Object.keys(defaults);
-    const tiers = Object.keys(defaults[channels[0]]);
-    const own = overrides[this.#name] ?? {};
-    const heads = ["Tier", ...channels].map((text) => element("th", text));
-    for (const head of heads) head.scope = "col";
-    byId("limits-head").replaceChildren(...heads);
-    const rows = tiers.map((tier) => {
-      const row = element("tr");
-      const head = element("th", tier);
-      head.scope = "row";
-      row.append(head, ...channels.map((channel) => cell(limitOf(own[channel], tier), defaults[channel][tier])));
-      return row;
+    const below = tier === SESSION ? "" : channel;
+    const body = below ? { [below]: { [tier]: limit } } : { [tier]: limit };
+    const where = tier === SESSION ? "each session" : `${channel || "every channel"}, ${tier}`;
+    await this.#try("override", () => {
+      return this.#send("PUT", "rate-limits/NAME", `It now has its own limit: ${where}, ${limit}.`, body);
     });
-    byId("limits-rows").replaceChildren(...rows);
-    offer(byId("override-tier"), tiers);
-    offer(byId("override-channel"), ["", ...channels], "every channel");
   }
 
-  async #fetch(method, path, body) {
-    let answer;
-    try {
-      answer = await fetch(hubUrl(`api/admin/${path}`), {
-        method,
-        headers: { Authorization: `Bearer ${this.#token()}` },
-        body: body && JSON.stringify(body),
-        credentials: "omit",
-        redirect: "error",
-      });
-    } catch {
-      throw new Error("The hub can't be reached. Try again when the dashboard is live.");
+  async #exempt() {
+    if (this.#page.agent.exempt) {
+      return this.#send("DELETE", "rate-limits/whitelist/NAME", "It is held to its limits again.");
     }
-    const found = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(found.detail ?? `expected an answer from the hub, got status ${answer.status}`);
-    return found;
+    const body = { agent_id: this.#page.name };
+    return this.#send("POST", "rate-limits/whitelist", "It is exempt: everything passes.", body);
   }
+
+  async #send(method, path, done, body) {
+    await this.#fetch(method, path, body);
+    return done;
+  }
+
+  #fetch(method, path, body) {
+    return this.#api.fetch(method, path.replace("NAME", () => encodeURIComponent(this.#page.name)), body);
+  }
+
+  /** Do something, and show beside its place what came of it, unless something else was begun since. */
+  async #try(place, work) {
+    const request = ++this.#request;
+    this.#clear();
+    try {
+      const done = await work();
+      if (request !== this.#request) return;
+      this.#close();
+      setText(byId(place === "override" ? "override-done" : "change-done"), done);
+      await this.#page.refresh();
+    } catch (error) {
+      if (request === this.#request) this.#show(fieldOf(place, error), error.message);
+    }
+  }
+
+  #show(place, text) {
+    setText(byId(`${place}-error`), text);
+    const field = byId({ override: "override-limit" }[place] ?? place);
+    if (field?.matches("input, select")) {
+      setAttribute(field, "aria-invalid", true);
+      field.focus();
+    }
+  }
+
+  #clear() {
+    for (const node of byId("agent-page").querySelectorAll(".error, .done")) setText(node, "");
+    for (const node of byId("agent-page").querySelectorAll("[aria-invalid]")) node.removeAttribute("aria-invalid");
+  }
+}
+
+/** Where an error belongs: to a field of the block, or to the form. */
+function fieldOf(place, { status, message }) {
+  if (place !== "block" || status !== 400) return place;
+  return /\breason\b/.test(message) ? "block-reason" : "block-ends";
 }
 
 /** Offer these values, and keep the choice if it is among them. */
-function offer(choice, values, nameOfEmpty = "") {
+function offer(choice, values, names = new Map()) {
   const offered = [...choice.options].map((option) => option.value);
   if (offered.length === values.length && values.every((value, place) => value === offered[place])) return;
   const chosen = choice.value;
-  choice.replaceChildren(...values.map((value) => new Option(value || nameOfEmpty, value)));
+  choice.replaceChildren(...values.map((value) => new Option(names.get(value) ?? value, value)));
   if (values.includes(chosen)) choice.value = chosen;
-}
-
-/** The limit of a tier, if there is one. A tier may have the name of a property of every object. */
-function limitOf(limits, tier) {
-  return limits && Object.hasOwn(limits, tier) ? limits[tier] : undefined;
-}
-
-function cell(own, ordinary) {
-  const node = element("td", own ?? ordinary);
-  if (own) {
-    const badge = element("span", "own");
-    badge.className = "badge own";
-    node.append(" ", badge);
-  }
-  setAttribute(node, "data-own", Boolean(own));
-  return node;
 }

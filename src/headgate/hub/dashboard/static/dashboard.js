@@ -1,25 +1,35 @@
 // The dashboard: frames of the hub, signing in, and the view that the user has chosen.
 
+import { AgentPage } from "./agent_page.js";
+import { Agents } from "./agents.js";
 import { Alerts } from "./alerts.js";
-import { Cards } from "./cards.js";
+import { HubApi } from "./api.js";
 import { Changes } from "./changes.js";
-import { Timeline } from "./charts.js";
-import { element, figures, setAttribute, byId, setText, setVisible, hubUrl } from "./dom.js";
-import { store, stored } from "./storage.js";
+import { setAttribute, byId, setText, setVisible, hubUrl } from "./dom.js";
+import { AgentList } from "./list.js";
 import { Live } from "./live.js";
+import { store, stored } from "./storage.js";
+import { drawSummary, startOverview } from "./summary.js";
+import { startTheme } from "./theme.js";
+import { Timeline } from "./timeline.js";
+import { refreshTip } from "./tip.js";
+import { startNotifications } from "./toasts.js";
+import { agentLink, listLink, readView } from "./view.js";
 
-const STORES = { memory: "in memory", ok: "connected", away: "away", lost: "lost" };
-
-const view = { search: "", show: "all", sort: "usage" };
+let view = readView("");
 let token = "";
 let typed = false; // rather than from a link or the browser's storage
 let lastFrame = 0; // when it came
 let summary = null;
+let left = 0; // where the page with the list was scrolled to when it was left
 
-const changes = new Changes({ token: () => token, agent: (name) => cards.agent(name) });
-const cards = new Cards((name) => changes.open(name));
+const api = new HubApi(() => token);
+const agents = new Agents();
+const list = new AgentList(agents, choose);
+const page = new AgentPage(agents, api, () => summary && view.agent && draw());
+const changes = new Changes(api, page);
 const timeline = new Timeline();
-const alerts = new Alerts(choose);
+const alerts = new Alerts(api);
 const live = new Live({ onFrame, onState, onRefused });
 
 // Frames of the hub ---------------------------------------------------------------------------------------------------
@@ -27,19 +37,22 @@ const live = new Live({ onFrame, onState, onRefused });
 function onFrame(frame) {
   lastFrame = Date.now();
   if (frame.type === "snapshot") {
+    const asked = !byId("sign-in").hidden;
     setVisible(byId("board"), true);
-    if (!byId("sign-in").hidden) byId("content").focus(); // where the form was
     setVisible(byId("sign-in"), false);
+    if (asked) byId("content").focus(); // where the form was
     setVisible(byId("sign-out"), Boolean(token));
     setVisible(byId("sign-in-instead"), !token);
+    setText(byId("who"), frame.name && `${frame.name}${frame.admin ? "" : ", viewer"}`);
     timeline.load(frame);
-    cards.load(frame);
+    agents.load(frame);
   } else {
     timeline.update(frame);
-    cards.update(frame);
+    agents.update(frame);
   }
   if (frame.summary) summary = frame.summary;
   if (frame.alerts) alerts.update(frame.alerts); // at once: notifications are for hidden pages
+  drawTitle();
   scheduleDraw();
 }
 
@@ -49,46 +62,28 @@ let drawing = 0;
 function scheduleDraw() {
   drawing ||= requestAnimationFrame(() => {
     drawing = 0;
-    if (!summary) return;
-    drawSummary();
+    if (summary) draw();
+  });
+}
+
+function draw() {
+  if (view.agent) {
+    page.draw();
+    changes.draw(agents.admin);
+  } else {
+    drawSummary(summary);
     timeline.draw();
-    cards.draw();
-    if (byId("change").open) changes.draw();
-  });
+    alerts.draw(summary.open_alerts);
+    list.draw();
+  }
+  refreshTip();
 }
 
-function drawSummary() {
-  setText(byId("violations"), figures.format(summary.violations_last_hour));
-  setText(byId("rate"), figures.format(summary.checks_per_second));
-  setText(byId("denied-share"), `${figures.format(summary.denied_share * 100)} %`);
-  setText(byId("exempt"), figures.format(summary.exempt));
-  setText(byId("store"), STORES[summary.store]);
-  setAttribute(byId("store"), "data-store", summary.store);
-  setText(byId("problems"), summary.problems.join("; "));
-  setVisible(byId("problems"), summary.problems.length > 0);
-  const [checks, denied] = [summary.checks, summary.denied].map(figures.format);
-  setText(byId("totals"), `${checks} checks since the hub started, ${denied} denied`);
-  const worst = summary.worst_offenders;
-  setVisible(byId("no-offenders"), !worst.length);
-  const list = byId("offenders");
-  while (list.children.length > worst.length) list.lastElementChild.remove();
-  worst.forEach(({ agent_id: name, violations }, at) => {
-    const row = list.children[at] ?? list.appendChild(offender());
-    setText(row.querySelector("bdi"), name);
-    setText(row.querySelector("b"), figures.format(violations));
-  });
+function drawTitle() {
+  const open = summary?.open_alerts ? `(${summary.open_alerts}) ` : "";
+  const title = `${open}${view.agent ? `${view.agent} - ` : ""}headgate`;
+  if (document.title !== title) document.title = title;
 }
-
-function offender() {
-  const [row, button, name, count] = ["li", "button", "bdi", "b"].map((kind) => element(kind));
-  [button.type, button.className, name.dir] = ["button", "link", "auto"];
-  button.append(name);
-  button.addEventListener("click", () => choose(name.textContent));
-  row.append(button, count);
-  return row;
-}
-
-// The connection's state ----------------------------------------------------------------------------------------------
 
 function onState(state, reason) {
   const since = lastFrame ? `, last heard ${new Date(lastFrame).toLocaleTimeString("en-GB")}` : "";
@@ -108,9 +103,11 @@ function signIn(given, byHand = false) {
 /** The hub refuses the token. */
 function onRefused({ error, detail, retry_after_ms: wait }) {
   store("token", "", "sessionStorage");
-  changes.close();
   alerts.clear();
+  list.reset();
+  page.open(view.agent);
   [summary, lastFrame] = [null, 0];
+  drawTitle();
   let text = token ? `The hub says: ${detail}.` : "";
   if (error === "rate_limited") text = `The hub says: ${detail}; try again in ${Math.ceil(wait / 1000)} s.`;
   else if (token && !typed) text += " A link is valid until its hub stops, also in a tab that was opened by it.";
@@ -121,6 +118,7 @@ function onRefused({ error, detail, retry_after_ms: wait }) {
 function askForToken(error) {
   setAttribute(byId("state"), "data-state", "out");
   setText(byId("state"), "Signed out");
+  setText(byId("who"), "");
   setVisible(byId("board"), false);
   setVisible(byId("sign-in"), true);
   setVisible(byId("sign-out"), false);
@@ -146,100 +144,88 @@ byId("sign-in-instead").addEventListener("click", () => {
 
 // The view ------------------------------------------------------------------------------------------------------------
 
-/** Show one agent alone. */
-function choose(name) {
-  Object.assign(view, { search: `"${name}"`, show: "all" });
+/** Change the view of the list. */
+function choose(parts) {
+  Object.assign(view, parts);
   applyView();
-  byId("agents-section").scrollIntoView({ block: "start" });
 }
 
-/** Apply the view, and write it to the fragment of the address, which no server sees. */
+/** Show the view, and write it to the address. */
 function applyView() {
-  byId("search").value = view.search;
-  byId("sort").value = view.sort;
-  for (const input of byId("filters").elements) if (input.name) input.checked = input.value === view.show;
-  const wanted = new URLSearchParams();
-  if (view.search) wanted.set("search", view.search);
-  if (view.show !== "all") wanted.set("show", view.show);
-  if (view.sort !== "usage") wanted.set("sort", view.sort);
-  const hash = wanted.size ? `#${wanted}` : "";
+  const hash = view.agent ? agentLink(view.agent) : listLink(view);
   if (hash !== location.hash) history.replaceState(null, "", location.pathname + location.search + hash);
-  cards.show(view);
+  setVisible(byId("fleet"), !view.agent);
+  setVisible(byId("agent-page"), Boolean(view.agent));
+  if (!view.agent) {
+    setAttribute(byId("back"), "href", hash || "#");
+    byId("search").value = view.search;
+    byId("sort").value = view.sort.replace("-", "");
+    for (const input of byId("filters").elements) if (input.name) input.checked = input.value === view.show;
+    list.show(view);
+  }
+  drawTitle();
+  if (summary) draw();
 }
 
-/** Read the view from the fragment of the address, and a token, which is removed from it at once. */
-function readAddress() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const [which, sort] = [given.get("show"), given.get("sort")];
-  view.search = given.get("search") ?? "";
-  view.show = [...byId("filters").elements].some((input) => input.value && input.value === which) ? which : "all";
-  view.sort = [...byId("sort").options].some((option) => option.value === sort) ? sort : "usage";
+/** Go to the view of the address. A token in it is removed from the address at once, and returned. */
+function followAddress() {
+  const before = view.agent;
+  const { token: given, ...wanted } = readView(location.hash);
+  if (!before && wanted.agent) left = scrollY;
+  view = wanted.agent ? { ...view, agent: wanted.agent } : wanted; // the list stays as it is meanwhile
+  if (view.agent !== before) {
+    page.open(view.agent);
+    changes.reset();
+  }
   applyView();
-  return given.get("token") ?? "";
+  if (view.agent === before) return given;
+  scrollTo(0, view.agent ? 0 : left);
+  if (view.agent) byId("agent-title").focus({ preventScroll: true });
+  else if (!list.focus(before)) byId("content").focus({ preventScroll: true });
+  return given;
 }
 
-byId("search").addEventListener("input", (event) => {
-  view.search = event.target.value;
-  applyView();
-});
-byId("search").addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  view.search = "";
-  applyView();
-});
-byId("sort").addEventListener("change", (event) => {
-  view.sort = event.target.value;
-  applyView();
-});
-byId("filters").addEventListener("change", (event) => {
-  view.show = event.target.value;
-  applyView();
-});
+byId("search").addEventListener("input", ({ target }) => choose({ search: target.value }));
+byId("search").addEventListener("keydown", ({ key }) => key === "Escape" && choose({ search: "" }));
+byId("sort").addEventListener("change", ({ target }) => choose({ sort: target.value }));
+byId("filters").addEventListener("change", ({ target }) => choose({ show: target.value }));
 byId("show-all").addEventListener("click", () => {
-  Object.assign(view, { search: "", show: "all" });
-  applyView();
+  choose({ search: "", show: "all" });
   byId("search").focus();
+});
+byId("back").addEventListener("click", (event) => {
+  event.preventDefault(); // an empty fragment would stay in the address
+  history.pushState(null, "", location.pathname + location.search + byId("back").hash.replace(/^#$/, ""));
+  followAddress();
 });
 byId("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the fragment holds the view
-  const target = byId("board").hidden ? byId("token") : byId("search");
+  const target = byId("board").hidden ? byId("token") : view.agent ? byId("agent-title") : byId("search");
   target.focus();
 });
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input:not([type=radio]), dialog");
+  const typing = event.target.closest("input:not([type=radio], [type=checkbox])");
   if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey || byId("board").hidden) return;
+  if (view.agent) return;
   event.preventDefault();
   byId("search").focus();
   byId("search").select();
 });
-addEventListener("hashchange", () => {
-  const given = readAddress();
-  if (given) signIn(given);
-});
-
-// Light and dark ------------------------------------------------------------------------------------------------------
-
-const dark = matchMedia("(prefers-color-scheme: dark)");
-
-function applyTheme() {
-  const theme = stored("theme") || (dark.matches ? "dark" : "light");
-  setAttribute(document.documentElement, "data-theme", theme);
-  setText(byId("theme"), theme === "dark" ? "Light" : "Dark");
-  setAttribute(byId("theme"), "aria-label", theme === "dark" ? "Light: use light colours" : "Dark: use dark colours");
+for (const event of ["popstate", "hashchange"]) {
+  addEventListener(event, () => {
+    const given = followAddress();
+    if (given) signIn(given);
+  });
 }
-
-byId("theme").addEventListener("click", () => {
-  const wanted = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  store("theme", wanted === (dark.matches ? "dark" : "light") ? "" : wanted); // the system's choice is not stored
-  applyTheme();
-});
-dark.addEventListener("change", applyTheme);
+history.scrollRestoration = "manual"; // the browser would scroll before the list is back
 
 // Start ---------------------------------------------------------------------------------------------------------------
 
-applyTheme();
+startTheme();
+startOverview();
+startNotifications();
 setVisible(byId("without-script"), false);
 setText(byId("how-to-register"), `curl ${hubUrl("api/onboard/register")} -d '{"agent_id": "planner"}'`);
 setText(byId("how-to-connect"), String(hubUrl("ws")).replace("http", "ws"));
-setInterval(() => cards.tick(), 1000);
-signIn(readAddress() || stored("token", "sessionStorage"));
+setInterval(() => (view.agent ? page.tick() : list.tick()), 1000);
+signIn(followAddress() || stored("token", "sessionStorage"));

@@ -1,0 +1,175 @@
+// The page of one agent: what it does, what it is denied, its limits and connections. It is fetched again while open.
+
+import { ceiling, Spark } from "./charts.js";
+import { byId, element, figures, fillRows, plural, rateText, setAttribute, setText, setVisible, timeText } from "./dom.js";
+import { drawMeter, drawState, stateNode, usageText } from "./state.js";
+
+const REST = 2000; // ms between two requests
+
+const actionText = ({ channel, action }) => `${channel} ${action}`.trim() || "a tier, by no action";
+
+/** `redraw` is called when the hub has answered. */
+export class AgentPage {
+  name = "";
+  #agents;
+  #api;
+  #redraw;
+  #detail = null; // as the hub has answered
+  #asked = 0;
+  #unknown = false; // the hub knows no such agent
+  #asking = null; // the present request
+  #state = stateNode();
+  #spark;
+
+  constructor(agents, api, redraw) {
+    [this.#agents, this.#api, this.#redraw] = [agents, api, redraw];
+    byId("agent-state").append(this.#state);
+    this.#spark = new Spark(byId("agent-chart"), agents);
+  }
+
+  /** What is known of the agent: what the hub has answered, and what has changed since. */
+  get agent() {
+    return { ...this.#detail, ...this.#agents.get(this.name) };
+  }
+
+  /** Show an agent from now on; "" for none. */
+  open(name) {
+    [this.name, this.#detail, this.#asked, this.#asking, this.#unknown] = [name, null, 0, null, false];
+    setText(byId("agent-name"), name);
+    setText(byId("agent-error"), "");
+  }
+
+  /** Fetch the agent again, now. */
+  async refresh() {
+    const name = this.name;
+    this.#asked = Date.now();
+    const asking = (this.#asking = this.#api.fetch("GET", `agents/${encodeURIComponent(name)}`));
+    try {
+      const found = await asking;
+      if (name !== this.name || asking !== this.#asking) return;
+      [this.#detail, this.#unknown] = [found, false];
+      setText(byId("agent-error"), "");
+    } catch (error) {
+      if (name !== this.name) return;
+      [this.#detail, this.#unknown] = [error.status === 404 ? null : this.#detail, error.status === 404];
+      setText(byId("agent-error"), error.message);
+    } finally {
+      if (asking === this.#asking) this.#asking = null;
+    }
+    if (name === this.name) this.#redraw();
+  }
+
+  /** Draw it. It is fetched again if that was a while ago. */
+  draw() {
+    const { signedIn } = this.#api;
+    const due = !this.#asking && Math.abs(Date.now() - this.#asked) > REST;
+    if (signedIn && due && !(this.#unknown && !this.#agents.get(this.name))) this.refresh();
+    setVisible(byId("agent-anonymous"), !signedIn);
+    setVisible(byId("agent-detail"), Boolean(this.#detail));
+    this.#drawTraffic(this.#agents.get(this.name));
+    const { agent } = this;
+    const known = "connected" in agent;
+    setVisible(byId("agent-state"), known);
+    setVisible(byId("agent-body"), known);
+    if (!known) return;
+    drawState(this.#state, agent);
+    setText(byId("agent-denied"), figures.format(agent.denied_per_minute ?? 0));
+    setText(byId("agent-violations"), figures.format(agent.violations));
+    setText(byId("agent-violations-hour"), figures.format(agent.violations_last_hour));
+    this.tick();
+    if (this.#detail) this.#drawDetail(this.#detail);
+  }
+
+  /** Count the wait down. */
+  tick() {
+    const wait = this.#agents.get(this.name)?.wait ?? 0;
+    setText(byId("agent-wait"), wait ? `${figures.format(wait)} s` : "–");
+  }
+
+  #drawTraffic(live) {
+    setText(byId("agent-rate"), live ? rateText(this.#agents.rate(live)) : "0");
+    setVisible(byId("agent-traffic"), Boolean(live));
+    setVisible(byId("no-traffic"), !live);
+    if (!live) return;
+    const top = ceiling(Math.max(...live.passed.map((passed, at) => passed + live.denied[at])) / this.#agents.seconds);
+    setText(byId("agent-peak"), `${figures.format(top)} per second`);
+    this.#spark.draw(live, top * this.#agents.seconds);
+  }
+
+  #drawDetail(detail) {
+    drawBlock(detail);
+    drawTable("denied-actions", detail.denied_actions, (one) => {
+      return [actionText(one), one.tier, figures.format(one.last_minute), figures.format(one.last_hour)];
+    });
+    drawTable("denials", detail.denials, (one) => {
+      const wait = one.retry_after_ms === null ? "none helps" : `${figures.format(one.retry_after_ms / 1000)} s`;
+      return [timeText(one.at), actionText(one), one.tier, one.address || "unknown", wait];
+    });
+    drawTable("connections", detail.connections, (one) => [one.kind, one.address || "unknown", timeText(one.since)]);
+    const registered = detail.registered_at === null ? "yes" : timeText(detail.registered_at);
+    setText(byId("agent-registered"), detail.registered ? registered : "no agent of this name");
+    setText(byId("agent-token"), detail.revoked ? "revoked" : detail.registered ? "valid" : "none");
+    setAttribute(byId("agent-token"), "data-some", detail.revoked);
+    setText(byId("agent-role"), detail.role || "none");
+    setText(byId("agent-sessions"), figures.format(detail.sessions));
+    setText(byId("agent-task"), detail.tasks.held ?? "none");
+    setText(byId("agent-created"), plural(detail.tasks.created, "unfinished task"));
+    drawLimits(detail);
+  }
+}
+
+function drawBlock({ blocked, blocked_until: until, blocked_reason: reason }) {
+  setVisible(byId("agent-blocked"), blocked);
+  const end = until === null ? "until it is unblocked" : `until ${timeText(until)}`;
+  setText(byId("agent-blocked"), `Blocked ${end}: everything it asks for is denied.${reason ? ` Reason: ${reason}` : ""}`);
+}
+
+/** A table, or a line that says that there is nothing. */
+function drawTable(id, found, row) {
+  setVisible(byId(id), found.length > 0);
+  setVisible(byId(`no-${id}`), !found.length);
+  fillRows(byId(id).tBodies[0], found.map(row));
+}
+
+function drawLimits({ buckets, exempt, session_limit: session, session_override: own }) {
+  const title = exempt ? "It is exempt: none of these applies." : "In effect, and what is used of them now.";
+  setText(byId("limits-title"), title);
+  const body = byId("limits").tBodies[0];
+  while (body.rows.length > buckets.length + 1) body.lastElementChild.remove();
+  while (body.rows.length < buckets.length + 1) body.append(limitRow());
+  buckets.forEach((bucket, at) => {
+    const [name, bar, used, limit] = body.rows[at].cells;
+    const text = usageText(bucket);
+    setText(name, `${bucket.channel} ${bucket.tier}`);
+    setVisible(bar.firstElementChild, true);
+    drawMeter(bar.firstElementChild, bucket);
+    setText(used, text.includes(" used") ? text.slice(0, text.indexOf(" used")) : text.split(",")[0]);
+    drawLimit(limit, bucket.limit, bucket.own);
+  });
+  const [name, bar, used, limit] = body.rows[buckets.length].cells;
+  setText(name, "each session");
+  setVisible(bar.firstElementChild, false);
+  setText(used, "");
+  drawLimit(limit, session, own !== null);
+}
+
+function limitRow() {
+  const row = element("tr");
+  const head = element("th");
+  head.scope = "row";
+  const [bar, meter] = [element("td"), element("div", "", "meter")];
+  const values = { role: "meter", "aria-label": "usage", "aria-valuemin": 0, "aria-valuemax": 100 };
+  for (const [name, value] of Object.entries(values)) setAttribute(meter, name, value);
+  meter.append(element("div"));
+  bar.append(meter);
+  const limit = element("td");
+  limit.append(element("span"), element("span", "own", "tag own"));
+  row.append(head, bar, element("td"), limit);
+  return row;
+}
+
+function drawLimit(cell, text, own) {
+  const [limit, mark] = cell.children;
+  setText(limit, text);
+  setVisible(mark, own);
+}

@@ -1,0 +1,74 @@
+// How the state of an agent is shown, wherever it is: one mark, a few tags, and the use of a bucket.
+
+import { figures, fromTemplate, setAttribute, setText, setVisible } from "./dom.js";
+
+const LARGEST = 1e15; // a larger capacity means unlimited
+const WORDS = ["blocked", "rate limited", "connected", "not connected", "gone"];
+
+/** The rank of an agent's state: the worst is 0. */
+export function stateOf(agent) {
+  if (agent.blocked) return 0;
+  if (agent.rate_limited) return 1;
+  if (agent.gone) return 4;
+  return agent.connected ? 2 : 3;
+}
+
+/** A node for the state of an agent. */
+export const stateNode = () => fromTemplate("state-template");
+
+export function drawState(node, agent) {
+  const [mark, away, own, free, role] = node.children;
+  const state = stateOf(agent);
+  setText(mark, WORDS[state]);
+  setAttribute(mark, "data-state", state);
+  setVisible(away, state < 2 && !agent.connected);
+  setVisible(own, Boolean(agent.override));
+  setVisible(free, Boolean(agent.exempt));
+  setVisible(role, Boolean(agent.role));
+  setText(role, agent.role ?? "");
+}
+
+/** Green below half, yellow up to and including four fifths, red above. Exact, in whole tokens. */
+function level({ remaining, capacity }) {
+  const used = capacity - remaining;
+  if (used * 5 > capacity * 4 || capacity === 0) return "red";
+  return used * 2 >= capacity ? "yellow" : "green";
+}
+
+/** The used share in whole percent, on the same side of the thresholds as the colour. */
+function percent(usage) {
+  if (usage.capacity === 0) return 100;
+  const whole = Math.floor(((usage.capacity - usage.remaining) * 100) / usage.capacity);
+  return level(usage) === "red" ? Math.max(whole, 81) : whole;
+}
+
+export function usageText(usage) {
+  if (!usage) return "exempt: nothing is counted";
+  const bucket = `${usage.channel} ${usage.tier}`;
+  if (usage.capacity === 0) return `blocked, ${bucket}`;
+  if (usage.capacity > LARGEST) return `unlimited, ${bucket}`;
+  const [used, capacity] = [usage.capacity - usage.remaining, usage.capacity].map(figures.format);
+  return `${used} of ${capacity} used, ${bucket}, ${percent(usage)} %`;
+}
+
+/** The same in a few characters. */
+export function shortUsage(usage) {
+  if (!usage) return "–";
+  if (usage.capacity === 0) return "blocked";
+  return usage.capacity > LARGEST ? "unlimited" : `${percent(usage)} %`;
+}
+
+export function drawMeter(meter, usage) {
+  setAttribute(meter, "data-level", usage ? level(usage) : "none");
+  setAttribute(meter, "aria-valuenow", usage ? percent(usage) : 0);
+  setAttribute(meter, "aria-valuetext", usageText(usage));
+  const share = usage ? (usage.capacity ? 1 - usage.remaining / usage.capacity : 1) : 0;
+  const wide = `${Math.round(share * 1000) / 10}%`;
+  const bar = meter.firstElementChild;
+  if (bar.style.width !== wide) bar.style.width = wide;
+}
+
+export function violationsText({ violations, violations_last_hour: hour }) {
+  if (!violations && !hour) return "no violations";
+  return `violations: ${figures.format(violations)} in a row, ${figures.format(hour)} in an hour`;
+}

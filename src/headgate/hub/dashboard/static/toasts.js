@@ -1,0 +1,50 @@
+// Notices in a corner of the page, and those of the browser.
+
+import { byId, element, fromTemplate, setAttribute, setText, setVisible } from "./dom.js";
+import { store, stored } from "./storage.js";
+import { agentLink } from "./view.js";
+
+const MOST_TOASTS = 3;
+
+/** Show a notice until it is dismissed or displaced by newer ones. With an agent, it leads to the agent's page. */
+export function toast(text, agent = "") {
+  const node = fromTemplate("toast-template");
+  const words = node.querySelector("p");
+  setText(words, text);
+  if (agent) {
+    const link = element("a", "Show", "link");
+    setAttribute(link, "href", agentLink(agent));
+    setAttribute(link, "aria-label", `Show ${agent}`);
+    words.append(" ", link);
+  }
+  node.querySelector("button").addEventListener("click", () => node.remove());
+  const toasts = byId("toasts");
+  toasts.append(node);
+  while (toasts.children.length > MOST_TOASTS) toasts.firstElementChild.remove();
+  return node;
+}
+
+const allowed = () => "Notification" in window && Notification.permission === "granted" && stored("notify") === "on";
+
+/** Notify by the browser, if the user wants that. */
+export function notify(text, tag) {
+  if (!allowed()) return;
+  try {
+    new Notification("headgate: many violations", { body: text, tag, renotify: true });
+  } catch {
+    // some phones allow only service workers to notify; the page shows a notice anyway
+  }
+}
+
+/** The button that asks for notifications. Nobody is asked without a click. */
+export function startNotifications() {
+  const draw = () => setAttribute(byId("notify"), "aria-pressed", allowed());
+  byId("notify").addEventListener("click", async () => {
+    if (allowed()) store("notify", "off");
+    else if ((await Notification.requestPermission()) === "granted") store("notify", "on");
+    else toast("The browser's settings for this site block notifications.");
+    draw();
+  });
+  setVisible(byId("notify"), "Notification" in window && window.isSecureContext);
+  draw();
+}
