@@ -104,7 +104,7 @@ def test_top_in_a_real_terminal(tmp_path: Path) -> None:
                 wire.say("ping")
         shown = tmux.wait_for(
             r"live  4 of 4 agents",
-            r"4 violations in the last hour: planner 4$",
+            r"4 violations in the last hour: planner 4; open alerts: 0$",
             r"^● planner +██████████ 100% 0/10 +ws light +4 +4 +[\d.]+s",
             r"^● 漢字 +██████░░░░  60% ",
             r"^● \[red\]x\[/red\] +█░░░░░░░░░  10% ",
