@@ -299,6 +299,15 @@ def test_all_policies_apply_though_an_answer_names_one() -> None:
     assert pace.earliest(0)[1] == "nothing is left under 'slow'"
 
 
+def test_requests_beyond_the_quota_were_denied_and_leave_no_debt() -> None:
+    pace = known(SILENT)
+    sent = [send(pace, 1) for _ in range(8)]
+    answer(pace, sent.pop(), window(1, 0, quota=1, length=86_400), 1)
+    for one in sent:
+        answer(pace, one, SILENT, 2)
+    assert wait(pace, 4) * SECOND <= LONGEST, "a day, not one for each of them"
+
+
 def test_policies_are_distinguished_by_their_partition() -> None:
     pace = known(RateLimitHeaders((), (ServiceLimit("a", 0, 5, b"one"), ServiceLimit("a", 3, 5, b"two"))))
     assert wait(pace) == 5

@@ -156,6 +156,16 @@ def test_the_body_of_a_denial_that_never_comes_is_given_up(
         wait_for(lambda: "body: expected a function that returns within 0.05 s" in caplog.text, "the server's log")
 
 
+@pytest.mark.parametrize("returned", [None, "no", (b"no", "text/plain"), ("a", "b", "c")])
+def test_the_body_of_a_denial_must_be_two_strings(returned: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with served(RateLimitMiddleware(hello, limiter="blocked", body=lambda request, problem: returned)) as client:
+        assert client.get("/").status_code == 500
+        text = (
+            "RateLimitMiddleware body: expected a function that returns two strings, a body and its content type, got"
+        )
+        wait_for(lambda: text in caplog.text, "the server's log")
+
+
 def test_an_async_function_is_refused_where_there_is_no_event_loop() -> None:
     from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 

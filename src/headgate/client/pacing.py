@@ -444,7 +444,7 @@ class _Estimate:
             else:
                 cost = self._cost(one)
                 self._gain(one.at if steady else one.at + PROMPT, steady, cost)
-                self.amount -= cost
+                self.amount = max(self.amount - cost, 0)  # what was more than that has been denied
         self.unseen = kept
 
     def _cost(self, one: SentRequest) -> int:

@@ -448,7 +448,11 @@ class Guard:
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         body = problem.encode()
         if self._body is not None:
-            text, media = yield self._call(f"{self._where} body", self._body, request, problem)
+            where = f"{self._where} body"
+            found = yield self._call(where, self._body, request, problem)
+            if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, str) for one in found):
+                refuse(where, "a function that returns two strings, a body and its content type", found)
+            text, media = found
             body = text.encode()
             headers = [(b"content-type", media.encode()), *headers[1:]]
         return Denial(problem.status, [*headers, (b"content-length", str(len(body)).encode())], body)
