@@ -70,9 +70,7 @@ def main() -> None:
             hub.kill()
             hub.join()
     changed = median(update.changed for update in updates)
-    print(
-        f"{options.agents:,} agents, {changed:,.0f} of them in each of {len(updates)} updates; milliseconds per update:\n"
-    )
+    print(f"{options.agents:,} agents, {changed:,.0f} of them in each of {len(updates)} updates\n")
     print("| milliseconds per update | median | 90th percentile |\n|---|---|---|")
     for name, times in (
         ("scripts", [update.scripts for update in updates]),

@@ -40,12 +40,15 @@ def busy() -> Iterator[Running]:
             for name, rate in ordinary.items():
                 ping(wires[name], chance.randrange(rate + 1))
             for name, when in floods.items():
+                wires[name].say("list_channels" if slot in when else "ping")
                 ping(wires[name], chance.randrange(12, 26) if slot in when else chance.randrange(4))
             for name, rate in rush.items():
                 ping(wires[name], rate if slot > 171 else 0)
             if slot < 179:
                 hub.clock.advance(5)
         wires["scheduler"].socket.close()
+        for number in range(20):
+            http.post("/api/admin/tasks", json={"payload": number}).raise_for_status()
         yield hub
 
 
@@ -56,10 +59,12 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
+PICTURES = {"dashboard", "dashboard-dark-table", "dashboard-agent", "dashboard-phone"}
+
+
 def picture(page: Page, name: str) -> None:
-    """A picture for the docs, if the environment asks for it."""
-    if os.environ.get("HEADGATE_SCREENSHOTS"):
-        IMAGES.mkdir(exist_ok=True)
+    """A picture for the docs, if the environment asks for it and they show this one."""
+    if os.environ.get("HEADGATE_SCREENSHOTS") and name in PICTURES:
         page.screenshot(path=IMAGES / f"{name}.png", animations="disabled")
 
 
