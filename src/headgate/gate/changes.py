@@ -293,19 +293,20 @@ def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Ed
         Edit(
             "default",
             "",
-            *place,
-            next(edit.value for edit in reversed(defaults) if place in places_of(policy, edit)),
+            *where,
+            next(edit.value for edit in reversed(defaults) if where in places_of(policy, edit)),
             number,
         )
-        for place, number in generations.items()
+        for where, number in generations.items()
     ]
-    kept: dict[tuple[str, str, str], list[Edit]] = {}
-    for edit in [*edits, *numbered]:
+    ordered = [*edits, *numbered]
+    kept: dict[tuple[str, str, str], list[int]] = {}  # places in that list
+    for place, edit in enumerate(ordered):
         unknown = edit.tier if edit.kind == "default" and edit.tier not in policy.tiers else ""
         earlier = kept.pop((edit.kind, edit.agent, unknown), [])  # the newest goes last
         if not unknown:
-            earlier = [other for other in earlier if not _covers(edit, other)]
-        earlier.append(edit)
+            earlier = [other for other in earlier if not _covers(edit, ordered[other])]
+        earlier.append(place)
         kept[edit.kind, edit.agent, unknown] = earlier
     in_policy = {
         "override": policy.overrides,
@@ -316,12 +317,13 @@ def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Ed
     removals = [
         (kind, agent, unknown)
         for (kind, agent, unknown), of_agent in kept.items()
-        if agent not in in_policy.get(kind, ()) and all([edit.value is None for edit in of_agent])
+        if agent not in in_policy.get(kind, ()) and all([ordered[place].value is None for place in of_agent])
     ]
-    ended = [key for key, of_agent in kept.items() if key[0] == "block" and _has_ended(of_agent[-1], now)]
+    ended = [key for key, of_agent in kept.items() if key[0] == "block" and _has_ended(ordered[of_agent[-1]], now)]
     for key in [*removals[:-KEPT], *ended]:
         del kept[key]
-    return [edit for of_agent in kept.values() for edit in of_agent[-KEPT:]]
+    # In their order: what takes back all defaults must not take back later ones.
+    return [ordered[place] for place in sorted([place for of_agent in kept.values() for place in of_agent[-KEPT:]])]
 
 
 def _has_ended(edit: Edit, now: float) -> bool:
