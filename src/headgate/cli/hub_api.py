@@ -349,7 +349,8 @@ class HubApi:
             problem = parse_object(error.read(MAX_ANSWER), {})
         except (ValueError, TypeError, RecursionError, OSError, HTTPException):
             problem = {}
-        detail = printable(str(problem.get("detail", ""))[:_MAX_DETAIL])
+        lines = str(problem.get("detail", ""))[:_MAX_DETAIL].split("\n")
+        detail = "\n".join([printable(line) for line in lines])
         if status == 401:
             detail = f"unknown token, from {self._origin}"
         elif status == 403:

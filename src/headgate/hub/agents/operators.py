@@ -68,8 +68,21 @@ class Operators:
         self._listeners.append(listener)
 
     async def start(self) -> None:
+        """Refuse an admin token of the settings that is an agent's: a viewer would be the admin."""
+        agent = await self._owner_of_given()
+        if agent is not None:
+            raise HeadgateError(
+                f"the admin's token: expected one that belongs to nobody else, got the token of agent {agent!r}; "
+                "HEADGATE_ADMIN_TOKEN of commands may be anybody's, that of the hub may not"
+            )
         if not self._tokens.admin_kind and ADMIN not in self._gate.effective.roles.values():
             _log.warning("nobody can administer this hub; set HEADGATE_ADMIN_TOKEN to get in")
+
+    async def _owner_of_given(self) -> str | None:
+        try:
+            return await self._registry.owner(self._tokens.given) if self._tokens.given else None
+        except StoreAway:
+            return None  # it can't be known
 
     # Who is it? ------------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ class Tokens:
 
     def __init__(self, database: Database, settings: HubSettings) -> None:
         self._database: Final = database
-        self._given: Final = _given(settings)
-        if self._given and self._given == settings.viewer_token:
+        self.given: Final = _given(settings)
+        """The admin's token of the settings; "" if there is none."""
+        if self.given and self.given == settings.viewer_token:
             raise HeadgateError("the viewer's token: expected another than the admin's")
         self._admin = b""
         self._viewer: Final = digest_of(settings.viewer_token) if settings.viewer_token else b""
@@ -41,8 +42,8 @@ class Tokens:
 
         One that was created before and revoked is followed by none: then the admins are agents.
         """
-        if self._given:
-            self._admin = digest_of(self._given)
+        if self.given:
+            self._admin = digest_of(self.given)
             return
         created = f"hga_{secrets.token_urlsafe(32)}"
 
@@ -71,7 +72,7 @@ class Tokens:
     @property
     def admin_kind(self) -> Literal["settings", "first_start", ""]:
         """Where the built-in admin's token comes from; "" if there is none any more."""
-        if self._given:
+        if self.given:
             return "settings"
         return "first_start" if self._admin else ""
 

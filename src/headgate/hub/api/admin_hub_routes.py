@@ -2,6 +2,7 @@
 
 from typing import Annotated, Final, Literal
 
+import structlog
 from msgspec import Meta, Struct
 
 from headgate.errors import refuse
@@ -26,6 +27,8 @@ from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 
 _LEAVE_WITHIN: Final = 5.0  # seconds until all agents have left whose connections were closed
+
+_log = structlog.get_logger("headgate.hub")
 
 
 class StoreStatus(Struct):
@@ -68,7 +71,9 @@ class LogLevel(Struct):
 
 
 async def _push_task(call: Call, scheduler: Scheduler) -> Task:
-    return await scheduler.add("", bytes(call.body.payload))
+    task = await scheduler.add("", bytes(call.body.payload))
+    _log.info("task added", task=task.task_id, by=call.by)
+    return task
 
 
 async def _tasks(call: Call, scheduler: Scheduler) -> TaskList:

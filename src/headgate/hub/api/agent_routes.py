@@ -163,7 +163,7 @@ async def _chat_channels(call: Call, messages: MessageBroker) -> ChannelList:
 
 
 async def _delete_chat_channel(call: Call, messages: MessageBroker) -> DeletedChannel:
-    await messages.delete_chat_channel(call.parts["name"], call.agent, by_admin=call.admin)
+    await messages.delete_chat_channel(call.parts["name"], call.agent, by_admin=call.admin, by=call.by)
     return DeletedChannel(call.parts["name"])
 
 

@@ -284,7 +284,7 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
             detail = f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s"
             denial = denial._replace(detail=detail, policies=("address",))
         if error.blocked:
-            denial = denial._replace(detail=f"{BLOCKED}; try again in {denial.retry_after_ms // 1000} s")
+            denial = denial._replace(detail=BLOCKED)
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)

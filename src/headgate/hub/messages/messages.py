@@ -297,8 +297,8 @@ class MessageBroker:
         self._chat_channels[name] = _ChatChannel(name, creator, about, at)
         return self._chat_channels[name].info()
 
-    async def delete_chat_channel(self, name: str, agent: str, *, by_admin: bool) -> None:
-        """Delete a chat channel with its messages: by its creator, or by the admin."""
+    async def delete_chat_channel(self, name: str, agent: str, *, by_admin: bool, by: str = "") -> None:
+        """Delete a chat channel with its messages: by its creator, or by an admin. `by` is for the log."""
         channel = self._find(name)
         if not by_admin and channel.creator != agent:
             raise RequestError(403, "forbidden", f"only {channel.creator!r} and the admin can delete {name!r}")
@@ -314,7 +314,7 @@ class MessageBroker:
         if self._chat_channels.get(name) is channel:
             del self._chat_channels[name]
         await self._fan_out.push(channel.subscribers, lambda socket: self._end_subscription(channel, socket))
-        _log.info("chat channel deleted", channel=name, by=agent or "the admin")
+        _log.info("chat channel deleted", channel=name, by=by or agent)
 
     def _end_subscription(self, channel: _ChatChannel, socket: Socket) -> bool:
         """Tell a subscriber of a deleted chat channel, even if its queue is full: once it has caught up."""

@@ -185,6 +185,8 @@ class Alerts:
     async def _raise(self, event: Alerted) -> None:
         """Open an alert, or raise the open one again, and send a notification."""
         agent = event.agent
+        if self._gate.is_blocked(agent):  # an operator has acted: it may go on trying for hours
+            return
         self.raised += 1
         _log.warning("many violations", agent=agent, violations=event.violations, within=event.window)
         try:

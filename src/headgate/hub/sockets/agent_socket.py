@@ -54,9 +54,10 @@ class _AgentConnection:
         if self.flood.invalid():
             await self.socket.close(POLICY_VIOLATION, f"{MAX_INVALID} invalid frames within a minute")
 
-    async def deny(self, frame_id: frames.MaybeId, tier: str, decision: Decision) -> None:
+    async def deny(self, frame_id: frames.MaybeId, tier: str, decision: Decision, *, blocked: bool = False) -> None:
         """Answer a denied frame, and read on more slowly after many of them."""
-        await self._deny(frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision)), frame_id, decision)
+        answer = frames.RateLimitedFrame(tier=tier, retry_after_ms=wait_ms(decision), blocked=blocked or UNSET)
+        await self._deny(answer, frame_id, decision)
 
     async def deny_signal(
         self, frame_id: frames.MaybeId, error: RateLimited, decision: Decision, *, blocked: bool
@@ -252,7 +253,7 @@ class AgentSockets:
             connection.agent, "ws", tier, action=action, address=connection.socket.address
         )
         if decision.outcome is Outcome.DENY:
-            await connection.deny(frame.id, tier, decision)
+            await connection.deny(frame.id, tier, decision, blocked=self._gate.is_blocked(connection.agent))
             return False
         connection.flood.passed()
         if decision.outcome is Outcome.WARN:

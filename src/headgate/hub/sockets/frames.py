@@ -348,6 +348,8 @@ class RateLimitedFrame(ServerFrame, tag="rate_limited"):
 
     tier: str
     retry_after_ms: int
+    blocked: Literal[True] | UnsetType = UNSET
+    """An operator has blocked the agent: nothing passes until that ends."""
 
 
 class RateLimitWarning(ServerFrame, tag="rate_limit_warning"):
