@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from headgate import Policy
-from headgate.errors import StoreAway
+from headgate.errors import HeadgateError, StoreAway
 from headgate.hub.agents.operators import Holder
 from tests.support.admin import LIMITS
 from tests.support.agent_connections import ended
@@ -342,6 +342,15 @@ def test_b6_the_token_of_the_first_start_is_revoked_for_good(tmp_path: Path, log
             assert (old.get(ADMINS).status_code, ada.get(ADMINS).status_code) == (401, 200)
     with running(data=tmp_path) as hub, hub.http(ADMIN) as back:  # HEADGATE_ADMIN_TOKEN is the way back in
         assert back.get(ADMINS).status_code == 200
+
+
+def test_b6_the_token_of_an_agent_is_refused_as_the_hubs_admin_token(tmp_path: Path) -> None:
+    with running(data=tmp_path) as hub, operators(hub, "vic", role="viewer") as (viewer,):
+        token = viewer.headers["Authorization"].removeprefix("Bearer ")
+    with pytest.raises(HeadgateError, match="expected one that belongs to nobody else, got the token of agent 'vic'"):
+        running(data=tmp_path, admin_token=token).__enter__()
+    with running(data=tmp_path) as hub, hub.http(token) as viewer:
+        assert refused(viewer.get(ADMINS)) == (403, "forbidden")
 
 
 def test_b6_a_hub_that_nobody_can_administer_says_how_to_get_in(tmp_path: Path, logged: list[Any]) -> None:

@@ -62,6 +62,14 @@ def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receive
     assert (line["log_level"], line["agent"], line["violations"], line["within"]) == ("warning", "planner", 10, 300.0)
 
 
+def test_a_blocked_agent_raises_no_alert(hub: Running, receiver: Receiver) -> None:
+    hub.hub.gate.block("planner")
+    offend(hub, "planner", 10)
+    offend(hub, "other", 10)
+    settled(hub)
+    assert receiver.events == [(RAISED, "other")]
+
+
 def test_b8_violations_from_many_threads_raise_one_alert(hub: Running, receiver: Receiver) -> None:
     with ThreadPoolExecutor(8) as threads:
         for done in [threads.submit(offend, hub, "planner", 200) for _ in range(8)]:
