@@ -257,7 +257,7 @@ def test_a_snapshot_leaves_out_blocks_that_have_long_ended() -> None:
     course = [block("a", START), block("b", START), block("c", START - 90_000), block("d"), no_block("b")]
     course += [block("e", START + 9), block("e", START - 90_000), block("f", START - 90_000), block("f", START)]
     assert condense(Policy(), course) == [course[0], course[2], course[3], course[4], course[6], course[8]]
-    left = condense(Policy(), course, START)
+    left = condense(Policy(), course, START + 3600)  # the clock of another node may be an hour behind
     assert left == [course[0], course[3], course[4], course[8]]
     assert effective(Policy(), left).blocks == {"a": Block(START), "d": Block(), "f": Block(START)}
 

@@ -242,7 +242,10 @@ async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
         file.write_text('[limits]\nlight = "7/minute"\n[hub]\nport = 1\n')
         assert await light() == "2/minute"
         answer = await admin.post("/api/admin/reload")
-        assert (answer.status_code, answer.json()) == (200, {"reloaded": True, "waits_for_restart": ["hub.port"]})
+        assert (answer.status_code, answer.json()) == (
+            200,
+            {"reloaded": True, "waits_for_restart": ["hub.port"], "overruled": []},
+        )
         assert await light() == "7/minute"
         assert (await admin.get(LIMITS)).json()["defaults"]["ws"]["heavy"] == "3/minute"  # changes stay on top
         for broken, mistake in (

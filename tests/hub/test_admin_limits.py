@@ -9,10 +9,11 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import Policy
+from headgate import ManualClock, MemoryStore, Policy
 from headgate.events import Event, PolicyChanged
 from headgate.gate.changes import MemoryChangeLog
 from headgate.hub.app import ROUTES, Hub
+from headgate.hub.config_file import ConfigFile
 from headgate.stores.sqlite import ChangeLogError
 from tests.support.admin import FEW, LIMITS, called, changes, ping, use_up
 from tests.support.hub import ADMIN, Running, hub_settings, running
@@ -369,3 +370,71 @@ def test_b6_what_is_set_for_an_agent_that_is_not_registered_works_and_says_so() 
             "unregistered": ["a", "x"],
         }
         assert admin.get(whitelist).json() == {"agents": ["a", "revoked", "x"]}
+
+
+# Defaults that are taken back, and where values come from -------------------------------------------------------------
+
+
+def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path) -> None:
+    changed = {"light": "5/minute", "http": {"heavy": "3/hour"}, "session": "7/second"}
+    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+        first = admin.get(LIMITS).json()
+        admin.put(f"{LIMITS}/own", json={"light": "9/minute"}).raise_for_status()
+        with_override = admin.get(LIMITS).json()
+        admin.put(f"{LIMITS}/defaults", json=changed).raise_for_status()
+        assert ping(wire, 6) == ["pong"] * 5 + ["rate_limited"]
+        answer = admin.delete(f"{LIMITS}/defaults/light")
+        assert (answer.status_code, answer.json()) == (200, admin.get(LIMITS).json())
+        assert {channel: limits["light"] for channel, limits in answer.json()["defaults"].items()} == {
+            "ws": "2/minute",
+            "http": "2/minute",
+        }
+        assert ping(wire, 3) == ["pong", "pong", "rate_limited"]  # with a full bucket
+        assert answer.json()["defaults"]["http"]["heavy"] == "3/hour"
+        assert admin.delete(f"{LIMITS}/defaults/session").json()["session"] == first["session"]
+        admin.put(f"{LIMITS}/defaults", json=changed).raise_for_status()
+        assert admin.delete(f"{LIMITS}/defaults").json() == with_override
+    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+        assert admin.get(LIMITS).json() == with_override
+        assert "default for light removed" in changes(admin)
+        for wrong in ("hevy", "ws", "%20", "defaults"):
+            refused = admin.delete(f"{LIMITS}/defaults/{wrong}")
+            assert (refused.status_code, refused.json()["error"]) == (400, "invalid")
+            assert refused.json()["detail"].startswith("tier: expected one of light, normal, heavy, session, got ")
+
+
+async def test_b6_every_value_of_the_policy_tells_where_it_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limits]\nlight = "2/minute"\n')
+    store = MemoryStore(clock=ManualClock(start=1000))
+    hub = Hub(hub_settings(), Policy.load(file), config=ConfigFile(file), store=store)
+    async with hub, called(hub) as admin:
+
+        async def shown() -> dict[str, Any]:
+            found: dict[str, Any] = (await admin.get("/api/admin/policy")).json()
+            assert found["file"] == str(file)
+            return {value["path"]: value for value in found["values"]} | {"overruled": found["overruled"]}
+
+        before = await shown()
+        assert (before["limits.ws.light"]["source"], before["limits.ws.heavy"]["source"]) == ("file", "default")
+        assert before["overruled"] == []
+        await admin.put(f"{LIMITS}/defaults", json={"ws": {"light": "5/minute"}})
+        now = await shown()
+        assert now["overruled"] == ["limits.ws.light"]
+        light = now["limits.ws.light"]
+        assert (light["source"], light["by"]) == ("change", "admin at 127.0.0.1")
+        assert ("5/minute" in light["value"], "2/minute" in light["file_value"]) == (True, True)
+        assert light["at"] == (await admin.get("/api/admin/changes")).json()["changes"][0]["at"]
+        file.write_text('[limits]\nlight = "3/minute"\n')
+        reloaded = (await admin.post("/api/admin/reload")).json()
+        assert reloaded == {"reloaded": True, "waits_for_restart": [], "overruled": ["limits.ws.light"]}
+        await admin.delete(f"{LIMITS}/defaults/light")
+        after = await shown()
+        assert (after["limits.ws.light"]["source"], after["overruled"]) == ("file", [])
+
+
+def test_b6_the_policy_of_a_hub_without_a_file_is_shown() -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        found = admin.get("/api/admin/policy").json()
+        assert (found["file"], found["overruled"]) == (None, [])
+        assert {value["source"] for value in found["values"]} == {"default"}

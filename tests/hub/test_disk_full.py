@@ -29,6 +29,8 @@ NOT_WRITING = {
     ("DELETE", "/v1/counters/{key}"): "counted in memory",
     ("POST", "/api/admin/reload"): "reads only",
     ("POST", "/api/admin/store/accept"): "only for a shared store",
+    ("PUT", "/api/admin/log-level"): "in memory",
+    ("POST", "/api/admin/agents/{agent}/disconnect"): "in memory",
 }
 
 
@@ -77,14 +79,22 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
         (token, "DELETE", "/api/channels/{name}", None),
         (token, "POST", "/api/tasks", {"payload": 1}),
         (ADMIN, "PUT", f"{limits}/defaults", {"light": "100000/second"}),
+        (ADMIN, "DELETE", f"{limits}/defaults", None),
+        (ADMIN, "DELETE", f"{limits}/defaults/{{tier}}", None),
         (ADMIN, "PUT", f"{limits}/{{agent}}", {"light": "200000/second"}),
         (ADMIN, "DELETE", f"{limits}/{{agent}}", None),
         (ADMIN, "PUT", f"{limits}/whitelist", {"agents": ["bank"]}),
         (ADMIN, "POST", f"{limits}/whitelist", {"agent_id": "bank"}),
         (ADMIN, "DELETE", f"{limits}/whitelist/{{agent}}", None),
         (ADMIN, "POST", "/api/admin/agents", {"agent_id": "new"}),
+        (ADMIN, "DELETE", "/api/admin/agents/{agent}/role", None),
+        (ADMIN, "PUT", "/api/admin/agents/{agent}/role", {"role": "admin"}),
+        (ADMIN, "POST", "/api/admin/admins", {"name": "new", "role": "viewer"}),
+        (ADMIN, "DELETE", "/api/admin/admins/{agent}", None),
         (ADMIN, "POST", "/api/admin/agents/{agent}/token", None),
         (ADMIN, "DELETE", "/api/admin/agents/{agent}/token", None),
+        (ADMIN, "PUT", "/api/admin/agents/{agent}/block", {}),
+        (ADMIN, "DELETE", "/api/admin/agents/{agent}/block", None),
         (ADMIN, "POST", "/api/admin/invitations", None),
         (ADMIN, "POST", "/api/admin/tasks", {"payload": 1}),
         (ADMIN, "POST", "/api/admin/signals", {"agent_id": "bank", "session": "s", "signal": SIGNAL}),
@@ -93,7 +103,7 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
     ]
     requests = []
     for secret, method, path, body in found:
-        url = f"http://{hub}" + path.replace("{agent}", "exempt").replace("{name}", "plans")
+        url = f"http://{hub}" + path.replace("{agent}", "exempt").replace("{name}", "plans").replace("{tier}", "heavy")
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         requests.append(((method, path), httpx.Request(method, url, json=body, headers=headers)))
     return requests
@@ -106,6 +116,8 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program
     with hub.http() as admin:
         admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "exempt"})
         admin.put("/api/admin/rate-limits/exempt", json={"heavy": "5/second"})
+        admin.put("/api/admin/agents/exempt/block", json={})
+        admin.put("/api/admin/agents/exempt/role", json={"role": "viewer"})
     with identified(hub, "bank", _rotated(hub, "bank")) as bank:
         bank.ask("message", to="planner", body="for the mailbox")
     with hub.http(token) as planner:

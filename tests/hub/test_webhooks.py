@@ -15,6 +15,7 @@ import trustme
 from headgate import HeadgateError, ManualClock
 from headgate._version import VERSION
 from headgate.hub.monitoring import webhooks as module
+from headgate.hub.monitoring.denials import DeniedAction
 from headgate.hub.monitoring.webhooks import Webhooks
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE
@@ -37,7 +38,9 @@ def hmac_by_hand(key: bytes, message: bytes) -> str:
 async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
     async with sending(receiver.url) as webhooks:
         began = int(time.time())
-        webhooks.send("alert.raised", alert("pläner <b>", times=2))
+        denied = (DeniedAction("ws", "ping", "light", 3, 12),)
+        new = alert("pläner <b>", times=2, total=12, actions=denied, address="192.0.2.7")
+        webhooks.send("alert.raised", new)
         webhooks.send("alert.resolved", alert("pläner <b>", times=2, resolved_at=1_700_000_060.25))
         await until(lambda: webhooks.delivered == 2, "both")
         assert (webhooks.failed, webhooks.dropped, webhooks.waiting) == (0, 0, 0)
@@ -54,6 +57,9 @@ async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
             "raised_at": 1_700_000_000.5,
             "resolved_at": None,
             "times": 2,
+            "total": 12,
+            "actions": [{"channel": "ws", "action": "ping", "tier": "light", "last_minute": 3, "last_hour": 12}],
+            "address": "192.0.2.7",
         },
     }
     assert resolved.json()["event"] == "alert.resolved"

@@ -31,7 +31,14 @@ class Scene:
 
     def parts(self) -> dict[str, str]:
         """What stands in the named places of paths."""
-        return {"agent": self.other, "name": self.own_channel, "id": self.task, "session": "42", "key": "a key"}
+        return {
+            "agent": self.other,
+            "name": self.own_channel,
+            "id": self.task,
+            "session": "42",
+            "key": "a key",
+            "tier": "heavy",
+        }
 
     def bodies(self) -> dict[tuple[str, str], Any]:
         """The bodies of the routes that have one."""

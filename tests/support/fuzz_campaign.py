@@ -288,7 +288,7 @@ class FuzzCampaign:
             return
         if "token" in told:
             self._fuzzer.spare.append(told["token"])
-            known["agent"].append(told["agent_id"])
+            known["agent"].append(told.get("agent_id") or told["name"])
         if "task_id" in told:
             known["task_id"].append(told["task_id"])
         if "invitation" in told:

@@ -58,7 +58,7 @@ def mistakes(log: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
     found = []
     for line in log:
         logged = json.loads(line)
-        wrong = logged["level"] not in ("info", "warning") or "exception" in logged or "Traceback" in line
+        wrong = logged["level"] not in ("debug", "info", "warning") or "exception" in logged or "Traceback" in line
         if wrong or any(secret in line for secret in secrets):
             found.append(f"logged: {line[:3000]}")
     return found

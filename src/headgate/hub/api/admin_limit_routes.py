@@ -96,6 +96,14 @@ async def _set_defaults(call: Call, gate: Gate) -> RateLimits:
     return await _rate_limits(call, gate)
 
 
+async def _remove_defaults(call: Call, gate: Gate) -> RateLimits:
+    tier = call.parts.get("tier")
+    if tier not in (None, _SESSION, *gate.policy.tiers):
+        refuse("tier", f"one of {', '.join([*gate.policy.tiers, _SESSION])}", tier)
+    await gate.aremove_default(tier, by=call.by)
+    return await _rate_limits(call, gate)
+
+
 async def _set_override(call: Call, gate: Gate, registry: Registry) -> AgentLimits:
     agent = call.parts["agent"]
     registered = await registry.find(agent) is not None  # first: a store that is away must not fail a change half-way
@@ -208,6 +216,14 @@ ROUTES: Final = (
     Route(
         "PUT", f"{_LIMITS}/defaults", "admin", Who.ADMIN, _set_defaults, RateLimits, "change the defaults",
         body=NewLimits,
+    ),
+    Route(
+        "DELETE", f"{_LIMITS}/defaults", "admin", Who.ADMIN, _remove_defaults, RateLimits,
+        "put the defaults back to what the policy says",
+    ),
+    Route(
+        "DELETE", f"{_LIMITS}/defaults/{{tier}}", "admin", Who.ADMIN, _remove_defaults, RateLimits,
+        "put the default of a tier, or of sessions, back to what the policy says",
     ),
     Route(
         "PUT", f"{_LIMITS}/{{agent}}", "admin", Who.ADMIN, _set_override, AgentLimits,

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from headgate.errors import refuse
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
+from headgate.gate.sources import PolicyValue
 from headgate.http import describe_decision
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.config_file import ConfigFile
@@ -69,6 +70,16 @@ class Reloaded(Struct):
     reloaded: bool
     waits_for_restart: list[str]
     """Settings of the hub, such as `hub.port`, that have changed in the file since the hub started."""
+    overruled: list[str]
+    """Limits of the file without an effect, since a change overrules them, such as `limits.ws.heavy`."""
+
+
+class EffectivePolicy(Struct):
+    file: str | None
+    """The path of the policy file; null for a hub without one."""
+    values: list[PolicyValue]
+    overruled: list[str]
+    """Limits of the file without an effect, since a change overrules them."""
 
 
 async def _violations(_call: Call, cards: Cards, stats: Stats) -> Violations:
@@ -106,7 +117,12 @@ async def _reload(call: Call, file: ConfigFile, gate: Gate) -> Reloaded:
         raise RequestError(409, "no_config", "the hub was started without --config, so there is no file to reload")
     policy, waiting = await asyncio.to_thread(file.load)
     await gate.areload(policy, by=call.by)
-    return Reloaded(True, waiting)
+    return Reloaded(True, waiting, gate.overruled)
+
+
+async def _policy(_call: Call, file: ConfigFile, gate: Gate) -> EffectivePolicy:
+    path = None if file.path is None else str(file.path)
+    return EffectivePolicy(path, await gate.avalues(), gate.overruled)
 
 
 ROUTES: Final = (
@@ -125,6 +141,10 @@ ROUTES: Final = (
     Route(
         "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
         "who changed what and when, newest first", query=ChangesPage,
+    ),
+    Route(
+        "GET", "/api/admin/policy", "admin", Who.ADMIN, _policy, EffectivePolicy,
+        "every value of the policy in effect, and where it comes from",
     ),
     Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),
 )  # fmt: skip
