@@ -8,7 +8,7 @@ const STORES = { memory: "in memory", ok: "connected", away: "away", lost: "lost
 const TASKS = ["waiting", "held", "done", "failed"];
 const MOST_PATHS = 5;
 
-const narrow = matchMedia("(max-width: 700px)");
+const narrow = matchMedia("(max-width: 1000px)");
 
 export function drawSummary(summary) {
   drawFigures(summary);
