@@ -29,7 +29,8 @@ export class AgentPage {
 
   /** What is known of the agent: what the hub has answered, and what has changed since. */
   get agent() {
-    return { ...this.#detail, ...this.#agents.get(this.name) };
+    const own = this.#detail && { override: Object.keys(this.#detail.override).length > 0 }; // a card has no limits
+    return { ...this.#detail, ...own, ...this.#agents.get(this.name) };
   }
 
   /** Show an agent from now on; "" for none. */

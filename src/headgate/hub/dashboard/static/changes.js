@@ -72,8 +72,9 @@ export class Changes {
   /** Draw what can be done. */
   draw(admin) {
     const { agent } = this.#page;
-    for (const id of ["actions-panel", "override-form"]) setVisible(byId(id), admin);
-    if (!admin || !("connected" in agent)) return;
+    const usable = admin && "connected" in agent; // else the hub knows no such agent
+    for (const id of ["actions-panel", "override-form"]) setVisible(byId(id), usable);
+    if (!usable) return;
     const held = document.activeElement;
     setVisible(byId("block"), !agent.blocked);
     setVisible(byId("unblock"), Boolean(agent.blocked));
@@ -115,7 +116,7 @@ export class Changes {
   }
 
   #askToRevoke() {
-    const text = "Revoke its token? It can't connect any more until you give it a new one.";
+    const text = `Revoke its token? It can't connect any more until it has a new one (headgate rotate ${this.#page.name}).`;
     this.#ask(text, "Revoke token", () => this.#send("DELETE", "agents/NAME/token", "Its token is revoked."));
   }
 
