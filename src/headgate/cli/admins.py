@@ -10,8 +10,9 @@ from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import Column, print_json
 from headgate.errors import printable
+from headgate.hub.agents.names import ADMIN, VIEWER
 
-_ROLES: Final = {"admin": "an admin", "viewer": "a viewer"}
+_ROLES: Final = {ADMIN: "an admin", VIEWER: "a viewer"}
 _KINDS: Final = {"settings": "the settings", "first_start": "the first start", "agent": "a registration"}
 
 
