@@ -9,7 +9,10 @@ from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Column
 
-_REMEDY: Final = "headgate policy show --effective shows by whom; headgate defaults reset and override remove undo it"
+_REMEDY: Final = (
+    "headgate policy show --effective shows by whom; undo it with headgate defaults reset, and for an agent set the "
+    "limit of the file with headgate override set"
+)
 
 
 def add(commands: Commands) -> None:
@@ -54,7 +57,7 @@ def _reload(options: argparse.Namespace) -> int:
 
 
 def _report(answer: dict[str, Any]) -> list[str]:
-    lines = ["the policy file is reloaded" if answer["reloaded"] else "the policy file has not changed"]
+    lines = ["the policy file is reloaded"]
     if answer["waits_for_restart"]:
         lines.append(f"waits for a restart of the hub: {', '.join(map(shown, answer['waits_for_restart']))}")
     if answer["overruled"]:
