@@ -39,7 +39,6 @@ _SCRIPTS: Final = {
     "RunMicrotasks",
     "EventDispatch",
 }
-_SCRIPTS_TOO: Final = {"MinorGC", "MajorGC", "V8.GCScavenger"}
 _RENDERING: Final = {"UpdateLayoutTree", "Layout", "PrePaint", "Paint", "Layerize", "Commit", "HitTest"}
 _CATEGORIES: Final = ["devtools.timeline", "v8", "disabled-by-default-v8.gc"]
 _SETTLE: Final = 5_000  # milliseconds before the trace, and one more update at its end that is left out
@@ -70,9 +69,7 @@ def main() -> None:
             hub.kill()
             hub.join()
     changed = median(update.changed for update in updates)
-    print(
-        f"{options.agents:,} agents, {changed:,.0f} of them in each of {len(updates)} updates; milliseconds per update:\n"
-    )
+    print(f"{options.agents:,} agents, {changed:,.0f} of them in each of {len(updates)} updates\n")
     print("| milliseconds per update | median | 90th percentile |\n|---|---|---|")
     for name, times in (
         ("scripts", [update.scripts for update in updates]),
