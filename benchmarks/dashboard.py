@@ -39,7 +39,6 @@ _SCRIPTS: Final = {
     "RunMicrotasks",
     "EventDispatch",
 }
-_SCRIPTS_TOO: Final = {"MinorGC", "MajorGC", "V8.GCScavenger"}
 _RENDERING: Final = {"UpdateLayoutTree", "Layout", "PrePaint", "Paint", "Layerize", "Commit", "HitTest"}
 _CATEGORIES: Final = ["devtools.timeline", "v8", "disabled-by-default-v8.gc"]
 _SETTLE: Final = 5_000  # milliseconds before the trace, and one more update at its end that is left out

@@ -72,7 +72,7 @@ def small_wheel(folder: Path) -> Path:
 
 
 def test_the_variable_is_for_serve_and_demo(tmp_path: Path) -> None:
-    """What other commands do with it needs no environment: the unknown one ends before."""
+    """No environment is needed: a release with an argument ends before."""
     checkout = copy_of_checkout(tmp_path)
     variables = os.environ | {"HEADGATE_PURE": "1"}
     command = [sys.executable, str(checkout / "dev"), "release", "now"]

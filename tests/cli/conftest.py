@@ -1,7 +1,6 @@
 """The command `headgate` within this process, and hubs that it finds."""
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,18 +15,10 @@ from headgate.cli import main
 from headgate.cli.hub_options import hub_from
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, Running, running
+from tests.support.log_level import log_level as log_level
 from tests.support.valkey import PATIENCE
 
 build_parser = cache(cli.build_parser)  # most of the time of a command
-
-
-@pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    """The level of the log, which a command may change at a hub in this process, is as before at the end."""
-    logger = logging.getLogger("headgate")
-    before = logger.level
-    yield
-    logger.setLevel(before)
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from headgate import ManualClock, Policy
 from headgate.cli import block
 from headgate.gate.changes import session_limit
 from headgate.hub.config_file import ConfigFile
+from tests.support.agent_connections import flood
 from tests.support.cli import Command, StartHub
-from tests.support.hub import ADMIN, VIEWER, AgentConnection
+from tests.support.hub import ADMIN, VIEWER
 from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
@@ -32,14 +33,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> float:
     wall = ManualClock(start=1000).wall()
     monkeypatch.setattr(block, "time", lambda: wall)
     return wall
-
-
-def flood(wire: AgentConnection, denials: int = 1) -> None:
-    """Let an agent use its two pings, and be denied."""
-    for _ in range(2 + denials):
-        wire.say("ping")
-    while denials:
-        denials -= wire.hear()["type"] == "rate_limited"
 
 
 # What is it doing? ----------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from headgate import MemoryStore, Policy
 from headgate.hub.api.routing import Router
 from headgate.hub.app import ROUTES, Hub
 from headgate.hub.config_file import ConfigFile
+from tests.support.agent_connections import flood
 from tests.support.cli import run
 from tests.support.command_steps import STEPS, routes_of_commands
-from tests.support.hub import ADMIN, AgentConnection, Running, hub_settings
+from tests.support.hub import ADMIN, Running, hub_settings
 from tests.support.log_files import write_csv
 
 pytestmark = pytest.mark.once
@@ -53,14 +54,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingHu
             yield hub
         finally:
             hub.stop()
-
-
-def flood(wire: AgentConnection, denials: int) -> None:
-    """Let an agent use its two pings, and be denied."""
-    for _ in range(2 + denials):
-        wire.say("ping")
-    while denials:
-        denials -= wire.hear()["type"] == "rate_limited"
 
 
 def test_every_command_in_a_process_of_its_own(hub: RecordingHub) -> None:

@@ -1,7 +1,6 @@
 """Fixtures of the hub's tests. The hub is never compiled, so its tests run once, against the wheel."""
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.hub_fleet import Fleet
+from tests.support.log_level import log_level as log_level
 from tests.support.scheduler import SchedulerHarness, open_harness
 from tests.support.valkey import PATIENCE, Server
 from tests.support.webhook_receiver import Receiver
@@ -33,15 +33,6 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         for spelled in (name, name.upper()):
             monkeypatch.delenv(spelled, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    """Puts the level back that a request may have changed."""
-    logger = logging.getLogger("headgate")
-    before = logger.level
-    yield
-    logger.setLevel(before)
 
 
 @pytest.fixture

@@ -128,6 +128,14 @@ def ping(wire: AgentConnection, times: int) -> None:
         answered += wire.hear()["type"] in ("pong", "rate_limited")
 
 
+def flood(wire: AgentConnection, denials: int = 1) -> None:
+    """Let an agent that has two pings use them, and be denied."""
+    for _ in range(2 + denials):
+        wire.say("ping")
+    while denials:
+        denials -= wire.hear()["type"] == "rate_limited"
+
+
 def waiting(hub: Running, agent: str) -> int:
     """How many frames wait until an agent reads."""
     (found,) = hub.hub.presence.sockets_of(agent)

@@ -5,13 +5,14 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, print_token
+from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, print_answer, print_token
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command, add_group
-from headgate.cli.terminal import Column, print_json
+from headgate.cli.terminal import Column
 from headgate.errors import printable
+from headgate.hub.agents.names import ADMIN, VIEWER
 
-_ROLES: Final = {"admin": "an admin", "viewer": "a viewer"}
+_ROLES: Final = {ADMIN: "an admin", VIEWER: "a viewer"}
 _KINDS: Final = {"settings": "the settings", "first_start": "the first start", "agent": "a registration"}
 
 
@@ -102,8 +103,4 @@ def _add(options: argparse.Namespace) -> int:
 def _set_role(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.set_role(options.agent, options.role)
-    if options.json:
-        print_json(answer)
-    else:
-        print(f"{printable(options.agent)} is {_ROLES[options.role]} now")
-    return 0
+    return print_answer(options, hub, answer, lambda: f"{printable(options.agent)} is {_ROLES[options.role]} now")

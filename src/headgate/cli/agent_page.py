@@ -49,12 +49,9 @@ def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str
     if data["blocked"]:
         until = data["blocked_until"]
         reason = shown(data["blocked_reason"])
-        yield (
-            "blocked",
-            ("until it is unblocked" if until is None else f"until {local_time(until)}")
-            + (f": {reason}" if reason else ""),
-        )
-    at = "" if data["registered_at"] is None else f"{local_time(data['registered_at'])}"
+        end = "until it is unblocked" if until is None else f"until {local_time(until)}"
+        yield "blocked", f"{end}: {reason}" if reason else end
+    at = "" if data["registered_at"] is None else local_time(data["registered_at"])
     registered = at or ("yes" if data["registered"] else "no")
     yield "registered", registered + ("; its token is revoked" if data["revoked"] else "")
     if data["role"]:
@@ -112,7 +109,7 @@ def _denials(data: dict[str, Any]) -> Rows:
             f"{shown(one['channel'])} {shown(one['action'])}",
             shown(one["tier"]) or "-",
             shown(one["address"]) or "-",
-            "-" if one["retry_after_ms"] is None else f"{whole(one['retry_after_ms']) / 1000:.3g} s",
+            f"{whole(one['retry_after_ms']) / 1000:.3g} s",
         ]
         for one in data["denials"]
     ]

@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from headgate.cli.answers import local_time, shown, whole
-from headgate.cli.hub_commands import ListCommand, Rows
-from headgate.cli.parser import Commands, whole_number
+from headgate.cli.hub_commands import ListCommand, Rows, add_limit_option
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column
 
 
@@ -31,9 +31,7 @@ def add(commands: Commands) -> None:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="only open alerts")
-    parser.add_argument(
-        "--limit", type=whole_number(1, 1000), default=100, metavar="N", help="at most N (default: 100)"
-    )
+    add_limit_option(parser)
 
 
 def _alerts(answer: dict[str, Any]) -> Rows:

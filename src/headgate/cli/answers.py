@@ -72,7 +72,7 @@ def shown(value: Any) -> str:
 
 
 def local_time(value: Any) -> str:
-    """A time in seconds since 1970, as the clock on the wall here shows it."""
+    """A time in seconds since 1970, as local time."""
     try:
         return datetime.fromtimestamp(number(value)).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, OSError):

@@ -4,12 +4,15 @@ import argparse
 from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown
-from headgate.cli.hub_commands import ListCommand, Rows
+from headgate.cli.hub_commands import ListCommand, Rows, add_limit_option, print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command, whole_number
-from headgate.cli.terminal import Column, print_json
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import Column
 
-_REMEDY: Final = "headgate policy show --effective shows by whom; headgate defaults reset and override remove undo it"
+_REMEDY: Final = (
+    "headgate policy show --effective shows by whom; undo it with headgate defaults reset, and for an agent set the "
+    "limit of the file with headgate override set"
+)
 
 
 def add(commands: Commands) -> None:
@@ -34,12 +37,6 @@ def add(commands: Commands) -> None:
     add_hub_options(parser)
 
 
-def _add_limit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--limit", type=whole_number(1, 1000), default=100, metavar="N", help="at most N (default: 100)"
-    )
-
-
 def _rows(answer: dict[str, Any]) -> Rows:
     return [[local_time(one["at"]), shown(one["by"]) or "-", shown(one["what"])] for one in answer["changes"]]
 
@@ -49,22 +46,18 @@ _CHANGES = ListCommand(
     [Column("time"), Column("by"), Column("change", elastic=True)],
     _rows,
     "nothing was changed",
-    arguments=_add_limit,
+    arguments=add_limit_option,
 )
 
 
 def _reload(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.reload()
-    if options.json:
-        print_json(answer)
-    else:
-        print("\n".join(hub.parse(lambda: _report(answer))))
-    return 0
+    return print_answer(options, hub, answer, lambda: "\n".join(_report(answer)))
 
 
 def _report(answer: dict[str, Any]) -> list[str]:
-    lines = ["the policy file is reloaded" if answer["reloaded"] else "the policy file has not changed"]
+    lines = ["the policy file is reloaded"]
     if answer["waits_for_restart"]:
         lines.append(f"waits for a restart of the hub: {', '.join(map(shown, answer['waits_for_restart']))}")
     if answer["overruled"]:

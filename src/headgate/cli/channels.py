@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows
+from headgate.cli.hub_commands import ListCommand, Rows, print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
-from headgate.cli.terminal import Column, print_json
+from headgate.cli.terminal import Column
 from headgate.errors import HeadgateError, printable
 
 _MOST: Final = 1_000_000  # bound against a faulty server
@@ -74,9 +74,6 @@ _LIST = ListCommand(
 
 
 def _delete(options: argparse.Namespace) -> int:
-    answer = hub_from(options).delete_chat_channel(options.name)
-    if options.json:
-        print_json(answer)
-    else:
-        print(f"chat channel {printable(options.name)} is deleted, with its messages")
-    return 0
+    hub = hub_from(options)
+    answer, name = hub.delete_chat_channel(options.name), printable(options.name)
+    return print_answer(options, hub, answer, lambda: f"chat channel {name} is deleted, with its messages")

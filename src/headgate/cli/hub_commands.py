@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_options import add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.parser import Commands, add_command, whole_number
 from headgate.cli.terminal import Cell, Column, print_error, print_json, print_table
 from headgate.errors import InvalidInput, printable
 from headgate.hub.settings import usable_token
@@ -107,6 +107,22 @@ class ListCommand:
         else:
             print(self.empty)
         return 0
+
+
+def add_limit_option(parser: argparse.ArgumentParser) -> None:
+    """Add --limit, for lists of which the hub keeps up to 1,000."""
+    parser.add_argument(
+        "--limit", type=whole_number(1, 1000), default=100, metavar="N", help="at most N (default: 100)"
+    )
+
+
+def print_answer(options: argparse.Namespace, hub: HubApi, answer: Answer, text: Callable[[], str]) -> int:
+    """Print an answer, as JSON or as the text that is made of it; the exit code."""
+    if options.json:
+        print_json(answer)
+    else:
+        print(hub.parse(text))
+    return 0
 
 
 def print_token(options: argparse.Namespace, hub: HubApi, answer: Answer, note: str, field: str = "token") -> int:

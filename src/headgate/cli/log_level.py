@@ -3,9 +3,9 @@
 import argparse
 
 from headgate.cli.answers import shown
+from headgate.cli.hub_commands import print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
-from headgate.cli.terminal import print_json
 from headgate.hub.settings import LOG_LEVELS
 
 
@@ -26,8 +26,5 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.set_log_level(options.level)
-    if options.json:
-        print_json(answer)
-    else:
-        print(hub.parse(lambda: f"the hub logs from level {shown(answer['level'])} on, until it stops"))
-    return 0
+    text = "the hub logs from level {} on, until it stops"
+    return print_answer(options, hub, answer, lambda: text.format(shown(answer["level"])))

@@ -4,9 +4,9 @@ import argparse
 import json
 
 from headgate.cli.answers import whole
+from headgate.cli.hub_commands import print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command, add_group, json_text
-from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
 
@@ -29,8 +29,5 @@ def add(commands: Commands) -> None:
 def _write(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.write_signal(options.agent, json.loads(options.signal), options.session)
-    if options.json:
-        print_json(answer)
-    else:
-        print(hub.parse(lambda: f"signal {whole(answer['number'])} of {printable(options.agent)} is written"))
-    return 0
+    text = "signal {} of {} is written"
+    return print_answer(options, hub, answer, lambda: text.format(whole(answer["number"]), printable(options.agent)))

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, number, shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows
+from headgate.cli.hub_commands import ListCommand, Rows, print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command, json_text, whole_number
-from headgate.cli.terminal import Column, print_json
+from headgate.cli.terminal import Column
 
 _STATES: Final = ("queued", "assigned", "accepted", "completed", "failed")
 _LIMIT: Final = 50
@@ -81,8 +81,4 @@ _LIST = ListCommand(
 def _push(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.push_task(options.payload)
-    if options.json:
-        print_json(answer)
-    else:
-        print(hub.parse(lambda: f"task {shown(answer['task_id'])} is {shown(answer['state'])}"))
-    return 0
+    return print_answer(options, hub, answer, lambda: f"task {shown(answer['task_id'])} is {shown(answer['state'])}")

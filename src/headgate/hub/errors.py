@@ -9,7 +9,7 @@ from headgate.gate.policy import PolicyError
 from headgate.hub.storage.database import DatabaseError
 from headgate.stores.sqlite import ChangeLogError
 
-BLOCKED: Final = "blocked by an operator"
+BLOCKED_BY_OPERATOR: Final = "blocked by an operator"
 """Why a blocked agent is denied. The operator's reason is for operators."""
 
 _log = structlog.get_logger("headgate.hub")

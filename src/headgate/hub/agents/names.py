@@ -19,7 +19,11 @@ The hub derives them from its route table. They are repeated here for clients, w
 compares the two.
 """
 
-BUILT_IN: Final = frozenset(["admin", "viewer"])
+ADMIN: Final = "admin"
+VIEWER: Final = "viewer"
+ROLES: Final = (ADMIN, VIEWER)
+"""The roles of operators."""
+BUILT_IN: Final = frozenset(ROLES)
 """The names of the built-in operators, in the record of changes. No agent can have one of them, in any case."""
 
 _COMMON: Final = """

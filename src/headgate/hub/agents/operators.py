@@ -18,9 +18,9 @@ import structlog
 
 from headgate.errors import HeadgateError, StoreAway, refuse
 from headgate.gate import Gate
-from headgate.hub.agents.names import BUILT_IN
+from headgate.hub.agents.names import ADMIN, BUILT_IN, ROLES, VIEWER
 from headgate.hub.agents.registry import Registry
-from headgate.hub.agents.tokens import ADMIN, ROLES, Tokens
+from headgate.hub.agents.tokens import Tokens
 from headgate.hub.errors import RequestError
 
 _log = structlog.get_logger("headgate.hub")
@@ -117,7 +117,7 @@ class Operators:
         kind = self._tokens.admin_kind
         found = [Operator(ADMIN, ADMIN, kind)] if kind else []
         if self._tokens.has_viewer:
-            found.append(Operator("viewer", "viewer", "settings"))
+            found.append(Operator(VIEWER, VIEWER, "settings"))
         roles = self._gate.effective.roles
         history = await asyncio.to_thread(self._gate.history)
         given = {edit.agent: change for change in history for edit in change.edits if edit.kind == "role"}

@@ -7,15 +7,12 @@ from sqlite3 import Connection
 from typing import Final, Literal
 
 from headgate.errors import HeadgateError
+from headgate.hub.agents.names import ADMIN, VIEWER
 from headgate.hub.settings import A_TOKEN, HubSettings, usable_token
 from headgate.hub.storage.database import Database
 
 DIGEST_SIZE: Final = 32
 """Bytes of a token's digest."""
-ADMIN: Final = "admin"
-VIEWER: Final = "viewer"
-ROLES: Final = (ADMIN, VIEWER)
-"""The roles of operators; both are also the names of the built-in ones."""
 _REVOKED: Final = "revoked"  # in the database, instead of a digest
 
 

@@ -4,8 +4,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from headgate.hub.agents.names import ROLES
 from headgate.hub.agents.operators import Operator, Operators
-from headgate.hub.agents.tokens import ROLES
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.sockets.frames import AgentId
 

@@ -19,7 +19,7 @@ from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.routing import Call, Route, Router, Who
-from headgate.hub.errors import BLOCKED, RequestError, as_request_error
+from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError, as_request_error
 from headgate.hub.json_depth import check_depth
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
@@ -41,7 +41,6 @@ _HEADERS: Final = (
 
 _UNKNOWN_CALLER: Final = "the token in the Authorization header is unknown or was revoked"
 USED_UP: Final = "the allowance of your network address is used up, perhaps by somebody else who shares it"
-
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -284,7 +283,7 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
             detail = f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s"
             denial = denial._replace(detail=detail, policies=("address",))
         if error.blocked:
-            denial = denial._replace(detail=BLOCKED)
+            denial = denial._replace(detail=BLOCKED_BY_OPERATOR)
         retry_after = dict(denial.headers)["retry-after"].encode()
         headers = [(b"retry-after", retry_after), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)

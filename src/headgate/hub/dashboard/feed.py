@@ -33,6 +33,7 @@ from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 
 MAX_CARDS: Final = 2000
+"""Agents that a dashboard shows: those that are rate limited first."""
 MAX_QUEUED: Final = 32
 """Frames queued for a dashboard that reads slowly; then it is closed, and connects again."""
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
@@ -50,7 +51,6 @@ _ROTATED: Final = 50  # cards made again in each update without a known reason: 
 _MAX_FRAME: Final = 4096  # bytes of the one frame that a dashboard sends
 
 _log = structlog.get_logger("headgate.hub")
-
 
 _PUBLIC: Final = Holder()  # a dashboard without a token
 

@@ -331,11 +331,8 @@ class Alerts:
         elif entry.alert != alert:
             entry.alert, entry.own, entry.grace_over = alert, False, False
             self._show(alert)
-        known, before = (
-            alert.total or alert.violations,
-            self._totals.get(alert.agent_id, 0),
-        )  # older hubs write no total
-        self._totals[alert.agent_id] = max(known, before)
+        known = alert.total or alert.violations  # an older hub writes no total
+        self._totals[alert.agent_id] = max(known, self._totals.get(alert.agent_id, 0))
         entry.text = text
 
     async def _missing(self, entry: _OpenAlert) -> None:

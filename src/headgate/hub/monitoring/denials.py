@@ -86,8 +86,9 @@ class DenialLog:
     """What the agents were denied in the last hour, in bounded memory.
 
     The 2,000 agents that were denied last are remembered, each with 16 actions, the sum of all others, and its last ten
-    denials. That is at most 24,000 bytes for an agent and 48 MB for all of them, and half of that with the hub's own
-    actions. A denial takes the same short time, however many there were; a request that passes costs nothing.
+    denials. That is at most 24,000 bytes for an agent and 48 MB for all of them; with the short names of the hub's own
+    actions, a little more than half of that. A denial takes the same short time, however many there were; a request
+    that passes costs nothing.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -99,9 +99,8 @@ class Stats:
         self._outage: tuple[int, int | None] = (0, None)
         self.fleet: Final = TrafficHistory(FLEET_SLOTS, self.slot)
         self._traffic: Final[dict[str, TrafficHistory]] = {}
-        self._offenders: Final[OrderedDict[str, _Violations]] = (
-            OrderedDict()
-        )  # the last that had a violation comes last
+        # By agent; the one with the newest violation comes last.
+        self._offenders: Final[OrderedDict[str, _Violations]] = OrderedDict()
         self.stop: Final = gate.subscribe(self._on_event, Violated, AddressChecked, Degraded)
 
     @property

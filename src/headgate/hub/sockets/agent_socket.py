@@ -13,7 +13,7 @@ from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
-from headgate.hub.errors import BLOCKED, RequestError, as_request_error
+from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError, as_request_error
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
 from headgate.hub.monitoring.connection_log import ConnectionLog
@@ -65,7 +65,7 @@ class _AgentConnection:
         """Answer a denied signal likewise; `blocked`: that of an agent that an operator has blocked."""
         problem = frames.Problem(
             error="rate_limited",
-            detail=BLOCKED if blocked else str(error),
+            detail=BLOCKED_BY_OPERATOR if blocked else str(error),
             agent_id=error.agent_id,
             limit=error.limit,
             retry_after_ms=UNSET if error.retry_after_ms is None else error.retry_after_ms,

@@ -17,7 +17,7 @@ from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
-from headgate.hub.errors import BLOCKED, as_request_error
+from headgate.hub.errors import BLOCKED_BY_OPERATOR, as_request_error
 from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.settings import RELAY_BURST, RELAY_RATE, SettingParser, variable
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
@@ -236,7 +236,7 @@ class Relay:
             decision = await self._gate.acheck(peer.address, "ws", action="message")
             if not decision:
                 self._count_denial(peer, decision)
-                await _deny(peer, decision, self._id(frame), BLOCKED, wait_ms(decision))
+                await _deny(peer, decision, self._id(frame), BLOCKED_BY_OPERATOR, wait_ms(decision))
                 return
         if self._limiter is not None:
             decision = await self._limiter.acheck(peer.address)

@@ -2,9 +2,9 @@
 
 import { ceiling, Spark } from "./charts.js";
 import { byId, element, figures, fillRows, plural, rateText, setAttribute, setText, setVisible, timeText } from "./dom.js";
-import { drawMeter, drawState, stateNode, usageText } from "./state.js";
+import { drawMeter, drawState, stateNode, usedText } from "./state.js";
 
-const REST = 2000; // ms between two requests
+const REFRESH_MS = 2000; // between two requests
 
 const actionText = ({ channel, action }) => `${channel} ${action}`.trim() || "a tier, by no action";
 
@@ -63,7 +63,7 @@ export class AgentPage {
   /** Draw it. It is fetched again if that was a while ago. */
   draw() {
     const { signedIn } = this.#api;
-    const due = !this.#asking && Math.abs(Date.now() - this.#asked) > REST;
+    const due = !this.#asking && Math.abs(Date.now() - this.#asked) > REFRESH_MS;
     if (signedIn && due && !(this.#unknown && !this.#agents.get(this.name))) this.refresh();
     setVisible(byId("agent-anonymous"), !signedIn);
     setVisible(byId("agent-detail"), Boolean(this.#detail));
@@ -103,7 +103,7 @@ export class AgentPage {
       return [actionText(one), one.tier, figures.format(one.last_minute), figures.format(one.last_hour)];
     });
     drawTable("denials", detail.denials, (one) => {
-      const wait = one.retry_after_ms === null ? "none helps" : `${figures.format(one.retry_after_ms / 1000)} s`;
+      const wait = `${figures.format(one.retry_after_ms / 1000)} s`;
       return [timeText(one.at), actionText(one), one.tier, one.address || "unknown", wait];
     });
     drawTable("connections", detail.connections, (one) => [one.kind, one.address || "unknown", timeText(one.since)]);
@@ -140,11 +140,10 @@ function drawLimits({ buckets, exempt, session_limit: session, session_override:
   while (body.rows.length < buckets.length + 1) body.append(limitRow());
   buckets.forEach((bucket, at) => {
     const [name, bar, used, limit] = body.rows[at].cells;
-    const text = usageText(bucket);
     setText(name, `${bucket.channel} ${bucket.tier}`);
     setVisible(bar.firstElementChild, true);
     drawMeter(bar.firstElementChild, bucket);
-    setText(used, text.includes(" used") ? text.slice(0, text.indexOf(" used")) : text.split(",")[0]);
+    setText(used, usedText(bucket));
     drawLimit(limit, bucket.limit, bucket.own);
   });
   const [name, bar, used, limit] = body.rows[buckets.length].cells;

@@ -5,8 +5,8 @@ import { notify, toast } from "./toasts.js";
 import { agentLink } from "./view.js";
 
 const FEW = 3; // alerts that fit without a list of their own
-const ALL = 1000; // that are asked for
-const REST = 2000; // ms between two questions for all
+const ALL = 1000; // alerts that are requested
+const REFRESH_MS = 2000; // between two requests for all alerts
 
 /** An alert that is raised again is announced again. */
 const key = ({ alert_id, times }) => `${alert_id} ${times}`;
@@ -78,7 +78,7 @@ export class Alerts {
     this.#rows = rows;
     for (const alert of shown) drawRow(rows.get(alert.alert_id), alert);
     placeChildren(byId("alerts"), [...rows.values()]);
-    if (expanded && Math.abs(Date.now() - this.#asked) > REST) this.#ask();
+    if (expanded && Math.abs(Date.now() - this.#asked) > REFRESH_MS) this.#ask();
   }
 
   /** Those of the frames, and where all are wanted, those that the hub has answered; open ones first. */

@@ -3,7 +3,7 @@
 import { figures, rateText, setAttribute } from "./dom.js";
 import { Readout } from "./tip.js";
 
-export const SPARK_HEIGHT = 24;
+const SPARK_HEIGHT = 24;
 
 const round = (value) => Math.round(value * 100) / 100;
 

@@ -6,7 +6,7 @@ import { FILTERS, finds, sorted } from "./orders.js";
 import { Table } from "./table.js";
 import { agentLink } from "./view.js";
 
-const REST = 5000; // ms between two changes of the order, and for which it is held after a touch
+const HOLD_MS = 5000; // between two changes of the order, and for which it is held after a touch
 
 /** `choose` is called with the parts of the view that the user changes. */
 export class AgentList {
@@ -17,7 +17,7 @@ export class AgentList {
   #view = { search: "", show: "all", sort: "urgency", list: "" };
   #order = []; // the agents that are shown
   #arranged = 0; // when, last
-  #touched = -REST;
+  #touched = -HOLD_MS;
   #rearrange = true;
 
   constructor(agents, choose) {
@@ -106,7 +106,7 @@ export class AgentList {
     setVisible(byId("held"), held);
     setVisible(byId("more"), this.#agents.more > 0);
     const [more, first] = [this.#agents.more, agents.length].map(figures.format);
-    setText(byId("more"), `${more} more are not listed: these are the first ${first}, those with violations before others.`);
+    setText(byId("more"), `${more} more are not listed: these are the first ${first}, those that are rate limited before others.`);
     setVisible(byId("no-agents"), !all);
     setAttribute(byId("agents-section"), "data-empty", !all);
     setVisible(byId("no-match"), all > 0 && !shown);
@@ -127,7 +127,7 @@ export class AgentList {
       return true;
     }
     const changed = wanted.length !== there.size || wanted.some((agent) => !there.has(agent));
-    if (this.#rearrange || changed || now - this.#arranged > REST) {
+    if (this.#rearrange || changed || now - this.#arranged > HOLD_MS) {
       this.#order = sorted(wanted, this.#view.sort, this.#agents);
       [this.#arranged, this.#rearrange] = [now, false];
     }
@@ -138,7 +138,7 @@ export class AgentList {
   #isUsed(now) {
     const where = this.#shown === this.#table ? byId("rows") : byId("agents");
     const pointed = matchMedia("(hover: hover)").matches && where.matches(":hover");
-    return now - this.#touched < REST || pointed || where.contains(document.activeElement);
+    return now - this.#touched < HOLD_MS || pointed || where.contains(document.activeElement);
   }
 
   #matches(agent) {

@@ -28,6 +28,9 @@ export function drawState(node, agent) {
   setText(role, agent.role ?? "");
 }
 
+/** Whether a share of a bucket can be used: it is neither blocked nor unlimited. */
+const isCounted = ({ capacity }) => capacity > 0 && capacity <= LARGEST;
+
 /** Green below half, yellow up to and including four fifths, red above. Exact, in whole tokens. */
 function level({ remaining, capacity }) {
   const used = capacity - remaining;
@@ -45,17 +48,21 @@ function percent(usage) {
 export function usageText(usage) {
   if (!usage) return "exempt: nothing is counted";
   const bucket = `${usage.channel} ${usage.tier}`;
-  if (usage.capacity === 0) return `blocked, ${bucket}`;
-  if (usage.capacity > LARGEST) return `unlimited, ${bucket}`;
-  const [used, capacity] = [usage.capacity - usage.remaining, usage.capacity].map(figures.format);
-  return `${used} of ${capacity} used, ${bucket}, ${percent(usage)} %`;
+  if (!isCounted(usage)) return `${usedText(usage)}, ${bucket}`;
+  return `${usedText(usage)} used, ${bucket}, ${percent(usage)} %`;
+}
+
+/** What is used of a bucket. */
+export function usedText(usage) {
+  if (usage.capacity === 0) return "blocked";
+  if (usage.capacity > LARGEST) return "unlimited";
+  return [usage.capacity - usage.remaining, usage.capacity].map(figures.format).join(" of ");
 }
 
 /** The same in a few characters. */
 export function shortUsage(usage) {
   if (!usage) return "–";
-  if (usage.capacity === 0) return "blocked";
-  return usage.capacity > LARGEST ? "unlimited" : `${percent(usage)} %`;
+  return isCounted(usage) ? `${percent(usage)} %` : usedText(usage);
 }
 
 export function drawMeter(meter, usage) {
