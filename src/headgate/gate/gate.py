@@ -159,12 +159,12 @@ class Gate(GateChanges, Closable):
 
     def record_violation(self, agent: str) -> float:
         """Record a denial that was made elsewhere, and return the advised wait in seconds."""
-        if self._is_spared(agent):
+        if self.always_passes(agent):
             return 0.0
         return self._recorded(agent, self._store.record_violation(self._offence(agent)))
 
     async def arecord_violation(self, agent: str) -> float:
-        if self._is_spared(agent):
+        if self.always_passes(agent):
             return 0.0
         return self._recorded(agent, await self._store.arecord_violation(self._offence(agent)))
 
@@ -187,13 +187,13 @@ class Gate(GateChanges, Closable):
 
         One that is exempt, and not blocked, is not.
         """
-        return self.is_blocked(agent) or (not self.is_exempt(agent) and bool(self.standing(agent)))
+        return self.is_blocked(agent) or (not self.always_passes(agent) and bool(self.standing(agent)))
 
     async def ais_rate_limited(self, agent: str) -> bool:
-        return self.is_blocked(agent) or (not self.is_exempt(agent) and bool(await self.astanding(agent)))
+        return self.is_blocked(agent) or (not self.always_passes(agent) and bool(await self.astanding(agent)))
 
-    def _is_spared(self, agent: str) -> bool:
-        """Whether no violation of an agent is recorded."""
+    def always_passes(self, agent: str) -> bool:
+        """Whether an agent is exempt, and not blocked: everything passes, and no violation is recorded."""
         return self.is_exempt(agent) and not self.is_blocked(agent)
 
     def reset_violations(self, agent: str) -> bool:

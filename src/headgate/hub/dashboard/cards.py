@@ -176,18 +176,18 @@ class Cards:
     async def _card(self, agent: str, last_hour: int) -> AgentCard:
         gate = self._gate
         standing = await gate.astanding(agent)
-        exempt, blocked = gate.is_exempt(agent), gate.is_blocked(agent)
+        free = gate.always_passes(agent)
         return AgentCard(
             agent_id=agent,
             connected=self._presence.is_connected(agent),
-            usage=None if exempt and not blocked else await self._usage(agent),
+            usage=None if free else await self._usage(agent),
             violations=standing.violations,
             violations_last_hour=last_hour,
             wait_left_ms=ceil(standing.wait_left * 1000),
-            rate_limited=bool(standing) and (blocked or not exempt),
-            exempt=exempt,
+            rate_limited=bool(standing) and not free,
+            exempt=gate.is_exempt(agent),
             override=agent in gate.effective.overrides,
-            blocked=blocked,
+            blocked=gate.is_blocked(agent),
             denied_per_minute=self._stats.denials.per_minute(agent),
             role=gate.role_of(agent),
         )

@@ -247,7 +247,7 @@ class Alerts:
         standing = await self._gate.astanding(agent)
         if entry.text and self._away():
             return  # this hub's own memory knows too little; checked again when the store is back
-        if standing and (not self._gate.is_exempt(agent) or self._gate.is_blocked(agent)):
+        if standing and not self._gate.always_passes(agent):
             entry.grace_over, entry.attempt = False, None
             self._check_at(entry, now + microseconds("quiet_left", standing.quiet_left))
         elif entry.text and not entry.own and not entry.grace_over:

@@ -218,7 +218,7 @@ class Stats:
         for agent, violations in list(reversed(self._offenders.items())):
             if violations.last <= earliest:
                 break
-            if not self._gate.is_exempt(agent) or self._gate.is_blocked(agent):
+            if not self._gate.always_passes(agent):
                 found.add(agent)
         return found
 

@@ -305,7 +305,7 @@ class AgentSockets:
             agent_id=agent,
             status="idle" if scheduler.is_idle(agent) else "busy",
             task_id=scheduler.task_of(agent),
-            rate_limited=bool(standing) and not self._gate.is_exempt(agent),
+            rate_limited=bool(standing) and not self._gate.always_passes(agent),
             violations=standing.violations,
             quiet_left_ms=ceil(standing.quiet_left * 1000),
         )
