@@ -61,6 +61,7 @@ def test_b6_overruled_values_of_the_policy_file_and_the_user_are_named(visitors:
         expect(page.locator("#who")).to_have_text("admin")
         expect(page.locator("#overruled")).to_be_hidden()
         http.put("/api/admin/rate-limits/defaults", json={"ws": {"light": "30/minute"}}).raise_for_status()
+        expect(page.locator("#overruled")).to_be_visible()
         expect(page.locator("#overruled")).to_contain_text("Stored changes overrule the policy file: limits.ws.light.")
         hub.run(hub.hub.gate.aremove_default())
         expect(page.locator("#overruled")).to_be_hidden()

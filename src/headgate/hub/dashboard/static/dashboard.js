@@ -172,7 +172,7 @@ function followAddress() {
   const before = view.agent;
   const { token: given, ...wanted } = readView(location.hash);
   if (!before && wanted.agent) left = scrollY;
-  view = wanted.agent ? { ...view, agent: wanted.agent } : wanted; // the list stays as it is meanwhile
+  view = wanted;
   if (view.agent !== before) {
     page.open(view.agent);
     changes.reset();
