@@ -265,6 +265,69 @@ def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: Server, tmp_
         assert limit_of_planner(hub) == "7/minute"
 
 
+# Away at the start ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def away_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Server, Running, str]]:
+    """A hub that was started without its server, which has a role of ada, and planner, who is blocked; its token."""
+    monkeypatch.setattr("headgate.stores.redis.changelog._RETRY", PATIENCE)  # the follower comes too late
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        with hub_on(server, tmp_path) as hub:
+            token = hub.register("planner")
+            hub.hub.gate.set_role("ada", "admin")  # as if the agents were lost, and the changes were not
+            hub.hub.gate.block("planner")
+        server.kill()
+        with hub_on(server, tmp_path) as hub:
+            assert not hub.hub.gate.changes_read
+            assert register(hub, "ada") == (503, "unavailable")
+            yield server, hub, token
+
+
+def first_answer(ask: Callable[[], int]) -> int:
+    """The first status that isn't 503, when the store is back."""
+    found = [503]
+
+    def answered() -> bool:
+        found.append(ask())
+        return found[-1] != 503
+
+    wait_for(answered, "an answer")
+    return found[-1]
+
+
+def test_b6_blocks_and_roles_hold_from_the_first_request_after_a_start_without_the_store(
+    away_at_the_start: tuple[Server, Running, str],
+) -> None:
+    server, hub, token = away_at_the_start
+    server.start()
+    with hub.http(token) as planner:
+        assert first_answer(lambda: planner.get("/api/tasks").status_code) == 429
+    assert first_answer(lambda: register(hub, "ada")[0]) == 409
+
+
+def test_b6_nobody_is_known_until_the_changes_were_read(
+    away_at_the_start: tuple[Server, Running, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, hub, token = away_at_the_start
+    server.start()
+
+    def away(_after: int = 0) -> Any:
+        raise StoreAway("the changes can't be read")
+
+    with monkeypatch.context() as patch, hub.http(token) as planner, hub.http(ADMIN) as admin:
+        patch.setattr(hub.hub.gate._log, "read", away)
+        for path in ("/api/tasks", "/api/mailbox"):
+            assert planner.get(path).json()["error"] == "unavailable"
+        assert register(hub, "eve") == (503, "unavailable")
+        with hub.socket("/relay") as relay:
+            assert hello(relay, "planner", token).error.code == "unavailable"
+        assert admin.post("/api/admin/agents", json={"agent_id": "ada"}).status_code == 503
+        assert admin.get("/api/admin/rate-limits").status_code == 200  # the built-in admin is known
+    assert first_answer(lambda: register(hub, "eve")[0]) == 201
+    assert hub.run(hub.hub.registry.verify("planner", token))
+
+
 # Older data, and missing parts ----------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ class GateChanges(GateChecks):
         self._log: Final[ChangeLog] = _change_log(remember, store)
         self._counts_shared: Final = isinstance(store, SharedStore)
         self._position = 0  # in the log: the changes up to there are in effect
+        self._changes_read = False
         self._logged = 0  # changes in the log
         self._reported_unreadable = False
         self._overruled: tuple[Lookup | None, tuple[str, ...]] = (None, ())  # as of a lookup
@@ -56,7 +57,7 @@ class GateChanges(GateChecks):
         except StoreAway as away:
             _log.error("starting without the changes made while running, until they can be read: %s", away)
             return []
-        self._position, self._logged = page.position, len(page.changes)
+        self._position, self._logged, self._changes_read = page.position, len(page.changes), True
         self._report_unreadable(page)
         return page.edits()
 
@@ -181,6 +182,18 @@ class GateChanges(GateChecks):
         """Give an agent a role, or none. Roles are the application's: the gate keeps them, and `role_of` tells them."""
         self.change([changes.role(agent, role)], by=by)
 
+    @property
+    def changes_read(self) -> bool:
+        """Whether the changes made earlier were read: not if their server was away at the start, and still is.
+
+        Until then checks go by the policy alone, and nobody is blocked or has a role.
+        """
+        return self._changes_read
+
+    def read_changes(self) -> None:
+        """Apply the changes that other nodes have made, now. A gate that shares a server does so by itself, soon."""
+        self._sync(everything=not self._changes_read)
+
     def history(self) -> list[Change]:
         """The changes that were made, with their authors and times, oldest first: at least the newest 10,000."""
         return self._log.read().changes
@@ -232,6 +245,7 @@ class GateChanges(GateChecks):
             if not self._counts_shared:
                 self._drop_changed(before, after)
             self._lookup, self._position, self._logged = after, page.position, len(page.changes)
+            self._changes_read = True
         if without_effect := describe_overruled(before.policy, policy, after.effective):
             _log.warning(
                 "changes made while running overrule the reloaded policy: %s; take changed defaults back by `headgate "
@@ -255,6 +269,7 @@ class GateChanges(GateChecks):
     aunblock = in_thread(unblock)
     aset_role = in_thread(set_role)
     areload = in_thread(reload)
+    aread_changes = in_thread(read_changes)
     avalues = in_thread(values)
 
     # Effects on the lookup, and on buckets ---------------------------------------------------------------------------
@@ -263,6 +278,7 @@ class GateChanges(GateChecks):
         """Apply the changes of other nodes. `everything`: the log may have lost some that this gate has applied."""
         with self._change_lock:
             events = self._catch_up(0 if everything else self._position)
+            self._changes_read = True
         for event in events:
             self._emit(event)
 

@@ -242,7 +242,7 @@ class Hub:
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
         reserved = self.router.reserved("agent")
         registry = self.registry = Registry(
-            agents, mode=settings.registration, most=settings.max_agents, reserved=reserved, role_of=gate.role_of
+            agents, mode=settings.registration, most=settings.max_agents, reserved=reserved, gate=gate
         )
         operators = self.operators = Operators(tokens, registry, gate)
         authentication = Authentication(gate)

@@ -9,8 +9,8 @@ changes of all hubs have one order, so the last of them finds that nobody is lef
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -130,18 +130,46 @@ class Operators:
 
     # Changes, each on behalf of `caller`, and recorded as `by` -------------------------------------------------------
 
-    async def register(self, agent: str, by: str) -> str:
+    @asynccontextmanager
+    async def _change(self, caller: Holder | None) -> AsyncIterator[None]:
+        """One change at a time, with what other hubs have changed, for somebody who is an admin at that moment.
+
+        Without a caller, an agent changes what is its own.
+        """
+        async with self._changing:
+            await self._gate.aread_changes()
+            if caller is not None:
+                await self._expect_admin(caller)
+            yield
+
+    async def register(self, agent: str, caller: Holder, by: str) -> str:
         """Register an agent for an admin, without any role that is left from lost data; its token."""
+        async with self._change(caller):
+            return await self._register(agent, by)
+
+    async def _register(self, agent: str, by: str) -> str:
         if self._gate.role_of(agent) and await self._registry.find(agent) is None:
             await self._gate.aset_role(agent, None, by=by)
         return await self._registry.register(agent, by_admin=True)
 
+    async def rotate(self, agent: str, caller: Holder, by: str) -> str:
+        """Replace an agent's token for an admin; the new one. After a revocation it has no role."""
+        async with self._change(caller):
+            found = await self._registry.find(agent)
+            if found is not None and found.revoked:
+                await self._drop_role(agent, by)
+            return await self._registry.rotate(agent)
+
+    async def invite(self, caller: Holder) -> str:
+        """A code for the registration of one agent."""
+        async with self._change(caller):
+            return await self._registry.invite()
+
     async def add(self, name: str, role: str, caller: Holder, by: str) -> str:
         """Register a name with a role; its token."""
         check_role(role)
-        async with self._changing:
-            await self._expect_admin(caller)
-            token = await self.register(name, by)
+        async with self._change(caller):
+            token = await self._register(name, by)
             try:
                 await self._gate.aset_role(name, role, by=by)
             except HeadgateError as error:
@@ -154,8 +182,7 @@ class Operators:
         """Give a registered agent a role, or take it away."""
         if role is not None:
             check_role(role)
-        async with self._changing:
-            await self._expect_admin(caller)
+        async with self._change(caller):
             if role is not None and agent.casefold() in BUILT_IN:
                 raise RequestError(400, "reserved", f"agent: expected another than a built-in operator, got {agent!r}")
             if role is not None and not await self._registry.knows(agent):
@@ -165,8 +192,7 @@ class Operators:
 
     async def remove(self, name: str, caller: Holder, by: str) -> bool:
         """Take an operator's role and token away; whether the token was valid."""
-        async with self._changing:
-            await self._expect_admin(caller)
+        async with self._change(caller):
             if name in BUILT_IN:
                 return await self._remove_built_in(name, caller, by)
             if not self.role_of(name):
@@ -175,32 +201,35 @@ class Operators:
 
     async def revoke(self, agent: str, caller: Holder, by: str) -> bool:
         """Revoke an agent's token for an admin, and take away its role; False if it was revoked before."""
-        if not self._gate.role_of(agent):
-            return await self._registry.revoke(agent)
-        async with self._changing:
-            await self._expect_admin(caller)
+        async with self._change(caller):
             return await self._revoke(agent, caller, by)
 
     async def revoke_own(self, caller: Holder, by: str) -> bool:
         """Revoke the token of an agent that asks for it, and take away its role, unless it is the last admin."""
-        if self._gate.role_of(caller.agent):
-            async with self._changing:
-                if await self._registry.owner(caller.token) == caller.agent:
-                    await self._set_role(caller.agent, None, None, by)
-        return await self._registry.revoke(caller.agent, caller.token)
+        async with self._change(None):
+            if self._gate.role_of(caller.agent) and await self._registry.owner(caller.token) == caller.agent:
+                await self._set_role(caller.agent, None, None, by)
+            revoked = await self._registry.revoke(caller.agent, caller.token)
+            await self._drop_new_role(caller.agent, by)
+        return revoked
 
     async def block(self, agent: str, until: float | None, reason: str, caller: Holder, by: str) -> None:
         """Block an agent. The last admin can't be blocked, and nobody can block themselves."""
-        if not self.role_of(agent):
-            await self._gate.ablock(agent, until=until, reason=reason, by=by)
-            return
-        async with self._changing:
-            await self._expect_admin(caller)
+        async with self._change(caller):
             _expect_other("block", agent, caller)
-            if self.role_of(agent) == ADMIN:
+            is_admin = self.role_of(agent) == ADMIN
+            if is_admin:
                 await self._expect_admin_left(agent)
             await self._gate.ablock(agent, until=until, reason=reason, by=by)
-            await self._undo_if_nobody_is_left(lambda: self._gate.aunblock(agent, by=by))
+            if is_admin:
+                await self._undo_if_nobody_is_left(lambda: self._gate.aunblock(agent, by=by))
+
+    async def unblock(self, agent: str, caller: Holder, by: str) -> None:
+        """Unblock an agent. Nobody can unblock themselves."""
+        async with self._change(caller):
+            _expect_other("unblock", agent, caller)
+            if agent in self._gate.effective.blocks:
+                await self._gate.aunblock(agent, by=by)
 
     def expect_built_in_admin(self) -> None:
         """Refuse what takes every agent's token away, if the only admins are agents."""
@@ -220,8 +249,23 @@ class Operators:
     async def _revoke(self, agent: str, caller: Holder, by: str) -> bool:
         """Take the role away first: that can be undone."""
         _expect_other("revoke", agent, caller)
-        await self._set_role(agent, None, caller, by)
-        return await self._registry.knows(agent) and await self._registry.revoke(agent)
+        registered = True
+        if self._gate.role_of(agent):
+            await self._set_role(agent, None, caller, by)
+            registered = await self._registry.find(agent) is not None
+        revoked = registered and await self._registry.revoke(agent)
+        await self._drop_new_role(agent, by)
+        return revoked
+
+    async def _drop_new_role(self, agent: str, by: str) -> None:
+        """Drop the role that another hub has given while this one revoked the token."""
+        await self._gate.aread_changes()
+        await self._drop_role(agent, by)
+
+    async def _drop_role(self, agent: str, by: str) -> None:
+        """Drop the role of an agent without a token: it is no admin who is left."""
+        if self._gate.role_of(agent):
+            await self._gate.aset_role(agent, None, by=by)
 
     async def _remove_built_in(self, name: str, caller: Holder, by: str) -> bool:
         kind = self._tokens.admin_kind if name == ADMIN else "settings" if self._tokens.has_viewer else ""
@@ -243,8 +287,9 @@ class Operators:
 
     async def _expect_admin(self, caller: Holder) -> None:
         """Refuse a caller that is no admin any more: another admin may have had the lock before."""
-        present = self.present(caller)
-        if present is None or (caller.agent and await self._registry.owner(caller.token) != caller.agent):
+        revoked = caller.agent and await self._registry.owner(caller.token) != caller.agent
+        present = self.present(caller)  # after the wait
+        if revoked or present is None:
             raise RequestError(401, "unauthorized", "the token in the Authorization header was revoked")
         if not present.admin or (caller.agent and self._gate.is_blocked(caller.agent)):
             raise RequestError(403, "forbidden", "this needs the token of the admin")

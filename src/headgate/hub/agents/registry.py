@@ -4,6 +4,7 @@ A token has 256 random bits and is shown once. Only its SHA-256 is stored: token
 needed. An id stays taken after its token was revoked, so that no agent can take over the identity of another.
 """
 
+import asyncio
 import logging
 import secrets
 import sqlite3
@@ -18,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from headgate.errors import InvalidInput
+from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.names import BUILT_IN, check_new_name
 from headgate.hub.agents.tokens import DIGEST_SIZE, digest_of
@@ -48,10 +50,11 @@ class Registry:
 
     `mode` says who may register: "open" anybody, "invitation" anybody with a code from the admin, otherwise only the
     admin. `most` bounds the number of agents, except for the admin. No agent can have a name in `reserved`. One that
-    has a role, which is left from lost data, can be registered by the admin only.
+    has a role in the `gate`, which is left from lost data, can be registered by the admin only.
 
     While a shared store is away, every method that needs it raises `StoreAway`, except that agents verified here before
-    can still be verified.
+    can still be verified. Until the gate has read its changes they raise it too, for all agents: anybody may be blocked
+    or have a role.
     """
 
     def __init__(
@@ -61,15 +64,16 @@ class Registry:
         mode: str = "open",
         most: int | None = None,
         reserved: frozenset[str] = frozenset(),
-        role_of: Callable[[str], str] = lambda _agent: "",
+        gate: Gate | None = None,
     ) -> None:
-        self._store: Final = store
+        self._store: Final = store  # to be asked by way of `_agents`
         self._most: Final = most
         self._mode: Final = mode
         self._reserved: Final = reserved
-        self._role_of: Final = role_of
+        self._gate: Final = gate
         self._listeners: Final[list[Callable[[str], None]]] = []
         self._background: Final = BackgroundTasks()
+        self._reading: asyncio.Task[None] | None = None  # of the changes, for all who wait for them
         self.revocations = 0
         """Counts up whenever a token that was valid may be valid no longer."""
 
@@ -81,6 +85,14 @@ class Registry:
         await self._background.wait()
         await self._store.close()
 
+    async def _agents(self) -> AgentDirectory:
+        """The store, once the gate has read its changes."""
+        if self._gate is not None and not self._gate.changes_read:
+            if self._reading is None or self._reading.done():
+                self._reading = self._background.spawn(self._gate.aread_changes())
+            await asyncio.shield(self._reading)
+        return self._store
+
     def on_revocation(self, listener: Callable[[str], None]) -> None:
         """Call `listener` in the loop with an agent's id when its token is rotated or revoked, here or elsewhere."""
         self._listeners.append(listener)
@@ -89,11 +101,12 @@ class Registry:
         """Register a free id, and return its new token. An invitation is used up only on success."""
         name = self._new_name(agent)
         code = None if by_admin else self._check_invitation(invitation)
-        if not by_admin and self._role_of(name):
+        agents = await self._agents()
+        if not by_admin and self._gate is not None and self._gate.role_of(name):
             raise _taken(name)
         token = _token()
         most = None if by_admin else self._most
-        outcome = await self._background.finish(self._store.add(name, digest_of(token), time.time(), code, most))
+        outcome = await self._background.finish(agents.add(name, digest_of(token), time.time(), code, most))
         if outcome == "full":
             raise RequestError(409, "too_many_agents", f"{most} agents are registered; only the admin can add more")
         if outcome == "exists":
@@ -124,7 +137,8 @@ class Registry:
 
     async def _replace(self, agent: str, digest: bytes | None, token: str | None) -> ReplaceOutcome:
         known = None if token is None else digest_of(token)
-        outcome = await self._background.finish(self._store.replace(_known_name(agent), digest, known))
+        agents = await self._agents()
+        outcome = await self._background.finish(agents.replace(_known_name(agent), digest, known))
         if outcome == "unknown":
             raise _unknown(agent)
         if outcome == "other":
@@ -133,19 +147,21 @@ class Registry:
 
     async def verify(self, agent: str, token: str) -> bool:
         """Whether a token belongs to an agent. Both may be any text."""
-        return _is_name(agent) and len(token) <= LONGEST_TOKEN and await self._store.verify(agent, digest_of(token))
+        if not _is_name(agent) or len(token) > LONGEST_TOKEN:
+            return False
+        return await (await self._agents()).verify(agent, digest_of(token))
 
     async def owner(self, token: str) -> str | None:
         """The agent that a token belongs to. It may be any text."""
-        return await self._store.owner(digest_of(token)) if len(token) <= LONGEST_TOKEN else None
+        return await (await self._agents()).owner(digest_of(token)) if len(token) <= LONGEST_TOKEN else None
 
     async def knows(self, agent: str) -> bool:
         """Whether there is such an agent, with a token that was not revoked."""
-        return _is_name(agent) and await self._store.knows(agent)
+        return _is_name(agent) and await (await self._agents()).knows(agent)
 
     async def find(self, agent: str) -> AgentRecord | None:
         """A registered agent, also if its token was revoked. It may be any text."""
-        row = await self._store.find(agent) if _is_name(agent) else None
+        row = await (await self._agents()).find(agent) if _is_name(agent) else None
         return None if row is None else AgentRecord(*row)
 
     def forget_verified(self) -> None:
@@ -156,12 +172,13 @@ class Registry:
     async def agents(self, after: str = "", limit: int = 100) -> list[AgentRecord]:
         """The next agents in the order of their ids, including those with a revoked token."""
         start = after.encode("utf-8", "replace").decode()
-        return [AgentRecord(*row) for row in await self._store.page(start, limit)]
+        return [AgentRecord(*row) for row in await (await self._agents()).page(start, limit)]
 
     async def invite(self) -> str:
         """A code for the registration of one agent."""
         code = f"hgi_{secrets.token_urlsafe(32)}"
-        await self._background.finish(self._store.invite(digest_of(code), time.time()))
+        agents = await self._agents()
+        await self._background.finish(agents.invite(digest_of(code), time.time()))
         return code
 
     def _new_name(self, agent: str) -> str:

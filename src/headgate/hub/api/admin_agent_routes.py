@@ -73,14 +73,14 @@ async def _agents(call: Call, registry: Registry, presence: Presence) -> Registe
 
 async def _register(call: Call, operators: Operators) -> Registered:
     agent = call.body.agent_id
-    token = await operators.register(agent, call.by)
+    token = await operators.register(agent, call.caller, call.by)
     _log.info("agent registered", agent=agent, by=call.by)
     return Registered(agent, token)
 
 
-async def _rotate(call: Call, registry: Registry) -> Registered:
+async def _rotate(call: Call, operators: Operators) -> Registered:
     agent = call.parts["agent"]
-    token = await registry.rotate(agent)
+    token = await operators.rotate(agent, call.caller, call.by)
     _log.info("token rotated", agent=agent, by=call.by)
     return Registered(agent, token)
 
@@ -106,11 +106,10 @@ async def _block(call: Call, gate: Gate, registry: Registry, operators: Operator
     return _blocked(gate, agent, registered)
 
 
-async def _unblock(call: Call, gate: Gate, registry: Registry) -> BlockedAgent:
+async def _unblock(call: Call, gate: Gate, registry: Registry, operators: Operators) -> BlockedAgent:
     agent = call.parts["agent"]
     registered = await registry.find(agent) is not None
-    if agent in gate.effective.blocks:
-        await gate.aunblock(agent, by=call.by)
+    await operators.unblock(agent, call.caller, call.by)
     return _blocked(gate, agent, registered)
 
 
@@ -121,8 +120,8 @@ def _blocked(gate: Gate, agent: str, registered: bool) -> BlockedAgent:
     return BlockedAgent(agent, True, block.until, block.reason, registered)
 
 
-async def _invite(call: Call, registry: Registry) -> Invitation:
-    code = await registry.invite()
+async def _invite(call: Call, operators: Operators) -> Invitation:
+    code = await operators.invite(call.caller)
     _log.info("invitation created", by=call.by)
     return Invitation(code)
 

@@ -170,7 +170,7 @@ async def _delete_chat_channel(call: Call, messages: MessageBroker) -> DeletedCh
 async def _register(call: Call, registry: Registry, operators: Operators) -> Registered:
     body: Register = call.body
     if call.admin:
-        return Registered(body.agent_id, await operators.register(body.agent_id, call.by))
+        return Registered(body.agent_id, await operators.register(body.agent_id, call.caller, call.by))
     return Registered(body.agent_id, await registry.register(body.agent_id, body.invitation))
 
 

@@ -218,8 +218,9 @@ class Api:
 
         `renewed`: agents' tokens have become invalid. An agent that was blocked is denied.
         """
-        present = self._operators.present(caller)
-        if present is None or (renewed and caller.agent and await self._registry.owner(caller.token) != caller.agent):
+        revoked = renewed and caller.agent and await self._registry.owner(caller.token) != caller.agent
+        present = self._operators.present(caller)  # after the wait
+        if revoked or present is None:
             raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
         if self._is_blocked(caller):
             await self._check(caller.agent, route.action, address)
