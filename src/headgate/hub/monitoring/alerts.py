@@ -380,6 +380,8 @@ def _encoded(alert: Alert) -> str:
 def _decoded(text: str) -> Alert | None:
     """An alert as a hub has written it; None if it is invalid. Fields of later versions are ignored."""
     try:
-        return msgspec.json.decode(text, type=Alert)
-    except msgspec.DecodeError:
+        alert = msgspec.json.decode(text, type=Alert)
+        _encoded(alert)  # whole numbers beyond 64 bits can be read, but not written
+    except (msgspec.DecodeError, OverflowError):
         return None
+    return alert
