@@ -197,6 +197,7 @@ def test_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
     with fleet.server.client() as client:
         alert = {"alert_id": "x", "agent_id": "somebody else", "violations": 1, "within": 1, "raised_at": 1}
         strange = {"planner": "nonsense", "b": "{}", "c": "[1]", "d": json.dumps(alert)}
+        strange["e"] = json.dumps({**alert, "agent_id": "e", "violations": 10**400})  # which can't be sent to anybody
         client.hset(key, mapping=strange)
         with fleet.hub() as one:
             compared(one)

@@ -94,6 +94,27 @@ def test_b3_b7_a_token_that_was_valid_before_from_an_address_is_no_guess(
     asyncio.run(work())
 
 
+def test_b3_b7_a_token_from_many_addresses_displaces_no_other(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "MAX_KNOWN", 10)
+
+    async def work() -> None:
+        guard, tokens = Authentication(gate), Tokens()
+        assert await guard.attempt(ADDRESS, "admin", tokens.right) == "planner"
+        homes = [f"198.51.100.{number}" for number in range(100)]
+        for home in (*homes, homes[-8]):
+            assert await guard.attempt(home, "roams", tokens.right) == "planner"
+        assert sum(len(addresses) for addresses in guard._known.values()) == 9
+        for address in (ADDRESS, *homes, "198.51.100.200"):
+            for _ in range(9):
+                await guard.attempt(address, "wrong", tokens.wrong)
+        assert await guard.attempt(ADDRESS, "admin", tokens.right) == "planner"
+        assert await guard.attempt("198.51.100.200", "roams", tokens.right) != "planner"
+        found = [home for home in homes if await guard.attempt(home, "roams", tokens.right) == "planner"]
+        assert found == homes[-8:], "it is known where it was used last"
+
+    asyncio.run(work())
+
+
 def test_b2_any_number_of_agents_authenticate_at_once_from_one_address(gate: Gate) -> None:
     async def work() -> None:
         guard, tokens = Authentication(gate), Tokens()

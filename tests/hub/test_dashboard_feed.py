@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from websockets.sync.client import ClientConnection
 from headgate import Policy
 from headgate.gate.changes import exemption
 from headgate.hub.dashboard import feed as module
+from headgate.hub.dashboard.cards import AgentCard
 from headgate.hub.dashboard.feed import MAX_CARDS, MAX_PUBLIC, MAX_QUEUED
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
 from tests.support.agent_connections import ended, ping
@@ -328,6 +329,64 @@ def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
             assert wire.ask("watch", token="nobodys-token-at-all")["error"] == "unauthorized"
         with hub.http("nobodys-token-at-all") as nobody:
             assert nobody.get("/api/dashboard/state").status_code == 401
+
+
+def test_a_public_dashboard_shows_no_roles() -> None:
+    with running(public_dashboard=True) as hub, hub.http() as anybody, hub.http(VIEWER) as viewer, hub.agent("boss"):
+        gate = hub.hub.gate
+        with dashboard(hub, None) as strangers, dashboard(hub, VIEWER) as operators:
+            hub.run(gate.aset_role("boss", "admin", by="me"))
+            operators.until(lambda: operators.agents["boss"]["role"] == "admin", "the role")
+            hub.run(gate.achange([exemption("boss")], by="me"))
+            strangers.until(lambda: strangers.agents["boss"]["exempt"], "the exemption")
+            assert strangers.agents["boss"]["role"] == ""
+            hub.run(gate.aset_role("late", "viewer", by="me"))
+            with hub.agent("late"):
+                strangers.until(lambda: "late" in strangers.agents, "the late one")
+                operators.until(lambda: "late" in operators.agents, "the late one")
+            assert (strangers.agents["late"]["role"], operators.agents["late"]["role"]) == ("", "viewer")
+        with dashboard(hub, None) as strangers:
+            assert strangers.agents["boss"]["role"] == ""
+        for reader, role in ((anybody, ""), (viewer, "admin")):
+            cards = reader.get("/api/dashboard/state").json()["agents"]
+            assert [card["role"] for card in cards if card["agent_id"] == "boss"] == [role]
+
+
+@pytest.mark.parametrize("role", ["", "viewer"])
+def test_b7_many_who_ask_at_once_share_a_state_and_no_admin_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    with running() as hub:
+        cards = hub.hub.dashboard._cards
+        make, made = cards.of, []
+
+        async def work() -> None:
+            begun, go_on = asyncio.Event(), asyncio.Event()
+
+            async def held_up(agents: Sequence[str], violations: Mapping[str, int] | None = None) -> list[AgentCard]:
+                made.append(len(agents))
+                begun.set()
+                if len(made) == 1:
+                    await go_on.wait()
+                return await make(agents, violations)
+
+            monkeypatch.setattr(cards, "of", held_up)
+            for number in range(9):
+                await hub.hub.stats.check(f"agent-{number}", "ws", "light")
+            limits = [2, *range(1, 10), *range(1, 10)]
+            asked = [asyncio.create_task(cards.state(limit, role=role)) for limit in limits]
+            await begun.wait()
+            assert len((await cards.state(1000, role="admin")).agents) == 9
+            gone = asyncio.create_task(cards.state(1, role=role))
+            await asyncio.sleep(0)
+            gone.cancel()
+            go_on.set()
+            assert [len(state.agents) for state in await asyncio.gather(*asked)] == limits
+            assert made == [2, 9, 9], "the first, the admin's, and one for all who wanted more than the first"
+            assert len((await cards.state(3, role=role)).agents) == 3, "later a new one is made"
+            assert made == [2, 9, 9, 3]
+
+        hub.run(work())
 
 
 def test_the_dashboard_link_has_the_configured_access_level() -> None:

@@ -114,6 +114,14 @@ def test_a_request_that_does_not_end_delays_the_stop_only_briefly(monkeypatch: p
             let_go()
 
 
+def test_a_request_that_the_stop_cancels_is_not_logged_as_an_exception(caplog: pytest.LogCaptureFixture) -> None:
+    with running(shutdown_within=1) as hub, hub.unfinished(hub.register("caller"), "/api/messages", {"to": "a"}):
+        hub.stop()
+    assert "Cancel 1 running task(s), timeout graceful shutdown exceeded" in caplog.text
+    assert [record.message for record in caplog.records if record.exc_info] == []
+    assert "ASGI callable" not in caplog.text
+
+
 def test_a_slow_reader_does_not_delay_the_stop_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from headgate.cli.answers import local_time, shown
 from headgate.cli.hub_api import HubApi
 from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, print_answer, print_token
-from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.hub_options import add_hub_options, agent_name, existing_agent, hub_from
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import Column
 from headgate.errors import printable
@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
         "headgate admins add ann --role admin",
         json=True,
     )
-    add_hub_options(verb, agent=True)
+    add_hub_options(verb, agent=agent_name)
     verb.add_argument(
         "--role", choices=tuple(_ROLES), required=True, metavar="ROLE", help=f"one of {', '.join(_ROLES)}"
     )
@@ -49,6 +49,7 @@ def add(commands: Commands) -> None:
         "remove an admin or a viewer",
         "Take the role of an admin or viewer away, and revoke its token. The last admin can't be removed.",
         "headgate admins remove ann",
+        agent=existing_agent,
     )
     roles = add_group(commands, "role", "give roles to agents")
     verb = add_command(
@@ -60,7 +61,7 @@ def add(commands: Commands) -> None:
         "headgate role set planner viewer",
         json=True,
     )
-    add_hub_options(verb, agent=True)
+    add_hub_options(verb, agent=existing_agent)
     verb.add_argument("role", choices=tuple(_ROLES), metavar="ROLE", help=f"one of {', '.join(_ROLES)}")
     add_agent_command(
         roles,
@@ -70,6 +71,7 @@ def add(commands: Commands) -> None:
         "take the role of an agent away",
         "Take the role of an agent away. It stays registered, and its token works as that of an agent.",
         "headgate role remove planner",
+        agent=existing_agent,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from headgate.cli.agent_page import AgentPage
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError
-from headgate.cli.hub_options import add_hub_options, agent_name, hub_from
+from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from
 from headgate.cli.parser import Commands, UsageError, add_command
 from headgate.cli.terminal import Cell, Column, ProgressLine, print_error, print_json, print_table, usage_colour
 from headgate.errors import HeadgateError, InvalidInput
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         json=True,
     )
     parser.add_argument(
-        "agent", type=agent_name, nargs="?", metavar="AGENT", help="name of an agent (default: list all)"
+        "agent", type=existing_agent, nargs="?", metavar="AGENT", help="name of an agent (default: list all)"
     )
     parser.add_argument("--all", action="store_true", help="list all registered agents; requires the admin token")
     add_hub_options(parser, viewer=True)

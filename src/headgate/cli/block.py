@@ -9,7 +9,7 @@ from typing import Any, Final
 from headgate.cli.answers import local_time, shown, whole
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_commands import add_agent_command, print_unregistered
-from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import print_json
 from headgate.errors import printable
@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
         "headgate block planner --until 2026-12-01T18:00",
         json=True,
     )
-    add_hub_options(block, agent=True)
+    add_hub_options(block, agent=existing_agent)
     end = block.add_mutually_exclusive_group()
     end.add_argument("--for", type=_from_now, dest="until", metavar="DURATION", help="such as 90s, 30m, 2h or 1d")
     end.add_argument(
@@ -49,6 +49,7 @@ def add(commands: Commands) -> None:
         "end the block of an agent",
         "End the block of an agent, from its next request on.",
         "headgate unblock planner",
+        agent=existing_agent,
         notes=lambda answer: not answer["was_blocked"],
     )
     add_agent_command(
@@ -60,6 +61,7 @@ def add(commands: Commands) -> None:
         "Close all WebSocket connections of an agent to this hub. It may connect again at once; headgate block and "
         "headgate revoke keep it out.",
         "headgate disconnect planner",
+        agent=existing_agent,
         notes=lambda answer: not answer["connections"],
     )
 

@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "headgate exempt add monitor",
         json=True,
     )
-    add_hub_options(verb, agent=True)
+    add_hub_options(verb, agent=agent_name)
     add_agent_command(
         verbs,
         "remove",

@@ -380,7 +380,8 @@ class HubApi:
 
 def _path(path: str, agent: str, *below: str) -> str:
     """The path of an agent. A name that would be another path is refused, and nothing is sent."""
-    return "/".join([path, _quoted(check_path_name(agent)), *below])
+    name = check_path_name(agent, beside_routes=path not in (_AGENTS, _ADMINS))
+    return "/".join([path, _quoted(name), *below])
 
 
 def _quoted(text: str) -> str:

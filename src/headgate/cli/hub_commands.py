@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from headgate.cli.hub_api import HubApi, HubError
-from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.hub_options import AgentName, add_hub_options, agent_name, hub_from
 from headgate.cli.parser import Commands, add_command, whole_number
 from headgate.cli.terminal import Cell, Column, print_error, print_json, print_table
 from headgate.errors import InvalidInput, printable
@@ -24,25 +24,27 @@ def add_agent_command(
     about: str,
     description: str,
     *examples: str,
+    agent: AgentName = agent_name,
     notes: Callable[[Answer], bool] = lambda _: False,
 ) -> None:
     """Add a command that changes an agent's state at the hub. `text` reports it, by the agent's name and the answer.
 
-    Where `notes` is true for the answer, a note says so if no agent of that name is registered: it may be misspelt.
+    `agent` checks the name. Where `notes` is true for the answer, a note says so if no agent of that name is
+    registered: it may be misspelt.
     """
 
     def run(options: argparse.Namespace) -> int:
-        hub, agent = hub_from(options), options.agent
-        answer = change(hub, agent)
+        hub, name = hub_from(options), options.agent
+        answer = change(hub, name)
         if options.json:
             print_json(answer)
             return 0
-        print(hub.parse(lambda: text(printable(agent), answer)))
+        print(hub.parse(lambda: text(printable(name), answer)))
         if notes(answer):
-            note_unregistered(hub, agent)
+            note_unregistered(hub, name)
         return 0
 
-    add_hub_options(add_command(commands, name, run, about, description, *examples, json=True), agent=True)
+    add_hub_options(add_command(commands, name, run, about, description, *examples, json=True), agent=agent)
 
 
 def note_unregistered(hub: HubApi, agent: str) -> None:

@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeAlias
 
 from headgate.cli.hub_api import HUB_VARIABLE, TIMEOUT, HubApi
 from headgate.client.url import is_hub_url
@@ -18,13 +19,16 @@ VIEWER_VARIABLE: Final = variable("viewer_token")
 _MAX_TOKEN_FILE: Final = 65_536  # characters
 
 
-def add_hub_options(parser: argparse.ArgumentParser, *, viewer: bool = False, agent: bool = False) -> None:
-    """Add the options for a hub's address and token; with `agent`, the argument AGENT too.
+AgentName: TypeAlias = Callable[[str], str]
+
+
+def add_hub_options(parser: argparse.ArgumentParser, *, viewer: bool = False, agent: AgentName | None = None) -> None:
+    """Add the options for a hub's address and token; with `agent`, which checks a name, the argument AGENT too.
 
     They have no defaults: those of a subcommand would overwrite options before the subcommand.
     """
-    if agent:
-        parser.add_argument("agent", type=agent_name, metavar="AGENT", help="name of the agent")
+    if agent is not None:
+        parser.add_argument("agent", type=agent, metavar="AGENT", help="name of the agent")
     variables = f"{ADMIN_VARIABLE} or {VIEWER_VARIABLE}" if viewer else ADMIN_VARIABLE
     group = parser.add_argument_group("hub")
     absent = argparse.SUPPRESS
@@ -96,7 +100,16 @@ def _url(text: str) -> str:
 
 def agent_name(text: str) -> str:
     """The name of an agent, for argparse. One that would be another path of the hub is refused."""
+    return _checked(text, beside_routes=True)
+
+
+def existing_agent(text: str) -> str:
+    """The name of an agent, for argparse, where no path of the hub stands beside it: that of any agent there is."""
+    return _checked(text, beside_routes=False)
+
+
+def _checked(text: str, *, beside_routes: bool) -> str:
     try:
-        return check_path_name(text)
+        return check_path_name(text, beside_routes=beside_routes)
     except HeadgateError as error:
         raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None

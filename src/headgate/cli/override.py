@@ -5,7 +5,7 @@ from typing import Any
 
 from headgate.cli.hub_api import HubApi
 from headgate.cli.hub_commands import add_agent_command, print_unregistered
-from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.hub_options import add_hub_options, agent_name, hub_from
 from headgate.cli.parser import Commands, add_command, add_group
 from headgate.cli.terminal import Column, print_json, print_table
 from headgate.cli.tier_limits import SESSION, add_tier_limits, given_limits
@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
         "headgate override set planner session='100/second burst 200'",
         json=True,
     )
-    add_hub_options(verb, agent=True)
+    add_hub_options(verb, agent=agent_name)
     add_tier_limits(verb)
     add_agent_command(
         verbs,

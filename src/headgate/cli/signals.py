@@ -5,7 +5,7 @@ import json
 
 from headgate.cli.answers import whole
 from headgate.cli.hub_commands import print_answer
-from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.hub_options import add_hub_options, agent_name, hub_from
 from headgate.cli.parser import Commands, add_command, add_group, json_text
 from headgate.errors import printable
 
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         """headgate signals write planner '{"type": "seen", "entity": "page", "weight": 1, "timestamp": 1764583200}'""",
         json=True,
     )
-    add_hub_options(verb, agent=True)
+    add_hub_options(verb, agent=agent_name)
     verb.add_argument("signal", type=json_text, metavar="JSON", help="signal: type, entity, weight, timestamp")
     verb.add_argument("--session", metavar="SESSION", help="session of the agent (default: outside its sessions)")
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from headgate.cli.hub_api import HubApi
 from headgate.cli.hub_commands import Answer, add_agent_command, print_token
-from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.hub_options import add_hub_options, agent_name, existing_agent, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.errors import printable
 
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "TOKEN=$(headgate register planner)",
         json=True,
     )
-    add_hub_options(register, agent=True)
+    add_hub_options(register, agent=agent_name)
     rotate = add_command(
         commands,
         "rotate",
@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
         "TOKEN=$(headgate rotate planner)",
         json=True,
     )
-    add_hub_options(rotate, agent=True)
+    add_hub_options(rotate, agent=existing_agent)
     add_agent_command(
         commands,
         "revoke",
@@ -46,6 +46,7 @@ def add(commands: Commands) -> None:
         "Revoke the token of an agent and close its connections. Its name stays taken; headgate rotate gives it a new "
         "token.",
         "headgate revoke planner",
+        agent=existing_agent,
     )
     invite = add_command(
         commands,

@@ -284,7 +284,7 @@ class Hub:
             most_connections=settings.max_connections_per_agent,
             identify_within=settings.identify_within,
         )
-        cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler)
+        cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler, self._background)
         feed = self.dashboard = DashboardFeed(
             cards, gate, stats, presence, alerts, operators, authentication, clock, settings
         )
@@ -325,12 +325,25 @@ class Hub:
         address = _address(scope)
         if not self._proxy_logged:
             self._check_forwarded(scope, address)
-        if scope["type"] == "http":
-            await (await self._api.respond(scope, receive, address)).send(send)
-        elif scope["type"] == "websocket":
-            await self._serve_socket(scope, receive, send, address)
-        else:
-            raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
+        try:
+            if scope["type"] == "http":
+                await self._answer(scope, receive, send, address)
+            elif scope["type"] == "websocket":
+                await self._serve_socket(scope, receive, send, address)
+            else:
+                raise NotImplementedError(f"expected http or websocket, got {scope['type']}")
+        except asyncio.CancelledError:  # of a hub that stops it is no error, and the server would log it as one
+            if not self.health.stopping:
+                raise
+
+    async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send, address: str) -> None:
+        try:
+            response = await self._api.respond(scope, receive, address)
+        except asyncio.CancelledError:
+            if not self.health.stopping:
+                raise
+            response = error_response(_stopping())
+        await response.send(send)
 
     def _check_forwarded(self, scope: Mapping[str, Any], address: str) -> None:
         """Log once that the address in X-Forwarded-For isn't used: it is none, or no proxy is trusted."""
@@ -378,7 +391,7 @@ class Hub:
 
     def _endpoint(self, path: str) -> Callable[[Socket], Awaitable[None]]:
         if self.health.stopping:
-            raise RequestError(503, "stopping", "the hub is stopping")
+            raise _stopping()
         if path == "/ws":
             return self.agent_sockets.serve
         if path == "/relay":
@@ -452,6 +465,10 @@ async def _say_goodbye(socket: Socket) -> None:
     except TimeoutError:
         pass  # it does not read
     await socket.close_for_restart(delay)
+
+
+def _stopping() -> RequestError:
+    return RequestError(503, "stopping", "the hub is stopping")
 
 
 def _reconnect_delay_ms() -> int:

@@ -24,15 +24,15 @@ of the kind `UNREADABLE`, so that positions stay what they are.
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from math import isfinite
 from typing import Any, Final
 
 from headgate.limits.decision import Limit
 from headgate.limits.notation import parse
-from headgate.stores.base import UNREADABLE, Block, Change, Edit
+from headgate.stores.base import LAST_MOMENT, UNREADABLE, Block, Change, Edit
 
 _SUBJECT: Final = ("agent", "channel", "tier")
 _EDIT: Final = ("kind", *_SUBJECT, "value")
+_MOST: Final = 2**63  # that a database can store
 _LIMITS: Final = ("override", "default", "session")  # kinds whose values are limits
 
 
@@ -54,7 +54,8 @@ def to_edit(row: Mapping[str, Any]) -> Edit:
     kind, value, generation = row.get("kind"), row.get("value"), row.get("generation", 0)
     agent, channel, tier = [row.get(name, "") for name in _SUBJECT]
     texts = all(isinstance(text, str) for text in (agent, channel, tier))
-    if not isinstance(kind, str) or not texts or not isinstance(value, str | None) or not isinstance(generation, int):
+    counted = isinstance(generation, int) and 0 <= generation < _MOST
+    if not isinstance(kind, str) or not texts or not isinstance(value, str | None) or not counted:
         return Edit(UNREADABLE, value="?")
     if value is not None and not _is_readable(kind, value):
         return Edit(UNREADABLE, agent, channel, tier, "?")
@@ -85,8 +86,12 @@ def to_changes(rows: Iterable[Mapping[str, Any]]) -> list[Change]:
     for row in rows:
         edits.append(to_edit(row))
         if not row.get("more"):
-            by, at = row.get("by", ""), row.get("at", 0.0)
-            timed = isinstance(at, (int, float)) and isfinite(at)
-            changes.append(Change(tuple(edits), by if isinstance(by, str) else "", at if timed else 0.0))
+            by = row.get("by", "")
+            changes.append(Change(tuple(edits), by if isinstance(by, str) else "", _time(row.get("at"))))
             edits = []
     return changes
+
+
+def _time(at: Any) -> float:
+    """When a change was made; 0.0 if that can't be read."""
+    return float(at) if type(at) in (int, float) and 0 <= at <= LAST_MOMENT else 0.0

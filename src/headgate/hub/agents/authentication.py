@@ -15,7 +15,12 @@ T = TypeVar("T")
 MAX_SUSPECTS: Final = 10_000
 """Addresses that are remembered after too many wrong tokens; then the oldest is forgotten."""
 MAX_KNOWN: Final = 20_000
-"""Addresses and valid tokens that are remembered: those that were used last. About 150 bytes each."""
+"""Valid tokens that are remembered: those that were used last."""
+MAX_ADDRESSES: Final = 8
+"""Addresses that are remembered of each: those that it was used from last, so that nobody's can displace others.
+
+A token takes about 300 bytes with one address and 800 with eight: 16 MB for all.
+"""
 _PURPOSE: Final = "authentication"
 
 
@@ -31,7 +36,7 @@ class Authentication:
     def __init__(self, gate: Gate) -> None:
         self._gate: Final = gate
         self._suspects: Final[OrderedDict[str, None]] = OrderedDict()
-        self._known: Final[OrderedDict[bytes, None]] = OrderedDict()  # digests of addresses and valid tokens
+        self._known: Final[OrderedDict[bytes, list[str]]] = OrderedDict()  # addresses by the digests of valid tokens
 
     async def attempt(self, address: str, token: str, look_up: Callable[[], Awaitable[T | None]]) -> T | Decision:
         """The owner that `look_up` finds for a token; otherwise the decision on the address.
@@ -39,8 +44,8 @@ class Authentication:
         While that is a denial, nothing is looked up.
         """
         suspect = counted_as(address)
-        digest = digest_of(f"{suspect} {token}")
-        known, paid = digest in self._known, None
+        digest = digest_of(token)
+        known, paid = suspect in self._known.get(digest, ()), None
         if suspect in self._suspects and not known:
             paid = await self._gate.acheck_address(address, _PURPOSE)
             if not paid:
@@ -54,20 +59,32 @@ class Authentication:
                     return denied
             raise
         if found is None:
-            self._known.pop(digest, None)
+            self._forget(digest, suspect)
             return await self.charge(address) if paid is None else paid
-        self._remember(digest)
+        self._remember(digest, suspect)
         if paid is not None:
             refunded = await self._gate.arefund_address(address, 1, _PURPOSE)
             if refunded.remaining > 1:
                 self._suspects.pop(suspect, None)
         return found
 
-    def _remember(self, digest: bytes) -> None:
-        self._known[digest] = None
+    def _remember(self, digest: bytes, address: str) -> None:
+        """Remember where a valid token was used last, in this order."""
+        addresses = self._known.setdefault(digest, [])
         self._known.move_to_end(digest)
+        if address in addresses:
+            addresses.remove(address)
+        addresses.append(address)
+        del addresses[:-MAX_ADDRESSES]
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
+
+    def _forget(self, digest: bytes, address: str) -> None:
+        addresses = self._known.get(digest, [])
+        if address in addresses:
+            addresses.remove(address)
+            if not addresses:
+                del self._known[digest]
 
     async def refund_connection(self, address: str) -> None:
         """An agent has identified over a WebSocket: give its address back what the connect has cost."""

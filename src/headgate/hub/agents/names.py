@@ -19,6 +19,9 @@ The hub derives them from its route table. They are repeated here for clients, w
 compares the two.
 """
 
+DOTS: Final = frozenset([".", ".."])
+"""Those of them that lead elsewhere below any path."""
+
 ADMIN: Final = "admin"
 VIEWER: Final = "viewer"
 ROLES: Final = (ADMIN, VIEWER)
@@ -60,28 +63,30 @@ _SECOND_DOT: Final = re.compile("[ij\u0131\u0237\u03f3\u0456\u0458][\u0300-\u036
 """A dot above a letter that has one, decomposed: the two look like one. Turkish \u0130 is a capital."""
 _MOST_MARKS: Final = 2  # on one letter
 _NO_PATH: Final = f"a name without the parts {', '.join(sorted(RESERVED))}, which the hub uses in its paths"
+_NO_DOTS: Final = f"a name without the parts {' and '.join(sorted(DOTS))}, which lead to another path"
 
 
-def check_path_name(given: object) -> str:
+def check_path_name(given: object, *, beside_routes: bool = True) -> str:
     """The name of an agent that a client puts into a path. Percent-encoded, it leads to this agent and nowhere else.
 
     A name with a reserved part is refused, too. On the way there may be a proxy that decodes the path and resolves its
-    dots: `a/../defaults` would then change everybody's limits.
+    dots: `a/../defaults` would then change everybody's limits. Where no route stands beside the names, only dots are
+    refused, so that whatever agent was registered before can be stopped.
     """
     name = check_agent(given)
-    if _has_reserved_part(name):
-        _refuse(_NO_PATH, name)
+    if _has_part(name, RESERVED if beside_routes else DOTS):
+        _refuse(_NO_PATH if beside_routes else _NO_DOTS, name)
     return name
 
 
-def _has_reserved_part(name: str) -> bool:
-    return not RESERVED.isdisjoint(re.split(r"[/\\]", unquote(name)))
+def _has_part(name: str, parts: frozenset[str]) -> bool:
+    return not parts.isdisjoint(re.split(r"[/\\]", unquote(name)))
 
 
 def check_new_name(given: object) -> str:
     """The name of a new agent. Any other is refused with the reason, and with the normal form if that would do."""
     name = check_agent(given)
-    if _has_reserved_part(name) and name not in RESERVED:  # these are refused by the registry, with an error of its own
+    if _has_part(name, RESERVED) and name not in RESERVED:  # the registry refuses these, with an error of its own
         _refuse(_NO_PATH, name)
     normal = re.sub(" +", " ", unicodedata.normalize("NFKC", name)).strip()
     if name == normal:

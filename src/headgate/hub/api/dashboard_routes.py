@@ -48,7 +48,7 @@ class DeniedAddresses(Struct):
 
 
 async def _state(call: Call, cards: Cards) -> DashboardState:
-    return await cards.state(call.query.limit, addresses=bool(call.caller.role))
+    return await cards.state(call.query.limit, role=call.caller.role)
 
 
 async def _alerts(call: Call, alerts: Alerts) -> AlertList:

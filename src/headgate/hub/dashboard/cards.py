@@ -1,18 +1,21 @@
 """The state of agents and of the fleet, as operators see it: in the API, on the dashboard and in the terminal."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from heapq import nsmallest
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
+from headgate.hub.agents.names import ADMIN
 from headgate.hub.agents.presence import Presence
+from headgate.hub.background import BackgroundTasks
 from headgate.hub.monitoring.address_log import AddressLog, DeniedAddress
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.health import Health, StoreState
@@ -60,7 +63,10 @@ class AgentCard(Struct):
     denied_per_minute: int
     """Denials in the last minute, on every channel."""
     role: str
-    """What the agent may do beside its own work: admin, viewer, or nothing."""
+    """What the agent may do beside its own work: admin, viewer, or nothing. A dashboard without a token gets none."""
+
+
+Card = TypeVar("Card", bound=AgentCard)
 
 
 class TaskCounts(Struct):
@@ -128,6 +134,33 @@ class Fleet(NamedTuple):
     """Agents that are blocked now."""
 
 
+class _SharedState:
+    """A state for many: one is made at a time, and whoever asks meanwhile gets the one that is being made.
+
+    So a flood of requests costs no more than one after the other, and nobody waits for more than two.
+    """
+
+    def __init__(self, make: Callable[[int], Coroutine[Any, Any, DashboardState]], background: BackgroundTasks) -> None:
+        self._make, self._background = make, background
+        self._making: asyncio.Task[DashboardState] | None = None
+        self._limit = 0  # its cards
+        self._wanted = 0  # cards that somebody waits for who wants more
+
+    async def get(self, limit: int) -> DashboardState:
+        """The state, with at most `limit` cards."""
+        while True:
+            making = self._making
+            if making is None or making.done():
+                self._limit, self._wanted = max(limit, self._wanted), 0
+                making = self._making = self._background.spawn(self._make(self._limit))
+            if limit <= self._limit:
+                break
+            self._wanted = max(limit, self._wanted)
+            await asyncio.wait([making])
+        state = await asyncio.shield(making)  # others wait for it, too
+        return replace(state, agents=state.agents[:limit])
+
+
 class Cards:
     """Makes cards and summaries, from what the gate, the stats and the sockets say now."""
 
@@ -140,10 +173,12 @@ class Cards:
         health: Health,
         address_log: AddressLog,
         scheduler: Scheduler,
+        background: BackgroundTasks,
     ) -> None:
         self._gate, self._stats, self._presence, self._alerts, self._health = gate, stats, presence, alerts, health
         self._address_log, self._scheduler = address_log, scheduler
-        self._making_state: Final = asyncio.Lock()
+        self._for_viewers: Final = _SharedState(partial(self._make_state, public=False), background)
+        self._for_everybody: Final = _SharedState(partial(self._make_state, public=True), background)
 
     def fleet(self) -> Fleet:
         """The agents to show, the most interesting first: rate limited, then by denials a minute and by violations.
@@ -236,14 +271,22 @@ class Cards:
         held = counts["assigned"] + counts["accepted"]
         return TaskCounts(counts["queued"], held, counts["completed"], counts["failed"])
 
-    async def state(self, limit: int, *, addresses: bool) -> DashboardState:
-        """The state that a dashboard shows, with at most `limit` cards. Network addresses are not for everybody."""
-        async with self._making_state:  # one at a time, since anyone may ask for a public one
-            fleet = self.fleet()
-            summary, alerts = self.summary(fleet), self._alerts.recent()
-            if not addresses:
-                summary, alerts = public_summary(summary), public_alerts(alerts)
-            return DashboardState(summary, await self.of(fleet.agents[:limit], fleet.violations), alerts)
+    async def state(self, limit: int, *, role: str) -> DashboardState:
+        """The state that a dashboard shows, with at most `limit` cards, to an operator of a role or to anybody ("").
+
+        An admin waits for nobody. The others share what is made, since anyone may ask for a public one.
+        """
+        if role == ADMIN:
+            return await self._make_state(limit, public=False)
+        return await (self._for_viewers if role else self._for_everybody).get(limit)
+
+    async def _make_state(self, limit: int, *, public: bool) -> DashboardState:
+        fleet = self.fleet()
+        summary, alerts = self.summary(fleet), self._alerts.recent()
+        cards = await self.of(fleet.agents[:limit], fleet.violations)
+        if public:
+            summary, alerts, cards = public_summary(summary), public_alerts(alerts), public_cards(cards)
+        return DashboardState(summary, cards, alerts)
 
 
 def public_summary(summary: Summary) -> Summary:
@@ -254,6 +297,11 @@ def public_summary(summary: Summary) -> Summary:
 def public_alerts(alerts: list[Alert]) -> list[Alert]:
     """Alerts for a dashboard without a token: without network addresses."""
     return [replace(alert, address="") for alert in alerts]
+
+
+def public_cards(cards: Sequence[Card]) -> list[Card]:
+    """Cards for a dashboard without a token: without roles."""
+    return [replace(card, role="") if card.role else card for card in cards]
 
 
 def _traffic(stats: Stats) -> tuple[float, float, float]:

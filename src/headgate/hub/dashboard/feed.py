@@ -22,7 +22,16 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
-from headgate.hub.dashboard.cards import AgentCard, Cards, Summary, public_alerts, public_summary, spark, timeline
+from headgate.hub.dashboard.cards import (
+    AgentCard,
+    Cards,
+    Summary,
+    public_alerts,
+    public_cards,
+    public_summary,
+    spark,
+    timeline,
+)
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
@@ -295,6 +304,8 @@ class DashboardFeed:
         """The frames of a snapshot: it, and updates with the cards that don't fit into it."""
         assert self._sent_summary is not None
         public, live = holder is _PUBLIC, await self._live_cards()
+        if public:
+            live = public_cards(live)
         snapshot = Snapshot(
             admin=holder.admin,
             name=holder.name,
@@ -320,6 +331,11 @@ class DashboardFeed:
                     await asyncio.sleep(0)
             self._live = live
         return self._live
+
+    def _encode_update(self, update: Update) -> list[str]:
+        """An update in as many frames as its cards need."""
+        first = replace(update, agents=update.agents[:_FRAME_CARDS])
+        return [encode(first), *self._encode_cards(update.agents[_FRAME_CARDS:])]
 
     def _encode_cards(self, cards: list[dict[str, Any]] | list[LiveCard]) -> list[str]:
         """Cards in as many frames as they need."""
@@ -350,15 +366,14 @@ class DashboardFeed:
         async with self._updating:
             try:
                 update = await self._update()
-                cards, update.agents = update.agents, update.agents[:_FRAME_CARDS]
-                first, more = encode(update), self._encode_cards(cards[_FRAME_CARDS:])
-                public = encode(_for_everybody(update)) if self._any_public() else first
+                frames = self._encode_update(update)
+                public = self._encode_update(_for_everybody(update)) if self._any_public() else frames
             except Exception:  # noqa: BLE001 - the next one may succeed
                 _log.exception("the dashboard's update failed")
                 return
             for socket in list(self._viewers):
-                frames = [public if self._identified[socket] is _PUBLIC else first, *more]
-                if not all([socket.push(frame) for frame in frames]):
+                sent = public if self._identified[socket] is _PUBLIC else frames
+                if not all([socket.push(frame) for frame in sent]):
                     self._drop(socket, "it reads too slowly")
 
     def _any_public(self) -> bool:
@@ -448,6 +463,11 @@ def _for_everybody(update: Update) -> Update:
         update,
         summary=UNSET if update.summary is UNSET else public_summary(update.summary),
         alerts=UNSET if update.alerts is UNSET else public_alerts(update.alerts),
+        agents=[
+            {**card, "role": ""} if card.get("role") else card
+            for card in update.agents
+            if isinstance(card, dict) and card.keys() != {"agent_id", "role"}
+        ],
     )
 
 

@@ -29,7 +29,7 @@ from headgate.hub.monitoring.denials import DenialLog, DeniedAction
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
-from headgate.stores.base import MAX_ALERTS, AlertOutcome, SharedAlerts
+from headgate.stores.base import LAST_MOMENT, MAX_ALERTS, AlertOutcome, SharedAlerts
 
 AlertEvent: TypeAlias = Literal["alert.raised", "alert.resolved"]
 
@@ -377,6 +377,9 @@ def _encoded(alert: Alert) -> str:
 def _decoded(text: str) -> Alert | None:
     """An alert as a hub has written it; None if it is invalid. Fields of later versions are ignored."""
     try:
-        return msgspec.json.decode(text, type=Alert)
+        alert = msgspec.json.decode(text, type=Alert)
     except msgspec.DecodeError:
         return None
+    numbers = [alert.violations, alert.within, alert.raised_at, alert.resolved_at or 0, alert.times, alert.total]
+    numbers += [number for action in alert.actions for number in (action.last_minute, action.last_hour)]
+    return alert if all([0 <= number <= LAST_MOMENT for number in numbers]) else None  # no clients read larger ones
