@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - lookalikes are among the subjects
 """Operators: the built-in admin and viewer, and agents with a role. Who may do what, and who is left."""
 
 import asyncio
@@ -20,6 +21,10 @@ from tests.support.hub_fleet import Fleet
 from tests.support.operators import ADMINS, add, operators, refused
 from tests.support.valkey import wait_for
 
+LIKE_BUILT_IN = [
+    "admin", "viewer", "Admin", "VIEWER", "admın", "ADMİN", "vıewer", "ádmin", "vïewer", "adm1n", "admln", "adrnin",
+    "vievver", "ađmin", "admiŋ",
+]  # fmt: skip
 FEW = Policy(limits={"light": "2/minute", "normal": "2/minute", "heavy": "2/minute"})
 
 
@@ -153,15 +158,31 @@ def test_b6_bad_requests_about_operators_change_nothing() -> None:
         assert wrong["detail"] == "role: expected one of admin, viewer, got 'root'"
 
 
-@pytest.mark.parametrize("name", ["admin", "viewer", "Admin", "VIEWER"])
+@pytest.mark.parametrize("name", LIKE_BUILT_IN)
 def test_b6_nobody_registers_the_name_of_a_built_in_operator(name: str) -> None:
     with running() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
         for client, path in ((stranger, "/api/onboard/register"), (admin, "/api/admin/agents")):
             answer = client.post(path, json={"agent_id": name})
             assert refused(answer) == (400, "reserved")
             assert answer.json()["detail"] == (
-                f"agent: expected an id other than admin and viewer, the hub's own, got {name!r}"
+                f"agent: expected an id that can't pass for admin and viewer, the hub's own, got {name!a}"
             )
+
+
+@pytest.mark.parametrize(
+    "name", ["administrator", "admin-2", "reviewer", "viewers", "kırmızı", "Đorđe", "add-min", "wiewer"]
+)
+def test_other_names_can_be_registered(name: str) -> None:
+    with running() as hub, hub.http() as stranger:
+        assert stranger.post("/api/onboard/register", json={"agent_id": name}).status_code == 201
+
+
+def test_b6_an_agent_that_passes_for_a_built_in_operator_gets_no_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as hub, hub.http(ADMIN) as admin:
+        with monkeypatch.context() as before:
+            before.setattr("headgate.hub.agents.registry.looks_built_in", lambda _: False)
+            hub.register("admın")
+        assert refused(admin.put("/api/admin/agents/admın/role", json={"role": "admin"})) == (400, "reserved")
 
 
 # Attacks --------------------------------------------------------------------------------------------------------------

@@ -60,6 +60,20 @@ def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receive
             assert http.get("/api/metrics").json()["alerts"] == 1
     (line,) = [line for line in logged if line["event"] == "many violations"]
     assert (line["log_level"], line["agent"], line["violations"], line["within"]) == ("warning", "planner", 10, 300.0)
+    (action,) = alert["actions"]
+    assert line["actions"] == [f"ws ping: {action['last_hour']}"]
+    assert line["address"] == alert["address"] == "127.0.0.1"
+
+
+def test_b8_the_log_names_three_denied_actions_and_no_more(hub: Running) -> None:
+    with capture_logs() as logged:
+        for number in (4, 3, 2, 1):
+            for _ in range(number):
+                hub.run(hub.hub.stats.check("planner", "ws", "heavy", cost=9999, action=f"{number}" + "x" * 999))
+        settled(hub)
+    (line,) = [line for line in logged if line["event"] == "many violations"]
+    assert [text[:5] for text in line["actions"]] == ["ws 4x", "ws 3x", "ws 2x"]
+    assert max(map(len, line["actions"])) < 80
 
 
 def test_a_blocked_agent_raises_no_alert(hub: Running, receiver: Receiver) -> None:

@@ -27,7 +27,7 @@ VIEWER: Final = "viewer"
 ROLES: Final = (ADMIN, VIEWER)
 """The roles of operators."""
 BUILT_IN: Final = frozenset(ROLES)
-"""The names of the built-in operators, in the record of changes. No agent can have one of them, in any case."""
+"""The names of the built-in operators, in the record of changes. No agent can have one of them, nor one like them."""
 
 _COMMON: Final = """
 LATIN GREEK CYRILLIC ARMENIAN HEBREW ARABIC THAANA DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA
@@ -54,6 +54,8 @@ _LIKE_LATIN: Final = frozenset(
     "օոսհցզյլՕՏԼՍ"  # Armenian
 )
 """Letters that look like Latin ones."""
+_LIKE_BUILT_IN: Final = str.maketrans("\u01311l|!đɗðəɛŋʋ", "iiiiidddeenv")
+"""Characters that a name may have and that look like letters of the built-in names; those with marks lose them."""
 _MIDDLE_DOT: Final = "\u30fb"  # between the words of a Japanese name
 _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -81,6 +83,12 @@ def check_path_name(given: object, *, beside_routes: bool = True) -> str:
 
 def _has_part(name: str, parts: frozenset[str]) -> bool:
     return not parts.isdisjoint(re.split(r"[/\\]", unquote(name)))
+
+
+def looks_built_in(name: str) -> bool:
+    """Whether a name is that of a built-in operator, or passes for it: `Admin`, `vïewer`, `adrnin`."""
+    letters = [one for one in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(one)]
+    return "".join(letters).translate(_LIKE_BUILT_IN).replace("rn", "m").replace("vv", "w") in BUILT_IN
 
 
 def check_new_name(given: object) -> str:

@@ -18,7 +18,7 @@ import structlog
 
 from headgate.errors import HeadgateError, StoreAway, refuse
 from headgate.gate import Gate
-from headgate.hub.agents.names import ADMIN, BUILT_IN, ROLES, VIEWER
+from headgate.hub.agents.names import ADMIN, BUILT_IN, ROLES, VIEWER, looks_built_in
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.errors import RequestError
@@ -183,7 +183,7 @@ class Operators:
         if role is not None:
             check_role(role)
         async with self._change(caller):
-            if role is not None and agent.casefold() in BUILT_IN:
+            if role is not None and looks_built_in(agent):
                 raise RequestError(400, "reserved", f"agent: expected another than a built-in operator, got {agent!r}")
             if role is not None and not await self._registry.knows(agent):
                 raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")

@@ -21,7 +21,7 @@ from msgspec import Meta
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
-from headgate.hub.agents.names import BUILT_IN, check_new_name
+from headgate.hub.agents.names import BUILT_IN, check_new_name, looks_built_in
 from headgate.hub.agents.tokens import DIGEST_SIZE, digest_of
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
@@ -186,8 +186,9 @@ class Registry:
             name = check_new_name(agent)
         except InvalidInput as error:
             raise RequestError(400, "bad_agent", str(error)) from None
-        if name.casefold() in BUILT_IN:
-            detail = f"agent: expected an id other than {' and '.join(sorted(BUILT_IN))}, the hub's own, got {name!r}"
+        if looks_built_in(name):
+            own = " and ".join(sorted(BUILT_IN))
+            detail = f"agent: expected an id that can't pass for {own}, the hub's own, got {name!a}"
             raise RequestError(400, "reserved", detail)
         if name in self._reserved:
             raise RequestError(400, "reserved", f"agent: expected an id that the hub doesn't use itself, got {name!r}")

@@ -188,7 +188,14 @@ class Alerts:
         if self._gate.is_blocked(agent):  # an operator has acted: it may go on trying for hours
             return
         self.raised += 1
-        _log.warning("many violations", agent=agent, violations=event.violations, within=event.window)
+        _log.warning(
+            "many violations",
+            agent=agent,
+            violations=event.violations,
+            within=event.window,
+            actions=[f"{one.channel} {one.action or one.tier}: {one.last_hour}" for one in self._actions(agent)],
+            address=self._denials.address(agent),
+        )
         try:
             entry = await self._open_or_renew(event)
             if entry is None:
@@ -233,9 +240,13 @@ class Alerts:
             within=event.window,
             times=before.times + 1,
             total=self._totals.setdefault(event.agent, event.violations),
-            actions=tuple(self._denials.actions(event.agent)[:_MAX_ACTIONS]),
+            actions=self._actions(event.agent),
             address=self._denials.address(event.agent),
         )
+
+    def _actions(self, agent: str) -> tuple[DeniedAction, ...]:
+        """The actions that an agent was denied most often."""
+        return tuple(self._denials.actions(agent)[:_MAX_ACTIONS])
 
     async def _check(self, agent: str) -> None:
         """Resolve an agent's alert if its quiet period has passed, or check again when it will have."""
