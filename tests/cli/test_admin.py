@@ -407,7 +407,7 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
         with impostor(body) as one:
             refused(one, NOT_A_HUB)
     with impostor({"error": "internal", "detail": "the hub\x1b[2Jmade\na mistake"}, status=500) as one:
-        refused(one, "the hub\\x1b[2Jmade\\na mistake")
+        refused(one, "the hub\\x1b[2Jmade; a mistake")
     with impostor(b"Bad gateway", status=502) as one:
         refused(one, "expected the answer of a headgate hub, got HTTP status 502; is the address right?")
 

@@ -178,13 +178,17 @@ def test_the_summary_names_what_a_stored_change_overrules() -> None:
 
 def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
     with running() as hub:
-        hub.call(hub.hub.gate.add_exemption, "planner")
-        hub.call(hub.hub.gate.block, "planner")
         for _ in range(10):
-            assert not hub.hub.gate.check("planner", "ws", "light")
+            hub.hub.gate.record_violation("planner")
+        settled(hub)
+        hub.clock.advance(59)
+        hub.call(hub.hub.gate.block, "planner")
+        assert not hub.hub.gate.check("planner", "ws", "light")
+        hub.call(hub.hub.gate.add_exemption, "planner")  # otherwise that would resolve it
+        hub.clock.advance(59)
         settled(hub)
         assert hub.hub.alerts.open == 1
-        hub.clock.advance(60)
+        hub.clock.advance(1)
         settled(hub)
         assert hub.hub.alerts.open == 0
 

@@ -349,8 +349,8 @@ class HubApi:
             problem = parse_object(error.read(MAX_ANSWER), {})
         except (ValueError, TypeError, RecursionError, OSError, HTTPException):
             problem = {}
-        lines = str(problem.get("detail", ""))[:_MAX_DETAIL].split("\n")
-        detail = "\n".join([printable(line) for line in lines])
+        lines = str(problem.get("detail", ""))[:_MAX_DETAIL].split("\n")  # several mistakes have a line each
+        detail = "; ".join([printable(line.strip()) for line in lines])
         if status == 401:
             detail = f"unknown token, from {self._origin}"
         elif status == 403:
