@@ -135,17 +135,21 @@ def nothing_answered(*allowed: str) -> Check:
 
 
 def few_looked_at(unauthorized: str) -> Check:
-    """No more guesses were looked at than an address has, and after those not even a right token."""
+    """No more guesses were looked at than an address has, and after those not even a right token that is new there."""
 
     def check(hub: Program, answers: Answers) -> None:
         assert answers[unauthorized] <= GUESSES + GUESSES / 60 * (SECONDS + 5) + 1, answers
         assert sum(answers.values()) > 2 * answers[unauthorized], "it hardly guessed"
         with hub.http("a-guess-of-the-token") as guesser, hub.http() as admin:
-            right = []
-            for _ in range(5):  # the next guess may be allowed in between
-                wait_for(lambda: guesser.get("/api/mailbox").status_code == 429, "that the guesses are used up")
-                right.append(admin.get("/api/admin/agents").status_code)
-        assert 429 in right, right
+            token = admin.post("/api/admin/agents", json={"agent_id": "newcomer"}).json()["token"]
+            with hub.http(token) as newcomer:
+                known, new = [], []
+                for _ in range(5):  # the next guess may be allowed in between
+                    wait_for(lambda: guesser.get("/api/mailbox").status_code == 429, "that the guesses are used up")
+                    known.append(admin.get("/api/admin/agents").status_code)
+                    new.append(newcomer.get("/api/mailbox").status_code)
+        assert set(known) == {200}, "a token that was valid from this address before is no guess"
+        assert 429 in new, new
 
     return check
 
