@@ -87,7 +87,7 @@ def test_a_name_that_nobody_has_is_noted_beside_the_decision(running_hub: StartH
         assert check("plannr", "--tier", "light", "--cost", "2")[::2] == (1, note)
         assert check("plannr", "--tier", "light", "--peek", "--json")[2] == ""
         assert check("planner", "--tier", "light")[2] == ""
-        assert check("defaults", "--tier", "light")[::2] == (0, "")  # no path leads to it, so nobody knows
+        assert check("defaults", "--tier", "light")[::2] == (0, "note: no agent named defaults is registered\n")
 
 
 def test_as_json_it_is_one_object(running_hub: StartHub, check: Command) -> None:

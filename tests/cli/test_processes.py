@@ -56,6 +56,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingHu
             hub.stop()
 
 
+@pytest.mark.long
 def test_every_command_in_a_process_of_its_own(hub: RecordingHub) -> None:
     more = {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": ADMIN}
     used: dict[str, set[str]] = {}

@@ -259,6 +259,7 @@ async def again(client: RelayClient, clock: ManualClock) -> None:
     await until(moved, "the connection")
 
 
+@pytest.mark.long
 def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: Path) -> None:
     def start() -> Program:
         hubs.append(Program(tmp_path, "--port", str(port), "--relay-rate-limit", "off"))

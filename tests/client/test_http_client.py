@@ -55,6 +55,7 @@ def test_500_requests_all_succeed_none_is_denied_and_no_time_is_lost() -> None:
     within_five_percent(server, 500, 440)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("app_on", "each", "ideal"),
     [

@@ -135,6 +135,7 @@ async def test_a_reload_says_what_waits_for_a_restart(
         assert "hub: expected a table" in (await reload())["detail"]
 
 
+@pytest.mark.long
 def test_a_reload_by_signal_or_by_a_changed_file_logs_the_same(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text("[hub]\nmax_tasks = 5\n")

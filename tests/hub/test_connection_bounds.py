@@ -258,6 +258,7 @@ print(settings.max_connections, settings.max_http_connections, *resource.getrlim
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("soft", "hard", "error", "result", "words"),
     [

@@ -555,6 +555,7 @@ def test_b8_an_open_alert_goes_on_counting_on_the_dashboard() -> None:
         assert board.state["summary"]["open_alerts"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agents", [0, FRAME + 1])
 def test_a_slow_dashboard_is_closed_and_delays_no_other(agents: int) -> None:
     """One whose connection takes the first frame, and nothing more: no update, or not all of the snapshot."""

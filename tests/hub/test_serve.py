@@ -497,6 +497,7 @@ def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Pro
             assert client.get("/api/tasks").status_code == 401
 
 
+@pytest.mark.long
 def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], server: Server) -> None:
     one, other = hubs
     with one.http() as admin:

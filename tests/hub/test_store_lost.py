@@ -163,6 +163,7 @@ def test_overrides_stay_in_effect_after_a_flush(server: Server, tmp_path: Path) 
         assert limit_of_planner(hub) == "7/minute"
 
 
+@pytest.mark.long
 def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Server, tmp_path: Path) -> None:
     with hub_on(server, tmp_path) as hub:
         assert set_override(hub) == 200
@@ -663,6 +664,7 @@ def test_undelivered_messages_in_memory_are_dropped_too(server: Server, tmp_path
         assert hub.run(messages.waiting("bank")) == 0
 
 
+@pytest.mark.long
 def test_unsent_messages_do_not_reach_the_next_owner(server: Server, tmp_path: Path) -> None:
     """They go into the mailbox when the connection of the old one ends, which is before the mailboxes are emptied."""
     body = Raw(b'"' + b"x" * 500_000 + b'"')

@@ -137,6 +137,7 @@ IN_BRIEF = ("other text", "a blob")
 """The damages that every change is tested with; the others take long."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", [pytest.param(how, marks=() if how in IN_BRIEF else pytest.mark.long) for how in DAMAGES]
 )

@@ -5,15 +5,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def held() -> socket.socket:
-    """A socket that reserves a port: nothing listens there, and the system assigns it to no other until it is closed.
+def held(port: int = 0) -> socket.socket:
+    """A socket that reserves a free port: nothing listens there, and nobody else gets it until it is closed.
 
     A test may start a server on it: the socket is bound with SO_REUSEADDR.
     """
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    one.bind(("127.0.0.1", 0))
+    try:
+        one.bind(("127.0.0.1", port))
+    except BaseException:
+        one.close()
+        raise
     return one
+
+
+def held_for_cluster() -> tuple[socket.socket, socket.socket]:
+    """A port, and the one 10,000 above it, on which a node of a cluster talks to the others."""
+    while True:
+        one = held()
+        try:
+            return one, held(one.getsockname()[1] + 10_000)
+        except (OSError, OverflowError):  # it is taken, or there is none
+            one.close()
 
 
 @contextmanager

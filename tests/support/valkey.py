@@ -14,7 +14,7 @@ from typing import Self
 
 import redis
 
-from tests.support.ports import held
+from tests.support.ports import held_for_cluster
 
 PATIENCE = 60.0
 """Seconds that a test waits for something that should happen soon: a busy machine may stall for a while."""
@@ -52,11 +52,8 @@ class Server:
     """A server on loopback that can be ended, restarted and held up."""
 
     def __init__(self, *options: str, program: str | None = None) -> None:
-        self._held = held()
-        while self._held.getsockname()[1] > 55_000:  # a cluster needs a second one, which is 10,000 above it
-            self._held.close()
-            self._held = held()
-        self.port: int = self._held.getsockname()[1]
+        self._held = held_for_cluster()
+        self.port: int = self._held[0].getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = tempfile.mkdtemp(prefix="headgate-test-")
         self._command = [program or valkey(), *self._settings(), *options]
@@ -109,7 +106,8 @@ class Server:
 
     def close(self) -> None:
         self.kill()
-        self._held.close()
+        for one in self._held:
+            one.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
