@@ -13,12 +13,16 @@ from setuptools.errors import BaseError, CCompilerError
 
 COMPILED = [
     "limits/decision.py",
+    "limits/headroom.py",
     "limits/token_bucket.py",
     "limits/all_of.py",
     "limits/fixed.py",
     "limits/sliding_window.py",
+    "limits/slots.py",
     "limits/violations.py",
     "http/header_writer.py",
+    "stores/memory_tables.py",
+    "stores/memory_holds.py",
     "stores/memory.py",
     "stores/redis/protocol.py",
     "stores/redis/local_cache.py",

@@ -27,7 +27,7 @@ from headgate.replay.engine import Classifier, PolicyReplay
 from headgate.replay.formats import UnusedLines
 from headgate.replay.options import LogOptions
 from headgate.replay.player import LogSet, Player
-from headgate.stores.memory import compiled
+from headgate.stores.memory_tables import compiled
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CLIENTS: Final = 10_000

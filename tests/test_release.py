@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate._version import VERSION
-from headgate.stores.memory import compiled
+from headgate.stores.memory_tables import compiled
 from tools.environments import ROOT
 from tools.release import check_changelog, check_names
 from tools.smoke import find_version

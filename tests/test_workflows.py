@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from headgate.stores.memory import compiled
+from headgate.stores.memory_tables import compiled
 
 pytestmark = pytest.mark.once
 

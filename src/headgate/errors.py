@@ -53,6 +53,22 @@ class StoreLost(StoreAway):
     """
 
 
+class HoldError(HeadgateError):
+    """A hold can't do what was asked: it has ended, was settled with another cost, or there are too many. The text says.
+
+    A call that raised it has changed nothing.
+    """
+
+
+class UnknownHold(HoldError):
+    """There is no such hold: it was never made for this key, or has been forgotten since it ended."""
+
+    def __init__(self, key: str, hold_id: str) -> None:
+        self.key = key
+        self.hold_id = hold_id
+        super().__init__(f"unknown hold {hold_id!r} of {key!r}: it was never made, or it ended too long ago")
+
+
 class SessionClosed(HeadgateError):
     """A session was used after it had been closed."""
 

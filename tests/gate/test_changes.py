@@ -31,7 +31,7 @@ from headgate.gate.changes import (
     override,
 )
 from headgate.gate.immutable_map import ImmutableMap
-from headgate.stores.memory import compiled
+from headgate.stores.memory_tables import compiled
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 from tests.support.lookups import count_lookups
 from tests.support.valkey import PATIENCE, wait_for

@@ -9,7 +9,7 @@ import pytest
 
 from headgate import AllOf, Limit, Limiter, MemoryStore, SlidingWindow, per_day
 from headgate.stores.base import Ask, Verb
-from headgate.stores.memory import compiled
+from headgate.stores.memory_tables import compiled
 from tests.support.threads import run_together
 
 TRIALS = 20

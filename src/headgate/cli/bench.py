@@ -22,7 +22,8 @@ from headgate.gate.policy import Policy
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
 from headgate.stores.base import Store
-from headgate.stores.memory import MemoryStore, compiled
+from headgate.stores.memory import MemoryStore
+from headgate.stores.memory_tables import compiled
 from headgate.stores.urls import server_store
 
 MUCH: Final = "1000000000/second"

@@ -15,7 +15,7 @@ from unicodedata import category, east_asian_width
 
 from headgate._version import VERSION
 from headgate.errors import printable
-from headgate.stores.memory import compiled
+from headgate.stores.memory_tables import compiled
 
 GREEN: Final = "32"
 YELLOW: Final = "33"

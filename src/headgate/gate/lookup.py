@@ -15,7 +15,8 @@ from headgate.limits.decision import Limit
 from headgate.limits.fixed import BLOCKED, UNLIMITED
 from headgate.limits.numbers import permille
 from headgate.stores.base import Block, Edit, Store
-from headgate.stores.memory import LimitTable, MemoryStore, ViolationTable, in_process
+from headgate.stores.memory import MemoryStore, in_process
+from headgate.stores.memory_tables import LimitTable, ViolationTable
 
 AGENTS: Final = "agents"
 ADDRESSES: Final = "addresses"

@@ -26,7 +26,7 @@ class AllOf(Limit):
     5/second; 100/minute
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "_pieces")
 
     def __init__(self, limits: Iterable[Limit]) -> None:
         parts: list[Limit] = []
@@ -40,6 +40,10 @@ class AllOf(Limit):
         if len(parts) < 2:
             refuse("AllOf", "at least two different limits (a single one needs no AllOf)", parts)
         self._parts: Final = tuple(parts)
+        shared = [part for part in parts if part.identity is not part]
+        if len({part.identity for part in shared}) < len(shared):
+            refuse("AllOf", "each budget once, and slots once: what is used belongs to all amounts", self)
+        self._pieces: Final[tuple[Limit, ...]] = self._parts if shared else (self,)
 
     @property
     def capacity(self) -> int:
@@ -48,6 +52,22 @@ class AllOf(Limit):
     @property
     def parts(self) -> tuple[Limit, ...]:
         return self._parts
+
+    @property
+    def pieces(self) -> tuple[Limit, ...]:
+        return self._pieces
+
+    @property
+    def decimals(self) -> int:
+        return max([part.decimals for part in self._parts])
+
+    @property
+    def counts_costs(self) -> bool:
+        return any([part.counts_costs for part in self._parts])
+
+    @property
+    def counts_slots(self) -> bool:
+        return any([part.counts_slots for part in self._parts])
 
     @property
     def uninterrupted(self) -> bool:

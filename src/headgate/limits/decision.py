@@ -83,6 +83,36 @@ class Limit(Rule):
         """The limits that this one is made of: itself, unless it joins several."""
         return (self,)
 
+    @property
+    def pieces(self) -> tuple["Limit", ...]:
+        """The limits that stores count one by one: itself, or its parts if one of them shares its count with others."""
+        return (self,)
+
+    @property
+    def identity(self) -> object:
+        """What tells its counts from those of other limits under the same name: the limit, or all but its amount."""
+        return self
+
+    @property
+    def calendar(self) -> bool:
+        """Whether it counts by the time of day, which a store has to tell it by `align`."""
+        return False
+
+    @property
+    def decimals(self) -> int:
+        """Decimals of a cost: stores count its smallest units. Tokens have none."""
+        return 0
+
+    @property
+    def counts_costs(self) -> bool:
+        """Whether any of its parts takes the cost of a request."""
+        return True
+
+    @property
+    def counts_slots(self) -> bool:
+        """Whether any of its parts takes a slot, which only a hold can have."""
+        return False
+
     @abstractmethod
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         """Bring the state up to now, and return the wait until `cost` passes: 0, or microseconds, or NEVER."""
@@ -94,6 +124,29 @@ class Limit(Rule):
     @abstractmethod
     def refund(self, state: State, cost: i64) -> None:
         """Give `cost` back, up to the capacity, to a state that is up to now."""
+
+    def align(self, state: State, ahead: i64) -> None:
+        """Take note of what to add to the store's time to get the time of day."""
+
+    def prepare(self, state: State) -> None:
+        """Make ready for a hold, before its wait is asked for."""
+
+    def mark(self, state: State) -> tuple[i64, i64]:
+        """Where a hold was counted, right after its cost was spent: two numbers that `correct` understands."""
+        return 0, 0
+
+    def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
+        """Count `actual` instead of `held`, the cost of a hold, in a state that is up to now.
+
+        Less gives back what would be left if `actual` had been spent when the hold was made, or a smaller amount where
+        that isn't known any more. More is spent now.
+        """
+
+    def take_slot(self, state: State, end: i64) -> None:
+        """Take a slot for a hold, until the end of its lease, if these are counted."""
+
+    def free_slot(self, state: State, end: i64) -> None:
+        """Give a slot back before the end of its lease."""
 
     @abstractmethod
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> "Decision":
@@ -253,6 +306,10 @@ class Decision:
     def at(self, place: i64) -> "Decision":
         """The same, as that of one of several limits: the one at this place."""
         return Decision(self._outcome, self._limit, self._remaining, self._retry, self._reset, place)
+
+    def bound_at(self, place: int) -> "Decision":
+        """The same with everything, bound by the limit at another place."""
+        return Decision(self._outcome, self._limit, self._remaining, self._retry, self._reset, place, self._details)
 
     def as_denied(self) -> "Decision":
         """The same, denied: for a request that something other than the limit holds up."""

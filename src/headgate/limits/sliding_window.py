@@ -74,6 +74,19 @@ class WindowLog:
             self.times.append(now)
             self.sums.append(total)
 
+    def give_back(self, moment: i64, cost: i64) -> None:
+        """Take a cost out of the entry of a moment, if that is still there. All sums from there on shrink by it."""
+        place: i64 = bisect_left(self.times, moment, self.first)
+        if place == len(self.times) or self.times[place] != moment:
+            return
+        before = i64(self.sums[place - 1]) if place > self.first else self.gone
+        given = min(cost, i64(self.sums[place]) - before)
+        for i in range(place, len(self.sums)):
+            self.sums[i] -= given
+        if self.sums[place] == before:
+            self.times.pop(place)
+            self.sums.pop(place)
+
 
 class SlidingWindow(Limit):
     """At most `limit` in any span of `window` seconds: a request stops counting exactly `window` after it was made.
@@ -159,6 +172,17 @@ class SlidingWindow(Limit):
                 state.times.pop()
                 state.sums.pop()
             state.sums[last] = total
+
+    def mark(self, state: State) -> tuple[i64, i64]:
+        assert isinstance(state, WindowLog)
+        return (i64(state.times[-1]) if state.times else 0), 0
+
+    def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
+        assert isinstance(state, WindowLog)
+        if actual > held:
+            self.spend(state, now, actual - held)
+        elif actual < held:
+            state.give_back(mark, held - actual)
 
     def idle(self, state: State, now: i64) -> bool:
         assert isinstance(state, WindowLog)

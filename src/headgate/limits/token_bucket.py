@@ -15,6 +15,7 @@ from typing import Final, SupportsIndex
 from headgate._native import i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import NEVER, Decision, Limit, State, decide_one
+from headgate.limits.headroom import LeastHeadroom
 from headgate.limits.numbers import LARGEST, Number, decimal_text, not_decimal, positive, rate_text, whole, writable
 
 _TICKS: Final = tuple(10**exponent for exponent in range(7))
@@ -26,11 +27,12 @@ LONGEST: Final[i64] = 2**53 - 1  # microseconds, 285 years: no clock runs that l
 class BucketState:
     """Units in the bucket (below zero: a debt) at a moment; each whole tick since then has given `gain` more."""
 
-    __slots__ = ("level", "stamp")
+    __slots__ = ("headroom", "level", "stamp")
 
     def __init__(self, level: i64, stamp: i64) -> None:
         self.level = level
         self.stamp = stamp
+        self.headroom: LeastHeadroom | None = None  # since each hold, once there was one
 
 
 class TokenBucket(Limit):
@@ -158,6 +160,8 @@ class TokenBucket(Limit):
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, BucketState)
+        if state.headroom is not None:
+            state.headroom.see(self._full - state.level)
         if cost <= self._capacity:
             level = state.level - cost * self._unit
             state.level = level if level > -_DEBT else -_DEBT  # noqa: FURB136
@@ -172,6 +176,31 @@ class TokenBucket(Limit):
             state.level = self._full
         else:
             state.level += cost * self._unit
+
+    def prepare(self, state: State) -> None:
+        assert isinstance(state, BucketState)
+        if state.headroom is None:
+            fresh = LeastHeadroom()
+            if state.headroom is None:  # again: a finalizer may have held something, too
+                state.headroom = fresh
+
+    def mark(self, state: State) -> tuple[i64, i64]:
+        assert isinstance(state, BucketState)
+        headroom = state.headroom
+        return (0, 0) if headroom is None else (headroom.epoch, headroom.add(self._full - state.level))
+
+    def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
+        assert isinstance(state, BucketState)
+        headroom = state.headroom
+        if actual > held:
+            self.spend(state, now, actual - held)
+        elif actual < held and headroom is not None and headroom.epoch == mark:
+            headroom.see(self._full - state.level)
+            least = headroom.least(serial)
+            given = least if held - actual > least // self._unit else (held - actual) * self._unit
+            if given > 0:
+                state.level += given
+                headroom.give_back(serial, given)
 
     def idle(self, state: State, now: i64) -> bool:
         assert isinstance(state, BucketState)

@@ -1,277 +1,29 @@
-"""The store in this process's memory.
-
-How it stays small. A full bucket is the same as none, so an entry that is full again is dropped. No thread does this
-and no check pays for a scan: now and then a check also sweeps a few other entries. It takes them out of a dict that has
-been set aside (`Table.old`), drops those that are full and puts the others into a new dict, so that the memory of a
-once large dict is freed with it. One round through all entries begins at most once a second, unless room is needed.
-
-How it stays exact. Uncompiled, or without a GIL, a lock guards every step. Compiled and under the GIL none is needed
-as long as nothing between reading and writing a state can let another thread run. Only Python code can, and it can only
-come in through an allocation that triggers the garbage collector. So a value that was read before an allocation is
-read again after it, and a decision says what was decided: nothing is allocated before it is made. A sliding window
-can't keep to this; a store that has one takes the lock.
-
-There is one lock for everything in a store, and it is reentrant: a finalizer may check a limit in the middle of another
-check, and two locks could be taken in either order then.
-"""
+"""The store in this process's memory."""
 
 import logging
-import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from types import FunctionType
 from typing import Final, SupportsIndex
 
 from headgate._native import i64
 from headgate.errors import refuse
-from headgate.lifecycle import new_lock
-from headgate.limits.clock import Clock, MonotonicClock
-from headgate.limits.decision import DENY, Decision, Details, Limit, Rule, State, Violation, more_binding
+from headgate.limits.clock import Clock
+from headgate.limits.decision import Decision, Limit, Rule, Violation
 from headgate.limits.numbers import whole
-from headgate.limits.violations import Backoff, Standing
+from headgate.limits.violations import Standing
+from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import REMEMBERED, Ask, Offence, Store, Verb
+from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold
+from headgate.stores.memory_holds import MemoryHolds
+from headgate.stores.memory_tables import CHARGE, CHECK, REFUND, Entry, Tables, ViolationTable, decide_all, identity_of
 from headgate.stores.windows import MemoryWindows
-
-_SHARDS: Final[i64] = 256
-_SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
-_SWEPT_AT_ONCE: Final = 3  # entries that one check sweeps, if it does
-_CHECKS_BETWEEN: Final[i64] = 64  # checks of known keys between two sweeps, while there is nothing to drop
-_ROUND_EVERY: Final[i64] = 1_000_000  # microseconds from the start of one round to that of the next
-_RECENT: Final[i64] = 10_000  # microseconds: an entry used within them is likely to be used again
-_NO_ROOM: Final[i64] = 1_000_000  # microseconds: the wait of a new key for which there is no room
-
-CHECK: Final = Verb.CHECK
-CHARGE: Final = Verb.CHARGE
-REFUND: Final = Verb.REFUND
 
 _NO_LOCK: Final[AbstractContextManager[None]] = nullcontext()
 _log = logging.getLogger("headgate")
 
 
-class Table:
-    """The entries of one name and rule."""
-
-    def __init__(self, store: "MemoryStore", rule: Rule) -> None:
-        self.store: Final = store
-        self.rule: Final = rule
-        self.size: i64 = 0
-        self.mask: i64 = 0
-        self.dicts: list[dict[str, State]] = [{}]
-        self.old: dict[str, State] | None = None  # set aside, on its way into the dicts
-        self.next: i64 = 0  # the dict to be set aside next in this round
-
-    def shard(self, key: str) -> i64:
-        # Not the lowest bits: they choose the place within the dict.
-        return 0 if self.mask == 0 else (i64(hash(key)) >> 32) & self.mask
-
-    def find(self, key: str) -> State | None:
-        found = self.dicts[self.shard(key)].get(key)
-        if found is None and self.old is not None:
-            found = self.old.get(key)
-        return found
-
-    def add(self, key: str, state: State) -> None:
-        self.dicts[self.shard(key)][key] = state
-        self.size += 1
-        self.store.size += 1
-
-    def drop(self, key: str) -> State | None:
-        state = self.find(key)
-        if state is not None:
-            self.dicts[self.shard(key)].pop(key, None)
-            if self.old is not None:
-                self.old.pop(key, None)
-            self.size -= 1
-            self.store.size -= 1
-        return state
-
-    def clear(self) -> None:
-        """Drop every entry."""
-        empty: list[dict[str, State]] = [{}]
-        self.store.size -= self.size
-        self.size = 0
-        self.old = None
-        self.dicts = empty
-        self.mask = 0
-        self.next = 0
-
-    def split(self) -> None:
-        if self.mask == 0 and self.old is None and len(self.dicts[0]) > _SPLIT:
-            empty: list[dict[str, State]] = [{} for _ in range(_SHARDS)]
-            if self.mask == 0 and self.old is None:  # again: another thread may have been quicker
-                self.old = self.dicts[0]
-                self.dicts = empty
-                self.mask = _SHARDS - 1
-                self.next = 0
-
-    def _set_aside(self, empty: dict[str, State]) -> None:
-        """Begin with the next dict. Making the empty one may have let another thread do so."""
-        if self.old is None and self.next < len(self.dicts):
-            self.old = self.dicts[self.next]
-            self.dicts[self.next] = empty
-            self.next += 1
-
-    def sweep_one(self, now: i64) -> i64:
-        """Sweep the next entry of the round: 1 if it was dropped, 0 if not, -1 if the round is over."""
-        if self.old is None:
-            if self.next >= len(self.dicts):
-                self.next = 0
-                return -1
-            if not self.dicts[self.next]:
-                self.next += 1
-                return 0
-            self._set_aside({})
-        old = self.old
-        if not old:
-            self.old = None
-            return 0
-        try:
-            key, state = old.popitem()
-        except KeyError:  # another thread had the last one
-            return 0
-        if old is not self.old:  # cleared meanwhile
-            return 0
-        if self.rule.idle(state, now - _RECENT):
-            self.size -= 1
-            self.store.size -= 1
-            return 1
-        self.dicts[self.shard(key)][key] = state
-        return 0
-
-
-class LimitTable(Table):
-    """The entries of one limiter's name and limit."""
-
-    def __init__(self, store: "MemoryStore", name: str, limit: Limit) -> None:
-        super().__init__(store, limit)
-        self.name: Final = name
-        self.limit: Final = limit
-        self.pinned = False  # somebody keeps it, and checks without asking the store for it
-        self.dropped = False  # from the store; nothing may be added any more
-        self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
-
-    def check(self, key: str, cost: i64, low: i64, violations: "ViolationTable | None") -> Decision:
-        """Verb.CHECK on one key; with a table of violations, a denial is recorded there."""
-        lock = self.store.lock
-        if lock is None:
-            return self._check(key, cost, low, violations)
-        with lock:
-            return self._check(key, cost, low, violations)
-
-    def _check(self, key: str, cost: i64, low: i64, violations: "ViolationTable | None") -> Decision:
-        store, limit = self.store, self.limit
-        now = store.now()
-        if violations is not None and violations.blocks(key, now):
-            return violations.deny(self, key, cost, low, now)
-        state = self.find(key)
-        if state is None:
-            decision = self._check_new(key, cost, low, now)
-        else:
-            wait = limit.wait(state, now, cost)
-            if wait == 0:
-                limit.spend(state, now, cost)
-                cost = 0
-            decision = limit.decide(state, now, cost, wait, low)
-            store.until_sweep -= 1
-            if store.until_sweep < 0:
-                store.sweep(now)
-        if violations is not None and decision.outcome is DENY and not decision.degraded:
-            return decision.with_violation(violations.record(key, now))
-        return decision
-
-    def _check_new(self, key: str, cost: i64, low: i64, now: i64) -> Decision:
-        store = self.store
-        if self.validate is not None:
-            self.validate(key)
-        if store.size >= store.max_keys:
-            store.make_room(now)
-        entry = Entry(self, key, cost, now)
-        entry.find(now)  # again: another thread may have been quicker
-        if entry.wait == 0:
-            if not entry.known and store.size >= store.max_keys:
-                return store.deny_for_room(self.limit)
-            entry.spend(now)
-        decision = entry.decide(CHECK, entry.wait == 0, now, low)
-        self.split()
-        store.sweep(now)
-        return decision
-
-
-class ViolationTable(Table):
-    """The violations recorded under one name and backoff."""
-
-    def __init__(self, store: "MemoryStore", backoff: Backoff) -> None:
-        super().__init__(store, backoff)
-        self.backoff: Final = backoff
-
-    def blocks(self, key: str, now: i64) -> bool:
-        """Whether a key is denied because its advised wait isn't over."""
-        if not self.backoff.enforce:
-            return False
-        state = self.find(key)
-        return state is not None and self.backoff.left(state, now) > 0
-
-    def record(self, key: str, now: i64) -> Violation:
-        """Count a violation. One of a new key for which there is no room counts as the first, and is not kept."""
-        state = self.find(key)
-        if state is None:
-            self.split()
-            self.store.sweep(now)
-            fresh = self.backoff.fresh(now)
-            state = self.find(key)  # again: another thread may have been quicker
-            if state is None:
-                state = fresh
-                if self.store.size < self.store.max_keys:
-                    self.add(key, state)
-        alert = self.backoff.record(state, now)
-        count = self.backoff.count(state, now)
-        return Violation(count, self.backoff.advised(count), alert)
-
-    def deny(self, table: LimitTable, key: str, cost: i64, low: i64, now: i64) -> Decision:
-        """Deny a key that came back before its advised wait was over."""
-        entry = Entry(table, key, cost, now)
-        entry.find(now)
-        return entry.decide(CHECK, False, now, low).with_violation(self.record(key, now))
-
-
-class Entry:
-    """One key that a verb is carried out on, with its state."""
-
-    def __init__(self, table: LimitTable, key: str, cost: i64, now: i64) -> None:
-        self.table: Final = table
-        self.key: Final = key
-        self.cost: Final = cost
-        self.known = False
-        self.wait: i64 = 0
-        self.state: State = table.limit.fresh(now)
-
-    def find(self, now: i64) -> None:
-        """Find the state, if there is one already, and the wait until the cost passes."""
-        found = self.table.find(self.key)
-        if found is not None:
-            self.state = found
-            self.known = True
-        self.wait = self.table.limit.wait(self.state, now, self.cost)
-
-    def spend(self, now: i64) -> None:
-        limit = self.table.limit
-        limit.spend(self.state, now, self.cost)
-        if not self.known and not limit.idle(self.state, now):
-            self.table.add(self.key, self.state)
-
-    def decide(self, verb: Verb, passes: bool, now: i64, low: i64) -> Decision:
-        limit, cost, wait = self.table.limit, self.cost, self.wait
-        if verb is CHECK and passes:
-            cost = 0
-        elif verb is CHARGE or verb is REFUND:
-            cost, wait = 1, limit.wait(self.state, now, 1)
-        return limit.decide(self.state, now, cost, wait, low)
-
-
-class MemoryStore:
+class MemoryStore(Tables):
     """Counts in this process's memory. Its clock is the machine's monotonic one.
 
     Memory grows with the keys that are not full, up to `max_keys`. When so many keys are kept and none of the swept
@@ -298,60 +50,11 @@ class MemoryStore:
         max_keys: SupportsIndex | None = None,
         max_request_ids: SupportsIndex = 100_000,
     ) -> None:
-        self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
-        self._manual: Final = clock is not None
-        self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
-        self._tables: Final[dict[tuple[str, Rule], Table]] = {}
-        self._order: Final[list[Table]] = []
-        self._warned = False
+        super().__init__(clock, 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys))
         self._warned_of_ids = False
-        self.max_keys: Final[i64] = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
         self.max_request_ids: Final = whole("MemoryStore max_request_ids", max_request_ids)
-        self._lock: Final = new_lock()
-        self.lock: threading.RLock | None = None if _uninterruptible() else self._lock  # the one that every step takes
         self._answers: Final[dict[tuple[object, ...], tuple[int, Decision]]] = {}  # by request id, oldest first
-        self.size: i64 = 0
-        self.until_sweep: i64 = 0  # checks of known keys until the next sweep
-        self.position: i64 = 0  # of the round, in the order of the tables; behind the last: no round is under way
-        self.next_round: i64 = 0  # when the next round may begin
-        self.swept: i64 = 0  # how many entries have been swept
-
-    def __len__(self) -> int:
-        """How many keys are kept."""
-        return self.size
-
-    def now(self) -> i64:
-        return self.clock.now() if self._manual else self._read() // 1000
-
-    def limit_table(self, name: str, limit: Limit) -> LimitTable:
-        """The entries of a limiter's name and limit. The table is made once, and stays: frequent callers keep it."""
-        while True:
-            found = self._limit_table(name, limit)
-            with self._lock:
-                found.pinned = True
-                if not found.dropped:
-                    return found
-
-    def _limit_table(self, name: str, limit: Limit) -> LimitTable:
-        """The same for one call. It is dropped some time after its last entry, so that rare limits don't pile up."""
-        found = self._tables.get((name, limit)) or self._add_table(name, LimitTable(self, name, limit))
-        assert isinstance(found, LimitTable)
-        return found
-
-    def violation_table(self, name: str, backoff: Backoff) -> ViolationTable:
-        """The violations recorded under a name and backoff."""
-        found = self._tables.get((name, backoff)) or self._add_table(name, ViolationTable(self, backoff))
-        assert isinstance(found, ViolationTable)
-        return found
-
-    def _add_table(self, name: str, table: Table) -> Table:
-        with self._lock:
-            if not table.rule.uninterrupted:
-                self.lock = self._lock
-            found = self._tables.setdefault((name, table.rule), table)  # from here on it is found without the lock
-            if found is table:
-                self._order.append(table)
-            return found
+        self._holds: Final = MemoryHolds(self, self.max_request_ids)
 
     def apply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
@@ -388,18 +91,24 @@ class MemoryStore:
         self._answers[identity] = answer
 
     def _apply_all(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
+        pieces = pieces_of(asks)
+        return place_in(self._apply_pieces(verb, pieces, low, offence), asks, pieces)
+
+    def _apply_pieces(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None) -> Decision:
         if self.size >= self.max_keys:  # before the tables are looked up: it may drop empty ones
             with self.lock or _NO_LOCK:
                 self.make_room(self.now())
-        tables = [self._limit_table(ask.name, ask.limit) for ask in asks]
+        tables = [self.table_of(ask.name, ask.limit) for ask in asks]
         violations = None if offence is None else self.violation_table(offence.name, offence.backoff)
         if len({(id(table), ask.key) for table, ask in zip(tables, asks, strict=True)}) < len(asks):
             refuse("asks", "each key once", [ask.key for ask in asks])
         with self.lock or _NO_LOCK:
             now = self.now()
-            entries = [Entry(tables[i], asks[i].key, asks[i].cost, now) for i in range(len(tables))]
+            if now >= self.due:
+                self.release_due(now)
+            entries = [Entry(tables[i], asks[i].key, asks[i].limit, asks[i].cost, now) for i in range(len(tables))]
             decision = self._apply(verb, entries, now, low, violations, "" if offence is None else offence.key)
-        return self._apply_all(verb, asks, low, offence) if decision is None else decision
+        return self._apply_pieces(verb, asks, low, offence) if decision is None else decision
 
     def _apply(
         self, verb: Verb, entries: list[Entry], now: i64, low: i64, violations: ViolationTable | None, agent: str
@@ -419,18 +128,14 @@ class MemoryStore:
             if not entries[i].known:
                 new += 1
         if verb is CHECK and passes and new and self.size + new > self.max_keys:
-            return self.deny_for_room(entries[0].table.limit)
+            return self.deny_for_room(entries[0].limit)
         if verb is CHARGE or (verb is CHECK and passes):
             for i in range(count):
                 entries[i].spend(now)
         elif verb is REFUND:
             for i in range(count):
-                entries[i].table.limit.refund(entries[i].state, entries[i].cost)
-        decision = entries[0].decide(verb, passes, now, low)
-        if count > 1:
-            decision = decision.at(0)
-            for i in range(1, count):
-                decision = more_binding(decision, entries[i].decide(verb, passes, now, low), i)
+                entries[i].limit.refund(entries[i].state, entries[i].cost)
+        decision = decide_all(entries, verb, passes, now, low)
         self.sweep(now)
         if violations is not None and verb is CHECK and not passes:
             decision = decision.with_violation(violations.record(agent, now))
@@ -462,25 +167,86 @@ class MemoryStore:
 
     def forget(self, name: str, key: str, rule: Rule) -> bool:
         """See `Store.forget`."""
-        table = self._tables.get((name, rule))
-        if table is None:
-            return False
-        with self.lock or _NO_LOCK:
-            dropped = table.drop(key)
-        return dropped is not None and not rule.idle(dropped, self.now())
+        counted = False
+        with self._lock:
+            self._holds.forget(name, key)
+        for piece in rule.pieces if isinstance(rule, Limit) else (rule,):
+            table = self._tables.get((name, identity_of(piece)))
+            if table is not None:
+                with self.lock or _NO_LOCK:
+                    dropped = table.drop(key)
+                counted = counted or (dropped is not None and not piece.idle(dropped, self.now()))
+        return counted
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool:
         return self.forget(name, key, rule)
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`."""
-        table = self._tables.get((name, rule))
-        if table is not None:
-            with self.lock or _NO_LOCK:
-                table.clear()
+        with self._lock:
+            self._holds.clear(name)
+        for piece in rule.pieces if isinstance(rule, Limit) else (rule,):
+            table = self._tables.get((name, identity_of(piece)))
+            if table is not None:
+                with self.lock or _NO_LOCK:
+                    table.clear()
 
     async def aclear(self, name: str, rule: Rule) -> None:
         self.clear(name, rule)
+
+    # Holds -----------------------------------------------------------------------------------------------------------
+
+    def release_due(self, now: i64) -> None:
+        with self._lock:
+            self._holds.release_due(now)
+
+    def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+        """See `HoldStore.hold`."""
+        with self._lock:
+            return self._holds.hold(asks, low, terms)
+
+    def settle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
+    ) -> HoldAnswer:
+        """See `HoldStore.settle`."""
+        with self._lock:
+            return self._holds.settle(asks, low, hold_id, costs, cancel)
+
+    def extend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> HoldAnswer:
+        """See `HoldStore.extend`."""
+        with self._lock:
+            return self._holds.extend(asks, low, hold_id, costs, lease)
+
+    def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
+        """See `HoldStore.find_hold`."""
+        with self._lock:
+            return self._holds.find_hold(asks, low, hold_id)
+
+    def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
+        """See `HoldStore.list_holds`."""
+        with self._lock:
+            return self._holds.list_holds(name, key, count)
+
+    async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+        return self.hold(asks, low, terms)
+
+    async def asettle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
+    ) -> HoldAnswer:
+        return self.settle(asks, low, hold_id, costs, cancel=cancel)
+
+    async def aextend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> HoldAnswer:
+        return self.extend(asks, low, hold_id, costs, lease)
+
+    async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
+        return self.find_hold(asks, low, hold_id)
+
+    async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
+        return self.list_holds(name, key, count)
 
     def windows(self, prefix: str | None = None) -> MemoryWindows:
         """Sliding windows whose limit comes with each call. Each object that is made here counts for itself."""
@@ -491,75 +257,17 @@ class MemoryStore:
         dropped: dict[str, int] = {}
         with self._lock:
             self._answers.clear()
-        for (name, rule), table in list(self._tables.items()):
-            if isinstance(rule, Limit):
+            self._holds.clear(None)
+        for (name, _), table in list(self._tables.items()):
+            if isinstance(table.rule, Limit):
                 dropped[name] = dropped.get(name, 0) + table.size
-            self.clear(name, rule)
+            self.clear(name, table.rule)
         return dropped
 
     async def areset(self) -> dict[str, int]:
         return self.reset()
 
-    def sweep(self, now: i64) -> None:
-        """Sweep the next few entries of the round, or begin one if it is time."""
-        dropped = False
-        for _ in range(_SWEPT_AT_ONCE):
-            if self.position >= len(self._order) and now < self.next_round:
-                break
-            dropped = self._sweep_one(now) or dropped
-        self.until_sweep = 0 if dropped else _CHECKS_BETWEEN
-
-    def make_room(self, now: i64) -> None:
-        """Sweep a few entries, whether or not it is time for a round, until one is dropped."""
-        for _ in range(2 * _SWEPT_AT_ONCE):
-            if self._sweep_one(now):
-                break
-
-    def _sweep_one(self, now: i64) -> bool:
-        """Sweep the next entry, perhaps the first of another round, and say whether it was dropped."""
-        if self.position >= len(self._order):
-            self.position = 0
-            self.next_round = now + _ROUND_EVERY
-            if not self._order:  # every table was dropped
-                return False
-        table = self._order[self.position]
-        result = table.sweep_one(now)
-        if result >= 0:
-            self.swept += 1
-        elif not self._drop_table(table):
-            self.position += 1
-        return result > 0
-
-    def _drop_table(self, table: Table) -> bool:
-        """Drop a table that is empty and that nobody keeps, and say whether it was."""
-        if table.size > 0 or not isinstance(table, LimitTable):
-            return False
-        with self._lock:
-            if table.pinned or table.dropped or table.size > 0:
-                return False
-            table.dropped = True
-            self._order.remove(table)
-            del self._tables[table.name, table.limit]
-        return True
-
-    def deny_for_room(self, limit: Limit) -> Decision:
-        """The denial of a new key for which there is no room."""
-        if not self._warned:
-            self._warned = True
-            _log.warning("MemoryStore: all %d keys are in use; new ones are denied until some are full", self.max_keys)
-        return Decision(DENY, limit, 0, _NO_ROOM, 0, -1, Details(_NO_ROOM, None, None, True))
-
 
 def in_process(store: Store) -> MemoryStore | None:
     """The store itself if it counts in this process: a check can go straight to its tables, and never waits."""
     return store if isinstance(store, MemoryStore) else None
-
-
-def compiled() -> bool:
-    """Whether this module runs as machine code."""
-    return not isinstance(Table.find, FunctionType)
-
-
-def _uninterruptible() -> bool:
-    """Whether no other thread can run unless something that is called here lets it."""
-    return compiled() and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())

@@ -29,7 +29,8 @@ from headgate.hub.sockets.relay import Relay
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.limits.decision import Outcome
 from headgate.stores.base import ServerStore, Store
-from headgate.stores.memory import compiled, in_process
+from headgate.stores.memory import in_process
+from headgate.stores.memory_tables import compiled
 from headgate.stores.traffic import BATCH_SIZES, Traffic
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,0 +1,138 @@
+"""Slots: so many holds at once, each until it is settled or its lease ends."""
+
+from heapq import heapify, heappop, heappush
+from typing import Final, SupportsIndex
+
+from headgate._native import i64, mypyc_attr
+from headgate.limits.decision import Decision, Limit, State, decide_one
+from headgate.limits.numbers import whole
+
+MAX_SLOTS: Final = 100_000
+"""The largest `Slots`: each that is taken is kept with the end of its lease."""
+
+
+@mypyc_attr(acyclic=True)
+class Leases:
+    """The ends of the leases that are under way, in microseconds."""
+
+    __slots__ = ("_counts", "_heap", "last", "used")
+
+    def __init__(self) -> None:
+        self.used: i64 = 0  # leases under way
+        self.last: i64 = 0  # an end that none of them is behind
+        self._counts: Final[dict[int, int]] = {}  # leases by their end
+        self._heap: list[int] = []  # all these ends, and some of leases that are over
+
+    def drop_ended(self, now: i64) -> None:
+        """Drop the leases that have ended by now."""
+        while self._heap and self._heap[0] <= now:
+            self.used -= self._counts.pop(heappop(self._heap), 0)
+
+    def take(self, end: i64) -> None:
+        self.used += 1
+        self.last = max(self.last, end) if self.used > 1 else end
+        before = self._counts.get(end, 0)
+        self._counts[end] = before + 1
+        if before == 0:
+            if len(self._heap) > 2 * len(self._counts) + 64:
+                ends = list(self._counts)
+                heapify(ends)
+                self._heap = ends
+            else:
+                heappush(self._heap, end)
+
+    def free(self, end: i64) -> None:
+        """End a lease before its time. One that has ended is gone already."""
+        before = self._counts.get(end, 0)
+        if before > 1:
+            self._counts[end] = before - 1
+        elif before == 1:
+            self._counts.pop(end)
+        if before > 0:
+            self.used -= 1
+
+    def first(self) -> i64:
+        """The first end of a lease that is under way; 0 if there is none."""
+        while self._heap and self._heap[0] not in self._counts:
+            heappop(self._heap)
+        return self._heap[0] if self._heap else 0
+
+
+class Slots(Limit):
+    """At most `count` at once. Only a hold takes a slot: until it is settled, or its lease ends.
+
+    >>> print(Slots(5))
+    5 in flight
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: SupportsIndex) -> None:
+        self._count: Final[i64] = whole("Slots count", count, MAX_SLOTS)
+
+    @property
+    def capacity(self) -> int:
+        return self._count
+
+    @property
+    def identity(self) -> object:
+        return "slots"
+
+    @property
+    def counts_costs(self) -> bool:
+        return False
+
+    @property
+    def counts_slots(self) -> bool:
+        return True
+
+    @property
+    def uninterrupted(self) -> bool:
+        return False
+
+    def fresh(self, now: i64) -> State:
+        return Leases()
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        """The wait is an upper bound: a slot may be free earlier."""
+        assert isinstance(state, Leases)
+        state.drop_ended(now)
+        return 0 if state.used < self._count else state.first() - now
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        return
+
+    def refund(self, state: State, cost: i64) -> None:
+        return
+
+    def take_slot(self, state: State, end: i64) -> None:
+        assert isinstance(state, Leases)
+        state.take(end)
+
+    def free_slot(self, state: State, end: i64) -> None:
+        assert isinstance(state, Leases)
+        state.free(end)
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, Leases)
+        return state.used == 0 or state.last <= now
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        assert isinstance(state, Leases)
+        left = self._count - state.used
+        return decide_one(self, wait, left, left * 1000 < self._count * low, state.last - now if state.used else i64(0))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slots) and self._count == other._count
+
+    def __hash__(self) -> int:
+        return hash(("slots", self.capacity))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Slots, (self.capacity,)
+
+    def __repr__(self) -> str:
+        return f"Slots(count={self._count})"
+
+    def __str__(self) -> str:
+        return f"{self._count} in flight"

@@ -1,0 +1,137 @@
+"""Holds in a store: a cost or a slot that is reserved now, and settled with what it really cost.
+
+A hold belongs to the name and the key of its first ask, and is known there by an id. It is open until it is settled or
+cancelled, or its lease ends. Then it has expired: its slots are free, and its costs stay counted, or come back if the
+terms say so. For `keep` microseconds after its end it is remembered: a repeated verb changes nothing and gets the same
+answer, and an expired hold can still be settled.
+
+    state       settle(x)               cancel      extend              end of the lease
+    open        settled with x          cancelled   open                expired
+    expired     settled with x          cancelled   HoldError           -
+    settled     the same x: settled     HoldError   HoldError           -
+                else HoldError          (x = 0: settled)
+    cancelled   x = 0: cancelled        cancelled   HoldError           -
+                else HoldError
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
+
+from headgate.errors import HoldError
+from headgate.limits.decision import Decision
+from headgate.stores.base import Ask, Store
+
+HoldState: TypeAlias = Literal["denied", "open", "settled", "cancelled", "expired"]
+
+DENIED: Final = "denied"
+OPEN: Final = "open"
+SETTLED: Final = "settled"
+CANCELLED: Final = "cancelled"
+EXPIRED: Final = "expired"
+
+MAX_OPEN_HOLDS: Final = 131_072
+"""Open holds of one key under one name."""
+
+MAX_CHARGES: Final = 8
+"""Times at which one hold can have been charged, by extending it. What is added later counts as charged at the last."""
+
+
+class HoldTerms(NamedTuple):
+    """The terms of a new hold."""
+
+    hold_id: str
+    lease: int
+    """Microseconds."""
+    release: bool
+    """Whether its costs come back if its lease ends."""
+    keep: int
+    """Microseconds for which it is remembered after its end."""
+
+
+class HoldAnswer(NamedTuple):
+    """What has become of a hold."""
+
+    decision: Decision
+    """On the hold, or on more for it; otherwise as a peek right now would say."""
+    state: HoldState
+    costs: tuple[int, ...]
+    """What is counted for each ask: the reserved or the settled cost."""
+    left: int
+    """Microseconds until its lease ends; 0 if it isn't open."""
+
+
+class ListedHold(NamedTuple):
+    """A hold of a key."""
+
+    hold_id: str
+    state: HoldState
+    costs: tuple[int, ...]
+    left: int
+    """Microseconds until its lease ends; 0 if it isn't open."""
+
+
+@runtime_checkable
+class HoldStore(Store, Protocol):
+    """A store that can hold. Each verb has an async twin."""
+
+    def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+        """Take every cost, and a slot where slots are counted, if all of the asks pass, and otherwise nothing.
+
+        With the id of a hold that exists, nothing is taken, and the answer is about that one; a `HoldError` if its
+        costs were others.
+        """
+
+    def settle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
+    ) -> HoldAnswer:
+        """End a hold, and count these costs instead of those that it has taken (None: the same). The asks' are unused.
+
+        `cancel` is the same with costs of 0, under another name.
+        """
+
+    def extend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> HoldAnswer:
+        """Let an open hold have these costs in all, if more of them than it has passes, and a longer lease.
+
+        The lease ends `lease` microseconds from now; it never becomes shorter, except that 0 ends it now. A denial
+        changes nothing. None leaves costs, or the lease, as they are.
+        """
+
+    def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
+        """What has become of a hold."""
+
+    def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
+        """Up to `count` holds of a key that are open, or remembered; those that end first come first."""
+
+    async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer: ...
+
+    async def asettle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
+    ) -> HoldAnswer: ...
+
+    async def aextend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> HoldAnswer: ...
+
+    async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer: ...
+
+    async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]: ...
+
+
+def refuse_ended(hold_id: str, state: str, costs: Sequence[int], verb: str) -> NoReturn:
+    """Refuse a verb on a hold that has ended."""
+    raise HoldError(f"hold {hold_id!r}: expected an open hold to {verb}, got one that is {state} with {_shown(costs)}")
+
+
+def refuse_other_costs(hold_id: str, state: str, costs: Sequence[int], got: Sequence[int]) -> NoReturn:
+    """Refuse to hold or settle once more with other costs."""
+    raise HoldError(f"hold {hold_id!r}: expected {_shown(costs)}, with which it is {state}, got {_shown(got)}")
+
+
+def refuse_more_holds(key: str) -> NoReturn:
+    raise HoldError(f"hold: expected at most {MAX_OPEN_HOLDS} open holds of {key!r}, got one more; settle some first")
+
+
+def _shown(costs: Sequence[int]) -> str:
+    return f"cost {costs[0]}" if len(costs) == 1 else f"costs {', '.join(map(str, costs))}"

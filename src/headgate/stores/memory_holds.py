@@ -1,0 +1,386 @@
+"""Holds in this process's memory. See `headgate.stores.holds` for what they are."""
+
+import heapq
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from headgate._native import i64
+from headgate.errors import UnknownHold
+from headgate.limits.all_of import AllOfState
+from headgate.limits.decision import Limit, State
+from headgate.stores.asks import pieces_of, place_in
+from headgate.stores.base import Ask
+from headgate.stores.holds import (
+    CANCELLED,
+    DENIED,
+    EXPIRED,
+    MAX_CHARGES,
+    MAX_OPEN_HOLDS,
+    OPEN,
+    SETTLED,
+    HoldAnswer,
+    HoldState,
+    HoldTerms,
+    ListedHold,
+    refuse_ended,
+    refuse_more_holds,
+    refuse_other_costs,
+)
+from headgate.stores.memory_tables import CHARGE, CHECK, LATER, Entry, Tables, decide_all
+
+_SWEPT_AT_ONCE: Final = 2  # holds that a new one looks at, whether they can be forgotten
+
+_log = logging.getLogger("headgate")
+
+
+class Charge:
+    """A cost that was taken under one limit, at one time: where each part of the limit has counted it."""
+
+    def __init__(self, limit: Limit, cost: i64) -> None:
+        self.cost: i64 = cost
+        self.limits: Final = limit.parts
+        self.marks: Final[list[int]] = [0] * len(limit.parts)
+        self.serials: Final[list[int]] = [0] * len(limit.parts)
+
+    def take(self, limit: Limit, state: State, now: i64) -> None:
+        """Spend the cost."""
+        limit.spend(state, now, self.cost)
+        for i in range(len(self.limits)):
+            self.marks[i], self.serials[i] = self.limits[i].mark(_state_of(state, i))
+
+    def correct(self, state: State, now: i64, held: i64, actual: i64) -> None:
+        """Count another cost instead."""
+        for i in range(len(self.limits)):
+            self.limits[i].correct(_state_of(state, i), now, held, actual, self.marks[i], self.serials[i])
+
+
+def _state_of(state: State, part: i64) -> State:
+    return state.states[part] if isinstance(state, AllOfState) else state
+
+
+class HeldPiece:
+    """What a hold has taken under one piece of a limit: at first, and whenever it was extended."""
+
+    def __init__(self, ask: Ask, charge: Charge) -> None:
+        self.name: Final = ask.name
+        self.key: Final = ask.key
+        self.limit: Final = ask.limit
+        self.charges: Final[list[Charge]] = [charge]
+
+    def correct(self, state: State, now: i64, held: i64, actual: i64) -> None:
+        """Count `actual` instead of `held`. The newest charges are given back first."""
+        excess = actual - held
+        if excess > 0:
+            self.charges[0].correct(state, now, 0, excess)
+            return
+        for i in range(len(self.charges) - 1, -1, -1):
+            charge = self.charges[i]
+            given = min(charge.cost, -excess)
+            charge.correct(state, now, charge.cost, charge.cost - given)
+            excess += given
+
+
+class MemoryHold:
+    """One hold."""
+
+    def __init__(self, asks: Sequence[Ask], terms: HoldTerms, pieces: list[HeldPiece], costs: list[int]) -> None:
+        self.name: Final = asks[0].name
+        self.key: Final = asks[0].key
+        self.spans: Final = [len(ask.limit.pieces) for ask in asks]
+        """How many of the pieces belong to each ask."""
+        self.hold_id: Final = terms.hold_id
+        self.release: Final = terms.release
+        self.keep: Final[i64] = terms.keep
+        self.pieces: Final = pieces
+        self.costs = costs
+        """Of each ask: the reserved ones, in the end the settled ones."""
+        self.released = False
+        self.state: HoldState = OPEN
+        self.end: i64 = 0  # of its lease, or when it was settled
+
+    def state_at(self, now: i64) -> HoldState:
+        return EXPIRED if self.state == OPEN and self.end <= now else self.state
+
+    def left(self, now: i64) -> i64:
+        return max(self.end - now, 0) if self.state == OPEN else 0
+
+
+class MemoryHolds:
+    """The holds of one store. Every method is called with the store's lock."""
+
+    def __init__(self, tables: Tables, max_ended: int) -> None:
+        self._tables: Final = tables
+        self._max_ended: Final = max_ended
+        self._by_key: Final[dict[tuple[str, str], dict[str, MemoryHold]]] = {}
+        self._ended: Final[dict[MemoryHold, None]] = {}  # settled, in the order in which they were
+        self._open: Final[dict[MemoryHold, None]] = {}  # in the order in which they are looked at
+        self._due: Final[list[tuple[int, int, MemoryHold]]] = []  # when their costs may come back
+        self._made = 0
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    # The verbs -------------------------------------------------------------------------------------------------------
+
+    def hold(self, asks: Sequence[Ask], low: i64, terms: HoldTerms) -> HoldAnswer:
+        now = self._begin()
+        name, key = asks[0].name, asks[0].key
+        known = self._find(name, key, terms.hold_id, now)
+        costs = [ask.cost for ask in asks]
+        if known is not None:
+            if known.state == OPEN and known.costs != costs:
+                refuse_other_costs(terms.hold_id, known.state_at(now), known.costs, costs)
+            return self._answer(known, asks, low, now)
+        pieces = pieces_of(asks)
+        self._refuse_more(name, key, now)
+        entries = [self._entry(ask, now) for ask in pieces]
+        charges = [Charge(ask.limit, ask.cost) for ask in pieces]
+        held = MemoryHold(asks, terms, [HeldPiece(pieces[i], charges[i]) for i in range(len(pieces))], costs)
+        held.end = now + terms.lease
+        denied = self._take(entries, charges, now, held.end)
+        if denied and self._lacks_room(entries):
+            return HoldAnswer(self._tables.deny_for_room(entries[0].limit), DENIED, tuple(costs), 0)
+        decision = place_in(decide_all(entries, CHECK, not denied, now, low), asks, pieces)
+        if denied:
+            return HoldAnswer(decision, DENIED, tuple(costs), 0)
+        self._by_key.setdefault((name, key), {})[terms.hold_id] = held
+        self._open[held] = None
+        self._expect_release(held)
+        self._sweep(now)
+        self._tables.sweep(now)
+        return HoldAnswer(decision, OPEN, tuple(costs), terms.lease)
+
+    def settle(
+        self, asks: Sequence[Ask], low: i64, hold_id: str, costs: Sequence[int] | None, cancel: bool
+    ) -> HoldAnswer:
+        now = self._begin()
+        held = self._known(asks, hold_id, now)
+        actual = list(held.costs if costs is None else costs)
+        if held.state in (SETTLED, CANCELLED):
+            if actual != held.costs:
+                refuse_other_costs(hold_id, held.state, held.costs, actual)
+            return self._answer(held, asks, low, now)
+        self._free_slots(held, now)
+        self._count(held, actual, now)
+        held.costs = actual
+        held.state = CANCELLED if cancel else SETTLED
+        held.end = now
+        self._open.pop(held, None)
+        self._remember(held)
+        return self._answer(held, asks, low, now)
+
+    def extend(
+        self, asks: Sequence[Ask], low: i64, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> HoldAnswer:
+        now = self._begin()
+        held = self._known(asks, hold_id, now)
+        if held.state_at(now) != OPEN:
+            refuse_ended(hold_id, held.state_at(now), held.costs, "extend")
+        more = [max(costs[i] - held.costs[i], 0) for i in range(len(costs))] if costs is not None else []
+        if any(more):
+            pieces = pieces_of([Ask(asks[i].name, asks[i].key, asks[i].limit, more[i]) for i in range(len(asks))])
+            entries = [self._entry(ask, now) for ask in pieces]
+            charges = [Charge(ask.limit, ask.cost) for ask in pieces]
+            if self._take(entries, charges, now, 0):
+                decision = place_in(decide_all(entries, CHECK, False, now, low), asks, pieces)
+                return HoldAnswer(decision, OPEN, tuple(held.costs), held.left(now))
+            for i in range(len(pieces)):
+                _add_charge(held.pieces[i].charges, charges[i])
+            held.costs = [held.costs[i] + more[i] for i in range(len(asks))]
+        if lease is not None:
+            self._move(held, now, now if lease == 0 else max(held.end, now + lease))
+        return self._answer(held, asks, low, now)
+
+    def find_hold(self, asks: Sequence[Ask], low: i64, hold_id: str) -> HoldAnswer:
+        now = self._begin()
+        return self._answer(self._known(asks, hold_id, now), asks, low, now)
+
+    def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
+        now = self._begin()
+        found = [held for held in self._by_key.get((name, key), {}).values() if held.end + held.keep > now]
+        first = heapq.nsmallest(count, [(held.end, i, held) for i, held in enumerate(found)])
+        return [ListedHold(one.hold_id, one.state_at(now), tuple(one.costs), one.left(now)) for _, _, one in first]
+
+    # What a verb takes and gives back --------------------------------------------------------------------------------
+
+    def _begin(self) -> i64:
+        now = self._tables.now()
+        if now >= self._tables.due:
+            self.release_due(now)
+        return now
+
+    def _entry(self, ask: Ask, now: i64) -> Entry:
+        return Entry(self._tables.table_of(ask.name, ask.limit), ask.key, ask.limit, ask.cost, now)
+
+    def _found(self, piece: HeldPiece, now: i64) -> Entry:
+        """The entry of a piece of a hold, up to now."""
+        entry = self._entry(Ask(piece.name, piece.key, piece.limit, 0), now)
+        entry.find(now)
+        return entry
+
+    def _lacks_room(self, entries: list[Entry]) -> bool:
+        new = len([None for entry in entries if not entry.known])
+        return new > 0 and self._tables.size + new > self._tables.max_keys and all([not one.wait for one in entries])
+
+    def _take(self, entries: list[Entry], charges: list[Charge], now: i64, end: i64) -> bool:
+        """Take all costs, and slots until `end` (0: none), or nothing: True if it is denied."""
+        for i in range(len(entries)):
+            entries[i].find(now)
+            for j in range(len(charges[i].limits)):
+                charges[i].limits[j].prepare(_state_of(entries[i].state, j))
+        if self._tables.size + len(entries) > self._tables.max_keys:
+            self._tables.make_room(now)
+            if self._lacks_room(entries):
+                return True
+        # From here on nothing is allocated that the garbage collector tracks: a finalizer could spend in between.
+        denied = False
+        for i in range(len(entries)):
+            entries[i].find(now)
+            if entries[i].wait != 0 and not (end == 0 and entries[i].limit.counts_slots):
+                denied = True
+        if denied:
+            return True
+        for i in range(len(entries)):
+            charges[i].take(entries[i].limit, entries[i].state, now)
+            if end != 0:
+                entries[i].limit.take_slot(entries[i].state, end)
+            entries[i].keep(now)
+        return False
+
+    def _count(self, held: MemoryHold, actual: list[int], now: i64) -> None:
+        """Count `actual` for each ask of a hold instead of what is counted now."""
+        position: i64 = 0
+        for place in range(len(held.costs)):
+            counted = 0 if held.released else held.costs[place]
+            for _ in range(held.spans[place]):
+                piece = held.pieces[position]
+                position += 1
+                entry = self._found(piece, now)
+                piece.correct(entry.state, now, counted, actual[place])
+                entry.keep(now)
+
+    def _free_slots(self, held: MemoryHold, now: i64) -> None:
+        """Free the slots of a hold whose lease has not ended; those of others are free already."""
+        if held.end > now:
+            self._move_slots(held, now, 0)
+
+    def _move(self, held: MemoryHold, now: i64, end: i64) -> None:
+        """Let the lease of an open hold end at another time."""
+        if end != held.end:
+            self._move_slots(held, now, 0 if end <= now else end)
+            held.end = end
+            self._expect_release(held)
+            if end <= now:
+                self.release_due(now)
+
+    def _move_slots(self, held: MemoryHold, now: i64, end: i64) -> None:
+        for piece in held.pieces:
+            if piece.limit.counts_slots:
+                entry = self._found(piece, now)
+                piece.limit.free_slot(entry.state, held.end)
+                if end != 0:
+                    piece.limit.take_slot(entry.state, end)
+
+    def _answer(self, held: MemoryHold, asks: Sequence[Ask], low: i64, now: i64) -> HoldAnswer:
+        pieces = pieces_of(asks)
+        entries = [self._entry(ask, now) for ask in pieces]
+        for entry in entries:
+            entry.find(now)
+        decision = place_in(decide_all(entries, CHARGE, True, now, low), asks, pieces)
+        return HoldAnswer(decision, held.state_at(now), tuple(held.costs), held.left(now))
+
+    # Leases that end, and holds that are forgotten -------------------------------------------------------------------
+
+    def _expect_release(self, held: MemoryHold) -> None:
+        if held.release:
+            self._made += 1
+            heapq.heappush(self._due, (held.end, self._made, held))
+            self._tables.due = self._due[0][0]
+
+    def release_due(self, now: i64) -> None:
+        """Give back the costs of holds that have expired by now, if their terms say so."""
+        while self._due and self._due[0][0] <= now:
+            end, _, held = heapq.heappop(self._due)
+            if held.state == OPEN and held.end == end and not held.released:
+                self._count(held, [0] * len(held.costs), now)
+                held.released = True
+        self._tables.due = self._due[0][0] if self._due else LATER
+
+    def _find(self, name: str, key: str, hold_id: str, now: i64) -> MemoryHold | None:
+        held = self._by_key.get((name, key), {}).get(hold_id)
+        if held is not None and held.end + held.keep <= now:
+            self._forget(held)
+            return None
+        return held
+
+    def _known(self, asks: Sequence[Ask], hold_id: str, now: i64) -> MemoryHold:
+        held = self._find(asks[0].name, asks[0].key, hold_id, now)
+        if held is None:
+            raise UnknownHold(asks[0].key, hold_id)
+        return held
+
+    def _refuse_more(self, name: str, key: str, now: i64) -> None:
+        holds = self._by_key.get((name, key))
+        if holds is not None and len(holds) >= MAX_OPEN_HOLDS:
+            for held in list(holds.values()):
+                if held.end + held.keep <= now:
+                    self._forget(held)
+            if len([None for held in holds.values() if held.state_at(now) == OPEN]) >= MAX_OPEN_HOLDS:
+                refuse_more_holds(key)
+
+    def _remember(self, held: MemoryHold) -> None:
+        """Remember a hold that was settled, and forget the oldest ones if there are too many."""
+        self._ended[held] = None
+        if len(self._ended) > self._max_ended:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "MemoryStore: more than %d settled holds; the oldest are forgotten, so that settling one of them again "
+                    "is an error",
+                    self._max_ended,
+                )
+            self._forget(next(iter(self._ended)))
+
+    def _sweep(self, now: i64) -> None:
+        """Forget a few holds that ended long ago."""
+        for table in (self._open, self._ended):
+            for _ in range(_SWEPT_AT_ONCE):
+                held = next(iter(table), None)
+                if held is None:
+                    break
+                table.pop(held)
+                if held.end + held.keep <= now:
+                    self._forget(held)
+                else:
+                    table[held] = None
+
+    def _forget(self, held: MemoryHold) -> None:
+        self._open.pop(held, None)
+        self._ended.pop(held, None)
+        holds = self._by_key.get((held.name, held.key))
+        if holds is not None:
+            holds.pop(held.hold_id, None)
+            if not holds:
+                self._by_key.pop((held.name, held.key), None)
+
+    def forget(self, name: str, key: str) -> None:
+        """Forget the holds of a key: nothing that they have taken comes back."""
+        for held in list(self._by_key.get((name, key), {}).values()):
+            held.state = CANCELLED
+            self._forget(held)
+
+    def clear(self, name: str | None) -> None:
+        """Forget all holds, or those under a name."""
+        for one, key in list(self._by_key):
+            if name is None or one == name:
+                self.forget(one, key)
+
+
+def _add_charge(charges: list[Charge], charge: Charge) -> None:
+    """Add a charge; beyond the bound its cost joins the last one, which is older, so that less may be given back."""
+    if len(charges) < MAX_CHARGES:
+        charges.append(charge)
+    else:
+        charges[-1].cost += charge.cost
