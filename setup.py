@@ -15,6 +15,7 @@ COMPILED = [
     "limits/decision.py",
     "limits/token_bucket.py",
     "limits/all_of.py",
+    "limits/budget.py",
     "limits/fixed.py",
     "limits/sliding_window.py",
     "limits/violations.py",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from headgate._native import i64, mypyc_attr
-from headgate.errors import refuse
+from headgate.errors import InvalidInput, refuse
 from headgate.limits.decision import NEVER, Decision, Limit, State, more_binding
 
 
@@ -40,6 +40,13 @@ class AllOf(Limit):
         if len(parts) < 2:
             refuse("AllOf", "at least two different limits (a single one needs no AllOf)", parts)
         self._parts: Final = tuple(parts)
+        costly = [part for part in parts if part.counts_costs]
+        for part in costly:
+            if part.decimals != costly[0].decimals:
+                one, other = [f"'{limit}' with {limit.decimals}" for limit in (costly[0], part)]
+                raise InvalidInput(
+                    f"AllOf: expected limits whose costs have equally many decimals, got {one} and {other}"
+                )
 
     @property
     def capacity(self) -> int:
@@ -48,6 +55,18 @@ class AllOf(Limit):
     @property
     def parts(self) -> tuple[Limit, ...]:
         return self._parts
+
+    @property
+    def decimals(self) -> int:
+        return max([part.decimals for part in self._parts if part.counts_costs], default=0)
+
+    @property
+    def counts_costs(self) -> bool:
+        return any([part.counts_costs for part in self._parts])
+
+    @property
+    def counts_slots(self) -> bool:
+        return any([part.counts_slots for part in self._parts])
 
     @property
     def uninterrupted(self) -> bool:

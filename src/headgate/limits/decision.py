@@ -83,6 +83,21 @@ class Limit(Rule):
         """The limits that this one is made of: itself, unless it joins several."""
         return (self,)
 
+    @property
+    def decimals(self) -> int:
+        """The decimals that a cost can have: a store counts it in units of the last one."""
+        return 0
+
+    @property
+    def counts_costs(self) -> bool:
+        """Whether it counts what a request costs."""
+        return True
+
+    @property
+    def counts_slots(self) -> bool:
+        """Whether it counts requests that are in flight."""
+        return False
+
     @abstractmethod
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         """Bring the state up to now, and return the wait until `cost` passes: 0, or microseconds, or NEVER."""
