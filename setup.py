@@ -16,6 +16,7 @@ COMPILED = [
     "limits/headroom.py",
     "limits/token_bucket.py",
     "limits/all_of.py",
+    "limits/budget.py",
     "limits/fixed.py",
     "limits/sliding_window.py",
     "limits/slots.py",

@@ -7,11 +7,13 @@ from headgate.gate import Gate
 from headgate.gate.policy import Policy, PolicyError
 from headgate.limiter import Limiter
 from headgate.limits.all_of import AllOf
+from headgate.limits.budget import Budget
 from headgate.limits.clock import ManualClock
 from headgate.limits.decision import Decision, Limit, Outcome
 from headgate.limits.fixed import BLOCKED, UNLIMITED
 from headgate.limits.notation import parse
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket, limited, per_day, per_hour, per_minute, per_second
 from headgate.stores.memory import MemoryStore
 
@@ -22,6 +24,7 @@ __all__ = [
     "BLOCKED",
     "UNLIMITED",
     "AllOf",
+    "Budget",
     "Decision",
     "Gate",
     "HeadgateError",
@@ -37,6 +40,7 @@ __all__ = [
     "RedisStore",
     "SessionClosed",
     "SlidingWindow",
+    "Slots",
     "StoreAway",
     "StoreError",
     "TokenBucket",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from headgate._native import i64, mypyc_attr
-from headgate.errors import refuse
+from headgate.errors import InvalidInput, refuse
 from headgate.limits.decision import NEVER, Decision, Limit, State, more_binding
 
 
@@ -44,6 +44,13 @@ class AllOf(Limit):
         if len({part.identity for part in shared}) < len(shared):
             refuse("AllOf", "each budget once, and slots once: what is used belongs to all amounts", self)
         self._pieces: Final[tuple[Limit, ...]] = self._parts if shared else (self,)
+        costly = [part for part in parts if part.counts_costs]
+        for part in costly:
+            if part.decimals != costly[0].decimals:
+                one, other = [f"'{limit}' with {limit.decimals}" for limit in (costly[0], part)]
+                raise InvalidInput(
+                    f"AllOf: expected limits whose costs have equally many decimals, got {one} and {other}"
+                )
 
     @property
     def capacity(self) -> int:
@@ -59,7 +66,7 @@ class AllOf(Limit):
 
     @property
     def decimals(self) -> int:
-        return max([part.decimals for part in self._parts])
+        return max([part.decimals for part in self._parts if part.counts_costs], default=0)
 
     @property
     def counts_costs(self) -> bool:

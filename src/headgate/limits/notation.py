@@ -8,10 +8,13 @@ from typing import Final, TypeAlias
 
 from headgate.errors import InvalidInput, refuse
 from headgate.limits.all_of import AllOf
+from headgate.limits.budget import Budget
+from headgate.limits.calendar import PERIODS
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import BLOCKED, UNLIMITED
 from headgate.limits.numbers import DIGITS
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket, per_period
 
 LimitLike: TypeAlias = Limit | str | Iterable[Limit | str]
@@ -38,6 +41,21 @@ _LIMIT: Final = re.compile(
     r"(?:\s+burst\s+(?P<burst>\d{1,18})|\s+(?P<sliding>sliding))?",
     re.ASCII | re.IGNORECASE,
 )
+_BUDGET: Final = re.compile(
+    rf"(?P<amount>{_NUMBER})(?:\s*(?P<unit>[a-z][a-z_]*(?::\d+)?))?"
+    rf"(?:\s+in\s+all|(?:\s*/\s*|\s+per\s+)calendar\s+(?P<period>{'|'.join(PERIODS)})(?:\s+in\s+(?P<zone>[\w+/-]+))?)",
+    re.ASCII | re.IGNORECASE,
+)
+_SLOTS: Final = re.compile(r"(?P<count>\d{1,18})\s+in\s+flight", re.ASCII | re.IGNORECASE)
+_LIKE_BUDGET: Final = re.compile(r"\bcalendar\b|\s+in\b|\d\s+(?!per\b)[a-z_]+(?::\d*)?\s*(?:/|per\b)", re.IGNORECASE)
+
+_RATES: Final = (
+    "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+)
+_BUDGETS: Final = (
+    "'AMOUNT UNIT/calendar PERIOD in ZONE' (such as '500 usd/calendar month in Europe/Berlin', or '500/calendar day'), "
+    "'AMOUNT UNIT in all' or 'COUNT in flight'"
+)
 
 
 def parse(text: str) -> Limit:
@@ -56,6 +74,13 @@ def parse(text: str) -> Limit:
     True
     >>> parse("100/minute sliding"), parse("unlimited"), parse("blocked")
     (SlidingWindow(limit=100, window=60), UNLIMITED, BLOCKED)
+
+    A `Budget` counts by the calendar, or in all: with a unit, and in a time zone (UTC if it isn't named).
+
+    >>> parse("500 usd/calendar month in Europe/Berlin")
+    Budget(500, 'month', unit='usd', zone='Europe/Berlin')
+    >>> parse("100000 tokens/calendar hour"), parse("2.50 credits:2 in all"), parse("5 in flight")
+    (Budget(100000, 'hour', unit='tokens'), Budget('2.5', unit='credits:2'), Slots(5))
     """
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)
@@ -67,15 +92,22 @@ def _parse_one(part: str, text: str) -> Limit:
         return UNLIMITED
     if part.lower() == "blocked":
         return BLOCKED
+    try:
+        limit = _rate(part) or _budget(part)
+    except InvalidInput as error:
+        raise InvalidInput(f"limit {text!r}: {error}") from None
+    if limit is None:
+        refuse(f"limit {text!r}", _BUDGETS if _LIKE_BUDGET.search(part) else _RATES, part)
+    return limit
+
+
+def _rate(part: str) -> Limit | None:
+    """A bucket or a window, or None for what is written as neither."""
     match = _LIMIT.fullmatch(part)
     unit = match["unit"].lower() if match else ""
     seconds = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
     if match is None or seconds is None:
-        refuse(
-            f"limit {text!r}",
-            "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')",
-            part,
-        )
+        return None
     count, burst = Fraction(match["count"]), None if match["burst"] is None else int(match["burst"])
     try:
         period = Fraction(match["times"] or 1) * seconds
@@ -86,7 +118,18 @@ def _parse_one(part: str, text: str) -> Limit:
         return per_period(count, period, burst)
     except InvalidInput as error:
         hint = "; to let nothing pass, write 'blocked'" if 0 in (count, burst) else ""
-        raise InvalidInput(f"limit {text!r}: {error}{hint}") from None
+        raise InvalidInput(f"{error}{hint}") from None
+
+
+def _budget(part: str) -> Limit | None:
+    """A budget or slots, or None for what is written as neither."""
+    slots, budget = _SLOTS.fullmatch(part), _BUDGET.fullmatch(part)
+    if slots is not None:
+        return Slots(int(slots["count"]))
+    if budget is None:
+        return None
+    amount, unit, period, zone = budget.group("amount", "unit", "period", "zone")
+    return Budget(amount, period and period.lower(), unit=(unit or "").lower(), zone=zone or "UTC")
 
 
 def limit_of(where: str, given: object) -> Limit:
@@ -107,11 +150,13 @@ def _join(limits: list[Limit]) -> Limit:
 
 
 def rate_of(limit: Limit) -> float:
-    """A limit as so many per second on average."""
+    """A limit as so many per second on average. Slots have no rate, and a budget in all comes to none: 0."""
     if isinstance(limit, TokenBucket):
         return limit.refill / limit.per
     if isinstance(limit, SlidingWindow):
         return limit.capacity / limit.window
+    if isinstance(limit, Budget):
+        return 0.0 if limit.period is None else float(limit.amount) / float(_SECONDS[limit.period])
     if isinstance(limit, AllOf):
-        return min(map(rate_of, limit.parts))
+        return min([rate_of(part) for part in limit.parts if part.counts_costs], default=0.0)
     return inf if limit is UNLIMITED else 0.0

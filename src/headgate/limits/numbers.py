@@ -1,5 +1,6 @@
 """Numbers from users: read exactly, or refused with an error that names the expected and the given value."""
 
+import re
 from decimal import Decimal
 from fractions import Fraction
 from math import inf, nextafter
@@ -22,6 +23,7 @@ YEAR: Final = 31_536_000
 _MICROSECOND: Final = Fraction(1, 1_000_000)
 _EXPONENT: Final = 400  # of a Decimal: more than a float has, and few enough digits to compute with
 _SHORT: Final = 12  # significant digits: few enough that a quotient such as 1 / 3 hardly ever has so few by chance
+_WRITTEN: Final = re.compile(rf"[0-9]{{1,{DIGITS}}}(?:\.[0-9]{{1,{DIGITS}}})?")
 _PERIODS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
@@ -39,6 +41,36 @@ def cost_of(value: object) -> int:
     if number is None or number < 1:
         refuse("cost", "a whole number of at least 1", value)
     return min(number, LARGEST + 1)
+
+
+def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
+    """A cost in smallest units, for a limit that counts so many decimals; with `zero`, 0 is one too.
+
+    Without decimals it is what `cost_of` reads.
+
+    >>> cost_in(6, "0.0312"), cost_in(6, 2), cost_in(0, 2)
+    (31200, 2000000, 2)
+    """
+    if decimals:
+        return smallest_units("cost", value, decimals, zero=zero)
+    return 0 if zero and _int(value) == 0 else cost_of(value)
+
+
+def smallest_units(where: str, value: object, decimals: int, *, zero: bool = False, hint: str = "") -> int:
+    """A number above 0 (with `zero`, or 0) as a whole number of units of its last decimal.
+
+    It is an int, a float, a Decimal, a Fraction or a text. A float is the decimal that it prints.
+    """
+    number = _decimal(value)
+    if number is None or number < 0 or (number == 0 and not zero):
+        refuse(where, "a number, 0 or more" if zero else f"a number above 0{hint}", value)
+    scaled = number * 10**decimals
+    if scaled.denominator != 1:
+        most = f"a number with at most {decimals} decimals" if decimals else "a whole number"
+        refuse(where, f"{most} (round it, if it was computed)", value)
+    if scaled > LARGEST:
+        refuse(where, f"at most {decimal_text(Fraction(LARGEST, 10**decimals))}", value)
+    return int(scaled.numerator)
 
 
 def positive(where: str, value: object) -> Fraction:
@@ -100,6 +132,16 @@ def _fraction(value: object) -> Fraction | None:
         return value
     number = _int(value)
     return None if number is None else Fraction(number)
+
+
+def _decimal(value: object) -> Fraction | None:
+    """A number as it is written."""
+    if isinstance(value, float):
+        text = float.__repr__(value)
+        return None if text.endswith(("n", "f")) else Fraction(text)  # nan, inf
+    if isinstance(value, str):
+        return Fraction(value) if _WRITTEN.fullmatch(value) else None
+    return _fraction(value)
 
 
 def _of_float(text: str) -> Fraction:

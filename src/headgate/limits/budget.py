@@ -1,0 +1,242 @@
+"""Budgets: so much in each period of the calendar, or in all.
+
+A budget counts in whole numbers of the smallest unit: of 500 usd, millionths of a dollar. What is used in a period is
+counted from 0 when the next one begins. What was used in excess of the amount isn't carried over.
+
+A clock that steps back reopens no period. By less than a period, it stands still: the period that has begun goes on. By
+more, the clock had been wrong: the period of the right time takes over what is used.
+"""
+
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+from headgate._native import Text, i64, mypyc_attr
+from headgate.errors import refuse
+from headgate.limits.calendar import Calendar
+from headgate.limits.decision import NEVER, Decision, Limit, State, decide_one
+from headgate.limits.numbers import LARGEST, Number, decimal_text, smallest_units
+from headgate.limits.units import unit_of
+
+_LARGEST: Final[i64] = 2**53 - 1
+
+
+@mypyc_attr(acyclic=True)
+class BudgetState:
+    """What is used in the period that began at `start`, in smallest units.
+
+    `start` is in microseconds since 1970; 0 in all. `ahead` is what the store adds to its own time to get those.
+    """
+
+    __slots__ = ("ahead", "start", "used")
+
+    def __init__(self, start: i64, used: i64, ahead: i64) -> None:
+        self.start = start
+        self.used = used
+        self.ahead = ahead
+
+
+class Budget(Limit):
+    """So much in each hour, day, week, month or year of the calendar in a time zone; without a period, in all.
+
+    >>> print(Budget(500, "month", unit="usd", zone="Europe/Berlin"))
+    500 usd/calendar month in Europe/Berlin
+    >>> Budget("2.50", unit="credits:2")
+    Budget('2.5', unit='credits:2')
+
+    A unit is `usd` or `eur` with 6 decimals, `tokens` or `requests` without any, or another name with its decimals.
+    Weeks begin on Monday.
+    """
+
+    __slots__ = ("_amount", "_calendar", "_current", "_decimals", "_hash", "_period", "_scale", "_unit", "_zone")
+
+    def __init__(
+        self, amount: Number | str, period: Text | None = None, *, unit: Text = "", zone: Text = "UTC"
+    ) -> None:
+        name, decimals = unit_of(unit)
+        self._unit: Final = name
+        self._decimals: Final[i64] = decimals
+        self._scale: Final[i64] = 10**decimals
+        self._amount: Final[i64] = smallest_units(
+            "Budget amount", amount, decimals, hint=" ('blocked' lets nothing pass)"
+        )
+        if period is None and zone != "UTC":
+            refuse("Budget zone", "none where there is no period", zone)
+        self._calendar: Final = None if period is None else Calendar(period, zone)
+        self._period: Final = None if period is None else str(period)
+        self._zone: Final = str(zone)
+        # The start and end of the period of the last look. One object, so that no thread sees half of another's.
+        self._current: tuple[int, ...] = (0, 0) if period is not None else (0, LARGEST)
+        self._hash: Final = hash(self._fields())
+
+    @property
+    def capacity(self) -> int:
+        """The amount in whole units, rounded down."""
+        return self._amount // self._scale
+
+    @property
+    def amount(self) -> Decimal:
+        """How much can be used."""
+        return Decimal(self._text())
+
+    @property
+    def unit(self) -> str:
+        """What is counted, as it is written: "usd", "credits:2", or "" for no unit."""
+        return self._unit
+
+    @property
+    def period(self) -> str | None:
+        """ "hour", "day", "week", "month" or "year"; None in all."""
+        return self._period
+
+    @property
+    def zone(self) -> str:
+        """The IANA name of the time zone of its periods."""
+        return self._zone
+
+    @property
+    def identity(self) -> object:
+        return f"budget {self._unit} {self._period} {self._zone}"
+
+    @property
+    def calendar(self) -> bool:
+        return self._calendar is not None
+
+    @property
+    def decimals(self) -> int:
+        return self._decimals
+
+    @property
+    def uninterrupted(self) -> bool:
+        return False
+
+    def integers(self) -> tuple[int]:
+        """The amount in smallest units."""
+        return (self._amount,)
+
+    def nearby(self, moment: int) -> list[int]:
+        """The starts of the previous, the current, the next and the next but one period of a moment; [0] in all."""
+        if self._calendar is None:
+            return [0]
+        start, end = self._calendar.at(moment)
+        return [self._calendar.previous(moment)[0], start, end, self._calendar.next(moment)[1]]
+
+    def fresh(self, now: i64) -> State:
+        return BudgetState(0, 0, 0)
+
+    def align(self, state: State, ahead: i64) -> None:
+        assert isinstance(state, BudgetState)
+        state.ahead = ahead
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        assert isinstance(state, BudgetState)
+        moment = now + state.ahead
+        if self._calendar is not None:
+            current = self._period_at(moment)
+            start: i64 = current[0]
+            end: i64 = current[1]
+            if state.start < start:
+                state.used = 0
+                state.start = start
+            elif state.start > end:
+                state.start = start
+        if cost > self._amount:
+            return NEVER
+        if state.used + cost <= self._amount:
+            return 0
+        return NEVER if self._calendar is None else self._end(state) - moment
+
+    def _period_at(self, moment: i64) -> tuple[int, ...]:
+        """The start and end of the period of a moment."""
+        current = self._current
+        if not current[0] <= moment < current[1]:
+            assert self._calendar is not None
+            current = self._calendar.at(moment)
+            self._current = current
+        return current
+
+    def _end(self, state: BudgetState) -> i64:
+        """The end of the period that is counted: perhaps not that of the last look, if the clock has stepped back."""
+        current = self._current
+        if current[0] <= state.start < current[1]:
+            return current[1]
+        assert self._calendar is not None
+        return self._calendar.at(state.start)[1]
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        assert isinstance(state, BudgetState)
+        state.used = _bounded(state.used + cost)
+
+    def refund(self, state: State, cost: i64) -> None:
+        assert isinstance(state, BudgetState)
+        state.used = _bounded(state.used - cost)
+
+    def mark(self, state: State) -> tuple[i64, i64]:
+        """What a hold keeps to be corrected later: the period that it was counted in."""
+        assert isinstance(state, BudgetState)
+        return state.start, 0
+
+    def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
+        """Count `actual` instead of the `held` of a hold with this mark, unless its period is over."""
+        assert isinstance(state, BudgetState)
+        if state.start == mark:
+            state.used = _bounded(state.used + actual - held)
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, BudgetState)
+        if state.used == 0:
+            return True
+        return self._calendar is not None and state.start < self._period_at(now + state.ahead)[0]
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        assert isinstance(state, BudgetState)
+        left = self._amount - state.used
+        scarce = wait == 0 and (left - cost) * 1000 < self._amount * low
+        reset: i64 = _LARGEST if state.used else 0
+        if self._calendar is not None:
+            reset = self._end(state) - (now + state.ahead)
+        return decide_one(self, wait, left // self._scale, scarce, reset)
+
+    def _text(self) -> str:
+        return decimal_text(Fraction(self._amount, self._scale))
+
+    def _fields(self) -> tuple[int, str | None, str, str]:
+        return self._amount, self._period, self._unit, self._zone
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Budget) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, (self._text(), self._period, self._unit, self._zone)
+
+    def __repr__(self) -> str:
+        text = self._text()
+        shown = f"'{text}'" if "." in text else text
+        if self._period is not None:
+            shown += f", '{self._period}'"
+        if self._unit:
+            shown += f", unit='{self._unit}'"
+        if self._zone != "UTC":
+            shown += f", zone='{self._zone}'"
+        return f"Budget({shown})"
+
+    def __str__(self) -> str:
+        text = f"{self._text()} {self._unit}".rstrip()
+        if self._period is None:
+            return f"{text} in all"
+        text += f"/calendar {self._period}"
+        return text if self._zone == "UTC" else f"{text} in {self._zone}"
+
+
+def _bounded(used: i64) -> i64:
+    if used < 0:
+        return 0
+    return _LARGEST if used > _LARGEST else used  # noqa: FURB136 - in plain Python a call of `min` allocates
+
+
+def _restore(amount: str, period: str | None, unit: str, zone: str) -> Budget:
+    """A budget from its fields."""
+    return Budget(amount, period, unit=unit, zone=zone)
