@@ -2,9 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from headgate.errors import HeadgateError, InvalidInput, RateLimited, SessionClosed, StoreAway, StoreError
+from headgate.errors import (
+    HeadgateError,
+    HoldError,
+    InvalidInput,
+    RateLimited,
+    SessionClosed,
+    StoreAway,
+    StoreError,
+    UnknownHold,
+)
 from headgate.gate import Gate
 from headgate.gate.policy import Policy, PolicyError
+from headgate.holds import Hold
 from headgate.limiter import Limiter
 from headgate.limits.all_of import AllOf
 from headgate.limits.budget import Budget
@@ -28,6 +38,8 @@ __all__ = [
     "Decision",
     "Gate",
     "HeadgateError",
+    "Hold",
+    "HoldError",
     "InvalidInput",
     "Limit",
     "Limiter",
@@ -44,6 +56,7 @@ __all__ = [
     "StoreAway",
     "StoreError",
     "TokenBucket",
+    "UnknownHold",
     "limited",
     "parse",
     "per_day",

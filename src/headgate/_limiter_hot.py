@@ -4,16 +4,18 @@
 its awaitable in a way that Python 3.12 warns of.
 """
 
-from typing import Final, SupportsIndex
+from typing import Final
 
 from headgate._native import Text, i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import Decision, Limit
-from headgate.limits.numbers import LARGEST, cost_of
+from headgate.limits.numbers import LARGEST, Cost, cost_in
 from headgate.stores.base import Ask, CachedStore, Store, Verb
 from headgate.stores.memory import in_process
 
 _LONGEST_ID: Final = 200
+
+PEEK: Final = Verb.PEEK
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -30,12 +32,14 @@ class LimiterChecks:
         self._name: Final = name
         self._low: Final = low
         memory = in_process(store)
-        self._table: Final = memory.limit_table(name, limit) if memory is not None and pin else None
+        plain = limit.identity is limit and len(limit.pieces) == 1  # one table has it, and a cost is whole
+        self._decimals: Final = limit.decimals
+        self._table: Final = memory.limit_table(name, limit) if memory is not None and pin and plain else None
         self._cache: Final = (
             store.local_cache(name, limit) if memory is None and pin and isinstance(store, CachedStore) else None
         )
 
-    def check(self, key: Text, cost: SupportsIndex = 1, *, request_id: Text | None = None) -> Decision:
+    def check(self, key: Text, cost: Cost = 1, *, request_id: Text | None = None) -> Decision:
         """Let a request of this cost pass and count it, or deny it and count nothing.
 
         With a `request_id` it is counted once, however often it is asked within a minute.
@@ -44,16 +48,18 @@ class LimiterChecks:
         if table is not None and request_id is None and type(key) is str and type(cost) is int and 0 < cost <= LARGEST:
             return table.check(key, cost, self._low, None)
         if self._cache is not None and request_id is None:
-            served = self._cache.serve(key_of(key), cost_of(cost), self._low, None)
+            served = self._cache.serve(key_of(key), cost_in(self._decimals, cost), self._low, None)
             if served is not None:
                 return served
         return self._apply(Verb.CHECK, key, cost, request_id)
 
     def _apply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
-        return self._store.apply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
+        return self._store.apply(verb, [self._ask(verb, key, cost)], self._low, None, id_of(request_id))
 
-    def _ask(self, key: object, cost: object) -> Ask:
-        return Ask(self._name, key_of(key), self._limit, cost_of(cost))
+    def _ask(self, verb: Verb, key: object, cost: object) -> Ask:
+        if verb is not PEEK and not self._limit.counts_costs:
+            refuse(f"Limiter.{verb.value}", "a limit that counts requests (a slot is taken by `hold`)", self._limit)
+        return Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost))
 
 
 def key_of(key: object) -> str:

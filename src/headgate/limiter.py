@@ -1,14 +1,16 @@
 """Limiter: limits without a policy, for any application."""
 
-from typing import Any, ClassVar, Final, Never, SupportsIndex
+from typing import Any, ClassVar, Final, Never
 
 from headgate._limiter_hot import LimiterChecks, id_of, key_of
 from headgate.errors import refuse, refuse_option
+from headgate.holds import KEEP, Hold, HoldContext, HoldMaker, OnExpiry, PendingHold, check_id, found_hold
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
-from headgate.limits.notation import LimitLike, limit_of
-from headgate.limits.numbers import Number, cost_of, permille
-from headgate.stores.base import Store, Verb
+from headgate.limits.notation import LimitLike, denial_error, limit_of
+from headgate.limits.numbers import Cost, Number, cost_in, permille, whole
+from headgate.stores.base import Ask, Store, Verb
+from headgate.stores.holds import HoldStore, ListedHold
 from headgate.stores.urls import aclose_store, close_store, open_store
 from headgate.wait_queue import WaitQueues, aacquire, acquire
 
@@ -77,39 +79,39 @@ class Limiter(LimiterChecks, Closable):
         """Keeps its keys apart from those of other limiters on the store."""
         return self._name
 
-    async def acheck(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
+    async def acheck(self, key: str, cost: Cost = 1, *, request_id: str | None = None) -> Decision:
         if self._table is not None:
             return self.check(key, cost, request_id=request_id)
         if self._cache is not None and request_id is None:
-            served = self._cache.serve(key_of(key), cost_of(cost), self._low, None)
+            served = self._cache.serve(key_of(key), cost_in(self._decimals, cost), self._low, None)
             if served is not None:
                 return served
         return await self._aapply(Verb.CHECK, key, cost, request_id)
 
-    def peek(self, key: str, cost: SupportsIndex = 1) -> Decision:
+    def peek(self, key: str, cost: Cost = 1) -> Decision:
         """Decide as a check of this cost would, and count nothing. `remaining` is the quota left now."""
         return self._apply(Verb.PEEK, key, cost)
 
-    async def apeek(self, key: str, cost: SupportsIndex = 1) -> Decision:
+    async def apeek(self, key: str, cost: Cost = 1) -> Decision:
         return await self._aapply(Verb.PEEK, key, cost)
 
-    def charge(self, key: str, cost: SupportsIndex, *, request_id: str | None = None) -> Decision:
+    def charge(self, key: str, cost: Cost, *, request_id: str | None = None) -> Decision:
         """Count a cost that has been spent already, even if that leaves a debt, which later refill pays off.
 
         Like `refund`, it answers as `peek` would right after it.
         """
         return self._apply(Verb.CHARGE, key, cost, request_id)
 
-    async def acharge(self, key: str, cost: SupportsIndex, *, request_id: str | None = None) -> Decision:
+    async def acharge(self, key: str, cost: Cost, *, request_id: str | None = None) -> Decision:
         return await self._aapply(Verb.CHARGE, key, cost, request_id)
 
-    def refund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
+    def refund(self, key: str, cost: Cost = 1, *, request_id: str | None = None) -> Decision:
         """Give back a counted cost that was not used, up to the capacity (in a window, the newest first)."""
         decision = self._apply(Verb.REFUND, key, cost, request_id)
         self._queues.wake(key_of(key))
         return decision
 
-    async def arefund(self, key: str, cost: SupportsIndex = 1, *, request_id: str | None = None) -> Decision:
+    async def arefund(self, key: str, cost: Cost = 1, *, request_id: str | None = None) -> Decision:
         decision = await self._aapply(Verb.REFUND, key, cost, request_id)
         self._queues.wake(key_of(key))
         return decision
@@ -127,27 +129,112 @@ class Limiter(LimiterChecks, Closable):
         self._queues.wake(name)
         return known
 
-    def acquire(self, key: str, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
+    def acquire(self, key: str, cost: Cost = 1, *, timeout: Number | None = None) -> Decision:
         """Wait until a request of this cost passes: first come, first served among the waiters for the key here.
 
         Returns the decision that passed, or the denial when `timeout` seconds are over, or at once if no wait would
         help. A denied request has spent nothing.
         """
-        name, number = key_of(key), cost_of(cost)
-        return acquire(self._queues, name, self._store.clock, timeout, lambda verb: self._apply(verb, name, number))
+        name = key_of(key)
+        return acquire(self._queues, name, self._store.clock, timeout, lambda verb: self._apply(verb, name, cost))
 
-    async def aacquire(self, key: str, cost: SupportsIndex = 1, *, timeout: Number | None = None) -> Decision:
-        name, number = key_of(key), cost_of(cost)
+    async def aacquire(self, key: str, cost: Cost = 1, *, timeout: Number | None = None) -> Decision:
+        name = key_of(key)
         return await aacquire(
-            self._queues, name, self._store.clock, timeout, lambda verb: self._aapply(verb, name, number)
+            self._queues, name, self._store.clock, timeout, lambda verb: self._aapply(verb, name, cost)
+        )
+
+    def hold(
+        self,
+        key: str,
+        cost: Cost = 1,
+        *,
+        lease: Number = 60,
+        timeout: Number | None = 0,
+        hold_id: str | None = None,
+        on_expiry: OnExpiry = "keep",
+        keep: Number = KEEP,
+        max_age: Number | None = 3600,
+    ) -> Hold:
+        """Reserve a cost, and a slot if slots are limited, to be settled later: see `Hold`. It is true if granted.
+
+        Unless it is settled or cancelled before, its `lease` ends after so many seconds: its slot is free then, and
+        its cost stays counted, or comes back with `on_expiry="release"`. In a `with` block the lease is renewed until
+        the hold is `max_age` seconds old. With a `timeout`, wait for it in line, as `acquire` does.
+
+        With a `hold_id` it is made once, however often it is asked for. It is remembered for `keep` seconds after its
+        end.
+        """
+        make = HoldMaker(self._hold_context(key), cost, lease, hold_id, on_expiry, keep, max_age)
+        if timeout == 0:
+            return make.made(make.ask())
+        return make.made(acquire(self._queues, key, self._store.clock, timeout, make.perform, recheck=make.recheck))
+
+    def ahold(
+        self,
+        key: str,
+        cost: Cost = 1,
+        *,
+        lease: Number = 60,
+        timeout: Number | None = 0,
+        hold_id: str | None = None,
+        on_expiry: OnExpiry = "keep",
+        keep: Number = KEEP,
+        max_age: Number | None = 3600,
+    ) -> PendingHold:
+        """`hold`, to be awaited, or used in `async with`."""
+
+        async def hold() -> Hold:
+            make = HoldMaker(self._hold_context(key), cost, lease, hold_id, on_expiry, keep, max_age)
+            if timeout == 0:
+                return make.made(await make.aask())
+            return make.made(
+                await aacquire(self._queues, key, self._store.clock, timeout, make.aperform, recheck=make.recheck)
+            )
+
+        return PendingHold(hold)
+
+    def find_hold(self, key: str, hold_id: str) -> Hold:
+        """A hold that was made before, perhaps by another process; raises `UnknownHold`."""
+        context = self._hold_context(key)
+        called, asks, name = self._store.clock.now(), context.asks, check_id(hold_id)
+        return found_hold(context, name, context.store.find_hold(asks, self._low, name), called)
+
+    async def afind_hold(self, key: str, hold_id: str) -> Hold:
+        context = self._hold_context(key)
+        called, asks, name = self._store.clock.now(), context.asks, check_id(hold_id)
+        return found_hold(context, name, await context.store.afind_hold(asks, self._low, name), called)
+
+    def list_holds(self, key: str, count: int = 100) -> list[ListedHold]:
+        """The holds of a key that are open, or remembered after their end; those that end first come first."""
+        return self._hold_store().list_holds(self._name, key_of(key), whole("count", count))
+
+    async def alist_holds(self, key: str, count: int = 100) -> list[ListedHold]:
+        return await self._hold_store().alist_holds(self._name, key_of(key), whole("count", count))
+
+    def _hold_store(self) -> HoldStore:
+        if not isinstance(self._store, HoldStore):
+            refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
+        return self._store
+
+    def _hold_context(self, key: object) -> HoldContext:
+        name = key_of(key)
+        limit, decimals = self._limit, self._decimals
+        return HoldContext(
+            self._hold_store(),
+            (Ask(self._name, name, limit, 0),),
+            self._low,
+            lambda cost: (cost_in(decimals, cost, zero=True),),
+            lambda decision: denial_error(name, decision),
+            lambda: self._queues.wake(name),
         )
 
     def waiting(self, key: str) -> int:
-        """How many callers wait in `acquire` for a key here."""
+        """How many callers wait in `acquire` or `hold` for a key here."""
         return self._queues.length(key_of(key))
 
     async def _aapply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
-        return await self._store.aapply(verb, [self._ask(key, cost)], self._low, None, id_of(request_id))
+        return await self._store.aapply(verb, [self._ask(verb, key, cost)], self._low, None, id_of(request_id))
 
     def close(self) -> None:
         """Close the store, if this limiter has opened it. A `with` block does so at its end."""

@@ -123,9 +123,18 @@ def _is_abandoned(waiter: Waiter) -> bool:
 
 
 def acquire(
-    queues: WaitQueues, key: str, clock: Clock, timeout: object, perform: Callable[[Verb], Decision]
+    queues: WaitQueues,
+    key: str,
+    clock: Clock,
+    timeout: object,
+    perform: Callable[[Verb], Decision],
+    *,
+    recheck: int | None = None,
 ) -> Decision:
-    """Wait in this thread until a check passes; the denial if the time is up or no wait would help."""
+    """Wait in this thread until a check passes; the denial if the time is up or no wait would help.
+
+    The first in the queue checks again after `recheck` microseconds at the latest, if these are given.
+    """
     waiter = _ThreadWaiter()
 
     def carry_out(step: Step) -> Decision | None:
@@ -135,7 +144,7 @@ def acquire(
         return None
 
     try:
-        return drive(_flow(queues, key, clock, timeout, waiter), carry_out)
+        return drive(_flow(queues, key, clock, timeout, waiter, recheck), carry_out)
     finally:
         try:  # written out in both drivers: an interruption at a call before the `try` would keep the place taken
             queues.leave(key, waiter)
@@ -145,7 +154,13 @@ def acquire(
 
 
 async def aacquire(
-    queues: WaitQueues, key: str, clock: Clock, timeout: object, perform: Callable[[Verb], Awaitable[Decision]]
+    queues: WaitQueues,
+    key: str,
+    clock: Clock,
+    timeout: object,
+    perform: Callable[[Verb], Awaitable[Decision]],
+    *,
+    recheck: int | None = None,
 ) -> Decision:
     """`acquire` for a task."""
     waiter = _TaskWaiter()
@@ -157,7 +172,7 @@ async def aacquire(
         return None
 
     try:
-        return await adrive(_flow(queues, key, clock, timeout, waiter), carry_out)
+        return await adrive(_flow(queues, key, clock, timeout, waiter, recheck), carry_out)
     finally:
         try:  # written out in both drivers: an interruption at a call before the `try` would keep the place taken
             queues.leave(key, waiter)
@@ -166,7 +181,9 @@ async def aacquire(
             raise
 
 
-def _flow(queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: Waiter) -> Flow[Step, Decision]:
+def _flow(
+    queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: Waiter, recheck: int | None
+) -> Flow[Step, Decision]:
     deadline = None if timeout is None else clock.now() + microseconds("timeout", timeout)
     queues.join(key, waiter)
     while True:
@@ -177,6 +194,7 @@ def _flow(queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: W
             decision: Decision = yield Verb.CHECK
             if late or decision or (wait := decision.retry_us) is None:
                 return decision
+            wait = wait if recheck is None else min(wait, recheck)
             wake_at = now + wait if deadline is None else min(now + wait, deadline)
         elif late:
             decision = yield Verb.PEEK

@@ -24,7 +24,7 @@ from headgate.http.problem import Headers, describe_error
 from headgate.limiter import Limiter, UnpinnedLimiter
 from headgate.limits.decision import Decision
 from headgate.limits.fixed import UNLIMITED
-from headgate.limits.notation import LimitLike, limit_of, rate_of
+from headgate.limits.notation import LimitLike, denial_error, limit_of
 from headgate.limits.numbers import Number, cost_of, microseconds
 from headgate.stores.base import Store
 
@@ -189,7 +189,7 @@ def too_many_requests(error: RateLimited) -> tuple[bytes, int, Headers]:
 
 def _require(key: str, decision: Decision) -> None:
     if not decision:
-        raise RateLimited(key, rate_of(decision.limit), str(decision.limit), decision.retry_ms)
+        raise denial_error(key, decision)
 
 
 def _check_function(function: object) -> None:

@@ -11,10 +11,11 @@ What is exact. Let the headroom of a bucket be what it lacks until it is full. A
 had d units more since then, until it was full: from then on it has only as many more as it lacked at that moment. So it
 has min(d, least headroom since the hold) units more now, and these are given back.
 
-What has to be known. The least headroom since each hold, at any time. Spending makes the headroom larger, and time makes
-it smaller, so it is least right before something is spent. Since the older of two holds has seen all that the newer one
-has, its least headroom is never larger. So a stack is enough, with the oldest hold at the bottom and numbers that grow
-upwards: a headroom that is seen replaces all larger ones at the top, and each hold is pushed once and popped once.
+What has to be known. The least headroom since each hold, at any time. Spending makes the headroom larger, and time
+makes it smaller, so it is least right before something is spent. Since the older of two holds has seen all that the
+newer one has, its least headroom is never larger. So a stack is enough, with the oldest hold at the bottom and numbers
+that grow upwards: a headroom that is seen replaces all larger ones at the top, and each hold is pushed once and popped
+once.
 
     event                    bucket of 10   stack: hold, least headroom since it
     hold A of 2               8             A 2
@@ -47,8 +48,8 @@ _epochs: Final = count(time_ns() // 1000)
 class LeastHeadroom:
     """The least headroom of a bucket since each of its holds.
 
-    A hold is known by its serial number, and by the `epoch` of the stack that gave it: a number that no other stack has,
-    so that a bucket that was dropped and begun anew gives nothing back to the holds of the one before.
+    A hold is known by its serial number, and by the `epoch` of the stack that gave it: a number that no other stack
+    has, so that a bucket that was dropped and begun anew gives nothing back to the holds of the one before.
     """
 
     __slots__ = ("epoch", "holds", "rooms", "serials")

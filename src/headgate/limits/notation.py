@@ -6,11 +6,11 @@ from fractions import Fraction
 from math import inf
 from typing import Final, TypeAlias
 
-from headgate.errors import InvalidInput, refuse
+from headgate.errors import InvalidInput, RateLimited, refuse
 from headgate.limits.all_of import AllOf
 from headgate.limits.budget import Budget
 from headgate.limits.calendar import PERIODS
-from headgate.limits.decision import Limit
+from headgate.limits.decision import Decision, Limit
 from headgate.limits.fixed import BLOCKED, UNLIMITED
 from headgate.limits.numbers import DIGITS
 from headgate.limits.sliding_window import SlidingWindow
@@ -147,6 +147,11 @@ def _join(limits: list[Limit]) -> Limit:
     """Several limits as one; equal ones count once."""
     different = list(dict.fromkeys(limits))
     return different[0] if len(different) == 1 else AllOf(different)
+
+
+def denial_error(key: str, decision: Decision) -> RateLimited:
+    """The error for a denial, where one is raised."""
+    return RateLimited(key, rate_of(decision.limit), str(decision.limit), decision.retry_ms)
 
 
 def rate_of(limit: Limit) -> float:

@@ -5,11 +5,14 @@ from decimal import Decimal
 from fractions import Fraction
 from math import inf, nextafter
 from operator import index
-from typing import Final, TypeAlias
+from typing import Final, SupportsIndex, TypeAlias
 
 from headgate.errors import refuse
 
 Number: TypeAlias = int | float | Fraction | Decimal
+
+Cost: TypeAlias = SupportsIndex | float | Fraction | Decimal | str
+"""The cost of a request: a whole number, or as many decimals as the limit counts."""
 
 LARGEST: Final = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis' scripts have doubles)."""

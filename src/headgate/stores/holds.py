@@ -52,7 +52,7 @@ class HoldAnswer(NamedTuple):
     """What has become of a hold."""
 
     decision: Decision
-    """On the hold, or on more for it; otherwise as a peek right now would say."""
+    """On the hold, or on more for it; of `settle` and `find_hold`, as a peek for cost 1 right now would say."""
     state: HoldState
     costs: tuple[int, ...]
     """What is counted for each ask: the reserved or the settled cost."""

@@ -10,7 +10,7 @@ from headgate.errors import UnknownHold
 from headgate.limits.all_of import AllOfState
 from headgate.limits.decision import Limit, State
 from headgate.stores.asks import pieces_of, place_in
-from headgate.stores.base import Ask
+from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import (
     CANCELLED,
     DENIED,
@@ -132,7 +132,7 @@ class MemoryHolds:
         if known is not None:
             if known.state == OPEN and known.costs != costs:
                 refuse_other_costs(terms.hold_id, known.state_at(now), known.costs, costs)
-            return self._answer(known, asks, low, now)
+            return self._answer(known, asks, low, now, CHECK)
         pieces = pieces_of(asks)
         self._refuse_more(name, key, now)
         entries = [self._entry(ask, now) for ask in pieces]
@@ -191,7 +191,7 @@ class MemoryHolds:
             held.costs = [held.costs[i] + more[i] for i in range(len(asks))]
         if lease is not None:
             self._move(held, now, now if lease == 0 else max(held.end, now + lease))
-        return self._answer(held, asks, low, now)
+        return self._answer(held, asks, low, now, CHECK)
 
     def find_hold(self, asks: Sequence[Ask], low: i64, hold_id: str) -> HoldAnswer:
         now = self._begin()
@@ -283,12 +283,13 @@ class MemoryHolds:
                 if end != 0:
                     piece.limit.take_slot(entry.state, end)
 
-    def _answer(self, held: MemoryHold, asks: Sequence[Ask], low: i64, now: i64) -> HoldAnswer:
+    def _answer(self, held: MemoryHold, asks: Sequence[Ask], low: i64, now: i64, verb: Verb = CHARGE) -> HoldAnswer:
+        """What has become of a hold: for CHECK with a decision that passed, otherwise as a peek would say."""
         pieces = pieces_of(asks)
         entries = [self._entry(ask, now) for ask in pieces]
         for entry in entries:
             entry.find(now)
-        decision = place_in(decide_all(entries, CHARGE, True, now, low), asks, pieces)
+        decision = place_in(decide_all(entries, verb, True, now, low), asks, pieces)
         return HoldAnswer(decision, held.state_at(now), tuple(held.costs), held.left(now))
 
     # Leases that end, and holds that are forgotten -------------------------------------------------------------------
@@ -337,8 +338,8 @@ class MemoryHolds:
             if not self._warned:
                 self._warned = True
                 _log.warning(
-                    "MemoryStore: more than %d settled holds; the oldest are forgotten, so that settling one of them again "
-                    "is an error",
+                    "MemoryStore: more than %d settled holds; the oldest are forgotten, so that settling one of them "
+                    "again is an error",
                     self._max_ended,
                 )
             self._forget(next(iter(self._ended)))

@@ -275,7 +275,7 @@ class Entry:
     def decide(self, verb: Verb, passes: bool, now: i64, low: i64) -> Decision:
         limit, cost, wait = self.limit, self.cost, self.wait
         if verb is CHECK and passes:
-            cost = 0
+            cost, wait = 0, 0
         elif verb is CHARGE or verb is REFUND:
             cost, wait = 1, limit.wait(self.state, now, 1)
         return limit.decide(self.state, now, cost, wait, low)

@@ -1,0 +1,360 @@
+"""Holds: a cost or a slot that is reserved now, and settled with what it really cost."""
+
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from secrets import token_hex
+from types import TracebackType
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+
+from headgate.errors import HoldError, RateLimited, StoreError, UnknownHold, refuse
+from headgate.lease_renewer import RENEWERS
+from headgate.limits.decision import Decision
+from headgate.limits.numbers import Number, microseconds
+from headgate.stores.base import Ask, ServerStore, Verb
+from headgate.stores.holds import DENIED, EXPIRED, OPEN, HoldAnswer, HoldState, HoldStore, HoldTerms
+
+OnExpiry: TypeAlias = Literal["keep", "release"]
+
+SHORTEST_LEASE: Final = 1_000
+"""Microseconds."""
+LONGEST_LEASE: Final = 7 * 86_400_000_000
+"""Microseconds: a week. A block that takes longer renews its lease."""
+KEEP: Final = 86_400
+"""Seconds for which a hold is remembered after its end."""
+
+_LONGEST_ID: Final = 200
+_RECHECK: Final = 250_000  # microseconds
+_log = logging.getLogger("headgate")
+
+
+class HoldContext(NamedTuple):
+    """What a hold needs to be settled: the store and the asks, and how its owner reads costs and tells denials."""
+
+    store: HoldStore
+    asks: tuple[Ask, ...]
+    low: int
+    read_costs: Callable[[object], tuple[int, ...]]
+    """The cost of each ask, in smallest units, from what a caller gives: 0 or more."""
+    denied: Callable[[Decision], RateLimited]
+    """The error for a denial."""
+    freed: Callable[[], object]
+    """Called when something may have come back, for those who wait."""
+
+
+class Hold:
+    """A cost or a slot that is reserved, until it is settled or cancelled, or its lease ends. True if it was granted.
+
+    >>> from headgate import Limiter
+    >>> limiter = Limiter("100000/minute")
+    >>> hold = limiter.hold("agent-7", 1200)        # what it may cost
+    >>> bool(hold), hold.state, limiter.peek("agent-7").remaining
+    (True, 'open', 98800)
+    >>> hold.settle(830).remaining                  # what it did cost
+    99170
+    >>> hold.state
+    'settled'
+
+    As a context manager it renews its lease while the block runs, and is settled at the end, with what `use` has added
+    up, or else with what was reserved. If the block raises, the hold ends as if its lease had: slots are free, and
+    costs stay counted unless `on_expiry` is "release". A denied hold raises `RateLimited` instead of running the block.
+
+    Every verb may be repeated, and has an async twin.
+    """
+
+    def __init__(
+        self, context: HoldContext, terms: HoldTerms, answer: HoldAnswer, called: int, max_age: int | None = None
+    ) -> None:
+        """Limiters make holds. `called` is when they asked for it, by the store's clock."""
+        self._context: Final = context
+        self._terms: Final = terms
+        self._called: Final = called
+        self._max_age: Final = max_age
+        self._decision = answer.decision
+        self._state: HoldState = answer.state
+        self._costs = answer.costs
+        self._ends = called + answer.left  # never later than in the store
+        self._used: tuple[int, ...] | None = None
+        self._lost = False
+
+    @property
+    def id(self) -> str:
+        """The id, by which another process can settle it: `limiter.find_hold(key, id)`."""
+        return self._terms.hold_id
+
+    @property
+    def decision(self) -> Decision:
+        """The decision on it; after another verb, what that one has left."""
+        return self._decision
+
+    @property
+    def state(self) -> HoldState:
+        """ "denied", "open", "settled", "cancelled" or "expired", as far as it is known here."""
+        if self._state == OPEN and (self._lost or self._context.store.clock.now() >= self._ends):
+            return EXPIRED
+        return self._state
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease has ended, or it was forgotten, while it was in use."""
+        return self._lost or self.state == EXPIRED
+
+    def __bool__(self) -> bool:
+        return bool(self._state != DENIED)
+
+    def use(self, cost: object = 1) -> None:
+        """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store."""
+        more = self._context.read_costs(cost)
+        before = self._used or (0,) * len(more)
+        self._used = tuple(one + other for one, other in zip(before, more, strict=True))
+
+    def settle(self, cost: object = None) -> Decision:
+        """End it, and count this cost instead of the reserved one: less gives back, more is charged, even into debt.
+
+        Without a cost, it is what `use` has added up, or else what was reserved.
+        """
+        return self._ended(self._context.store.settle(*self._arguments(), self._settled(cost)))
+
+    async def asettle(self, cost: object = None) -> Decision:
+        return self._ended(await self._context.store.asettle(*self._arguments(), self._settled(cost)))
+
+    def cancel(self) -> Decision:
+        """End it, and give back all that it has taken."""
+        nothing = (0,) * len(self._context.asks)
+        return self._ended(self._context.store.settle(*self._arguments(), nothing, cancel=True))
+
+    async def acancel(self) -> Decision:
+        nothing = (0,) * len(self._context.asks)
+        return self._ended(await self._context.store.asettle(*self._arguments(), nothing, cancel=True))
+
+    def extend(self, cost: object = None, *, lease: Number | None = None) -> Decision:
+        """Reserve so much more, all or nothing, and let the lease end `lease` seconds from now, if that is later.
+
+        The decision says whether it passed. A denial changes nothing, not even the lease.
+        """
+        called = self._context.store.clock.now()
+        return self._extended(called, self._context.store.extend(*self._arguments(), *self._extension(cost, lease)))
+
+    async def aextend(self, cost: object = None, *, lease: Number | None = None) -> Decision:
+        called = self._context.store.clock.now()
+        answer = await self._context.store.aextend(*self._arguments(), *self._extension(cost, lease))
+        return self._extended(called, answer)
+
+    def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
+        if not self:
+            raise HoldError(f"hold {self.id!r} of {self._context.asks[0].key!r} was denied: there is nothing to settle")
+        return self._context.asks, self._context.low, self.id
+
+    def _settled(self, cost: object) -> tuple[int, ...] | None:
+        if cost is not None:
+            return self._context.read_costs(cost)
+        return self._used if self._state == OPEN else self._costs
+
+    def _ended(self, answer: HoldAnswer) -> Decision:
+        self._state, self._costs, self._decision = answer.state, answer.costs, answer.decision
+        self._context.freed()
+        return answer.decision
+
+    def _extension(self, cost: object, lease: Number | None) -> tuple[tuple[int, ...] | None, int | None]:
+        costs = None
+        if cost is not None:
+            more = self._context.read_costs(cost)
+            costs = tuple(one + other for one, other in zip(self._costs, more, strict=True))
+        return costs, None if lease is None else lease_of(lease)
+
+    def _extended(self, called: int, answer: HoldAnswer) -> Decision:
+        self._state, self._costs, self._decision = answer.state, answer.costs, answer.decision
+        self._ends = called + answer.left
+        return answer.decision
+
+    # As a context manager --------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if not self:
+            raise self._context.denied(self._decision)
+        RENEWERS.add(self._context.store, self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._leave():
+            try:
+                self.settle() if error is None else self._expire()
+            except UnknownHold:
+                self._lose()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._leave():
+            try:
+                await (self.asettle() if error is None else self._aexpire())
+            except UnknownHold:
+                self._lose()
+
+    def _leave(self) -> bool:
+        """Stop renewing it, and say whether it is still to be ended."""
+        RENEWERS.remove(self._context.store, self)
+        return self._state == OPEN
+
+    def _lose(self) -> None:
+        self._lost = True
+        _log.warning("hold %r of %r was forgotten before it was settled", self.id, self._context.asks[0].key)
+
+    def _expire(self) -> None:
+        try:
+            self._extended(self._called, self._context.store.extend(*self._arguments(), None, 0))
+        except UnknownHold:
+            raise
+        except HoldError:  # its lease has ended before
+            self._lost = True
+        self._context.freed()
+
+    async def _aexpire(self) -> None:
+        try:
+            self._extended(self._called, await self._context.store.aextend(*self._arguments(), None, 0))
+        except UnknownHold:
+            raise
+        except HoldError:
+            self._lost = True
+        self._context.freed()
+
+    # For the renewer -------------------------------------------------------------------------------------------------
+
+    @property
+    def renewal_interval(self) -> int:
+        """Microseconds from one renewal of its lease to the next."""
+        return max(self._terms.lease // 3, 1)
+
+    def renew(self) -> bool:
+        """Renew its lease, and say whether to go on doing so."""
+        store = self._context.store
+        called = store.clock.now()
+        if self._max_age is not None and called - self._called >= self._max_age:
+            return False
+        try:
+            answer = store.extend(*self._arguments(), None, self._terms.lease)
+        except StoreError as error:  # perhaps it is back before the lease ends
+            _log.debug("the lease of hold %r can't be renewed: %s", self.id, error)
+            return self.state == OPEN
+        except HoldError:
+            self._lost = True
+            return False
+        self._ends = called + answer.left
+        return True
+
+    def __repr__(self) -> str:
+        return f"Hold({self.id!r}, {self.state})"
+
+
+class HoldMaker:
+    """Asks for a hold, once or until it is granted."""
+
+    def __init__(
+        self,
+        context: HoldContext,
+        cost: object,
+        lease: object,
+        hold_id: object,
+        on_expiry: object,
+        keep: object,
+        max_age: object,
+    ) -> None:
+        costs = context.read_costs(cost)
+        if not any(costs):
+            refuse("hold cost", "more than 0", cost)
+        self._context: Final = context
+        self._asks: Final = tuple(ask._replace(cost=one) for ask, one in zip(context.asks, costs, strict=True))
+        self._terms: Final = _terms(lease, hold_id, on_expiry, keep)
+        self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
+        self._called = context.store.clock.now()
+        self._answer: HoldAnswer | None = None
+        slots = isinstance(context.store, ServerStore) and any(ask.limit.counts_slots for ask in context.asks)
+        self.recheck: Final = _RECHECK if slots else None
+        """Microseconds after which to ask again at the latest: a slot may have been freed on another machine."""
+
+    def ask(self) -> Decision:
+        self._called = self._context.store.clock.now()
+        return self._note(self._context.store.hold(self._asks, self._context.low, self._terms))
+
+    async def aask(self) -> Decision:
+        self._called = self._context.store.clock.now()
+        return self._note(await self._context.store.ahold(self._asks, self._context.low, self._terms))
+
+    def perform(self, verb: Verb) -> Decision:
+        """A step of `acquire`."""
+        if verb is Verb.CHECK:
+            return self.ask()
+        return self._context.store.apply(verb, self._asks, self._context.low)
+
+    async def aperform(self, verb: Verb) -> Decision:
+        if verb is Verb.CHECK:
+            return await self.aask()
+        return await self._context.store.aapply(verb, self._asks, self._context.low)
+
+    def _note(self, answer: HoldAnswer) -> Decision:
+        self._answer = answer
+        return answer.decision
+
+    def made(self, decision: Decision) -> Hold:
+        """The hold on which this was the last decision."""
+        answer = self._answer
+        if answer is None or answer.state == DENIED:
+            answer = HoldAnswer(decision, DENIED, tuple(ask.cost for ask in self._asks), 0)
+        return Hold(self._context, self._terms, answer, self._called, self._max_age)
+
+
+def found_hold(context: HoldContext, hold_id: str, answer: HoldAnswer, called: int) -> Hold:
+    """A hold that was made before, by its id."""
+    lease = min(max(answer.left, SHORTEST_LEASE), LONGEST_LEASE)
+    return Hold(context, HoldTerms(hold_id, lease, False, 0), answer, called)
+
+
+class PendingHold:
+    """A hold that is yet to be made: `await` it, or use it in `async with`."""
+
+    def __init__(self, make: Callable[[], Awaitable[Hold]]) -> None:
+        self._make: Final = make
+        self._made: Hold | None = None
+
+    def __await__(self) -> Generator[Any, None, Hold]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> Hold:
+        self._made = await self._make()
+        return await self._made.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._made is not None:
+            await self._made.__aexit__(kind, error, at)
+
+
+def _terms(lease: object, hold_id: object, on_expiry: object, keep: object) -> HoldTerms:
+    """The terms of a hold, from what a caller gives."""
+    if on_expiry not in ("keep", "release"):
+        refuse("hold on_expiry", "'keep' or 'release'", on_expiry)
+    return HoldTerms(
+        token_hex(8) if hold_id is None else check_id(hold_id),
+        lease_of(lease),
+        on_expiry == "release",
+        microseconds("hold keep", keep, LONGEST_LEASE),
+    )
+
+
+def lease_of(lease: object) -> int:
+    """A lease in microseconds."""
+    found = microseconds("hold lease", lease)
+    if not SHORTEST_LEASE <= found <= LONGEST_LEASE:
+        span = f"{SHORTEST_LEASE / 1_000_000} to {LONGEST_LEASE // 1_000_000} seconds"
+        refuse("hold lease", f"{span} (a `with` block renews it as long as it runs)", lease)
+    return found
+
+
+def check_id(hold_id: object) -> str:
+    """The id of a hold, if it can be one."""
+    if not isinstance(hold_id, str) or not 0 < len(hold_id) <= _LONGEST_ID:
+        refuse("hold_id", f"1 to {_LONGEST_ID} characters", hold_id)
+    return hold_id

@@ -1,0 +1,132 @@
+"""Renews the leases of holds whose blocks are running: one thread for each store, while there are any."""
+
+import heapq
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Final, Protocol
+
+from headgate.lifecycle import after_fork, new_lock
+from headgate.stores.base import Store
+
+_IDLE: Final = 5.0  # seconds for which the thread waits for more to do
+
+
+class Renewable(Protocol):
+    """A hold, to its renewer."""
+
+    @property
+    def renewal_interval(self) -> int: ...
+
+    def renew(self) -> bool: ...
+
+
+class LeaseRenewers:
+    """The renewers of all stores in this process that have blocks running."""
+
+    def __init__(self) -> None:
+        self._lock: Final = new_lock()
+        self._running: Final[dict[int, LeaseRenewer]] = {}
+        after_fork(self)
+
+    def _after_fork(self) -> None:
+        """The threads and the blocks are the parent's."""
+        self._running.clear()
+
+    def add(self, store: Store, hold: Renewable) -> None:
+        """Renew the lease of a hold each time that a third of it is over."""
+        with self._lock:
+            renewer = self._running.get(id(store))
+            if renewer is None:
+                renewer = self._running[id(store)] = LeaseRenewer(store, self.end)
+                threading.Thread(target=renewer.run, name="headgate lease renewer", daemon=True).start()
+            renewer.add(hold)
+
+    def remove(self, store: Store, hold: Renewable) -> None:
+        with self._lock:
+            renewer = self._running.get(id(store))
+            if renewer is not None:
+                renewer.remove(hold)
+
+    def end(self, renewer: "LeaseRenewer") -> bool:
+        """Let a renewer end, if it has nothing to do."""
+        with self._lock:
+            if renewer.renews():
+                return False
+            self._running.pop(id(renewer.store), None)
+            return True
+
+
+class LeaseRenewer:
+    """Renews the holds of one store, each until it is removed or says that this is enough."""
+
+    def __init__(self, store: Store, end: Callable[["LeaseRenewer"], bool]) -> None:
+        self.store: Final = store
+        self._end: Final = end
+        self._lock: Final = new_lock()
+        self._holds: Final[set[Renewable]] = set()
+        self._due: Final[list[tuple[int, int, Renewable]]] = []  # some were removed meanwhile
+        self._numbers: Final = count()
+        self._asleep: Final = threading.Lock()
+        self._asleep.acquire()
+
+    def renews(self) -> bool:
+        return bool(self._holds)
+
+    def add(self, hold: Renewable) -> None:
+        with self._lock:
+            self._holds.add(hold)
+            first = self._expect(hold)
+        if first:
+            self._wake()
+
+    def remove(self, hold: Renewable) -> None:
+        with self._lock:
+            self._holds.discard(hold)
+            if len(self._due) > 2 * len(self._holds) + 64:
+                self._due[:] = [one for one in self._due if one[2] in self._holds]
+                heapq.heapify(self._due)
+
+    def _expect(self, hold: Renewable) -> bool:
+        """Note when to renew a hold next, and return whether that is before all others."""
+        mine = (self.store.clock.now() + hold.renewal_interval, next(self._numbers), hold)
+        heapq.heappush(self._due, mine)
+        return self._due[0] is mine
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it is awake
+            self._asleep.release()
+
+    def run(self) -> None:
+        while True:
+            hold, when = self._next()
+            if hold is not None:
+                if not hold.renew():
+                    self.remove(hold)
+                with self._lock:
+                    if hold in self._holds:
+                        self._expect(hold)
+                continue
+            seconds = _IDLE if when is None else self.store.clock.alarm(when, self._wake)
+            woken = self._asleep.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+            if when is None and not woken and self._end(self):
+                return
+
+    def _next(self) -> tuple[Renewable | None, int | None]:
+        """The next hold whose lease is to be renewed now, or the moment when one will be, if there is any."""
+        with self._lock:
+            now = self.store.clock.now()
+            while self._due:
+                when, _, hold = self._due[0]
+                if hold not in self._holds:
+                    heapq.heappop(self._due)
+                elif when <= now:
+                    heapq.heappop(self._due)
+                    return hold, when
+                else:
+                    return None, when
+            return None, None
+
+
+RENEWERS: Final = LeaseRenewers()

@@ -1,0 +1,441 @@
+"""Holds: reserved now, settled later, on a limiter in memory."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+
+import pytest
+
+from headgate import (
+    Hold,
+    HoldError,
+    InvalidInput,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    RateLimited,
+    UnknownHold,
+)
+from headgate.stores.holds import MAX_OPEN_HOLDS
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1000)
+
+
+def make(limit: str, clock: ManualClock) -> Limiter:
+    return Limiter(limit, store=MemoryStore(clock=clock), name="llm")
+
+
+def left(limiter: Limiter, key: str = "a") -> int:
+    return limiter.peek(key).remaining
+
+
+def test_f1_what_is_held_counts_and_the_settled_cost_replaces_it(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    hold = limiter.hold("a", 60)
+    assert hold
+    assert (hold.state, hold.decision.remaining, left(limiter)) == ("open", 40, 40)
+    assert not limiter.hold("a", 41)
+    assert hold.settle(10).remaining == 90
+    assert hold.state == "settled"
+    assert left(limiter) == 90
+
+
+def test_a_settle_may_charge_more_than_was_held_even_into_debt(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    hold = limiter.hold("a", 60)
+    decision = hold.settle(160)
+    assert not decision
+    assert decision.retry_after == pytest.approx(36.6)
+    assert limiter.peek("a", 1).remaining == 0
+
+
+def test_cancelling_gives_back_everything(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    hold = limiter.hold("a", 60)
+    assert hold.cancel().remaining == 100
+    assert hold.state == "cancelled"
+
+
+@pytest.mark.parametrize("wait", [0.0, 20.0, 30.0, 600.0])
+def test_what_is_given_back_late_lets_no_more_through_than_the_limit(clock: ManualClock, wait: float) -> None:
+    limiter = make("60/minute burst 10", clock)
+    hold = limiter.hold("a", 5)
+    clock.advance(wait)
+    spent = 0
+    while spent < 3 and limiter.check("a"):
+        spent += 1
+    hold.cancel()
+    while limiter.check("a"):
+        spent += 1
+    assert spent == 10
+
+
+def test_a_bucket_gives_back_what_would_be_left_without_the_hold(clock: ManualClock) -> None:
+    limiter, other = make("60/minute burst 10", clock), make("60/minute burst 10", clock)
+    first, second = limiter.hold("a", 2), limiter.hold("a", 3)
+    clock.advance(1)
+    limiter.check("a", 4)
+    other.check("a", 4)
+    second.cancel()
+    first.cancel()
+    # Without the holds the bucket would have been full before 4 were spent.
+    assert left(limiter) == left(other) == 6
+
+
+def test_slots_are_free_at_the_end_of_the_lease_exactly(clock: ManualClock) -> None:
+    limiter = make("2 in flight", clock)
+    holds = [limiter.hold("a", lease=30) for _ in range(3)]
+    assert [bool(hold) for hold in holds] == [True, True, False]
+    assert holds[2].decision.retry_after == 30.0
+    clock.advance(29.999999)
+    assert not limiter.hold("a")
+    clock.advance(0.000001)
+    assert limiter.hold("a")
+    assert holds[0].state == "expired"
+    assert holds[0].lost
+
+
+def test_a_settled_hold_frees_its_slot_once(clock: ManualClock) -> None:
+    limiter = make("2 in flight", clock)
+    first, _ = limiter.hold("a"), limiter.hold("a")
+    assert not limiter.hold("a")
+    first.settle()
+    first.settle()
+    assert limiter.hold("a")
+    assert not limiter.hold("a")
+
+
+def test_costs_stay_when_the_lease_ends_or_come_back(clock: ManualClock) -> None:
+    limiter = make("100 usd/calendar day", clock)
+    limiter.hold("keep", "2.50", lease=10)
+    released = limiter.hold("release", "2.50", lease=10, on_expiry="release")
+    assert left(limiter, "release") == 97
+    clock.advance(10)
+    assert (left(limiter, "keep"), left(limiter, "release")) == (97, 100)
+    assert released.state == "expired"
+    assert released.settle("1").remaining == 99
+
+
+def test_a_late_settle_corrects(clock: ManualClock) -> None:
+    limiter = make("100 usd in all", clock)
+    hold = limiter.hold("a", 10, lease=1)
+    clock.advance(3600)
+    assert hold.state == "expired"
+    hold.settle("0.0312")
+    assert limiter.peek("a", Decimal("99.9688"))
+    assert not limiter.peek("a", Decimal("99.968801"))
+
+
+def test_a_hold_is_forgotten_a_day_after_its_end(clock: ManualClock) -> None:
+    limiter = make("100 usd in all", clock)
+    hold = limiter.hold("a", 10, lease=1)
+    clock.advance(86_400.999999)
+    assert limiter.find_hold("a", hold.id).state == "expired"
+    clock.advance(0.000001)
+    with pytest.raises(UnknownHold, match=f"unknown hold '{hold.id}' of 'a': it was never made, or it ended too long"):
+        hold.settle(1)
+    assert left(limiter) == 90
+
+
+def test_every_verb_may_be_repeated(clock: ManualClock) -> None:
+    limiter = make("100/minute; 3 in flight", clock)
+    first = limiter.hold("a", 10, hold_id="one")
+    again = limiter.hold("a", 10, hold_id="one")
+    assert (bool(again), again.id) == (True, "one")
+    assert limiter.peek("a", 90)
+    assert not limiter.peek("a", 91)
+    for _ in range(2):
+        again.extend(5)
+        assert not limiter.peek("a", 86)
+        again = limiter.find_hold("a", "one")
+        again._costs = (10,)  # as a caller who didn't get the answer
+    for hold in (first, again):
+        hold.settle(12)
+    assert limiter.peek("a", 88)
+    assert not limiter.peek("a", 89)
+    with pytest.raises(HoldError, match="hold 'one': expected cost 12, with which it is settled, got cost 13"):
+        again.settle(13)
+    with pytest.raises(HoldError, match="expected cost 12"):
+        again.cancel()
+    with pytest.raises(HoldError, match="expected an open hold to extend, got one that is settled with cost 12"):
+        again.extend(1)
+    assert limiter.hold("a", 10, hold_id="one").state == "settled"
+    assert limiter.peek("a", 88)
+
+
+def test_an_id_belongs_to_its_key_and_its_cost(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    limiter.hold("a", 10, hold_id="one")
+    assert limiter.hold("b", 20, hold_id="one")
+    with pytest.raises(HoldError, match="hold 'one': expected cost 10, with which it is open, got cost 11"):
+        limiter.hold("a", 11, hold_id="one")
+    with pytest.raises(UnknownHold):
+        limiter.find_hold("c", "one")
+    assert (left(limiter, "a"), left(limiter, "b")) == (90, 80)
+
+
+def test_extending_is_all_or_nothing(clock: ManualClock) -> None:
+    limiter = make("20/minute; 100 tokens/calendar day", clock)
+    hold = limiter.hold("a", 5, lease=10)
+    assert not hold.extend(16, lease=60)
+    assert hold.state == "open"
+    clock.advance(9)
+    assert hold.extend(10, lease=60)
+    clock.advance(59)
+    assert hold.state == "open"
+    assert hold.settle(7)
+    assert limiter.peek("a", 93).bound is not None
+
+
+def test_after_the_end_nothing_can_be_extended(clock: ManualClock) -> None:
+    limiter = make("20/minute", clock)
+    hold = limiter.hold("a", 5, lease=10)
+    clock.advance(10)
+    with pytest.raises(HoldError, match="expected an open hold to extend, got one that is expired with cost 5"):
+        hold.extend(1)
+
+
+def test_a_budget_keeps_what_is_spent_when_its_amount_changes(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    small, large = (Limiter(f"{n} usd/calendar month", store=store, name="llm") for n in (10, 20))
+    hold = small.hold("a", 8)
+    assert large.peek("a").remaining == 12
+    hold.settle(9)
+    assert (small.peek("a").remaining, large.peek("a").remaining) == (1, 11)
+
+
+def test_a_settle_books_to_the_period_of_its_hold(clock: ManualClock) -> None:
+    limiter = make("10 usd/calendar hour", clock)
+    before = limiter.hold("a", 8, lease=60)
+    wait = limiter.check("a", 3).retry_after
+    assert wait is not None
+    clock.advance(wait)
+    limiter.hold("a", 4)
+    before.settle(1)
+    assert left(limiter) == 6
+    limiter.hold("a", 2).settle(3)
+    assert left(limiter) == 3
+
+
+def test_check_on_slots_alone_says_hold(clock: ManualClock) -> None:
+    limiter = make("2 in flight", clock)
+    for verb in (limiter.check, limiter.charge, limiter.refund):
+        with pytest.raises(InvalidInput, match=r"expected a limit that counts requests \(a slot is taken by `hold`\)"):
+            verb("a", 1)
+    assert limiter.peek("a").remaining == 2
+
+
+def test_a_check_is_denied_while_no_slot_is_free_and_takes_none(clock: ManualClock) -> None:
+    limiter = make("100/minute; 1 in flight", clock)
+    assert limiter.check("a")
+    assert limiter.check("a")
+    hold = limiter.hold("a", 10)
+    denied = limiter.check("a")
+    assert (bool(denied), denied.bound, str(denied.limit)) == (False, 1, "1 in flight")
+    hold.settle()
+    assert limiter.check("a")
+
+
+def test_a_block_settles_what_was_used(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    with limiter.hold("a", 60) as hold:
+        hold.use(10)
+        hold.use(15)
+    assert (hold.state, left(limiter)) == ("settled", 75)
+    with limiter.hold("b", 60):
+        pass
+    assert left(limiter, "b") == 40
+
+
+def test_a_block_that_raises_ends_like_a_lease(clock: ManualClock) -> None:
+    limiter = make("100/minute; 1 in flight", clock)
+    hold = limiter.hold("a", 60)
+    hold.use(1)
+    with pytest.raises(ZeroDivisionError), hold:
+        _ = 1 / 0
+    assert hold.state == "expired"
+    assert limiter.peek("a", 40)
+    assert not limiter.peek("a", 41)
+    assert hold.settle(10)
+    with pytest.raises(ZeroDivisionError), limiter.hold("b", 60, on_expiry="release"):
+        _ = 1 / 0
+    assert limiter.peek("b", 100)
+
+
+def test_a_denied_hold_runs_no_block(clock: ManualClock) -> None:
+    limiter = make("1 in flight", clock)
+    limiter.hold("a", lease=5)
+    with (
+        pytest.raises(RateLimited, match="rate limited: agent 'a' at 1 in flight, retry after 5000ms"),
+        limiter.hold("a"),
+    ):
+        pytest.fail("it ran")
+    denied = limiter.hold("a")
+    assert (denied.state, bool(denied)) == ("denied", False)
+    with pytest.raises(HoldError, match="was denied: there is nothing to settle"):
+        denied.settle()
+
+
+def test_a_block_that_was_settled_inside_is_left_alone(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    with limiter.hold("a", 60) as hold:
+        hold.settle(5)
+    assert left(limiter) == 95
+
+
+def test_a_block_renews_its_lease(clock: ManualClock) -> None:
+    limiter = make("1 in flight", clock)
+    with limiter.hold("a", lease=30) as hold:
+        for _ in range(10):
+            with renewed(hold):
+                clock.advance(10)
+        assert hold.state == "open"
+        assert not limiter.hold("a")
+    assert limiter.hold("a")
+
+
+def test_a_block_is_renewed_up_to_its_age(clock: ManualClock) -> None:
+    limiter = make("1 in flight", clock)
+    with limiter.hold("a", lease=30, max_age=15) as hold:
+        with renewed(hold):
+            clock.advance(10)
+        clock.advance(30)
+        assert hold.lost
+        other = limiter.hold("a", hold_id="other")
+        assert other
+    assert hold.state == "settled"
+    assert not limiter.hold("a")
+
+
+@contextmanager
+def renewed(hold: Hold) -> Iterator[None]:
+    """Wait until the lease was renewed in the block."""
+    before = hold._ends
+    yield
+    done = threading.Event()
+    for _ in range(1000):
+        if hold._ends > before:
+            return
+        done.wait(0.01)
+    pytest.fail("the lease was not renewed")
+
+
+def test_holds_are_listed(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    limiter.hold("a", 1, hold_id="long", lease=60)
+    limiter.hold("a", 2, hold_id="short", lease=10)
+    limiter.hold("a", 3, hold_id="done").settle(4)
+    limiter.hold("b", 5)
+    clock.advance(20)
+    found = limiter.list_holds("a")
+    assert [(one.hold_id, one.state, one.costs, one.left) for one in found] == [
+        ("done", "settled", (4,), 0),
+        ("short", "expired", (2,), 0),
+        ("long", "open", (1,), 40_000_000),
+    ]
+    assert len(limiter.list_holds("a", 2)) == 2
+    clock.advance(86_400 + 40)
+    assert limiter.list_holds("a") == []
+
+
+def test_a_reset_forgets_the_holds_of_a_key(clock: ManualClock) -> None:
+    limiter = make("10 usd in all; 1 in flight", clock)
+    hold = limiter.hold("a", 8)
+    assert limiter.reset("a")
+    assert limiter.hold("a", 10)
+    with pytest.raises(UnknownHold):
+        hold.cancel()
+    assert not limiter.hold("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lease": 0}, r"hold lease: expected 0\.001 to 604800 seconds \(a `with` block renews it .*\), got 0"),
+        ({"lease": 31_536_000}, "hold lease: expected .*, got 31536000"),
+        ({"lease": -1}, "hold lease: expected a number of seconds, 0 or more, got -1"),
+        ({"cost": 0}, "hold cost: expected more than 0, got 0"),
+        ({"cost": -1}, "cost: expected a number, 0 or more, got -1"),
+        ({"cost": "0.0000001"}, r"cost: expected a number with at most 6 decimals .*, got '0\.0000001'"),
+        ({"hold_id": ""}, "hold_id: expected 1 to 200 characters, got ''"),
+        ({"on_expiry": "burn"}, "hold on_expiry: expected 'keep' or 'release', got 'burn'"),
+        ({"keep": 31_536_000}, "hold keep: expected at most 604800 seconds"),
+        ({"max_age": -1}, "hold max_age: expected a number of seconds"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options: dict[str, object], text: str) -> None:
+    limiter = make("10 usd in all", clock)
+    with pytest.raises(InvalidInput, match=text):
+        limiter.hold("a", **options)  # type: ignore[arg-type]
+    assert left(limiter) == 10
+    assert limiter.list_holds("a") == []
+
+
+@pytest.mark.long
+def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
+    limiter = make("10000000/minute", clock)
+    for _ in range(MAX_OPEN_HOLDS):
+        limiter.hold("a", lease=1, keep=1)
+    with pytest.raises(HoldError, match=f"expected at most {MAX_OPEN_HOLDS} open holds of 'a', got one more"):
+        limiter.hold("a")
+    assert limiter.hold("b")
+    clock.advance(1)
+    assert limiter.hold("a")
+
+
+def test_a_timeout_waits_in_line(clock: ManualClock) -> None:
+    limiter = make("1 in flight", clock)
+    first = limiter.hold("a")
+    granted: list[Hold] = []
+    thread = threading.Thread(target=lambda: granted.append(limiter.hold("a", timeout=20)))
+    thread.start()
+    while not limiter.waiting("a"):
+        thread.join(0.01)
+    first.settle()
+    thread.join(10)
+    assert granted[0]
+    late = threading.Thread(target=lambda: granted.append(limiter.hold("a", timeout=20)))
+    late.start()
+    while not limiter.waiting("a"):
+        late.join(0.01)
+    clock.advance(20)
+    late.join(10)
+    assert granted[1].state == "denied"
+
+
+def test_the_async_twins(clock: ManualClock) -> None:
+    limiter = make("100/minute; 1 in flight", clock)
+
+    async def walk() -> None:
+        async with limiter.ahold("a", 10) as hold:
+            assert not await limiter.ahold("a", 1)
+            hold.use(3)
+            assert await hold.aextend(20)
+        assert limiter.peek("a", 97)
+        assert not limiter.peek("a", 98)
+        other = await limiter.ahold("a", 5, hold_id="one")
+        waiter = asyncio.create_task(waits())
+        while not limiter.waiting("a"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (await limiter.afind_hold("a", "one")).state == "open"
+        assert len(await limiter.alist_holds("a")) == 2
+        await other.acancel()
+        assert await waiter
+        with pytest.raises(RateLimited):
+            async with limiter.ahold("a", 1):
+                pytest.fail("it ran")
+        with pytest.raises(ZeroDivisionError):
+            async with limiter.ahold("b", 60) as failed:
+                _ = 1 / 0
+        assert failed.state == "expired"
+        await failed.asettle(1)
+
+    async def waits() -> Hold:
+        return await limiter.ahold("a", 1, timeout=60)
+
+    asyncio.run(walk())
