@@ -90,7 +90,7 @@ def positive(where: str, value: object) -> Fraction:
 
 def microseconds(where: str, seconds: object, most: int | None = None) -> int:
     """Seconds, 0 or more, to the nearest microsecond; at most so many microseconds."""
-    number = _fraction(seconds)
+    number = seconds if type(seconds) is int else _fraction(seconds)
     if number is None or number < 0:
         refuse(where, "a number of seconds, 0 or more", seconds)
     found = round(number * 1_000_000)

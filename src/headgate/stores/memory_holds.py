@@ -2,6 +2,7 @@
 
 import heapq
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -96,6 +97,7 @@ class MemoryHold:
         self.costs = costs
         """Of each ask: the reserved ones, in the end the settled ones."""
         self.released = False
+        self.forgotten = False
         self.state: HoldState = OPEN
         self.end: i64 = 0  # of its lease, or when it was settled
 
@@ -113,14 +115,16 @@ class MemoryHolds:
         self._tables: Final = tables
         self._max_ended: Final = max_ended
         self._by_key: Final[dict[tuple[str, str], dict[str, MemoryHold]]] = {}
-        self._ended: Final[dict[MemoryHold, None]] = {}  # settled, in the order in which they were
-        self._open: Final[dict[MemoryHold, None]] = {}  # in the order in which they are looked at
+        self._all: Final[deque[MemoryHold]] = deque()  # in the order in which they are looked at
+        self._ended: Final[deque[MemoryHold]] = deque()  # those that were settled, in this order
+        self._forgotten: i64 = 0  # how many of these are still in the queue of all
         self._due: Final[list[tuple[int, int, MemoryHold]]] = []  # when their costs may come back
         self._made = 0
         self._warned = False
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._ended)
+        """How many holds are open or remembered."""
+        return len(self._all) - self._forgotten
 
     # The verbs -------------------------------------------------------------------------------------------------------
 
@@ -146,7 +150,7 @@ class MemoryHolds:
         if denied:
             return HoldAnswer(decision, DENIED, tuple(costs), 0)
         self._by_key.setdefault((name, key), {})[terms.hold_id] = held
-        self._open[held] = None
+        self._all.append(held)
         self._expect_release(held)
         self._sweep(now)
         self._tables.sweep(now)
@@ -167,7 +171,6 @@ class MemoryHolds:
         held.costs = actual
         held.state = CANCELLED if cancel else SETTLED
         held.end = now
-        self._open.pop(held, None)
         self._remember(held)
         return self._answer(held, asks, low, now)
 
@@ -333,7 +336,7 @@ class MemoryHolds:
 
     def _remember(self, held: MemoryHold) -> None:
         """Remember a hold that was settled, and forget the oldest ones if there are too many."""
-        self._ended[held] = None
+        self._ended.append(held)
         if len(self._ended) > self._max_ended:
             if not self._warned:
                 self._warned = True
@@ -342,29 +345,33 @@ class MemoryHolds:
                     "again is an error",
                     self._max_ended,
                 )
-            self._forget(next(iter(self._ended)))
+            self._forget(self._ended.popleft())
 
     def _sweep(self, now: i64) -> None:
         """Forget a few holds that ended long ago."""
-        for table in (self._open, self._ended):
-            for _ in range(_SWEPT_AT_ONCE):
-                held = next(iter(table), None)
-                if held is None:
-                    break
-                table.pop(held)
-                if held.end + held.keep <= now:
-                    self._forget(held)
-                else:
-                    table[held] = None
+        for _ in range(_SWEPT_AT_ONCE):
+            if not self._all:
+                break
+            held = self._all.popleft()
+            if held.forgotten:
+                self._forgotten -= 1
+            elif held.end + held.keep <= now:
+                self._forget(held)
+                self._forgotten -= 1
+            else:
+                self._all.append(held)
+        while self._ended and self._ended[0].forgotten:
+            self._ended.popleft()
 
     def _forget(self, held: MemoryHold) -> None:
-        self._open.pop(held, None)
-        self._ended.pop(held, None)
-        holds = self._by_key.get((held.name, held.key))
-        if holds is not None:
-            holds.pop(held.hold_id, None)
-            if not holds:
-                self._by_key.pop((held.name, held.key), None)
+        if held.forgotten:
+            return
+        held.forgotten = True
+        self._forgotten += 1
+        holds = self._by_key[held.name, held.key]
+        del holds[held.hold_id]
+        if not holds:
+            del self._by_key[held.name, held.key]
 
     def forget(self, name: str, key: str) -> None:
         """Forget the holds of a key: nothing that they have taken comes back."""
