@@ -14,8 +14,9 @@ from headgate import Limiter, TokenBucket
 PACKAGE = Path(headgate.__file__).parent
 COMPILED = [
     *("limits/decision.py", "limits/token_bucket.py", "limits/all_of.py", "limits/sliding_window.py"),
+    *("limits/budget.py", "limits/slots.py"),
     *(
-        "limits/budget.py",
+        *("limits/budget.py", "limits/slots.py"),
         "limits/violations.py",
         "http/header_writer.py",
         "stores/memory.py",
