@@ -137,6 +137,8 @@ def test_any_moment_is_within_its_period_in_any_zone(period: str, zone: str, dat
         ("hour", "Asia/Kathmandu", (2026, 1, 1, 5), 1),
         ("month", "Pacific/Apia", (2011, 12, 1), 30 * 24),
         ("hour", "Antarctica/Troll", (2026, 10, 25, 2), 3),  # 01:xx and 02:xx come again, and reopen no period
+        ("hour", "America/St_Johns", (2010, 3, 14, 0), 1 / 60),  # from 00:01 to 01:01: 01:00 is never shown
+        ("hour", "America/St_Johns", (2010, 3, 14, 1, 1), 59 / 60),
         ("day", "America/St_Johns", (2010, 11, 7), 24 + 59 / 60 + 1 / 60),  # from 00:01 back to 23:01
     ],
 )  # fmt: skip
