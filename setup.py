@@ -18,7 +18,6 @@ COMPILED = [
     "limits/all_of.py",
     "limits/budget.py",
     "limits/fixed.py",
-    "limits/slots.py",
     "limits/sliding_window.py",
     "limits/slots.py",
     "limits/violations.py",

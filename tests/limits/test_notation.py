@@ -113,7 +113,7 @@ def test_parse_says_how_budgets_and_slots_are_written(bad: str) -> None:
           "got 'credits'")),
         ("5/calendar day in Berlin",
          "calendar zone: expected the IANA name of a time zone, such as 'Europe/Berlin', got 'Berlin'"),
-        ("0 in flight", "Slots count: expected a whole number from 1 to 9007199254740991, got 0"),
+        ("0 in flight", "Slots count: expected a whole number from 1 to 100000, got 0"),
         ("0/minute", "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"),
         ("0/minute sliding",
          "SlidingWindow limit: expected a whole number from 1 to 1000000, got 0; to let nothing pass, write 'blocked'"),
