@@ -147,11 +147,11 @@ class Budget(Limit):
         return NEVER if self._calendar is None else self._end(state) - moment
 
     def _period_at(self, moment: i64) -> tuple[int, ...]:
-        """The start and end of the period of a moment."""
+        """The start and end of the period of a moment: of one before 1970, where a sweep may look, the first."""
         current = self._current
         if not current[0] <= moment < current[1]:
             assert self._calendar is not None
-            current = self._calendar.at(moment)
+            current = self._calendar.at(max(moment, 0))
             self._current = current
         return current
 
