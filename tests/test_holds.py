@@ -126,7 +126,7 @@ def test_a_late_settle_corrects(clock: ManualClock) -> None:
     hold = limiter.hold("a", 10, lease=1)
     clock.advance(3600)
     assert hold.state == "expired"
-    hold.settle("0.0312")
+    assert hold.settle("0.0312").left == Decimal("99.9688")
     assert limiter.peek("a", Decimal("99.9688"))
     assert not limiter.peek("a", Decimal("99.968801"))
 

@@ -59,6 +59,7 @@ class Limiter(LimiterChecks, Closable):
         self.private: Final = store is None
         """Whether it counts in a memory of its own, because no store was given."""
         self._queues = WaitQueues()
+        self._holds = LimiterHolds(self._store, self._low, self._decimals, self._queues)
 
     @property
     def limit(self) -> Limit:
@@ -166,7 +167,7 @@ class Limiter(LimiterChecks, Closable):
         With a `hold_id` it is made once, however often it is asked for. It is remembered for `keep` seconds after its
         end.
         """
-        request = HoldRequest(self, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+        request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
         if timeout == 0:
             return request.made(request.ask())
         clock, perform = self._store.clock, request.perform
@@ -187,7 +188,7 @@ class Limiter(LimiterChecks, Closable):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
-            request = HoldRequest(self, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+            request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
             if timeout == 0:
                 return request.made(await request.aask())
             clock, perform = self._store.clock, request.aperform
@@ -198,47 +199,23 @@ class Limiter(LimiterChecks, Closable):
     def find_hold(self, key: str, hold_id: str) -> Hold:
         """A hold that was made before, perhaps by another process; raises `UnknownHold`."""
         called, asks, name = self._store.clock.now(), self._hold_asks(key), check_id(hold_id)
-        return found_hold(self, asks, name, self.hold_store.find_hold(asks, self._low, name), called)
+        return found_hold(self._holds, asks, name, self._holds.hold_store.find_hold(asks, self._low, name), called)
 
     async def afind_hold(self, key: str, hold_id: str) -> Hold:
         called, asks, name = self._store.clock.now(), self._hold_asks(key), check_id(hold_id)
-        return found_hold(self, asks, name, await self.hold_store.afind_hold(asks, self._low, name), called)
+        return found_hold(
+            self._holds, asks, name, await self._holds.hold_store.afind_hold(asks, self._low, name), called
+        )
 
     def list_holds(self, key: str, count: int = 100) -> list[ListedHold]:
         """The holds of a key that are open, or remembered after their end; those that end first come first."""
-        return self.hold_store.list_holds(self._name, key_of(key), whole("count", count))
+        return self._holds.hold_store.list_holds(self._name, key_of(key), whole("count", count))
 
     async def alist_holds(self, key: str, count: int = 100) -> list[ListedHold]:
-        return await self.hold_store.alist_holds(self._name, key_of(key), whole("count", count))
+        return await self._holds.hold_store.alist_holds(self._name, key_of(key), whole("count", count))
 
     def _hold_asks(self, key: object, cost: Cost = 1) -> tuple[Ask, ...]:
         return (Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost)),)
-
-    # For holds: see `HoldOwner`
-
-    @cached_property
-    def hold_store(self) -> HoldStore:
-        """The store, if it can hold."""
-        if not isinstance(self._store, HoldStore):
-            refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
-        return self._store
-
-    @property
-    def low(self) -> int:
-        """The share of the capacity, in thousandths, below which a check that passes is a warning."""
-        return self._low
-
-    def read_costs(self, cost: object) -> tuple[int, ...]:
-        """A cost in smallest units, 0 or more."""
-        return (cost_in(self._decimals, cost, zero=True),)
-
-    def denial(self, key: str, decision: Decision) -> RateLimited:
-        """The error for a denied hold."""
-        return denial_error(key, decision)
-
-    def freed(self, key: str) -> None:
-        """Let those who wait for a key look again."""
-        self._queues.wake(key)
 
     def waiting(self, key: str) -> int:
         """How many callers wait in `acquire` or `hold` for a key here."""
@@ -259,6 +236,31 @@ class Limiter(LimiterChecks, Closable):
     def __repr__(self) -> str:
         name = f", name={self._name!r}" if self._name else ""
         return f"Limiter({str(self._limit)!r}{name})"
+
+
+class LimiterHolds:
+    """The `HoldOwner` of a limiter."""
+
+    def __init__(self, store: Store, low: int, decimals: int, queues: WaitQueues) -> None:
+        self._store: Final = store
+        self._decimals: Final = decimals
+        self._queues: Final = queues
+        self.low: Final = low
+
+    @cached_property
+    def hold_store(self) -> HoldStore:
+        if not isinstance(self._store, HoldStore):
+            refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
+        return self._store
+
+    def read_costs(self, cost: object) -> tuple[int, ...]:
+        return (cost_in(self._decimals, cost, zero=True),)
+
+    def denial(self, key: str, decision: Decision) -> RateLimited:
+        return denial_error(key, decision)
+
+    def freed(self, key: str) -> None:
+        self._queues.wake(key)
 
 
 class UnpinnedLimiter(Limiter):
