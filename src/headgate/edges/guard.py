@@ -4,12 +4,10 @@ It is written once, as generators. They yield what may have to be awaited: decis
 `headgate.flow` carries them out, in an event loop or in a thread.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from headgate.edges.application import ApplicationSettings, Counted, HeaderList, has_siblings
+from headgate.edges.application import ApplicationSettings, Counted, HeaderList, warn_of_workers
 from headgate.edges.callables import is_async, is_generator
 from headgate.edges.counters import (
     Counters,
@@ -29,6 +27,7 @@ from headgate.edges.counters import (
 from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
+from headgate.edges.settlement import Counts, status_filter
 from headgate.errors import InvalidInput, RateLimited, refuse, refuse_option
 from headgate.flow import Flow
 from headgate.gate import Gate
@@ -41,15 +40,11 @@ from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.base import Store
 from headgate.stores.memory import in_process
 
-_log = logging.getLogger("headgate")
-
-
 T = TypeVar("T")
 RequestFunction: TypeAlias = Callable[[HttpRequest], T | Awaitable[T]]
 """A user's function of a request, plain or async."""
 LimitGiven: TypeAlias = Limiter | LimitLike | RequestFunction[LimitLike]
 """A limit as an option: a limiter, a limit or its text, or a function of the request that returns one of the latter."""
-Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool | Awaitable[bool]]
 _Route: TypeAlias = tuple[RequestCounter, RequestCounter, str]
 """How requests count: by key, by address, and under which tier."""
 _Found: TypeAlias = tuple[list[_Route], int]
@@ -160,7 +155,7 @@ class Guard:
         self._tier_function: Final = tier if callable(tier) else None
         self._tier: Final = "normal" if callable(tier) else tier
         self._settle: Final = options.get("settle")
-        self._counts: Final = _status_filter(where, options.get("counts", "all"))
+        self._counts: Final = status_filter(where, options.get("counts", "all"))
         self.refund_crashes: Final = options.get("refund_crashes", False)
         if not isinstance(self.refund_crashes, bool):
             refuse(f"{where} refund_crashes", "True or False", self.refund_crashes)
@@ -391,7 +386,7 @@ class Guard:
                 if isinstance(own, LimitCounters) and self._key is None and not self.proxies:
                     self.fast_path = own.by_address
         if self._private:
-            _warn_of_workers()
+            warn_of_workers()
 
     def _check_tier(self, tier: object) -> None:
         """Refuse what isn't a tier. One that a reload has removed is: the counter knows what to do."""
@@ -500,25 +495,3 @@ class Guard:
         """Refund the cost of a request, or a part of it, if it was counted."""
         if checked.refundable:
             yield checked.counter.refund(checked.key, checked.tier, checked.cost if cost is None else cost)
-
-
-@cache
-def _warn_of_workers() -> None:
-    """Look once in a process whether others count beside it."""
-    if has_siblings():
-        _log.warning(
-            "this process is one of several workers, and each counts for itself: together they let more pass than the"
-            " limit. To count as one, pass store='redis://…' to RateLimitMiddleware"
-        )
-
-
-def _status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:
-    if counts == "all":
-        return None
-    if counts == "failures":
-        return lambda status: status >= 400
-    if counts == "successes":
-        return lambda status: status < 400
-    if not callable(counts):
-        refuse(f"{where} counts", "'all', 'failures', 'successes' or a function of the status", counts)
-    return counts
