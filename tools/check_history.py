@@ -48,16 +48,16 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 if not __package__:  # run as a program
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.history_accounts import NEVER, Book, Limit, Move, Part
+from tools.history_accounts import NEVER, Book, Limit, Move, Part, read_limit
 
 LISTED: Final = 12  # lines that a verdict names as proof
+PROVEN: Final = 10  # crimes that get a proof: each is searched for in all of an account
 RATES: Final = ("bucket", "window")
 VERBS: Final = ("check", "hold", "extend", "settle", "cancel", "charge", "refund", "peek")
 ON_HOLDS: Final = ("hold", "extend", "settle", "cancel")
@@ -65,6 +65,7 @@ UNKNOWN: Final = ("error", None)
 
 Account = tuple[str, str]  # limit, key
 Needs = list[tuple[Account, int]]
+Source = tuple[Account, int, bool]  # of a proof: what counts in an account at an instant, from below or from above
 
 
 class NoHistory(ValueError):
@@ -121,7 +122,7 @@ class History:
         self.gave_back: set[Account] = set()
         self.admissions: list[tuple[Call, int, int, Needs]] = []
         self.denials: list[tuple[Call, Needs]] = []
-        self.crimes: list[Crime] = []
+        self.crimes: list[tuple[Crime, list[Source]]] = []
         holds: dict[str, list[Call]] = {}
         for call in calls:
             if call.hold:
@@ -191,7 +192,7 @@ class History:
         passed = [call for call in calls if call.said == "passed"]
         if not taken:
             for call in passed:
-                self._convict("ended", f"{call.verb} passed on {call.hold}, which was never granted", [call])
+                self._convict("ended", f"{call.verb} passed on {call.hold}, which was never granted", [call.line])
             return
         hold = taken[0]
         for call in taken:
@@ -240,7 +241,7 @@ class History:
             if call.said == "passed":
                 self.admissions.append((call, call.first, call.last, needs))
                 if call.first >= high or (end and end[2] and call.first > end[1]):
-                    self._convict("ended", f"extend passed on {call.hold}, which had ended", [call, hold])
+                    self._convict("ended", f"extend passed on {call.hold}, which had ended", [call.line, hold.line])
             if call.lease is not None and (call.said == "passed" or call.said in UNKNOWN):
                 later = self._later(call.first, call.lease)
                 low = later if call.said == "passed" else min(low, later)
@@ -283,9 +284,21 @@ class History:
             moves = [(*end[:3], max(0, low - most), over)]
             self._add(account, Part(ends[0].line, moves, end[2], admitted=False, held=True), start[0], start[1])
 
-    def _convict(self, kind: str, text: str, calls: list[Call], proof: Sequence[str] = ()) -> None:
-        lines = tuple(dict.fromkeys([*[call.line for call in calls], *proof]))
-        self.crimes.append(Crime(kind, text, lines if len(lines) <= LISTED else (*lines[:LISTED], "…")))
+    def _convict(self, kind: str, text: str, lines: Sequence[str], proof: Sequence[Source] = ()) -> None:
+        self.crimes.append((Crime(kind, text, tuple(lines)), list(proof)))
+
+    def verdict(self) -> list[Crime]:
+        """All crimes, in the order of their lines; the first with their proof."""
+        places = {call.line: index for index, call in enumerate(self.calls)}
+        self.crimes.sort(key=lambda pair: places[pair[0].lines[0]])
+        found: list[Crime] = []
+        for crime, sources in self.crimes:
+            lines = list(crime.lines)
+            for account, at, upper in sources if len(found) < PROVEN else ():
+                lines += next(self.spans(account, at, at))[0].proof(at, upper)
+            lines = list(dict.fromkeys(lines))
+            found.append(crime._replace(lines=(*lines[:LISTED], *(["…"] if len(lines) > LISTED else []))))
+        return found
 
     def spans(self, account: Account, first: int, last: int) -> Iterator[tuple[Book, int, int]]:
         """The books that an instant may be in, and its bounds in each."""
@@ -295,11 +308,12 @@ class History:
             end = limit.starts[period] * self.scale if period < len(limit.starts) else last
             yield self._book(account, period), max(first, begin), min(last, end)
 
-    def taken(self, account: Account, first: int, last: int) -> tuple[int, int]:
-        """The least and the most that counted at any instant between two, in units."""
-        spans = list(self.spans(account, first, last))
-        least = min([book.curve("low").least(begin, end) for book, begin, end in spans])
-        return least, max([book.curve("high").most(begin, end) for book, begin, end in spans])
+    def least(self, account: Account, first: int, last: int) -> int:
+        """The least that counted at any instant between two, in units."""
+        return min([book.curve("low").least(*bounds) for book, *bounds in self.spans(account, first, last)])
+
+    def most(self, account: Account, first: int, last: int) -> int:
+        return max([book.curve("high").most(*bounds) for book, *bounds in self.spans(account, first, last)])
 
     def short(self, account: Account, need: int, taken: int) -> bool:
         limit = self.limits[account[0]]
@@ -309,17 +323,16 @@ class History:
         guilty = set()
         for call, first, last, needs in self.admissions:
             for account, need in needs:
-                least = min([book.curve("low").least(*at) for book, *at in self.spans(account, first, last)])
+                least = self.least(account, first, last)
                 if need and self.short(account, need, least):
                     guilty.add(account)
-                    book = next(self.spans(account, first, last))[0]
                     text = f"{call.verb} of {need} passed, {self._state(account, least, 'at least')}"
-                    self._convict("exceeded", text, [call], book.proof(last))
+                    self._convict("exceeded", text, [call.line], [(account, last, False)])
         for (name, key, _), book in [] if self.exact else list(self.books.items()):
             value, mark = book.curve("firm").peak()
             if value > book.limit.most and (name, key) not in guilty:
                 text = f"passed together, {self._state((name, key), value, 'at least')}"
-                self._convict("exceeded", text, [], book.proof(mark + 1))
+                self._convict("exceeded", text, book.proof(mark + 1))
 
     def _state(self, account: Account, taken: int, bound: str) -> str:
         limit = self.limits[account[0]]
@@ -329,16 +342,13 @@ class History:
         for call, needs in self.denials:
             if lenient and any([account in self.gave_back for account, _ in needs]):
                 continue
-            states = [(account, need, self.taken(account, call.first, call.last)[1]) for account, need in needs]
+            states = [(account, need, self.most(account, call.first, call.last)) for account, need in needs]
             if not any([self.short(*state) for state in states]):
                 text = "; ".join([self._state(account, most, "at most") for account, _, most in states])
-                proof = [line for account, _, _ in states for line in self._proof(account, call.last, upper=True)]
-                self._convict("wrongly denied", f"{call.verb} of {call.costs[0]}, {text}", [call], proof)
+                proof = [(account, call.last, True) for account, _, _ in states]
+                self._convict("wrongly denied", f"{call.verb} of {call.costs[0]}, {text}", [call.line], proof)
             elif self.exact and call.retry is not None:
                 self._judge_retry(call, needs)
-
-    def _proof(self, account: Account, at: int, *, upper: bool = False) -> list[str]:
-        return next(self.spans(account, at, at))[0].proof(at, upper)
 
     def _judge_retry(self, call: Call, needs: Needs) -> None:
         """Whether the wait of a denial is the shortest that suffices, if nothing happens meanwhile."""
@@ -350,16 +360,18 @@ class History:
             if after < len(changes) and changes[after] <= ready:
                 return
         for account, need in needs:
-            least, _ = self.taken(account, ready, ready)
+            least = self.least(account, ready, ready)
             if self.short(account, need, least):
                 text = f"at {call.called + call.retry}, {self._state(account, least, 'still at least')}"
-                self._convict("retry too early", text, [call], self._proof(account, ready))
+                self._convict("retry too early", text, [call.line], [(account, ready, False)])
                 return
         just = max(ready - self.scale, call.first)
         if call.retry and not any(
-            [self.short(account, need, self.taken(account, just, just)[1]) for account, need in needs]
+            [self.short(account, need, self.most(account, just, just)) for account, need in needs]
         ):
-            self._convict("retry too late", f"{call.verb} would have passed before {call.called + call.retry}", [call])
+            self._convict(
+                "retry too late", f"{call.verb} would have passed before {call.called + call.retry}", [call.line]
+            )
 
     def judge_peeks(self, lenient: bool) -> None:
         for call in self.calls:
@@ -367,14 +379,14 @@ class History:
                 continue
             account = call.accounts[0]
             limit = self.limits[account[0]]
-            least, most = self.taken(account, call.first, call.last)
+            least, most = self.least(account, call.first, call.last), self.most(account, call.first, call.last)
             low, high = (limit.most - most) // limit.unit, (limit.most - least) // limit.unit
             if call.remaining < low and not (lenient and account in self.gave_back):
                 text = f"{call.remaining} remaining, {self._state(account, most, 'at most')}"
-                self._convict("booked twice", text, [call], self._proof(account, call.last, upper=True))
+                self._convict("booked twice", text, [call.line], [(account, call.last, True)])
             elif call.remaining > max(high, 0):
                 text = f"{call.remaining} remaining, {self._state(account, least, 'at least')}"
-                self._convict("lost", text, [call], self._proof(account, call.last))
+                self._convict("lost", text, [call.line], [(account, call.last, False)])
 
 
 def _spread(costs: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -401,7 +413,7 @@ def _judge(records: Iterable[tuple[str, Mapping[str, Any]]], lenient: bool) -> l
     for line, record in records:
         try:
             if "limit" in record:
-                limit = _limit(record)
+                limit = read_limit(record)
                 if limits.setdefault(record["limit"], limit) != limit:
                     raise NoHistory(f"line {line}: expected {record['limit']} as declared before, got {record}")
             else:
@@ -414,22 +426,7 @@ def _judge(records: Iterable[tuple[str, Mapping[str, Any]]], lenient: bool) -> l
     history.judge_admissions()
     history.judge_denials(lenient)
     history.judge_peeks(lenient)
-    places = {call.line: index for index, call in enumerate(calls)}
-    return sorted(history.crimes, key=lambda crime: places[crime.lines[0]])
-
-
-def _limit(record: Mapping[str, Any]) -> Limit:
-    kind = record["kind"]
-    if kind == "bucket":
-        rate = Fraction(str(record["refill"])) / Fraction(str(record["per"])) / 1_000_000
-        return Limit(kind, int(record["capacity"]) * rate.denominator, rate.denominator, rate.numerator)
-    if kind == "window":
-        return Limit(kind, int(record["most"]), span=int(Fraction(str(record["seconds"])) * 1_000_000))
-    if kind == "slots":
-        return Limit(kind, int(record["most"]))
-    if kind == "budget":
-        return Limit(kind, int(record["amount"]), starts=tuple(sorted(record.get("periods") or ())))
-    raise ValueError(f"kind {kind!r}")
+    return history.verdict()
 
 
 def _call(line: str, record: Mapping[str, Any], limits: Mapping[str, Limit]) -> Call:

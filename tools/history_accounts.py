@@ -5,11 +5,12 @@ an order. A change counts after its instant, and a call sees what counted before
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import inf
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 NEVER: Final = 1 << 100  # after everything
 BLOCK: Final = 512
@@ -27,6 +28,20 @@ class Limit(NamedTuple):
     rate: int = 0  # units that come back per microsecond
     span: int = 0  # microseconds until a cost stops counting
     starts: tuple[int, ...] = ()
+
+
+def read_limit(record: Mapping[str, Any]) -> Limit:
+    kind = record["kind"]
+    if kind == "bucket":
+        rate = Fraction(str(record["refill"])) / Fraction(str(record["per"])) / 1_000_000
+        return Limit(kind, int(record["capacity"]) * rate.denominator, rate.denominator, rate.numerator)
+    if kind == "window":
+        return Limit(kind, int(record["most"]), span=int(Fraction(str(record["seconds"])) * 1_000_000))
+    if kind == "slots":
+        return Limit(kind, int(record["most"]))
+    if kind == "budget":
+        return Limit(kind, int(record["amount"]), starts=tuple(sorted(record.get("periods") or ())))
+    raise ValueError(f"kind {kind!r}")
 
 
 @dataclass(slots=True)
@@ -211,6 +226,9 @@ class Book:
         """The lines of what counts at an instant, the newest first."""
         found = []
         for part in self.parts:
+            _, gone, _, _, most = part.moves[-1]
+            if part.moves[0][0] >= at or (most == 0 and gone < at):
+                continue
             value = sum([change for mark, change in part.steps(upper) if mark < at])
             if value:
                 found.append((part.moves[0][0], value * self.limit.unit, part.line))
