@@ -54,7 +54,7 @@ class StoreLost(StoreAway):
 
 
 class HoldError(HeadgateError):
-    """A hold can't do what was asked: it has ended, was settled with another cost, or there are too many. The text says.
+    """A hold can't do what was asked: it has ended, was settled with another cost, or there are too many. See its text.
 
     A call that raised it has changed nothing.
     """

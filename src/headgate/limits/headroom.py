@@ -11,21 +11,23 @@ What is exact. Let the headroom of a bucket be what it lacks until it is full. A
 had d units more since then, until it was full: from then on it has only as many more as it lacked at that moment. So it
 has min(d, least headroom since the hold) units more now, and these are given back.
 
-What has to be known. The least headroom since each hold, at any time. Spending makes the headroom larger, and time makes
-it smaller, so it is least right before something is spent. Since the older of two holds has seen all that the newer one
-has, its least headroom is never larger. So a stack is enough, with the oldest hold at the bottom and numbers that grow
-upwards: a headroom that is seen replaces all larger ones at the top, and each hold is pushed once and popped once.
+What has to be known. The least headroom since each hold, at any time. Spending makes the headroom larger, and time
+makes it smaller, so it is least right before something is spent. Since the older of two holds has seen all that the
+newer one has, its least headroom is never larger. So a stack is enough, with the oldest hold at the bottom and numbers
+that grow upwards: a headroom that is seen replaces all larger ones at the top, and each hold is pushed once and popped
+once.
 
     event                    bucket of 10   stack: hold, least headroom since it
     hold A of 2               8             A 2
     hold B of 3               5             A 2, B 5
     1 s later, at 1/s: +1     6             (seen at the next step)
     spend 4                   2             A 2, B 4
-    cancel B: gives 3         5             A 2, B 1
-    cancel A: gives 2         7             B 1 (A has 0 left, and is dropped)
+    cancel B: gives 3         5             A 1 (what was left for B; B has as much, and is dropped)
+    cancel A: gives 1         6             (nothing is left for either)
 
-Giving back g to one hold changes what the others would have seen: all headrooms since then are g smaller. So the number
-of each newer hold shrinks by g, and that of an older one to what is left for the hold itself, if that is less.
+Without A and B the bucket would have been full when 4 were spent, and 6 are left. Giving back g to one hold changes
+what the others would have seen: all headrooms since then are g smaller. So the number of each newer hold shrinks by g,
+and that of an older one to what is left for the hold itself, if that is less.
 
 The bound. A stack has at most `MOST` entries. Beyond that, the two whose ratio is closest to 1 become one, with the
 smaller number: a hold may then get back less than is due, by that ratio, and never more.
@@ -47,8 +49,8 @@ _epochs: Final = count(time_ns() // 1000)
 class LeastHeadroom:
     """The least headroom of a bucket since each of its holds.
 
-    A hold is known by its serial number, and by the `epoch` of the stack that gave it: a number that no other stack has,
-    so that a bucket that was dropped and begun anew gives nothing back to the holds of the one before.
+    A hold is known by its serial number, and by the `epoch` of the stack that gave it: a number that no other stack
+    has, so that a bucket that was dropped and begun anew gives nothing back to the holds of the one before.
     """
 
     __slots__ = ("epoch", "holds", "rooms", "serials")
