@@ -116,8 +116,8 @@ FOR_STORES = (
         ([name for name in client.__all__ if name in client._PLACES["http"]], page("clients-http")),
         (parameters(AsyncObeyingTransport), page("clients-http")),
     ],
-    ids=["Limiter", "Hold", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events", "headgate",
-         "middleware", "websocket", "decorator", "client", "clients", "verbs", "transports", "transport"],
+    ids=["Limiter", "Hold", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events",
+         "headgate", "middleware", "websocket", "decorator", "client", "clients", "verbs", "transports", "transport"],
 )  # fmt: skip
 def test_every_public_name_is_in_the_docs(names: list[str], text: str) -> None:
     assert missing(names, text) == []
