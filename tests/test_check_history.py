@@ -118,7 +118,7 @@ FORGED = {
     "a cost that stays is given back": ("exceeded", [hold("h", "M", 0, 8), check("M", 10, 8)]),
     "a cost is charged after a cancel": ("booked twice", [hold("h", "W", 0, 3), cancel("h", 1), peek("W", 2, 7)]),
     "a charge is lost": ("lost", [call("charge", "M", 0, cost=7), peek("M", 1, 10)]),
-    "a hold proven by its settle is lost": ("lost", [killed(hold("h", "M", 0, 4)), settle("h", 1, 4), peek("M", 1, 10)]),
+    "a hold proven by a settle is lost": ("lost", [killed(hold("h", "M", 0, 4)), settle("h", 1, 4), peek("M", 1, 10)]),
     "a refund is lost": ("booked twice", [check("B", 0, 7), call("refund", "B", 0, cost=3), peek("B", 0, 3)]),
     "a window counts for too long": ("wrongly denied", [check("W", 0, 10), check("W", 10, said="denied")]),
     "a wait is too long": ("retry too late", [check("B", 0, 10), check("B", 0, 2, "denied", retry=2 * SECOND + 1)]),
@@ -295,6 +295,11 @@ def test_forged_lines_of_a_history_with_calls_that_last_are_often_convicted(kind
 def test_what_is_no_history_is_refused(line: Line, mistake: str) -> None:
     with pytest.raises(NoHistory, match=rf"line 5: {mistake}"):
         crimes(line)
+
+
+def test_no_calls_are_no_history() -> None:
+    with pytest.raises(NoHistory, match="expected calls, got none"):
+        crimes()
 
 
 def test_one_id_for_two_holds_is_refused() -> None:
