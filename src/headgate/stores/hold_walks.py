@@ -77,7 +77,9 @@ def _random_small(chance: random.Random) -> list[Model]:
     return [makers[kind]() for kind in kinds]
 
 
-def random_hold_steps(chance: random.Random, asked: Sequence[Sequence[Model]], count: int) -> list[HoldStep]:
+def random_hold_steps(
+    chance: random.Random, asked: Sequence[Sequence[Model]], count: int, ids: int = 5
+) -> list[HoldStep]:
     """So many steps on a few ids, about as long as leases are and buckets take to be full."""
     refundable = all(isinstance(model, BucketModel | SlotsModel) for models in asked for model in models)
     verbs = [verb for verb in HoldVerb if refundable or verb is not HoldVerb.REFUND]
@@ -85,7 +87,7 @@ def random_hold_steps(chance: random.Random, asked: Sequence[Sequence[Model]], c
     leases = (1, 400_000, 1_000_000, 5_000_000, 60_000_000)
     steps = []
     for _ in range(count):
-        verb, hold_id = chance.choice(verbs), f"hold-{chance.randint(1, 5)}"
+        verb, hold_id = chance.choice(verbs), f"hold-{chance.randint(1, ids)}"
         span = chance.choice((0, 0, 0, 1, 100_000, 333_333, 999_999, 1_000_000, 7_000_000, 600_000_000))
         terms = HoldTerms(hold_id, chance.choice(leases), chance.random() < 0.5, chance.choice((0, 1_000_000, 10**7)))
         costs = tuple(chance.choice((0, 1, 1, 2, 3, 5, 12)) for _ in asked)
