@@ -78,7 +78,7 @@ def test_any_sequence_of_verbs_and_ends_equals_the_reference(make: MakeStore, ch
     compare_holds(make, asked, random_hold_steps(chance, asked, chance.randint(1, 25)))
 
 
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=settings().max_examples // 4)
 @given(chances)
 def test_beyond_the_bounds_no_more_is_given_back_than_the_reference_has(make: MakeStore, chance: random.Random) -> None:
     model = BucketModel(100, Fraction(chance.choice((1, 20))), Fraction(1))
@@ -177,7 +177,9 @@ def test_no_slot_is_lost_or_doubled(make: MakeStore, count: int, data: st.DataOb
     harness = HoldHarness(make, AllOf([Slots(count), Budget(10**6)]) if data.draw(st.booleans()) else Slots(count))
     ends: dict[str, int] = {}
     for number in range(data.draw(st.integers(1, 30))):
-        harness.clock.advance(data.draw(st.sampled_from([0, 0, 1, 2, 5 - MICROSECOND, 5])))
+        harness.clock.advance(
+            data.draw(st.sampled_from([Fraction(0), Fraction(1), Fraction(2), 5 - MICROSECOND, Fraction(5)]))
+        )
         now = harness.clock.now()
         free = count - len([end for end in ends.values() if end > now])
         verb = data.draw(st.sampled_from(["hold", "hold", "settle", "extend", "check"]))
