@@ -19,7 +19,7 @@ from headgate.errors import HoldError
 from headgate.limits.headroom import MOST, LeastHeadroom
 from headgate.stores.base import Store, Verb
 from headgate.stores.harness import HoldHarness, MakeStore
-from headgate.stores.hold_walks import compare_holds, random_asked, random_hold_steps
+from headgate.stores.hold_walks import compare_holds, random_asked, random_hold_steps, random_overlaps
 from headgate.stores.holds import HoldStore
 from headgate.stores.reference import BucketModel, WindowModel
 from tests.support.limit_strategies import MICROSECOND, limits, spans_for, spread
@@ -76,6 +76,12 @@ def use(harness: HoldHarness, data: st.DataObject) -> None:
 def test_any_sequence_of_verbs_and_ends_equals_the_reference(make: MakeStore, chance: random.Random) -> None:
     asked = random_asked(chance)
     compare_holds(make, asked, random_hold_steps(chance, asked, chance.randint(1, 25)))
+
+
+@given(chances)
+def test_overlapping_holds_equal_the_reference(make: MakeStore, chance: random.Random) -> None:
+    bucket = BucketModel(chance.choice((20, 40, 100)), Fraction(1), Fraction(1))
+    compare_holds(make, [[bucket]], random_overlaps(chance, chance.randint(1, 40)))
 
 
 @settings(max_examples=settings().max_examples // 4)

@@ -1,6 +1,5 @@
 """The cases of the conformance suite for stores that can hold."""
 
-import random
 from fractions import Fraction
 from typing import Final
 
@@ -13,7 +12,7 @@ from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket, per_day, per_minute, per_second
 from headgate.stores.base import Ask, Verb
 from headgate.stores.harness import MICROSECOND, SECOND, Case, HoldHarness, MakeStore, NotConforming, expect
-from headgate.stores.hold_walks import compare_async_holds, compare_holds, random_asked, random_hold_steps
+from headgate.stores.hold_walks import WALKS
 from headgate.stores.holds import HoldTerms, ListedHold
 from headgate.stores.reference import LOW
 
@@ -431,23 +430,6 @@ def forgetting_a_key_forgets_its_holds(make: MakeStore) -> None:
     expect("still held", harness.hold(1, "other").state, "denied")
 
 
-# The model ------------------------------------------------------------------------------------------------------------
-
-
-def random_holds_equal_the_reference(make: MakeStore) -> None:
-    chance = random.Random(5)  # noqa: S311
-    for _ in range(60):
-        asked = random_asked(chance)
-        compare_holds(make, asked, random_hold_steps(chance, asked, 40))
-
-
-def the_async_twins_hold_the_same(make: MakeStore) -> None:
-    chance = random.Random(13)  # noqa: S311
-    for _ in range(10):
-        asked = random_asked(chance)
-        compare_async_holds(make, asked, random_hold_steps(chance, asked, 30))
-
-
 HOLD_CASES: Final[tuple[Case, ...]] = (
     a_refilled_bucket_gives_nothing_back,
     a_bucket_gives_back_what_it_would_have_had,
@@ -480,6 +462,5 @@ HOLD_CASES: Final[tuple[Case, ...]] = (
     holds_are_listed_by_their_ends,
     asks_to_hold_name_each_key_once,
     forgetting_a_key_forgets_its_holds,
-    random_holds_equal_the_reference,
-    the_async_twins_hold_the_same,
+    *WALKS,
 )
