@@ -144,6 +144,35 @@ def test_a_cancel_needs_no_costs() -> None:
     assert (answer.state, answer.costs, answer.decision.remaining) == ("cancelled", (0,), 10)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (per_day(10), SlidingWindow(10, 60)),
+        (per_day(10), per_day(20)),
+        (per_day(10), AllOf([per_day(10), Budget(5, "day")])),
+        (AllOf([per_day(10), Slots(1)]), Slots(1)),
+        (AllOf([SlidingWindow(10, 60), per_day(10)]), AllOf([per_day(10), SlidingWindow(10, 60)])),
+    ],
+    ids=str,
+)
+def test_a_hold_is_extended_under_the_limits_with_which_it_was_made(before: Limit, after: Limit) -> None:
+    store = MemoryStore(clock=ManualClock())
+    hold(store, before, "id", 4)
+    extended = store.extend([Ask("", "key", after, 1)], 0, "id", [7], None)
+    assert (bool(extended.decision), extended.state, extended.costs) == (True, "open", (7,))
+    assert not store.extend([Ask("", "key", after, 1)], 0, "id", [11], None).decision
+    assert settle(store, after, "id", 2).state == "settled"
+    assert [check(store, before) for _ in range(10)].count(True) == 8
+
+
+def test_a_budget_is_extended_under_the_amount_that_holds_now() -> None:
+    store = MemoryStore(clock=ManualClock())
+    hold(store, Budget(10), "id", 8)
+    assert store.extend([Ask("", "key", Budget(20), 1)], 0, "id", [15], None).costs == (15,)
+    assert not store.extend([Ask("", "key", Budget(10), 1)], 0, "id", [16], None).decision
+    assert settle(store, Budget(20), "id", 3).decision.remaining == 17
+
+
 def test_settled_holds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     store, limit = MemoryStore(clock=ManualClock(), max_request_ids=3), per_day(100)
     for number in range(5):

@@ -88,6 +88,7 @@ class MemoryHold:
     def __init__(self, asks: Sequence[Ask], terms: HoldTerms, pieces: list[HeldPiece], costs: list[int]) -> None:
         self.name: Final = asks[0].name
         self.key: Final = asks[0].key
+        self.asks: Final = list(asks)
         self.spans: Final = [len(ask.limit.pieces) for ask in asks]
         """How many of the pieces belong to each ask."""
         self.hold_id: Final = terms.hold_id
@@ -100,6 +101,14 @@ class MemoryHold:
         self.forgotten = False
         self.state: HoldState = OPEN
         self.end: i64 = 0  # of its lease, or when it was settled
+
+    def asks_for(self, asks: Sequence[Ask], more: list[int]) -> Sequence[Ask]:
+        """The asks, for more: if their limits are others meanwhile, under those with which the hold was made."""
+        asked = [Ask(asks[i].name, asks[i].key, asks[i].limit, more[i]) for i in range(len(asks))]
+        identities = [(one.name, one.key, one.limit.identity) for one in pieces_of(asked)]
+        if identities == [(one.name, one.key, one.limit.identity) for one in self.pieces]:
+            return asked
+        return [Ask(self.asks[i].name, self.asks[i].key, self.asks[i].limit, more[i]) for i in range(len(more))]
 
     def state_at(self, now: i64) -> HoldState:
         return EXPIRED if self.state == OPEN and self.end <= now else self.state
@@ -182,11 +191,12 @@ class MemoryHolds:
         more = [max(costs[i] - held.costs[i], 0) for i in range(len(costs))] if costs is not None else []
         decision = None
         if any(more):
-            pieces = pieces_of([Ask(asks[i].name, asks[i].key, asks[i].limit, more[i]) for i in range(len(asks))])
+            asked = held.asks_for(asks, more)
+            pieces = pieces_of(asked)
             entries = self._entries(pieces, now)
             charges = [Charge(ask.limit, ask.cost) for ask in pieces]
             denied = self._take(entries, charges, now, 0)
-            decision = self._decide(entries, denied, asks, pieces, low, now)
+            decision = self._decide(entries, denied, asked, pieces, low, now)
             if denied:
                 return HoldAnswer(decision, OPEN, tuple(held.costs), held.left(now))
             for i in range(len(pieces)):
