@@ -198,6 +198,8 @@ class SqliteFile:
     def _transaction(self, failure: str, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
         with self._locked():
             try:
+                if self._file.in_transaction:
+                    raise sqlite3.OperationalError("it came from a finalizer, in the middle of another transaction")
                 with _transaction(self._file, begin):
                     yield
             except sqlite3.Error as error:
