@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from os import PathLike
 from secrets import token_hex
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from headgate.errors import InvalidInput, StoreError, refuse
 from headgate.limits.budget import Budget
@@ -54,7 +54,7 @@ _CHANGE_HOLD: Final = f"UPDATE holds SET state = ?, costs = ?, charges = coalesc
 _RELEASE_HOLD: Final = f"UPDATE holds SET released = 1 WHERE {_HOLD}"  # noqa: S608
 _DROP_HOLD: Final = f"DELETE FROM holds WHERE {_HOLD}"  # noqa: S608
 _DROP_FORGOTTEN: Final = (
-    "DELETE FROM holds WHERE ends + keep <= ? AND NOT (state = 'open' AND release AND NOT released)"
+    "DELETE FROM holds WHERE ends <= ? - keep AND NOT (state = 'open' AND release AND NOT released)"
 )
 
 _LATER: Final = 2**62
@@ -62,6 +62,8 @@ _DROPPED_AT_ONCE: Final = 4  # budgets of periods that are over, with each verb
 _FAILURE: Final = "nothing was counted, since it can't be written"
 _UNREADABLE: Final = (InvalidInput, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
+T = TypeVar("T")
+_Rows: TypeAlias = list[tuple[Any, ...]]
 _Statement: TypeAlias = tuple[str, tuple[object, ...]]
 
 _log = logging.getLogger("headgate")
@@ -110,7 +112,7 @@ class MemoryFile(SqliteFile):
         self._pending: Final[list[_Statement]] = []  # for the next transaction
         self._periods: Final[dict[object, tuple[str, Budget, int, int]]] = {}  # of each budget, the last that was seen
         self._first_end = 0  # of a budget's period, or earlier
-        self._rows: tuple[list[BudgetRow], list[HoldRow]] = ([], [])
+        self._rows: tuple[_Rows, _Rows] = ([], [])  # of budgets and of holds, until they are taken
         super().__init__(path, _KIND)
 
     def _prepare(self, file: sqlite3.Connection) -> None:
@@ -127,28 +129,33 @@ class MemoryFile(SqliteFile):
 
     # Reading, once ----------------------------------------------------------------------------------------------------
 
-    def take_rows(self) -> tuple[list[BudgetRow], list[HoldRow]]:
-        """What was remembered when the file was opened. It is kept until it is taken."""
-        rows, self._rows = self._rows, ([], [])
-        return rows
-
-    def _read(self, file: sqlite3.Connection) -> tuple[list[BudgetRow], list[HoldRow]]:
+    def _read(self, file: sqlite3.Connection) -> tuple[_Rows, _Rows]:
         file.execute("DELETE FROM budgets WHERE ends <= ?", (self._now,))
         file.execute(_DROP_FORGOTTEN, (self._now,))
-        budgets = file.execute("SELECT name, budget, key, start, used FROM budgets")
-        holds = file.execute("SELECT * FROM holds ORDER BY ends")
-        return self._readable(budgets, _budget_row), self._readable(holds, _hold_row)
+        budgets = file.execute("SELECT name, budget, key, start, used FROM budgets").fetchall()
+        return budgets, file.execute("SELECT * FROM holds ORDER BY ends").fetchall()
 
-    def _readable(self, rows: Iterable[tuple[Any, ...]], read: Callable[..., Any]) -> list[Any]:
-        found, skipped, reason = [], 0, ""
+    def take_budgets(self) -> Iterator[BudgetRow]:
+        """The budgets when the file was opened, once."""
+        rows, self._rows = self._rows[0], ([], self._rows[1])
+        return self._readable(rows, _budget_row)
+
+    def take_holds(self) -> Iterator[HoldRow]:
+        """The holds when the file was opened, once: those that end first come first."""
+        rows, self._rows = self._rows[1], (self._rows[0], [])
+        return self._readable(rows, _hold_row)
+
+    def _readable(self, rows: _Rows, read: Callable[..., T]) -> Iterator[T]:
+        skipped, reason = 0, ""
         for row in rows:
             try:
-                found.append(read(*row))
+                found = read(*row)
             except _UNREADABLE as error:
                 skipped, reason = skipped + 1, str(error)
+            else:
+                yield found
         if skipped:
-            _log.warning("%s: %d unreadable rows are skipped; the last one: %s", self._path, skipped, reason)
-        return found
+            _log.warning("%s: %d unreadable rows are skipped; the last one: %.200s", self._path, skipped, reason)
 
     # Writing ----------------------------------------------------------------------------------------------------------
 

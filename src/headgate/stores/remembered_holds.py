@@ -27,12 +27,11 @@ class RememberedHolds(MemoryHolds):
         self.file: Final = file
         now = tables.now()
         ahead = tables.wall_ahead(now)
-        budgets, holds = file.take_rows()
-        for row in budgets:
+        for row in file.take_budgets():
             table = tables.table_of(row.name, row.limit)
             table.add(row.key, BudgetState(row.start, row.used, ahead))
             table.split()
-        for hold in holds:
+        for hold in file.take_holds():
             self._restore(hold, now, ahead)
 
     def _restore(self, row: HoldRow, now: i64, ahead: i64) -> None:
@@ -54,9 +53,10 @@ class RememberedHolds(MemoryHolds):
         self._open[held] = None
         if held.end > now:
             for piece in pieces:
-                entry = self._found(piece, now)
-                piece.limit.take_slot(entry.state, held.end)
-                entry.keep(now)
+                if piece.limit.counts_slots:
+                    entry = self._found(piece, now)
+                    piece.limit.take_slot(entry.state, held.end)
+                    entry.keep(now)
         if not held.released:
             self._expect_release(held)
 
