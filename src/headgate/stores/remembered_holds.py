@@ -50,7 +50,6 @@ class RememberedHolds(MemoryHolds):
         if held.state != OPEN:
             self._remember(held)
             return
-        self._open[held] = None
         if held.end > now:
             for piece in pieces:
                 if piece.limit.counts_slots:
