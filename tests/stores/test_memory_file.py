@@ -269,6 +269,7 @@ def test_costs_that_came_back_come_back_once(restarts: Restarts) -> None:
     limiter = restarts.limiter("100 in all")
     assert left(limiter) == 70
     limiter.charge("a", 1)
+    limiter.charge("b", 1)  # what was written with the verb before isn't written again
     restarts.restart()
     limiter = restarts.limiter("100 in all")
     assert left(limiter) == 69
@@ -477,6 +478,18 @@ def test_charges_beyond_the_bound_are_undone(restarts: Restarts) -> None:
     restarts.restart()
     limiter = restarts.limiter("100 in all")
     assert limiter.find_hold("a", hold.id).settle(2).remaining == 98
+
+
+def test_a_charge_that_was_undone_gives_nothing_back(restarts: Restarts) -> None:
+    limiter = restarts.limiter("100/calendar hour")
+    hold = limiter.hold("a", 10, lease=2 * DAY)
+    restarts.clock.advance(3600)
+    limiter.charge("a", 50)
+    assert restarts.store is not None
+    with full_disk(restarts.store), pytest.raises(StoreError):
+        hold.extend(5)
+    hold.settle(4)
+    assert left(limiter) == 50
 
 
 def test_what_came_back_meanwhile_is_written_when_the_disk_can_be(restarts: Restarts) -> None:

@@ -56,8 +56,7 @@ class RememberedHolds(MemoryHolds):
                     entry = self._found(piece, now)
                     piece.limit.take_slot(entry.state, held.end)
                     entry.keep(now)
-        if not held.released:
-            self._expect_release(held)
+        self._expect_release(held)
 
     def wall(self) -> int:
         """The time of day, in microseconds since 1970."""
