@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headgate._native import i64
+from headgate.errors import StoreError
 from headgate.limits.budget import Budget, BudgetState
 from headgate.limits.decision import Limit
 from headgate.stores.base import Ask
@@ -94,7 +95,9 @@ class RememberedHolds(MemoryHolds):
         row = HoldRow(tuple(asks), terms, OPEN, held.end + ahead, False, _charges(held))
         try:
             self.file.add_hold(now + ahead, row, self._budget_rows(held, now))
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, StoreError):  # an interruption: it may have been written
+                self.file.forget_later(_key(held))
             self._free_slots(held, now)
             self._count(held, [0] * len(held.costs), now)
             raise
