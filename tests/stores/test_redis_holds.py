@@ -77,7 +77,7 @@ class Walk:
             return
         self.done.append(f"{self.clock.now()}: {name}{arguments}")
         outcomes = [carried_out(store, name, arguments) for store in self.stores]
-        assert outcomes[0] == outcomes[1], "\n".join(self.done[-40:])
+        assert outcomes[0] == outcomes[1], "\n".join([*self.done[-40:], f"{outcomes[0]}", f"{outcomes[1]}"])
 
     def terms(self, hold_id: str) -> HoldTerms:
         return HoldTerms(hold_id, self.chance.randint(1, self.longest) * SECOND, self.release, self.keep)
@@ -90,15 +90,15 @@ def carried_out(store: HoldStore, name: str, arguments: tuple[Any, ...]) -> obje
     """What a verb answers, or the error that it raises, so that those of two stores can be compared."""
     try:
         if name == "cancel":
-            zeros = [0] * len(arguments[0])
-            return told(store.settle(*arguments, zeros, cancel=True))
+            asks, low, hold_id = arguments
+            return told(store.settle(asks, low, hold_id, [0] * len(asks), cancel=True))
         return told(getattr(store, name)(*arguments))
     except HoldError as error:
         return type(error), str(error)
 
 
 def told(answer: object) -> object:
-    """An answer without what may differ: memory lists settled holds, and knows only a bound of the last end of a slot."""
+    """An answer without what may differ: memory lists settled holds, and knows only a bound of a slot's last end."""
     if isinstance(answer, list):
         return sorted([one for one in answer if one.state in ("open", "expired")])
     decision = answer.decision if isinstance(answer, HoldAnswer) else answer

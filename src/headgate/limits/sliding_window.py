@@ -86,6 +86,8 @@ class WindowLog:
         if self.sums[place] == before:
             self.times.pop(place)
             self.sums.pop(place)
+            if not self.sums:
+                self.gone = 0
 
 
 class SlidingWindow(Limit):

@@ -44,7 +44,8 @@ class HoldRequest(Request[HoldAnswer]):
     def __init__(
         self, keys: Keys, verb: bytes, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int], *rest: float
     ) -> None:
-        self._again: Final = (verb, asks, low, hold_id, costs, *rest)
+        self._verb: Final = verb
+        self._rest: Final = rest
         self._keys: Final = keys
         self._asks: Final = asks
         self._low: Final = low
@@ -74,9 +75,7 @@ class HoldRequest(Request[HoldAnswer]):
         """The keys of counts alone."""
         numbers = pack(f"<{5 + len(costs)}d", *rest, *costs)
         epoch = pack("<d", secrets.randbits(52) + 1)
-        super().__init__(
-            keys.spec(verb, spec), names, numbers[:40] + epoch + numbers[40:] + periods + encode(hold_id)
-        )
+        super().__init__(keys.spec(verb, spec), names, numbers[:40] + epoch + numbers[40:] + periods + encode(hold_id))
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         status = row[at]
@@ -106,7 +105,7 @@ class HoldRequest(Request[HoldAnswer]):
         for place, codec in self._codecs:
             cost = 1
             if status == _DENIED:
-                cost = self._costs[place] - (costs[place] if self._again[0] == b"x" else 0)
+                cost = self._costs[place] - (costs[place] if self._verb == b"x" else 0)
             decision, at = codec.decide(
                 row, at, now, max(cost, 0), self._low, status not in (_DENIED, _AS_NOW), self._ahead
             )
@@ -115,7 +114,7 @@ class HoldRequest(Request[HoldAnswer]):
         return place_in(bound, self._asks, self._pieces), at
 
     def again(self) -> "HoldRequest":
-        return HoldRequest(self._keys, *self._again)
+        return HoldRequest(self._keys, self._verb, self._asks, self._low, self._hold_id, self._costs, *self._rest)
 
     def refunds(self) -> list[Request[Any]]:
         """A cancel, of what was held just now."""

@@ -27,9 +27,10 @@ _PAGE: Final = 100  # holds that one call reads
 class RedisHolds:
     """What a `RedisStore` can do with holds."""
 
-    keys: Keys
-    _clients: Clients
-    _caches: LocalCaches | None
+    def __init__(self, keys: Keys, clients: Clients, caches: LocalCaches | None) -> None:
+        self.keys: Final = keys
+        self._clients: Final = clients
+        self._caches: Final = caches
 
     def execute(self, request: Request[Any]) -> Any:
         raise NotImplementedError
@@ -85,7 +86,7 @@ class RedisHolds:
         if self._caches is not None:
             for ask in asks:
                 for piece in ask.limit.pieces:
-                    for unused in self._caches.of(ask.name, piece).forget(ask.key, self.keys):
+                    for unused in self._caches.of(ask.name, piece).forget(ask.key, self.keys):  # noqa: UP028 - a list
                         yield unused
         answer: HoldAnswer = yield request
         return answer

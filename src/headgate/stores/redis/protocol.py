@@ -110,13 +110,9 @@ class ApplyRequest(Request[Decision]):
         decisions = []
         for i in range(len(self._codecs)):
             cost: i64 = self._costs[i] if verb is CHECK or verb is PEEK else 1
-            decision, at = self._codecs[i].decide(
-                row, at, now, cost, self._low, passed and verb is CHECK, self._ahead
-            )
+            decision, at = self._codecs[i].decide(row, at, now, cost, self._low, passed and verb is CHECK, self._ahead)
             decisions.append(decision)
-        decision = place_in(
-            decisions[0] if len(decisions) == 1 else binding_of(decisions), self._asks, self._pieces
-        )
+        decision = place_in(decisions[0] if len(decisions) == 1 else binding_of(decisions), self._asks, self._pieces)
         if self._backoff is not None:
             if verb is CHECK and not passed:
                 decision = decision.with_violation(_violation(self._backoff, row, at))
@@ -250,8 +246,11 @@ class ForgetRequest(Request[bool]):
             if any([codec.calendar for codec in codecs]):
                 moment = keys.moment()
                 periods = b"".join([codec.periods(moment) for codec in codecs])
-            spec = b"".join([codec.spec for codec in codecs]) + b"n"
-            super().__init__(keys.spec(b"f", spec), [*stored, root + open_ending(name)], periods)
+            spec = b"".join([codec.spec for codec in codecs])
+            if stored:
+                spec += b"n"
+                stored.append(root + open_ending(name))
+            super().__init__(keys.spec(b"f", spec), stored, periods)
         else:
             assert isinstance(rule, Backoff)
             super().__init__(keys.spec(b"f", b"", rule), [keys.root(key) + violations_ending(name)], b"")

@@ -23,7 +23,15 @@ def _module(name: str, body: str) -> str:
 
 
 _MODULES: Final = (
-    "headroom", "release", "draw_ahead", "bucket", "window", "budget", "slots", "violations", "holds"
+    "headroom",
+    "release",
+    "draw_ahead",
+    "bucket",
+    "window",
+    "budget",
+    "slots",
+    "violations",
+    "holds",
 )  # each may use those before it
 _DECIDE: Final = "\n".join(
     [part("shared.lua"), *[_module(name, part(f"{name}.lua")) for name in _MODULES], part("decide.lua")]

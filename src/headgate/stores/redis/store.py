@@ -99,9 +99,10 @@ class RedisStore(RedisHolds, Closable):
         self._where: Final = where
         self._prefix: Final = prefix
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        share = permille("RedisStore draw_ahead", draw_ahead)
+        caches = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
+        super().__init__(Keys(prefix, clock), Clients(where, seconds), caches)
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
-        self.keys: Final = Keys(prefix, clock)
-        self._clients: Final = Clients(where, seconds)
         self.generation: Final = RedisGeneration(self._clients, prefix)
         """The id of the agents and changes in the server; see `StoreGeneration`."""
         self._breaker: Final = CircuitBreaker(self._on_breaker)
@@ -114,8 +115,6 @@ class RedisStore(RedisHolds, Closable):
         self._listeners: tuple[Callable[[Any], object], ...] = ()
         self._logged: Final[dict[str, float]] = {}
         self._startup: Final = Startup(self._runner)
-        share = permille("RedisStore draw_ahead", draw_ahead)
-        self._caches: Final = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
         if self._caches is not None and not self._clients.for_threads:
             refuse(
                 "RedisStore",
@@ -378,7 +377,8 @@ class RedisStore(RedisHolds, Closable):
         try:
             return self._thread_batcher.execute(request)
         except AskAgain as again:
-            return drive(self._repeat(again), self._thread_batcher.execute)
+            answer: Answer = drive(self._repeat(again), self._thread_batcher.execute)
+            return answer
 
     def _repeat(self, asked: AskAgain) -> Flow[Request[Any], Any]:
         """Ask again, until the server has done all that it has to before."""
@@ -403,7 +403,8 @@ class RedisStore(RedisHolds, Closable):
         try:
             return await batcher.execute(request)
         except AskAgain as again:
-            return await adrive(self._repeat(again), batcher.execute)  # type: ignore[no-any-return]
+            answer: Answer = await adrive(self._repeat(again), batcher.execute)
+            return answer
 
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""

@@ -126,6 +126,7 @@ local function save(bucket, limit)
       release().keep(bucket, expiry)
     end
     call('SET', bucket.key, stored, 'PX', expiry)
+    bucket.known = true
   elseif bucket.known then
     call('DEL', bucket.key)
     if bucket.due then

@@ -51,6 +51,7 @@ local function save(budget, limit)
       release().keep(budget, expiry)
     end
     call('SET', budget.key, stored, 'PX', expiry)
+    budget.known = true
   elseif budget.known then
     call('DEL', budget.key)
   end
