@@ -123,7 +123,7 @@ class HoldReference:
         if known is not None:
             if known.state in (OPEN, EXPIRED) and known.costs != costs:
                 raise HoldError("other costs")
-            return self._answer(known, now, low)
+            return self._answer(known, now, low)._replace(decision=self._passed(now, low))
         waits = self._waits(now, costs)
         if self._denied(waits):
             return HoldAnswer(self._decide(now, waits, costs, False, low), DENIED, tuple(costs), 0)
@@ -171,8 +171,7 @@ class HoldReference:
             held.end = now if lease == 0 else max(held.end, now + lease)
             self._lease(held)
             self._begin()
-        answer = self._answer(held, now, low)
-        return answer if decision is None else answer._replace(decision=decision)
+        return self._answer(held, now, low)._replace(decision=decision or self._passed(now, low))
 
     def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
         now = self._begin()
@@ -222,6 +221,10 @@ class HoldReference:
     def _peek(self, now: int, low: int) -> Decision:
         each = [1] * len(self._limits)
         return self._decide(now, self._waits(now, each), each, False, low)
+
+    def _passed(self, now: int, low: int) -> Decision:
+        nothing = [0] * len(self._histories)
+        return self._decide(now, nothing, nothing, True, low)
 
     def _answer(self, held: _Held, now: int, low: int) -> HoldAnswer:
         return HoldAnswer(self._peek(now, low), held.state, tuple(held.costs), _left(held, now))
