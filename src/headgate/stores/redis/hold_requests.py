@@ -121,10 +121,10 @@ class HoldRequest(Request[HoldAnswer]):
         return [settle_request(self._keys, self._asks, self._low, self._hold_id, None, True)] if self._held else []
 
 
-def hold_request(keys: Keys, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldRequest:
-    """`HoldStore.hold`."""
+def hold_request(keys: Keys, asks: Sequence[Ask], low: int, terms: HoldTerms, *, granted: bool = False) -> HoldRequest:
+    """`HoldStore.hold`. One that is granted already passes whatever is left."""
     costs = [ask.cost for ask in asks]
-    return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, 1, 0, terms.lease, terms.keep, terms.release)
+    return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, 1, granted, terms.lease, terms.keep, terms.release)
 
 
 def settle_request(
@@ -138,11 +138,18 @@ def settle_request(
 
 
 def extend_request(
-    keys: Keys, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    keys: Keys,
+    asks: Sequence[Ask],
+    low: int,
+    hold_id: str,
+    costs: Sequence[int] | None,
+    lease: int | None,
+    *,
+    granted: bool = False,
 ) -> HoldRequest:
-    """`HoldStore.extend`."""
+    """`HoldStore.extend`. One that is granted already passes whatever is left."""
     none = [0] * len(asks)
-    given = (costs is not None, lease is not None, lease or 0, 0, 0)
+    given = (costs is not None, lease is not None, lease or 0, granted, 0)
     return HoldRequest(keys, b"x", asks, low, hold_id, costs or none, *given)
 
 

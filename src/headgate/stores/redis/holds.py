@@ -19,7 +19,8 @@ from headgate.stores.redis.hold_requests import (
 )
 from headgate.stores.redis.keys import Keys, open_ending, slots_ending
 from headgate.stores.redis.local_cache import LocalCaches
-from headgate.stores.redis.protocol import Request
+from headgate.stores.redis.outage import HoldOutage
+from headgate.stores.redis.protocol import ForeignData, Request
 
 _PAGE: Final = 100  # holds that one call reads
 
@@ -31,6 +32,7 @@ class RedisHolds:
         self.keys: Final = keys
         self._clients: Final = clients
         self._caches: Final = caches
+        self._outage: HoldOutage
 
     def execute(self, request: Request[Any]) -> Any:
         raise NotImplementedError
@@ -41,54 +43,90 @@ class RedisHolds:
     def _check_several(self, asks: Sequence[Ask], keys: list[bytes]) -> None:
         raise NotImplementedError
 
+    def _log_error(self, error: StoreAway | ForeignData) -> None:
+        raise NotImplementedError
+
     def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
         """See `HoldStore.hold`."""
-        return drive(self._ask(hold_request(self.keys, asks, low, terms), asks), self.execute)
+        return drive(self._hold(asks, low, terms), self.execute)
 
     async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
-        return await adrive(self._ask(hold_request(self.keys, asks, low, terms), asks), self.aexecute)
+        return await adrive(self._hold(asks, low, terms), self.aexecute)
 
     def settle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
     ) -> HoldAnswer:
-        """See `HoldStore.settle`."""
-        return drive(self._ask(settle_request(self.keys, asks, low, hold_id, costs, cancel), asks), self.execute)
+        """See `HoldStore.settle`. While the server is away it is answered as done, and done later."""
+        return drive(self._settle(asks, low, hold_id, costs, cancel), self.execute)
 
     async def asettle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
     ) -> HoldAnswer:
-        request = settle_request(self.keys, asks, low, hold_id, costs, cancel)
-        return await adrive(self._ask(request, asks), self.aexecute)
+        return await adrive(self._settle(asks, low, hold_id, costs, cancel), self.aexecute)
 
     def extend(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
     ) -> HoldAnswer:
-        """See `HoldStore.extend`."""
-        return drive(self._ask(extend_request(self.keys, asks, low, hold_id, costs, lease), asks), self.execute)
+        """See `HoldStore.extend`. A longer lease is answered like `settle` while the server is away."""
+        return drive(self._extend(asks, low, hold_id, costs, lease), self.execute)
 
     async def aextend(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
     ) -> HoldAnswer:
-        request = extend_request(self.keys, asks, low, hold_id, costs, lease)
-        return await adrive(self._ask(request, asks), self.aexecute)
+        return await adrive(self._extend(asks, low, hold_id, costs, lease), self.aexecute)
 
     def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
-        """See `HoldStore.find_hold`."""
-        return drive(self._ask(find_request(self.keys, asks, low, hold_id), asks), self.execute)
+        """See `HoldStore.find_hold`. Raises `StoreAway` while the server is away."""
+        return drive(self._find(asks, low, hold_id), self.execute)
 
     async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
-        return await adrive(self._ask(find_request(self.keys, asks, low, hold_id), asks), self.aexecute)
+        return await adrive(self._find(asks, low, hold_id), self.aexecute)
 
-    def _ask(self, request: HoldRequest, asks: Sequence[Ask]) -> Flow[Request[Any], HoldAnswer]:
+    # Flows that yield requests ---------------------------------------------------------------------------------------
+
+    def _hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> Flow[Request[Any], HoldAnswer]:
+        try:
+            return (yield from self._ask(hold_request(self.keys, asks, low, terms), asks, terms.hold_id))
+        except StoreAway:
+            return self._outage.hold(asks, low, terms)
+
+    def _settle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, cancel: bool
+    ) -> Flow[Request[Any], HoldAnswer]:
+        try:
+            request = settle_request(self.keys, asks, low, hold_id, costs, cancel)
+            return (yield from self._ask(request, asks, hold_id))
+        except StoreAway as error:
+            return self._outage.settle(asks, low, hold_id, costs, cancel, error)
+
+    def _extend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> Flow[Request[Any], HoldAnswer]:
+        try:
+            request = extend_request(self.keys, asks, low, hold_id, costs, lease)
+            return (yield from self._ask(request, asks, hold_id))
+        except StoreAway as error:
+            return self._outage.extend(asks, low, hold_id, costs, lease, error)
+
+    def _find(self, asks: Sequence[Ask], low: int, hold_id: str) -> Flow[Request[Any], HoldAnswer]:
+        return (yield from self._ask(find_request(self.keys, asks, low, hold_id), asks, hold_id))
+
+    def _ask(self, request: HoldRequest, asks: Sequence[Ask], hold_id: str) -> Flow[Request[Any], HoldAnswer]:
         """Have a request carried out, after the tokens that are drawn ahead here have gone back."""
         if len(asks) > 1:
             self._check_several(asks, request.counted)
-        if self._caches is not None:
-            for ask in asks:
-                for piece in ask.limit.pieces:
-                    for unused in self._caches.of(ask.name, piece).forget(ask.key, self.keys):  # noqa: UP028 - a list
-                        yield unused
-        answer: HoldAnswer = yield request
+        if self._outage.waits(asks, hold_id):
+            raise StoreAway(f"hold {hold_id!r} is still to be booked: the store was away")
+        try:
+            if self._caches is not None:
+                for ask in asks:
+                    for piece in ask.limit.pieces:
+                        for unused in self._caches.of(ask.name, piece).forget(ask.key, self.keys):  # noqa: UP028
+                            yield unused
+            answer: HoldAnswer = yield request
+        except ForeignData as error:
+            self._log_error(error)
+            raise StoreAway(str(error)) from error
         return answer
 
     # Listing ---------------------------------------------------------------------------------------------------------

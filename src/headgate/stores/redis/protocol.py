@@ -33,8 +33,10 @@ class ForeignData(HeadgateError):
 class AskAgain(StoreAway):
     """The script has done nothing, or not all that is due: `request.again()` is to be asked."""
 
-    def __init__(self, request: "Request[Any]", server_time: int, outside: bool) -> None:
-        super().__init__("the server has too much to do before it can decide")
+    def __init__(
+        self, text: str, request: "Request[Any] | None" = None, server_time: int = 0, *, outside: bool = False
+    ) -> None:
+        super().__init__(text)
         self.request = request
         self.server_time = server_time
         self.outside = outside
@@ -286,7 +288,8 @@ def read_all(requests: list[Request[Any]], row: list[int]) -> None:
             request.answer = ForeignData(f"there is something under {shown} that this headgate didn't write")
             at += 1
         elif row[at] <= _ASK_AGAIN:
-            request.answer = AskAgain(request, now, row[at] == _ASK_AGAIN)
+            outside = row[at] == _ASK_AGAIN
+            request.answer = AskAgain("the server has more to do before it decides", request, now, outside=outside)
             at += 1
         else:
             at = request.read(row, at, now)

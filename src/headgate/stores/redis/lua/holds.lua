@@ -7,7 +7,9 @@
 -- holds of a key that are open, or have expired, are in a sorted set by the ends of their leases, which is that of the
 -- slots if these are counted.
 --
--- The numbers of a request: six doubles (below), the cost of each ask, the periods of budgets, and the id. Its last keys
+-- The numbers of a request: six doubles (whether costs are given; whether it is a cancel, has a lease, or was granted
+-- before; the lease; for how long it is remembered, or whether more was granted before; whether costs come back; and a
+-- random number), the cost of each ask, the periods of budgets, and the id. Its last keys
 -- are the sorted set and the string. The answer: the status (1 held; 7 known, or extended; 6 settled, or
 -- found; 0 denied; 2 unknown, 3 other costs, 4 ended, 5 too many); after 2 and 5 nothing; else the state, the microseconds
 -- left, the number of asks, and the cost of each; after 1, 7, 6 and 0 the reports of the limits.
@@ -191,13 +193,13 @@ local function hold(held)
     end
     return answer_with(held, 7, nil, 0)
   end
-  local card = call('ZCARD', held.index)
-  if card >= MAX_OPEN and call('ZCOUNT', held.index, '(' .. digits(now), '+inf') >= MAX_OPEN then
+  local card, granted = call('ZCARD', held.index), held.flag == 1
+  if not granted and card >= MAX_OPEN and call('ZCOUNT', held.index, '(' .. digits(now), '+inf') >= MAX_OPEN then
     return push(5)
   end
   held.state, held.release, held.finish, held.keep = OPEN, held.releases == 1, now + held.lease, held.keeps
   held.costs, held.charges = held.asked, {}
-  if not pass(held, held.costs, true) then
+  if not granted and not pass(held, held.costs, true) then
     held.state = 0
     return answer_with(held, 0, held.costs)
   end
@@ -286,7 +288,7 @@ local function extend(held)
     any = any or more[i] > 0
   end
   if any then
-    if not pass(held, more, false) then
+    if held.keeps == 0 and not pass(held, more, false) then
       return answer_with(held, 0, more)
     end
     charge(held, more)
