@@ -3,8 +3,8 @@
 -- Stored: a string for each hold, which ends with what is remembered of it: bytes for its state, whether its costs come
 -- back, and the number of asks; doubles for the end of its lease (or when it was settled), and for how long it is
 -- remembered then; a double for the cost of each ask. While it is open, there follow for each limit the number of its
--- charges as a byte, and for each charge three doubles: the cost, and two that say where the limit has counted it. The
--- holds of a key that are open, or have expired, are in a sorted set by the ends of their leases, which is that of the
+-- charges as a byte, and for each charge doubles: two that say where the limit has counted it, and the cost. Of the last
+-- charge that isn't stored: it is the rest. The holds of a key that are open, or have expired, are in a sorted set by the ends of their leases, which is that of the
 -- slots if these are counted.
 --
 -- The numbers of a request: six doubles (whether costs are given; whether it is a cancel, has a lease, or was granted
@@ -15,6 +15,7 @@
 -- left, the number of asks, and the cost of each; after 1, 7, 6 and 0 the reports of the limits.
 
 local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 6, 131072, 8, 64, 20
+local NOTHING = string.rep('\0', 8) -- so that the cost of the last charge can be read, too
 local OPEN, SETTLED, CANCELLED, EXPIRED = 1, 2, 3, 4
 
 local function doubles(text, at, count)
@@ -47,15 +48,22 @@ local function load(request, numbers, states, next_key)
   held.costs, held.charges = doubles(stored, 20, asks), {}
   local at = 20 + 8 * asks
   while at <= #stored do
-    local charges = {}
-    for i = 1, string.byte(stored, at) do
-      local cost, mark, serial = unpacked('<ddd', stored, at - 23 + 24 * i)
-      charges[i] = { cost = cost, mark = mark, serial = serial }
+    local charges, many = {}, string.byte(stored, at)
+    for i = 1, many do
+      local mark, serial, cost = unpacked('<ddd', stored .. NOTHING, at + 24 * i - 23)
+      charges[i] = { mark = mark, serial = serial, cost = cost }
     end
-    held.charges[#held.charges + 1], at = charges, at + 1 + 24 * #charges
+    held.charges[#held.charges + 1], at = charges, at + (many > 0 and 24 * many - 7 or 1)
   end
   if #held.charges ~= #request.limits then
     held.charges = {} -- its limits were others: these don't know where it was counted
+  end
+  for i, charges in ipairs(held.charges) do
+    local cost = held.costs[request.limits[i].ask]
+    for j, charge in ipairs(charges) do
+      charge.cost = j == #charges and cost or charge.cost
+      cost = cost - charge.cost
+    end
   end
   return held
 end
@@ -69,8 +77,11 @@ local function save(held)
     for i = 1, #held.request.limits do
       local charges = held.charges[i] or {}
       stored = stored .. string.char(#charges)
-      for _, charge in ipairs(charges) do
-        stored = stored .. packed('<ddd', charge.cost, charge.mark, charge.serial)
+      for j, charge in ipairs(charges) do
+        stored = stored .. packed('<dd', charge.mark, charge.serial)
+        if j < #charges then
+          stored = stored .. packed('<d', charge.cost)
+        end
       end
     end
   end
