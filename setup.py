@@ -27,6 +27,7 @@ COMPILED = [
     "stores/memory.py",
     "stores/redis/keys.py",
     "stores/redis/protocol.py",
+    "stores/redis/hold_requests.py",
     "stores/redis/local_cache.py",
     "_limiter_hot.py",
     "gate/immutable_map.py",
