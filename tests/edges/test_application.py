@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
-from headgate.edges import guard as guard_module
+from headgate.edges import application
 from headgate.edges.application import has_siblings
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.decorator import rate_limited
@@ -382,9 +382,9 @@ def test_nested_middleware_tells_of_the_tightest_limit_once() -> None:
 
 @pytest.fixture
 def new_process() -> Iterator[None]:
-    guard_module._warn_of_workers.cache_clear()
+    application.warn_of_workers.cache_clear()
     yield
-    guard_module._warn_of_workers.cache_clear()
+    application.warn_of_workers.cache_clear()
 
 
 @pytest.mark.usefixtures("new_process")
@@ -392,7 +392,7 @@ def new_process() -> Iterator[None]:
 def test_one_of_several_workers_says_once_that_each_counts_for_itself(
     siblings: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard_module, "has_siblings", lambda: siblings)
+    monkeypatch.setattr(application, "has_siblings", lambda: siblings)
     with served(shop({"limiter": "5/minute"})) as client, served(shop({"limiter": "5/minute"})) as other:
         assert passed(client, "/login") == passed(other, "/login") == 3
     assert caplog.text.count("one of several workers, and each counts for itself") == siblings
@@ -402,7 +402,7 @@ def test_one_of_several_workers_says_once_that_each_counts_for_itself(
 def test_a_store_that_was_chosen_is_not_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard_module, "has_siblings", lambda: True)
+    monkeypatch.setattr(application, "has_siblings", lambda: True)
     limiter = Limiter("5/minute", store=MemoryStore())
     with served(shop({"limiter": "5/minute", "store": MemoryStore()})) as client:
         client.get("/login")

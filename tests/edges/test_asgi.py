@@ -47,6 +47,26 @@ def test_keys_may_be_of_any_length_and_script() -> None:
     assert statuses == [200] * 3 + [429] * 3
 
 
+@pytest.mark.parametrize("options", [{}, {"key": lambda request: "a"}, {"proxies": ["10.0.0.2"]}])
+def test_a_preflight_is_not_counted_whichever_case_the_server_gives_its_method(options: Any) -> None:
+    app, seen = RateLimitMiddleware(hello, memory_limiter("1/minute"), **options), []
+    headers = [(b"origin", b"https://shop.example"), (b"access-control-request-method", b"POST")]
+
+    async def send(message: Any) -> None:
+        seen.extend([message["status"]] if "status" in message else [])
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def main() -> None:
+        for method in ("GET", "OPTIONS", "options", "Options", "get"):
+            scope = {"type": "http", "method": method, "path": "/", "headers": headers, "client": ("10.0.0.1", 1234)}
+            await app(scope, receive, send)
+
+    asyncio.run(main())
+    assert seen == [200, 200, 200, 200, 429]
+
+
 # What is told --------------------------------------------------------------------------------------------------------
 
 

@@ -175,6 +175,28 @@ def test_functions_choose_key_cost_and_exemption(edge: type[Edge], asynchronous:
     assert [remaining(limiter, key) for key in ("a", "b", "admin", "c", "127.0.0.1")] == [0, 0, 10, 10, 10]
 
 
+@sync_or_async
+def test_a_key_function_is_asked_once_for_each_request_whatever_comes_of_it(
+    edge: type[Edge], asynchronous: bool
+) -> None:
+    asked: list[Any] = []
+
+    def key(request: Any) -> Any:
+        asked.append(request.headers.get("x-key"))
+        return asked[-1]
+
+    app = edge(limiter=memory_limiter("2/minute"), key=maybe_async(asynchronous, key), proxies=["127.0.0.1"])
+    callers = [{"X-Key": "a"}, {"X-Key": "192.0.2.1"}, {"X-Forwarded-For": "192.0.2.1"}, {}]
+    with client_of(app) as client:
+        for status, left in [(200, 1), (200, 0), (429, 0)]:
+            answers = [client.get("/", headers=headers) for headers in callers]
+            assert [answer.status_code for answer in answers] == [status] * 4
+            assert [answer.headers["RateLimit"].split(";")[:2] for answer in answers] == [
+                ['"default"', f"r={left}"]
+            ] * 4
+    assert asked == ["a", "192.0.2.1", None, None] * 3
+
+
 @every_edge
 @pytest.mark.parametrize("sent", ["X-Api-Key", "x-api-key", "X-API-KEY"])
 def test_the_headers_of_a_request_are_found_by_names_in_any_case(edge: type[Edge], sent: str) -> None:

@@ -230,7 +230,7 @@ def test_a_new_limit_for_every_request_is_bounded_and_warned_of(caplog: pytest.L
     assert isinstance(function, LimitFunction)
 
     def check(limit: str, key: str) -> bool:
-        return bool(function.find(limit).fast_path.check(key, 1))
+        return bool(function.find(limit).counters[0].check(key, "normal", 1))
 
     for number in range(1, 5000):
         assert check(f"{number}/minute", "a")

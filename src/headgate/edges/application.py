@@ -3,10 +3,12 @@
 The middleware hands these on to the dependencies inside, in the ASGI scope or the WSGI environ.
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -16,6 +18,8 @@ from headgate.edges.requests import Message, Send
 from headgate.flow import Flow
 from headgate.limits.decision import Decision
 from headgate.stores.base import Store
+
+_log = logging.getLogger("headgate")
 
 SCOPE_KEY: Final = "headgate.limits"
 """Where the limits of a request are found, in an ASGI scope or a WSGI environ."""
@@ -101,6 +105,16 @@ def join_limits(scope: MutableMapping[str, Any], settings: ApplicationSettings) 
         return limits, True
     limits.settings = settings.nested_in(limits.settings)
     return limits, False
+
+
+@cache
+def warn_of_workers() -> None:
+    """Look once in a process whether others count beside it."""
+    if has_siblings():
+        _log.warning(
+            "this process is one of several workers, and each counts for itself: together they let more pass than the"
+            " limit. To count as one, pass store='redis://…' to RateLimitMiddleware"
+        )
 
 
 def has_siblings() -> bool:

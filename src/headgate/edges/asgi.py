@@ -1,12 +1,11 @@
 """ASGI: middleware for Starlette, FastAPI, Litestar, Django and any other ASGI application."""
 
-from typing import Any, Final, Unpack
+from typing import Final, Unpack
 
 from headgate.edges.application import SCOPE_KEY, RequestLimits, join_limits
-from headgate.edges.counters import address_key
+from headgate.edges.counters import FastPath, address_key
 from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
 from headgate.edges.lifespan import run_lifespan
-from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.requests import (
     UNKNOWN,
     App,
@@ -82,17 +81,15 @@ class RateLimitMiddleware:
                 await self._app(scope, receive, send)
             return
         checked, fast_path = None, guard.fast_path
-        if fast_path is not None and SCOPE_KEY not in scope and scope["method"] != "OPTIONS":
-            found = None
-            if isinstance(fast_path, LimitFunction):
-                given: Any = fast_path.function(AsgiRequest(scope, guard.proxies))
-                if hasattr(given, "__await__"):
-                    given = await in_time(fast_path.where, given)
-                found = fast_path.find(given)
-                fast_path = found.fast_path
-            check, cost, write_headers = fast_path
-            client = scope.get("client")
-            key = address_key(client[0]) if client and client[0] else UNKNOWN
+        if fast_path is not None and SCOPE_KEY not in scope and scope["method"].upper() != "OPTIONS":
+            request, identified = None, False
+            if isinstance(fast_path, FastPath):
+                client = scope.get("client")
+                key = address_key(client[0]) if client and client[0] else UNKNOWN
+            else:
+                request = AsgiRequest(scope, guard.proxies)
+                fast_path, key, identified = await fast_path(request)
+            counter, check, cost, write_headers = fast_path
             decision = check(key, cost)
             if decision:
                 headers, left = write_headers(decision), decision.remaining // cost
@@ -103,10 +100,8 @@ class RateLimitMiddleware:
                 except RateLimited as error:
                     await self._answer(error, limits, scope, send)
                 return
-            # A denial has counted nothing. It is answered below, after another check if the limit is fixed.
-            if found is not None:
-                request = AsgiRequest(scope, guard.proxies)
-                checked = CheckedRequest(request, found.counters[1], key, "normal", cost, decision, False, False)
+            request = request or AsgiRequest(scope, guard.proxies)
+            checked = CheckedRequest(request, counter, key, "normal", cost, decision, identified, False)
         await self._handle(scope, receive, send, checked)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, checked: CheckedRequest | None) -> None:

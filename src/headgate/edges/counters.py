@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.edges.application import HeaderList
 from headgate.edges.limit_function import LimitFunction
+from headgate.edges.requests import HttpRequest
 from headgate.errors import InvalidInput
 from headgate.flow import Flow
 from headgate.gate import Gate
@@ -49,18 +50,28 @@ Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
 
 
 class FastPath(NamedTuple):
-    """All that is needed where a request counts for its address, in memory, and nothing is left to do after it."""
+    """All that is needed where a request counts under one limit, in memory, and nothing is left to do after it."""
 
+    counter: RequestCounter
     check: Callable[[str, int], Decision]
+    """The counter's, without a tier."""
     cost: int
     write_headers: Callable[[Decision], HeaderList]
 
 
-class LimitCounters(NamedTuple):
-    """What counts one of the limits that a function returns."""
+FastPathFunction: TypeAlias = Callable[[HttpRequest], Awaitable[tuple[FastPath, str, bool]]]
+"""Finds the fast path of a request, its key, and whether that is from the user's function."""
 
-    counters: Counters
-    fast_path: FastPath
+
+class LimitCounters(NamedTuple):
+    """What counts one limit, by key and by address."""
+
+    by_key: FastPath
+    by_address: FastPath
+
+    @property
+    def counters(self) -> Counters:
+        return self.by_key.counter, self.by_address.counter
 
 
 CountersFunction: TypeAlias = LimitFunction[LimitCounters]

@@ -170,7 +170,7 @@ class RateLimit:
         guard = self._guard(limits.settings, scope)
         request = _FastapiRequest(scope, guard.proxies, who, limit)
         if isinstance(guard.fast_path, FastPath):
-            decision = _check_at_once(guard.fast_path, guard, request, limits)
+            decision = _check_at_once(guard.fast_path, request, limits)
             if decision is not None:
                 if not limits.middleware_adds_headers:
                     _set_headers(response, limits.headers)
@@ -196,16 +196,16 @@ class RateLimit:
         return checked.decision
 
 
-def _check_at_once(path: FastPath, guard: Guard, request: HttpRequest, limits: RequestLimits) -> Decision | None:
+def _check_at_once(path: FastPath, request: HttpRequest, limits: RequestLimits) -> Decision | None:
     """Check a request that counts for its address, in memory; None if it is denied or has been counted before."""
-    counter, key, cost = guard.by_address, address_key(request.address), path.cost
-    assert counter is not None  # there is no fast path for anything else
+    counter, check, cost, write_headers = path
+    key = address_key(request.address)
     bucket = counter.bucket("normal"), key
-    decision = None if bucket in limits.counted else path.check(key, cost)
+    decision = None if bucket in limits.counted else check(key, cost)
     if not decision:
         return None
     limits.counted[bucket] = cost, decision
-    limits.add(decision, cost, path.write_headers(decision))
+    limits.add(decision, cost, write_headers(decision))
     if request.raw["type"] == "http":
         limits.refunds.append(_refund(counter, key, cost))
     return decision

@@ -4,17 +4,16 @@ It is written once, as generators. They yield what may have to be awaited: decis
 `headgate.flow` carries them out, in an event loop or in a thread.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from headgate.edges.application import ApplicationSettings, Counted, HeaderList, has_siblings
+from headgate.edges.application import ApplicationSettings, Counted, HeaderList, warn_of_workers
 from headgate.edges.callables import is_async, is_generator
 from headgate.edges.counters import (
     Counters,
     CountersFunction,
     FastPath,
+    FastPathFunction,
     LimitCounters,
     RequestCounter,
     address_counter,
@@ -28,6 +27,7 @@ from headgate.edges.counters import (
 from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
+from headgate.edges.settlement import Counts, status_filter
 from headgate.errors import InvalidInput, RateLimited, refuse, refuse_option
 from headgate.flow import Flow
 from headgate.gate import Gate
@@ -40,19 +40,15 @@ from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.base import Store
 from headgate.stores.memory import in_process
 
-_log = logging.getLogger("headgate")
-
-
 T = TypeVar("T")
 RequestFunction: TypeAlias = Callable[[HttpRequest], T | Awaitable[T]]
 """A user's function of a request, plain or async."""
 LimitGiven: TypeAlias = Limiter | LimitLike | RequestFunction[LimitLike]
 """A limit as an option: a limiter, a limit or its text, or a function of the request that returns one of the latter."""
-Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool | Awaitable[bool]]
 _Route: TypeAlias = tuple[RequestCounter, RequestCounter, str]
 """How requests count: by key, by address, and under which tier."""
-_Found: TypeAlias = tuple[list[tuple[RequestCounter, str]], str, int, bool]
-"""What a request counts for: counters with their tiers, key, cost, and whether the key is from the user's function."""
+_Found: TypeAlias = tuple[list[_Route], int]
+"""Where a request counts, and its cost."""
 
 
 class Options(TypedDict, total=False):
@@ -159,7 +155,7 @@ class Guard:
         self._tier_function: Final = tier if callable(tier) else None
         self._tier: Final = "normal" if callable(tier) else tier
         self._settle: Final = options.get("settle")
-        self._counts: Final = _status_filter(where, options.get("counts", "all"))
+        self._counts: Final = status_filter(where, options.get("counts", "all"))
         self.refund_crashes: Final = options.get("refund_crashes", False)
         if not isinstance(self.refund_crashes, bool):
             refuse(f"{where} refund_crashes", "True or False", self.refund_crashes)
@@ -185,17 +181,16 @@ class Guard:
             refuse(f"{where} name", "a string", name)
         self.settings: Final = ApplicationSettings(store, name, options)
         """What this edge shares with dependencies inside of it."""
-        self.fast_path: FastPath | CountersFunction | None = None
-        """From the second request on. A function's limits are counted by address, in memory, as well."""
-        self._fast_path: FastPath | CountersFunction | None = None
+        self.fast_path: FastPath | FastPathFunction | None = None
+        """That of all requests but the first and preflights, or a function that finds it; None if some have none."""
+        self._always: _Found | None = None  # where these requests count, if that is the same for all
         self._new = True
         self._private: Final = private or (
             limiter.private if isinstance(limiter, Limiter) else gate is None and store is None
         )
         self._gate: Final = gate
-        self.by_address: RequestCounter | None = None
-        """The counter of all requests, if these count by address alone and under one limit."""
         self._limiter: Limiter
+        self._own: LimitCounters | CountersFunction | None = None  # a gate has none
         self._default: _Route | CountersFunction
         self._routes: RoutePatterns[_Route | CountersFunction] | None = None
         self._first_tiers: Final = tiers or (gate.policy.tiers if isinstance(gate, Gate) else ())
@@ -243,17 +238,11 @@ class Guard:
             limiter = Limiter(limit, store=store, name=name)
         self._limiter = limiter
         label = label or limiter.name or "default"
-        more = (self._key, self._exempt, self._cost_function, self.settles, self._skip, self.proxies, routes)
-        fast = self._cost and in_process(limiter.store) is not None and not any(more)
         if callable(given):
-            own = self._limit_function(where, given, name, label)
-            self._default, self._fast_path = own, own if fast else None
+            self._own = self._default = self._limit_function(where, given, name, label)
         else:
-            by_key, by_address = self._counters_of(limiter, label)
-            self._default = by_key, by_address, "normal"
-            self._fast_path = self._fast_path_of(limiter, label) if fast else None
-            if self._cost and not any((self._key, self._exempt, self._cost_function, self._skip, routes)):
-                self.by_address = by_address
+            self._own = self._counters_of(limiter, label)
+            self._default = (*self._own.counters, "normal")
         if routes:
             where = f"{self._where} routes"
             values = {pattern: self._route(where, pattern, limit) for pattern, limit in routes.items()}
@@ -270,7 +259,7 @@ class Guard:
         gate's channel "ws".
         """
         if isinstance(given, Limiter):
-            return self._counters_of(given, given.name or name)
+            return self._counters_of(given, given.name or name).counters
         if given == "gate":
             if self._gate is None:
                 refuse(where, "a limit or a limiter, since there is no gate", given)
@@ -280,7 +269,8 @@ class Guard:
         full_name = f"{self._limiter.name} {name}"
         if callable(given):
             return self._limit_function(where, given, full_name, name)
-        return self._counters_of(Limiter(limit_of(where, given), store=self._limiter.store, name=full_name), name)
+        limiter = Limiter(limit_of(where, given), store=self._limiter.store, name=full_name)
+        return self._counters_of(limiter, name).counters
 
     def _limit_function(self, where: str, function: Callable[..., object], name: str, label: str) -> CountersFunction:
         self._check_function(where, function)
@@ -292,22 +282,23 @@ class Guard:
                 pinned.add(limit)
             kind = Limiter if limit in pinned else UnpinnedLimiter
             limiter = kind(limit, store=self._limiter.store, name=name)
-            return LimitCounters(self._counters_of(limiter, label), self._fast_path_of(limiter, label))
+            return self._counters_of(limiter, label)
 
         return LimitFunction(where, function, make)
 
-    def _fast_path_of(self, limiter: Limiter, label: str) -> FastPath:
-        return FastPath(limiter.check, self._cost, self._writer.for_limit(limiter.limit, label).write)
-
-    def _counters_of(self, limiter: Limiter, label: str) -> Counters:
+    def _counters_of(self, limiter: Limiter, label: str) -> LimitCounters:
         """Counters by key and by address. Their key spaces are separate."""
-        by_key = limiter_counter(limiter, label, awaits=self._awaits)
+        by_key = self._fast_path_of(limiter, label)
         if self._key is None:
-            return by_key, by_key
+            return LimitCounters(by_key, by_key)
         name = f"{limiter.name} by address"
         kind = UnpinnedLimiter if isinstance(limiter, UnpinnedLimiter) else Limiter
         addresses = kind(limiter.limit, store=limiter.store, name=name, warn_at=limiter.warn_at)
-        return by_key, limiter_counter(addresses, label, awaits=self._awaits)
+        return LimitCounters(by_key, self._fast_path_of(addresses, label))
+
+    def _fast_path_of(self, limiter: Limiter, label: str) -> FastPath:
+        counter = limiter_counter(limiter, label, awaits=self._awaits)
+        return FastPath(counter, limiter.check, self._cost, self._writer.for_limit(limiter.limit, label).write)
 
     def _check_function(self, where: str, function: object) -> None:
         """Refuse a function of the user that couldn't be called here."""
@@ -326,18 +317,22 @@ class Guard:
         """
         if self._new:
             self._begin()
-        found: _Found | None
-        if self.by_address is not None and not request.is_preflight:
-            found = [(self.by_address, "normal")], address_key(request.address), self._cost, False
-        else:
+        found = self._always
+        if found is None or request.is_preflight:
             found = yield from self._find(request)
             if found is None:
                 return None
-        counters, key, cost, identified = found
-        if len(counters) > 1:
+        routes, cost = found
+        name = None if self._key is None else self._valid_key((yield self._ask("key", self._key, request)))
+        # a gate itself knows the key of an address, and the exempt ones
+        key = name or (address_key(request.address) if self._gate is None else request.address)
+        identified = name is not None
+        if len(routes) > 1:
+            counters = [(by_key if identified else by_address, tier) for by_key, by_address, tier in routes]
             counter, tier, decision, refundable = yield from check_all(counters, key, cost)
             return CheckedRequest(request, counter, key, tier, cost, decision, identified, refundable)
-        [(counter, tier)] = counters
+        [(by_key, by_address, tier)] = routes
+        counter = by_key if identified else by_address
         if counted is None:
             decision = yield counter.check(key, tier, cost)
         else:
@@ -351,7 +346,7 @@ class Guard:
         return CheckedRequest(request, counter, key, tier, cost, decision, identified, was_counted(decision))
 
     def _find(self, request: HttpRequest) -> Flow[object, _Found | None]:
-        """Ask the functions of the user what a request counts for; None if it isn't counted."""
+        """Find out where a request counts, and its cost; None if it isn't counted."""
         if self._skip is not None and self._skip.match(request.method, request.route_path()):
             return None
         if self._exempt is not None and (yield self._ask("exempt", self._exempt, request)):
@@ -378,17 +373,20 @@ class Guard:
             tier = yield self._ask("tier", self._tier_function, request)
             self._check_tier(tier)
             routes = [(by_key, by_address, tier) for by_key, by_address, _ in routes]
-        name = None if self._key is None else self._valid_key((yield self._ask("key", self._key, request)))
-        # a gate itself knows the key of an address, and the exempt ones
-        key = name or (address_key(request.address) if self._gate is None else request.address)
-        counters = [(by_key if name else by_address, tier) for by_key, by_address, tier in routes]
-        return counters, key, cost, bool(name)
+        return routes, cost
 
     def _begin(self) -> None:
         """Before the first request. By now the server has started its workers."""
-        self._new, self.fast_path = False, self._fast_path
+        self._new, own = False, self._own
+        if self._cost and not any((self._exempt, self._cost_function, self._tier_function, self._skip, self._routes)):
+            if not isinstance(self._default, LimitFunction):
+                self._always = [self._default], self._cost
+            if own is not None and not self.settles and in_process(self._limiter.store) is not None:
+                self.fast_path = self._find_fast_path
+                if isinstance(own, LimitCounters) and self._key is None and not self.proxies:
+                    self.fast_path = own.by_address
         if self._private:
-            _warn_of_workers()
+            warn_of_workers()
 
     def _check_tier(self, tier: object) -> None:
         """Refuse what isn't a tier. One that a reload has removed is: the counter knows what to do."""
@@ -399,6 +397,18 @@ class Guard:
     def counters_for(self, limit: CountersFunction, request: HttpRequest) -> Flow[object, Counters]:
         """The counters of the limit that a function returns for a request."""
         return limit.find((yield self._call(limit.where, limit.function, request))).counters
+
+    async def _find_fast_path(self, request: HttpRequest) -> tuple[FastPath, str, bool]:
+        """Ask the functions of the user for limit and key, in the order of `check`."""
+        own, name = self._own, None
+        if isinstance(own, LimitFunction):
+            limit: Any = own.function(request)
+            own = own.find(await in_time(own.where, limit) if hasattr(limit, "__await__") else limit)
+        assert own is not None  # a gate has no fast path
+        if self._key is not None:
+            key: Any = self._key(request)
+            name = self._valid_key(await in_time(f"{self._where} key", key) if hasattr(key, "__await__") else key)
+        return (own.by_address, address_key(request.address), False) if name is None else (own.by_key, name, True)
 
     def _ask(self, option: str, function: Callable[[HttpRequest], object], request: HttpRequest) -> object:
         return self._call(f"{self._where} {option}", function, request)
@@ -485,25 +495,3 @@ class Guard:
         """Refund the cost of a request, or a part of it, if it was counted."""
         if checked.refundable:
             yield checked.counter.refund(checked.key, checked.tier, checked.cost if cost is None else cost)
-
-
-@cache
-def _warn_of_workers() -> None:
-    """Look once in a process whether others count beside it."""
-    if has_siblings():
-        _log.warning(
-            "this process is one of several workers, and each counts for itself: together they let more pass than the"
-            " limit. To count as one, pass store='redis://…' to RateLimitMiddleware"
-        )
-
-
-def _status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:
-    if counts == "all":
-        return None
-    if counts == "failures":
-        return lambda status: status >= 400
-    if counts == "successes":
-        return lambda status: status < 400
-    if not callable(counts):
-        refuse(f"{where} counts", "'all', 'failures', 'successes' or a function of the status", counts)
-    return counts

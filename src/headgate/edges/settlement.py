@@ -2,12 +2,16 @@
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, TypeAlias
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, refuse
 from headgate.flow import Flow, adrive, drive
 
 _log = logging.getLogger("headgate")
+
+Counts: TypeAlias = Literal["all", "failures", "successes"] | Callable[[int], bool | Awaitable[bool]]
+"""Which responses count, by their status."""
 
 _SETTLE_SECONDS: Final = 10.0
 """For a settlement that has to be awaited, so that none outlives its request for long."""
@@ -15,6 +19,19 @@ _settlements: Final[set[asyncio.Task[None]]] = set()  # an event loop itself kee
 _FAILURES: Final = (Exception, asyncio.CancelledError)
 """Of the user's function, or of the store. Something that either has awaited may have been cancelled."""
 _UNSETTLED: Final = "a response could not be settled: its request stays counted with the cost that it was checked with"
+
+
+def status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:
+    """A function that says by the status whether a response counts; None if all do."""
+    if counts == "all":
+        return None
+    if counts == "failures":
+        return lambda status: status >= 400
+    if counts == "successes":
+        return lambda status: status < 400
+    if not callable(counts):
+        refuse(f"{where} counts", "'all', 'failures', 'successes' or a function of the status", counts)
+    return counts
 
 
 def complete(settlement: Flow[object, None]) -> None:
