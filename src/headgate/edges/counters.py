@@ -2,16 +2,16 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.edges.application import HeaderList
 from headgate.edges.limit_function import LimitFunction
-from headgate.edges.request_hold import Held, hold_function
+from headgate.edges.request_hold import Held, hold_options
 from headgate.edges.requests import HttpRequest
-from headgate.errors import InvalidInput, refuse
+from headgate.errors import InvalidInput
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
 from headgate.gate.policy import UNKNOWN_TIER
@@ -94,11 +94,11 @@ def was_counted(decision: Decision) -> bool:
 
 def limiter_counter(where: str, limiter: Limiter, label: str, *, awaits: bool, settles: bool) -> RequestCounter:
     """Counts with a limiter, which knows no tiers. What is settled later is held, if the store can do that."""
-    slots, holds = limiter.limit.counts_slots, isinstance(limiter.store, HoldStore)
-    settles = settles and limiter.limit is not UNLIMITED
-    if slots and not holds:
-        refuse(where, "a store that can hold slots, such as MemoryStore()", limiter.store)
     awaits = awaits and in_process(limiter.store) is None  # in memory nothing is awaited
+    settles = settles and limiter.limit is not UNLIMITED and isinstance(limiter.store, HoldStore)
+    hold: Callable[[str, int], Held] | None = None
+    if settles or limiter.limit.counts_slots:
+        hold = partial(limiter.ahold if awaits else limiter.hold, **hold_options(where, limiter))
     check = limiter.acheck if awaits else limiter.check
     charge = limiter.acharge if awaits else limiter.charge
     refund = limiter.arefund if awaits else limiter.refund
@@ -112,7 +112,7 @@ def limiter_counter(where: str, limiter: Limiter, label: str, *, awaits: bool, s
         lambda tier: label,
         lambda tier: bucket,
         limiter,
-        hold_function(limiter, awaits=awaits) if slots or (settles and holds) else None,
+        hold,
     )
 
 

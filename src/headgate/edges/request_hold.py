@@ -1,16 +1,16 @@
 """The hold of a request: what it costs, and a slot, are reserved as long as it lives."""
 
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Final, TypeAlias
+from collections.abc import Awaitable
+from typing import Final, TypeAlias, TypedDict
 from weakref import ref
 
-from headgate.errors import UnknownHold
+from headgate.errors import UnknownHold, refuse
 from headgate.flow import Flow
 from headgate.holds import Hold
 from headgate.lease_renewer import RENEWERS
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
+from headgate.stores.holds import HoldStore
 from headgate.stores.memory import in_process
 
 LEASE: Final = 60
@@ -74,7 +74,16 @@ class _Renewal:
         return hold is not None and hold.renew()
 
 
-def hold_function(limiter: Limiter, *, awaits: bool) -> Callable[[str, int], Held]:
-    """A function that reserves a cost for a key, and a slot if slots are limited."""
-    keep = 0 if in_process(limiter.store) is not None else _KEEP_IN_SERVER
-    return partial(limiter.ahold if awaits else limiter.hold, lease=LEASE, keep=keep, max_age=None)
+class HoldOptions(TypedDict):
+    """The options of `Limiter.hold` for a hold that lasts as long as what it is for."""
+
+    lease: int
+    keep: int
+    max_age: None
+
+
+def hold_options(where: str, limiter: Limiter) -> HoldOptions:
+    """The options of a limiter's holds; refused if its store can't hold."""
+    if not isinstance(limiter.store, HoldStore):
+        refuse(where, "a store that can hold slots, such as MemoryStore()", limiter.store)
+    return {"lease": LEASE, "keep": 0 if in_process(limiter.store) is not None else _KEEP_IN_SERVER, "max_age": None}
