@@ -270,9 +270,12 @@ class HoldMaker:
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
         self._called = context.store.clock.now()
         self._answer: HoldAnswer | None = None
-        slots = isinstance(context.store, ServerStore) and any(ask.limit.counts_slots for ask in context.asks)
-        self.recheck: Final = _RECHECK if slots else None
+
+    @property
+    def recheck(self) -> int | None:
         """Microseconds after which to ask again at the latest: a slot may have been freed on another machine."""
+        slots = any(ask.limit.counts_slots for ask in self._context.asks)
+        return _RECHECK if slots and isinstance(self._context.store, ServerStore) else None
 
     def ask(self) -> Decision:
         self._called = self._context.store.clock.now()

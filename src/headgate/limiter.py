@@ -58,6 +58,7 @@ class Limiter(LimiterChecks, Closable):
         self.private: Final = store is None
         """Whether it counts in a memory of its own, because no store was given."""
         self._queues = WaitQueues()
+        self._holds: HoldStore | None = None  # the store, once it is known that it can hold
 
     @property
     def limit(self) -> Limit:
@@ -213,9 +214,11 @@ class Limiter(LimiterChecks, Closable):
         return await self._hold_store().alist_holds(self._name, key_of(key), whole("count", count))
 
     def _hold_store(self) -> HoldStore:
-        if not isinstance(self._store, HoldStore):
-            refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
-        return self._store
+        if self._holds is None:
+            if not isinstance(self._store, HoldStore):
+                refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
+            self._holds = self._store
+        return self._holds
 
     def _hold_context(self, key: object) -> HoldContext:
         name = key_of(key)

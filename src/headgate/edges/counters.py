@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.edges.application import HeaderList
 from headgate.edges.limit_function import LimitFunction
-from headgate.edges.request_hold import Held, hold_options
+from headgate.edges.request_hold import Held, hold_options, refuse_slots
 from headgate.edges.requests import HttpRequest
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
@@ -96,9 +96,10 @@ def limiter_counter(where: str, limiter: Limiter, label: str, *, awaits: bool, s
     """Counts with a limiter, which knows no tiers. What is settled later is held, if the store can do that."""
     awaits = awaits and in_process(limiter.store) is None  # in memory nothing is awaited
     settles = settles and limiter.limit is not UNLIMITED and isinstance(limiter.store, HoldStore)
+    refuse_slots(where, limiter)
     hold: Callable[[str, int], Held] | None = None
     if settles or limiter.limit.counts_slots:
-        hold = partial(limiter.ahold if awaits else limiter.hold, **hold_options(where, limiter))
+        hold = partial(limiter.ahold if awaits else limiter.hold, **hold_options(limiter))
     check = limiter.acheck if awaits else limiter.check
     charge = limiter.acharge if awaits else limiter.charge
     refund = limiter.arefund if awaits else limiter.refund

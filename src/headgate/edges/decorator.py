@@ -20,7 +20,7 @@ from typing import (
 from headgate.edges.callables import is_async, is_generator
 from headgate.edges.counters import bounded_key
 from headgate.edges.limit_function import LimitFunction, in_time
-from headgate.edges.request_hold import hold_options
+from headgate.edges.request_hold import hold_options, refuse_slots
 from headgate.errors import RateLimited, refuse, refuse_option
 from headgate.holds import Hold
 from headgate.http.problem import Headers, describe_error
@@ -140,8 +140,7 @@ def _limited(
     limited: Callable[..., Any]
 
     if limits is not None or limiter.limit.counts_slots or is_generator(function):
-        takes = _Takes(limiter, limits, key_by, cost_by, wait)
-        limited = _with_slot(function, takes)
+        limited = _with_slot(function, _Takes(limiter, limits, key_by, cost_by, wait))
     elif is_async(function):
 
         async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
@@ -173,8 +172,7 @@ class _Takes:
         cost_by: Callable[[Arguments], int],
         wait: Number | None,
     ) -> None:
-        if limiter.limit.counts_slots:
-            hold_options(f"{_WHERE} limit", limiter)  # refuses a store that can't hold
+        refuse_slots(f"{_WHERE} limit", limiter)
         self._limiter: Final = limiter
         self._limits: Final = limits
         self._key_by: Final = key_by
@@ -193,7 +191,7 @@ class _Takes:
         if limits is not None:
             limiter = limits.find(limits.function(*call[0], **call[1]))
         if limiter.limit.counts_slots:
-            return limiter.hold(key, cost, timeout=wait or 0, **hold_options(f"{_WHERE} limit", limiter))
+            return limiter.hold(key, cost, timeout=wait or 0, **hold_options(limiter))
         _require(key, limiter.check(key, cost) if wait is None else limiter.acquire(key, cost, timeout=wait))
         return None
 
@@ -209,7 +207,7 @@ class _Takes:
             given: Any = limits.function(*call[0], **call[1])
             limiter = limits.find((await in_time(limits.where, given)) if hasattr(given, "__await__") else given)
         if limiter.limit.counts_slots:
-            return await limiter.ahold(key, cost, timeout=wait or 0, **hold_options(f"{_WHERE} limit", limiter))
+            return await limiter.ahold(key, cost, timeout=wait or 0, **hold_options(limiter))
         taken = limiter.acheck(key, cost) if wait is None else limiter.aacquire(key, cost, timeout=wait)
         _require(key, await taken)
         return None

@@ -82,8 +82,11 @@ class HoldOptions(TypedDict):
     max_age: None
 
 
-def hold_options(where: str, limiter: Limiter) -> HoldOptions:
-    """The options of a limiter's holds; refused if its store can't hold."""
-    if not isinstance(limiter.store, HoldStore):
+def refuse_slots(where: str, limiter: Limiter) -> None:
+    """Refuse slots in a store that can't hold."""
+    if limiter.limit.counts_slots and not isinstance(limiter.store, HoldStore):
         refuse(where, "a store that can hold slots, such as MemoryStore()", limiter.store)
+
+
+def hold_options(limiter: Limiter) -> HoldOptions:
     return {"lease": LEASE, "keep": 0 if in_process(limiter.store) is not None else _KEEP_IN_SERVER, "max_age": None}
