@@ -27,7 +27,7 @@ SLOTS = 2
 KEY = "127.0.0.1"
 
 
-@pytest.fixture(params=[MemoryStore, WrappedHoldStore])
+@pytest.fixture(params=[MemoryStore, pytest.param(WrappedHoldStore, marks=pytest.mark.long)])
 def slots(request: pytest.FixtureRequest) -> Limiter:
     """In memory, and behind a store that is awaited."""
     return Limiter(f"{SLOTS} in flight", store=request.param(clock=ManualClock()), name="slots")

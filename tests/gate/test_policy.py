@@ -3,7 +3,9 @@
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +335,7 @@ def test_the_annotated_example_is_the_default_policy() -> None:
 @pytest.mark.parametrize("given", ["5 in flight", "60/minute; 5 in flight", "10 usd/calendar day", "100 in all"])
 def test_budgets_and_slots_belong_to_a_limiter(given: str) -> None:
     expected = f"expected a rate such as '60/minute' (budgets and slots belong to a Limiter), got {given!r}"
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "limits.heavy": {"limits": {"heavy": given}},
         "agents.ann.heavy": {"agents": {"ann": {"heavy": given}}},
         "sessions.limit": {"sessions": {"limit": given}},
@@ -344,12 +346,13 @@ def test_budgets_and_slots_belong_to_a_limiter(given: str) -> None:
             Policy(**mistaken)
         assert raised.value.mistakes == (f"{path}: {expected}",)
     gate = Gate(Policy())
-    for place, change in {
-        "override": lambda: gate.set_override("ann", "heavy", given),
-        "default": lambda: gate.set_default("heavy", given),
-        "session limit": lambda: gate.session("ann", 1, given),
-    }.items():
+    changes: dict[str, Callable[[str], object]] = {
+        "override": partial(gate.set_override, "ann", "heavy"),
+        "default": partial(gate.set_default, "heavy"),
+        "session limit": partial(gate.session, "ann", 1),
+    }
+    for place, change in changes.items():
         with pytest.raises(InvalidInput) as refused:
-            change()
+            change(given)
         assert str(refused.value) == f"{place}: {expected}"
     assert str(Gate(Policy()).limits_for("ann", "http", "heavy")) == str(Policy().limits["http", "heavy"])

@@ -392,8 +392,8 @@ def test_the_older_triple_tells_of_slots_only_in_denials() -> None:
 def test_the_older_triple_has_no_reset_for_a_budget_in_all() -> None:
     by, _ = limiter("2 usd in all")
     writer = HeaderWriter("x-ratelimit").for_limit(by.limit)
-    for left, passes in ((b"1", True), (b"0", True), (b"0", False)):
-        decision = by.check("a")
+    decisions = [by.check("a") for _ in range(3)]
+    for decision, left, passes in zip(decisions, (b"1", b"0", b"0"), (True, True, False), strict=True):
         assert bool(decision) is passes
         assert writer.write(decision) == [(b"x-ratelimit-limit", b"2"), (b"x-ratelimit-remaining", left)]
-    assert describe_denial(decision, "default").retry_after_ms == 60_000
+    assert describe_denial(decisions[2], "default").retry_after_ms == 60_000
