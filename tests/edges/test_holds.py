@@ -17,6 +17,7 @@ from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Se
 from headgate.edges.decorator import rate_limited
 from headgate.edges.websocket import WebSocketLimits
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
+from headgate.lease_renewer import RENEWERS
 from tests.support.event_loop import until
 from tests.support.valkey import wait_for
 from tests.support.wrapped_store import WrappedHoldStore, WrappedStore
@@ -260,28 +261,32 @@ async def test_the_lease_is_renewed_as_long_as_the_request_lives(slots: Limiter,
         clock.advance(25)
         await until(lambda: slots.list_holds(ADDRESS)[0].left > 55_000_000, "the renewal")
         assert used(slots) == 1
+    renewer = RENEWERS._running[id(slots.store)]
+    assert renewer.renews()
     await request.end()
     assert used(slots) == 0
-    clock.advance(25)
-    assert not [hold for hold in slots.list_holds(ADDRESS) if hold.state == "open"]
+    assert not renewer.renews()
 
 
-async def test_a_request_that_is_lost_without_an_end_keeps_its_slot_for_one_lease(
-    slots: Limiter, clock: ManualClock
+def test_a_request_that_is_lost_without_an_end_keeps_its_slot_for_one_lease(
+    memory_slots: Limiter, clock: ManualClock
 ) -> None:
     def iterate(environ: Any, start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield b"part"
         yield b"part"
 
-    parts = iter(call(WsgiMiddleware(iterate, slots)))
-    assert (next(parts), used(slots)) == (b"part", 1)
-    del parts  # a server that doesn't close it
+    app, other = WsgiMiddleware(iterate, memory_slots), "10.0.0.2"
+    lost, alive = call(app), call(app, REMOTE_ADDR=other)
+    assert [next(lost), next(alive)] == [b"part", b"part"]
+    del lost  # by a server that doesn't close it
     gc.collect()
-    clock.advance(59)
-    assert used(slots) == 1
-    clock.advance(2)
-    assert used(slots) == 0
+    for seconds, taken in ((25, 1), (25, 1), (25, 0)):
+        clock.advance(seconds)
+        wait_for(lambda: memory_slots.list_holds(other)[0].left > 55_000_000, "the renewal")
+        assert (used(memory_slots), used(memory_slots, other)) == (taken, 1)
+    alive.close()
+    assert used(memory_slots, other) == 0
 
 
 async def test_a_hold_that_was_forgotten_is_charged_what_it_has_cost_more(
@@ -404,24 +409,39 @@ async def test_of_several_limits_all_have_a_slot_or_none(store: Any) -> None:
     assert (used(default), login.peek(ADDRESS).remaining, rate.peek(ADDRESS).remaining) == (0, 1, 2)
 
 
-async def test_a_store_that_fails_frees_the_slots_in_the_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("route_fails", [False, True])
+async def test_a_store_that_fails_frees_the_slots_in_the_others(
+    store: Any, route_fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = WrappedHoldStore(clock=ManualClock())
 
     async def fail(*arguments: object, **options: object) -> Any:
         raise Gone
 
-    default = Limiter(f"{SLOTS} in flight", store=store, name="default")
-    make = before(default, routes={"/login": Limiter("5 in flight", store=broken)})
+    good, bad = Limiter(f"{SLOTS} in flight", store=store), Limiter("5 in flight", store=broken)
+    default, route = (good, bad) if route_fails else (bad, good)
+    make = before(default, routes={"/login": route})
     request = await Request("/login/").begin(make)
-    assert used(default) == 1
+    assert used(good) == 1
     monkeypatch.setattr(broken, "asettle", fail)
     await request.end()
-    assert used(default) == 0
+    assert used(good) == 0
     monkeypatch.setattr(broken, "ahold", fail)
     refused = await Request("/login/").begin(make)
     with pytest.raises(Gone):
         await refused.task
-    assert used(default) == 0
+    assert used(good) == 0
+
+
+async def test_the_headers_tell_of_the_limit_that_lets_the_fewest_more_pass(slots: Limiter) -> None:
+    rate = Limiter("30/minute", store=slots.store, name="rate")
+    for told in ('"default";r=1', '"default";r=1', '"rate";r=0;t=2'):  # a slot is one request, whatever that costs
+        request = await Request().begin(
+            lambda app: RateLimitMiddleware(RateLimitMiddleware(app, rate, cost=10), slots, cost=10)
+        )
+        await request.step(START, LAST)
+        await request.end()
+        assert request.headers["ratelimit"] == told
 
 
 # WebSockets ----------------------------------------------------------------------------------------------------------
@@ -467,9 +487,10 @@ async def test_a_connection_with_a_slot_is_settled_at_its_end(store: Any) -> Non
     assert limiter.peek(ADDRESS).remaining == 50
     await connection.end()
     assert limiter.peek(ADDRESS).remaining == 60
-    refused = await Request("/", "websocket").begin(make)
-    await refused.end("raises")
-    assert limiter.peek(ADDRESS).remaining == 50
+    for refund, left in ((False, 50), (True, 50)):
+        crashed = await Request("/", "websocket").begin(before(limiter, cost=10, refund_crashes=refund))
+        await crashed.end("raises")
+        assert limiter.peek(ADDRESS).remaining == left
 
 
 async def test_a_connection_whose_limits_cant_be_found_out_has_no_slot(slots: Limiter) -> None:
