@@ -25,6 +25,7 @@ COMPILED = [
     "stores/memory_tables.py",
     "stores/memory_holds.py",
     "stores/memory.py",
+    "stores/redis/keys.py",
     "stores/redis/protocol.py",
     "stores/redis/local_cache.py",
     "_limiter_hot.py",

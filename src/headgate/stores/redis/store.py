@@ -38,14 +38,16 @@ from headgate.stores.redis.clients import (
 )
 from headgate.stores.redis.fallback import CircuitBreaker, Fallback
 from headgate.stores.redis.generation import RedisGeneration
+from headgate.stores.redis.holds import RedisHolds
+from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.local_cache import LocalCaches
 from headgate.stores.redis.protocol import (
     Answer,
     ApplyRequest,
+    AskAgain,
     DrawRequest,
     ForeignData,
     ForgetRequest,
-    Keys,
     Request,
     StandingRequest,
     ViolationRequest,
@@ -55,12 +57,13 @@ from headgate.stores.redis.windows import RedisWindows, checked_prefix
 
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 _RESET_TIMEOUT: Final = 10.0  # seconds
+_MAX_REPEATS: Final = 2000
 _LOG_EVERY: Final = 60.0  # seconds before the same text is logged again
 
 _log = logging.getLogger("headgate")
 
 
-class RedisStore(Closable):
+class RedisStore(RedisHolds, Closable):
     """Counts in a Redis or Valkey server, so that many machines decide as one, on its clock.
 
     `where` is a URL (see `headgate.stores.redis.clients`), or a client of redis-py, or two of them, one for threads
@@ -96,9 +99,10 @@ class RedisStore(Closable):
         self._where: Final = where
         self._prefix: Final = prefix
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        share = permille("RedisStore draw_ahead", draw_ahead)
+        caches = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
+        super().__init__(Keys(prefix, clock), Clients(where, seconds), caches)
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
-        self.keys: Final = Keys(prefix)
-        self._clients: Final = Clients(where, seconds)
         self.generation: Final = RedisGeneration(self._clients, prefix)
         """The id of the agents and changes in the server; see `StoreGeneration`."""
         self._breaker: Final = CircuitBreaker(self._on_breaker)
@@ -111,8 +115,6 @@ class RedisStore(Closable):
         self._listeners: tuple[Callable[[Any], object], ...] = ()
         self._logged: Final[dict[str, float]] = {}
         self._startup: Final = Startup(self._runner)
-        share = permille("RedisStore draw_ahead", draw_ahead)
-        self._caches: Final = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
         if self._caches is not None and not self._clients.for_threads:
             refuse(
                 "RedisStore",
@@ -142,7 +144,7 @@ class RedisStore(Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._check_several(asks, request)
+                self._check_several(asks, request.keys)
             elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return drive(flow, self.execute)
@@ -158,7 +160,7 @@ class RedisStore(Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._check_several(asks, request)
+                self._check_several(asks, request.keys)
             elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return await adrive(flow, self.aexecute)
@@ -166,11 +168,11 @@ class RedisStore(Closable):
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).apply(verb, asks, low, offence, request_id)
 
-    def _check_several(self, asks: Sequence[Ask], request: ApplyRequest) -> None:
+    def _check_several(self, asks: Sequence[Ask], keys: list[bytes]) -> None:
         """Refuse several asks that one call of the script can't decide."""
-        if len(set(request.keys)) < len(request.keys):
+        if len(set(keys)) < len(keys):
             refuse("asks", "each key once", [ask.key for ask in asks])
-        if self._clients.cluster and len({key_slot(key) for key in request.keys}) > 1:
+        if self._clients.cluster and len({key_slot(key) for key in keys}) > 1:
             refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
 
     def _fallback_on(self, error: StoreAway | ForeignData) -> Fallback:
@@ -372,7 +374,22 @@ class RedisStore(Closable):
         """Have a request carried out; raises `StoreAway` or `ForeignData`."""
         if not self._startup.done:
             drive(self._startup.run(), lambda _: self._clients.call(_info, timeouts=1))
-        return self._thread_batcher.execute(request)
+        try:
+            return self._thread_batcher.execute(request)
+        except AskAgain as again:
+            answer: Answer = drive(self._repeat(again), self._thread_batcher.execute)
+            return answer
+
+    def _repeat(self, asked: AskAgain) -> Flow[Request[Any], Any]:
+        """Ask again, until the server has done all that it has to before."""
+        for _ in range(_MAX_REPEATS):
+            if asked.outside:
+                self.keys.note_server_time(asked.server_time)
+            try:
+                return (yield asked.request.again())
+            except AskAgain as again:
+                asked = again
+        raise StoreAway(str(asked))
 
     async def aexecute(self, request: Request[Answer]) -> Answer:
         loop = running_loop()
@@ -383,7 +400,11 @@ class RedisStore(Closable):
             for closed in [other for other in list(self._loop_batchers) if other.is_closed()]:
                 self._loop_batchers.pop(closed, None)  # its tasks would keep it alive
             batcher = self._loop_batchers[loop] = LoopBatcher(self._runner)
-        return await batcher.execute(request)
+        try:
+            return await batcher.execute(request)
+        except AskAgain as again:
+            answer: Answer = await adrive(self._repeat(again), batcher.execute)
+            return answer
 
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""
