@@ -103,12 +103,12 @@ class HoldRequest(Request[HoldAnswer]):
     def _decide(self, row: list[int], at: i64, now: i64, status: int, costs: Sequence[int]) -> tuple[Decision, i64]:
         decisions = []
         for place, codec in self._codecs:
-            cost = 1
+            cost, passed = 1, status not in (_DENIED, _AS_NOW)
             if status == _DENIED:
-                cost = self._costs[place] - (costs[place] if self._verb == b"x" else 0)
-            decision, at = codec.decide(
-                row, at, now, max(cost, 0), self._low, status not in (_DENIED, _AS_NOW), self._ahead
-            )
+                cost = self._costs[place]
+                if self._verb == b"x":  # it has its slot
+                    cost, passed = max(cost - costs[place], 0), codec.limit.counts_slots
+            decision, at = codec.decide(row, at, now, cost, self._low, passed, self._ahead)
             decisions.append(decision)
         bound = decisions[0] if len(decisions) == 1 else binding_of(decisions)
         return place_in(bound, self._asks, self._pieces), at

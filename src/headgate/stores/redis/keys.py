@@ -14,7 +14,7 @@ from headgate.limits.budget import Budget, BudgetState
 from headgate.limits.clock import ManualClock
 from headgate.limits.decision import Decision, Limit, Rule, binding_of
 from headgate.limits.sliding_window import SlidingWindow
-from headgate.limits.slots import Leases, Slots
+from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.limits.violations import Backoff
 from headgate.stores.base import REMEMBERED, Offence
@@ -110,12 +110,13 @@ class LimitCodec:
                 state = BudgetState(row[at], row[at + 1], ahead)
                 at += 2
             elif kind == _SLOTS:
-                state = leases = Leases()
-                leases.used, leases.last = row[at], row[at + 2]
-                if not passed and leases.used >= part.capacity:
+                assert isinstance(part, Slots)
+                if not passed and row[at] >= part.capacity:
                     wait = row[at + 1] - now
+                decisions.append(part.decide_counts(row[at], row[at + 2], wait, now, low))
                 at += 3
-            if not passed and kind != _SLOTS:
+                continue
+            if not passed:
                 wait = part.wait(state, now, cost)
             decisions.append(part.decide(state, now, cost, wait, low))
         return decisions[0] if len(decisions) == 1 else binding_of(decisions), at

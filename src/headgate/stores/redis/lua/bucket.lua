@@ -55,7 +55,7 @@ end
 
 local function spend(bucket, limit, cost)
   if bucket.stack then
-    headroom().see(bucket)
+    headroom().see(bucket, limit, now)
   end
   local level = bucket.level - cost * limit.unit
   if cost > limit.capacity or level < -LARGEST then
@@ -148,7 +148,7 @@ local function correct(bucket, limit, held, actual, epoch, serial)
   if actual > held then
     spend(bucket, limit, actual - held)
   elseif actual < held then
-    headroom().give_back(bucket, held - actual, limit.unit, epoch, serial)
+    headroom().give_back(bucket, limit, held - actual, epoch, serial)
   end
 end
 

@@ -4,9 +4,9 @@
 local LONGEST = 60000000 -- microseconds; what expires later was written before the clock stepped back
 
 -- A bucket's cap becomes higher: its headroom is least right before.
-local function raise(bucket, limit, tokens)
+local function raise(bucket, limit, tokens, moment)
   if bucket.stack then
-    headroom().see(bucket)
+    headroom().see(bucket, limit, moment)
   end
   bucket.cap = bucket.cap + tokens * limit.unit
 end
@@ -23,8 +23,9 @@ local function load(bucket, limit, drawn, earn)
   table.sort(drawn, function(one, other) return one.expires < other.expires end)
   for _, slice in ipairs(drawn) do
     if slice.expires <= now then -- it comes back as refill, from then on
-      earn(bucket, limit, max(slice.expires, bucket.stamp))
-      raise(bucket, limit, slice.tokens)
+      local moment = max(slice.expires, bucket.stamp)
+      earn(bucket, limit, moment)
+      raise(bucket, limit, slice.tokens, moment)
     else
       kept[#kept + 1] = slice
     end
@@ -40,7 +41,7 @@ local function draw(kind, bucket, limit, cost, most, unused, old, new, span)
   local kept = {}
   for _, slice in ipairs(bucket.drawn or kept) do
     if slice.number == old then
-      raise(bucket, limit, slice.tokens)
+      raise(bucket, limit, slice.tokens, now)
       kind.refund(bucket, limit, min(unused, slice.tokens))
     else
       kept[#kept + 1] = slice

@@ -10,6 +10,17 @@ local function room_of(bucket)
   return min(bucket.cap - bucket.level, LARGEST)
 end
 
+-- The same at a moment that the bucket is up to, without what the tick that has begun will give.
+local function room_at(bucket, limit, moment)
+  local room, elapsed = room_of(bucket), moment - bucket.stamp
+  if limit.tick > 1 and elapsed > 0 then
+    local gained = elapsed * limit.gain
+    local rest = fmod(gained, limit.tick)
+    room = room - (gained - rest) / limit.tick - (rest > 0 and 1 or 0)
+  end
+  return max(room, 0)
+end
+
 local function read_row(bucket, number, room, epoch)
   local stack = bucket.stack
   if not stack then
@@ -39,8 +50,8 @@ local function remove(stack, i)
   return table.remove(stack.serials, i)
 end
 
-local function see(bucket)
-  local stack, room, serial = bucket.stack, room_of(bucket), nil
+local function see(bucket, limit, moment)
+  local stack, room, serial = bucket.stack, room_at(bucket, limit, moment), nil
   local rooms = stack.rooms
   while #rooms > 0 and rooms[#rooms] > room do
     serial = remove(stack, #rooms)
@@ -99,14 +110,14 @@ local function place_of(stack, serial)
   return place
 end
 
--- Give back up to so many units to a hold.
-local function give_back(bucket, cost, unit, epoch, serial)
+-- Give a cost back to a hold, or less.
+local function give_back(bucket, limit, cost, epoch, serial)
   local stack = bucket.stack
   if not stack or stack.epoch ~= epoch then
     return
   end
-  see(bucket)
-  local rooms, place = stack.rooms, place_of(stack, serial)
+  see(bucket, limit, now)
+  local unit, rooms, place = limit.unit, stack.rooms, place_of(stack, serial)
   local least = rooms[place] or 0
   local given = cost > (least - fmod(least, unit)) / unit and least or cost * unit
   if given <= 0 then

@@ -258,10 +258,9 @@ local function settle(held)
   answer_with(held, 6, nil, 1)
 end
 
--- Let the lease of an open hold end at another time.
-local function move(held, finish)
-  local before = held.finish
-  held.finish = finish
+-- Let the lease of an open hold end at its new time.
+local function move(held)
+  local finish = held.finish
   lease(held, finish <= now and -1 or 0)
   if held.release then
     for i, limit in ipairs(held.request.limits) do
@@ -270,7 +269,7 @@ local function move(held, finish)
       end
       if limit.kind.releases and finish <= now then
         release().give_back(limit.kind, held.states[i], limit)
-      elseif limit.kind.releases and finish ~= before then
+      elseif limit.kind.releases then
         limit.kind.save(held.states[i], limit)
       end
     end
@@ -295,12 +294,18 @@ local function extend(held)
       held.costs[i] = held.costs[i] + cost
     end
   end
-  local finish = held.flag == 0 and held.finish or held.lease == 0 and now or max(held.finish, now + held.lease)
-  if finish ~= held.finish then
-    move(held, finish)
+  local before = held.finish
+  held.finish = held.flag == 0 and before or held.lease == 0 and now or max(before, now + held.lease)
+  if any then
+    answer_with(held, 7, nil, 0) -- on what was added, before anything comes back
+  end
+  if held.finish ~= before then
+    move(held)
   end
   save(held)
-  answer_with(held, 7, nil, 0)
+  if not any then
+    answer_with(held, 7, nil, 0)
+  end
 end
 
 local verbs = { h = hold, t = settle, x = extend, q = function(held) answer_with(held, 6, nil, 1) end }

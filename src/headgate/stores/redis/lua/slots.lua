@@ -12,13 +12,14 @@ local function load(_, key)
   return { key = key, used = used }
 end
 
--- The slots in use; the first end of a lease, if none is free; and the last end.
+-- The slots in use; the end of a lease that frees one, if none is free; and the last end.
 local function report(slots, limit)
   local used, first, last = slots.used, 0, 0
   if used > 0 then
     last = tonumber(call('ZREVRANGE', slots.key, 0, 0, 'WITHSCORES')[2])
     if used >= limit.count then
-      first = call('ZRANGEBYSCORE', slots.key, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+      local before = used - limit.count -- that have to end, too
+      first = call('ZRANGEBYSCORE', slots.key, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', before, 1)[2]
     end
   end
   push(used)
