@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.hold_model import SECOND, random_history
 from tools.check_history import Crime, NoHistory, check_history
+from tools.history_accounts import Curve
 
 pytestmark = pytest.mark.once
 
@@ -117,6 +118,7 @@ FORGED = {
     "a cost that stays is given back": ("exceeded", [hold("h", "M", 0, 8), check("M", 10, 8)]),
     "a cost is charged after a cancel": ("booked twice", [hold("h", "W", 0, 3), cancel("h", 1), peek("W", 2, 7)]),
     "a charge is lost": ("lost", [call("charge", "M", 0, cost=7), peek("M", 1, 10)]),
+    "a hold proven by a settle is lost": ("lost", [killed(hold("h", "M", 0, 4)), settle("h", 1, 4), peek("M", 1, 10)]),
     "a refund is lost": ("booked twice", [check("B", 0, 7), call("refund", "B", 0, cost=3), peek("B", 0, 3)]),
     "a window counts for too long": ("wrongly denied", [check("W", 0, 10), check("W", 10, said="denied")]),
     "a wait is too long": ("retry too late", [check("B", 0, 10), check("B", 0, 2, "denied", retry=2 * SECOND + 1)]),
@@ -153,6 +155,13 @@ HONEST = {
     "a settle leaves a debt": [
         hold("h", "BM", 0, 5), settle("h", 0, 15), peek("B", 0, 0), peek("M", 0, -5), check("B", 6),
     ],
+    "a wait of a microsecond": [check("B", 0, 9), check("B", 0.999999), check("B", 0.999999, said="denied", retry=1)],
+    "a lease that an extend may have shortened": [
+        hold("h1", "S", 0), extend("h1", 1, lease=2 * SECOND), hold("h2", "S", 5, said="denied"), hold("h3", "S", 6),
+    ],
+    "a settle between the hold's cost and the extended one, in both readings": [
+        hold("h", "B", 0, 2), extend("h", 5, cost=4), settle("h", 5, 4), peek("B", 5, 10), peek("B", 5, 8),
+    ],
     "a window": [check("W", 0, 10), check("W", 9.999999, said="denied", retry=1), check("W", 10, 10)],
     "a slot is free when the lease ends, and after a cancel": [
         hold("h1", "S", 0), check("S", 5, said="denied"), hold("h2", "S", 10), cancel("h2", 11), hold("h3", "S", 11),
@@ -187,6 +196,16 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_history_is_acquitted(name: str) -> None:
     assert crimes(*HONEST[name]) == []
+
+
+def test_the_extremes_of_a_long_span_are_those_of_its_values() -> None:
+    dice = random.Random(1)
+    values = [dice.randint(0, 10**9) for _ in range(20_000)]
+    curve = Curve(list(range(len(values))), values, [], 0, 1)
+    for _ in range(50):
+        first, last = sorted(dice.sample(range(1, len(values)), 2))
+        assert curve.least(first, last) == min(values[first - 1 : last])
+        assert curve.most(first, last) == max(values[first - 1 : last])
 
 
 def test_a_verdict_names_the_lines_that_prove_it() -> None:
@@ -276,6 +295,11 @@ def test_forged_lines_of_a_history_with_calls_that_last_are_often_convicted(kind
 def test_what_is_no_history_is_refused(line: Line, mistake: str) -> None:
     with pytest.raises(NoHistory, match=rf"line 5: {mistake}"):
         crimes(line)
+
+
+def test_no_calls_are_no_history() -> None:
+    with pytest.raises(NoHistory, match="expected calls, got none"):
+        crimes()
 
 
 def test_one_id_for_two_holds_is_refused() -> None:

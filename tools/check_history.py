@@ -384,7 +384,7 @@ class History:
             if call.remaining < low and not (lenient and account in self.gave_back):
                 text = f"{call.remaining} remaining, {self._state(account, most, 'at most')}"
                 self._convict("booked twice", text, [call.line], [(account, call.last, True)])
-            elif call.remaining > max(high, 0):
+            elif call.remaining > (high if call.remaining < 0 else max(high, 0)):  # a debt may be told as 0
                 text = f"{call.remaining} remaining, {self._state(account, least, 'at least')}"
                 self._convict("lost", text, [call.line], [(account, call.last, False)])
 
@@ -422,6 +422,8 @@ def _judge(records: Iterable[tuple[str, Mapping[str, Any]]], lenient: bool) -> l
             if isinstance(failure, NoHistory):
                 raise
             raise NoHistory(f"line {line}: expected a limit or a call, got {record} ({failure!r})") from failure
+    if not calls:
+        raise NoHistory("expected calls, got none")
     history = History(limits, calls)
     history.judge_admissions()
     history.judge_denials(lenient)
