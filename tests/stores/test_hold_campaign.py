@@ -167,7 +167,7 @@ def expect_all_slots(url: str, calls: list[Line], folder: Path) -> list[Line]:
                     begun = record.begin({"verb": "peek", "key": key, "limits": [part]})
                     record.end(begun, "passed", remaining=limiter.peek(key).remaining)
                     if text == f"{SLOTS} in flight":
-                        held = [limiter.hold(key, keep=KEEP) for _ in range(SLOTS + 1)]
+                        held = [limiter.hold(key, lease=KEEP, keep=KEEP) for _ in range(SLOTS + 1)]
                         assert [bool(hold) for hold in held] == [True] * SLOTS + [False], (part, key)
                         for hold in held[:SLOTS]:
                             hold.settle()
@@ -181,7 +181,10 @@ def expect_nothing_left(url: str, calls: list[Line], raws: list[Any]) -> None:
     def left() -> list[bytes]:
         return [key for raw in raws for key in keys_of(raw) if b"}c1:" not in key]
 
-    wait_for(lambda: not left(), f"an empty server ({left()[:3]}...)")
+    try:
+        wait_for(lambda: not left(), "an empty server")
+    except TimeoutError as error:
+        raise AssertionError(left()) from error
     assert max(raw.pttl(key) for raw in raws for key in keys_of(raw)) <= 26 * HOUR // 1000
     with RedisStore(url, timeout=PATIENCE) as store:
         budget = Limiter(KINDS[-1].limit, store=store, name=KINDS[-1].name)
