@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pytest
 
@@ -60,7 +60,7 @@ class Holders:
         """When nothing that was asked by it was under way any more."""
         self._clients = [node.client(decode_responses=True) for node in nodes]
 
-    def __enter__(self) -> "Holders":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,16 +97,22 @@ class Holders:
         assert process.stdin is not None
         process.stdin.close()
         name = f"name=holder-{number} "
-        wait_for(lambda: not any(name in one.execute_command("CLIENT LIST") for one in self._clients), f"end of {number}")
+        wait_for(
+            lambda: not any(name in one.execute_command("CLIENT LIST") for one in self._clients), f"end of {number}"
+        )
         self.gone[number] = microseconds()
+
+    def _is_connected(self, number: int) -> bool:
+        """Whether anything that it has sent may still be under way."""
+        return any(f"name=holder-{number} " in one.execute_command("CLIENT LIST") for one in self._clients)
 
     def history(self) -> list[Line]:
         """All calls. One without an answer has taken effect before its holder's connections were closed, or never."""
-        calls = []
-        for number, gone in self.gone.items():
-            for line in recorded(self.file(number)):
-                calls.append({**line, "returned": gone} if line["returned"] is None else line)
-        return calls
+        return [
+            {**line, "returned": gone} if line["returned"] is None else line
+            for number, gone in self.gone.items()
+            for line in recorded(self.file(number))
+        ]
 
 
 def starts_of_hours(raw: Any) -> list[int]:

@@ -46,16 +46,16 @@ class Kind(NamedTuple):
     """After which the next keys take over; 0 for never."""
 
 
+_BUCKET, _SLOTS = "20/second burst 40", f"{SLOTS} in flight"
+_WINDOW, _BUDGET = "60 per 2 seconds sliding", "400 tokens/calendar hour"
+
 KINDS: Final = [
-    Kind("mixed", "20/second burst 40; 10 in flight", {"bucket": "20/second burst 40", "slots": "10 in flight"}, 3, lenient=True),
-    Kind("spent", "20/second burst 40; 10 in flight", {"full": "20/second burst 40", "spots": "10 in flight"}, 2, False),
-    Kind("window", "60 per 2 seconds sliding", {"window": "60 per 2 seconds sliding"}, 2),
-    Kind("places", "10 in flight", {"places": "10 in flight"}, 2),
-    Kind(
-        "budget", "400 tokens/calendar hour; 10 in flight",
-        {"budget": "400 tokens/calendar hour", "seats": "10 in flight"}, 2, key_seconds=5,
-    ),
-]  # fmt: skip
+    Kind("mixed", f"{_BUCKET}; {_SLOTS}", {"bucket": _BUCKET, "slots": _SLOTS}, 3, lenient=True),
+    Kind("spent", f"{_BUCKET}; {_SLOTS}", {"full": _BUCKET, "spots": _SLOTS}, 2, gives_back=False),
+    Kind("window", _WINDOW, {"window": _WINDOW}, 2),
+    Kind("places", _SLOTS, {"places": _SLOTS}, 2),
+    Kind("budget", f"{_BUDGET}; {_SLOTS}", {"budget": _BUDGET, "seats": _SLOTS}, 2, key_seconds=5),
+]
 
 
 def declared(starts_of_hours: Sequence[int]) -> list[Line]:
@@ -202,7 +202,9 @@ class Holder:
         except UnknownHold:
             return
         cost = line["cost"] + 1
-        await self.call({"verb": "settle", "key": line["key"], "hold": line["hold"], "cost": cost}, lambda: hold.asettle(cost))
+        await self.call(
+            {"verb": "settle", "key": line["key"], "hold": line["hold"], "cost": cost}, lambda: hold.asettle(cost)
+        )
 
     async def call(self, line: Line, verb: Callable[[], Awaitable[Decision]]) -> str:
         begun = self._record.begin(line)
