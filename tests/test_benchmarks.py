@@ -69,6 +69,3 @@ def test_holds_are_measured_beside_checks() -> None:
     assert [bar.what for bar in bars if bar.holds is None] == [
         f"{place}: with 100,000 open holds of the key at most 20% more than with 10" for place in results.crowds
     ]
-    results.open = 100_000
-    results.crowds[holds.MEMORY][results.open] = results.crowds[holds.MEMORY][10]
-    assert holds.bars(results)[-1 - len(results.crowds)].figure == "1.00"
