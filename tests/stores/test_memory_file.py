@@ -1,5 +1,6 @@
 """What a memory store remembers in a file: budgets and holds survive a restart, whatever ends the process."""
 
+import gc
 import json
 import logging
 import random
@@ -661,6 +662,7 @@ def test_many_rows_are_read_at_once(restarts: Restarts) -> None:
     began = perf_counter()
     limiter = restarts.limiter("100 in all; 100000 in flight")
     assert perf_counter() - began < PATIENCE
+    assert gc.isenabled()
     assert restarts.limiter("100000 in flight").peek("a").remaining == 49_999
     assert left(restarts.limiter("100 in all"), "k50000") == 98
     assert limiter.find_hold("a", "h50000").settle(1)
