@@ -107,6 +107,10 @@ class Budget(Limit):
         return self._decimals
 
     @property
+    def shares_counts(self) -> bool:
+        return True
+
+    @property
     def uninterrupted(self) -> bool:
         return False
 

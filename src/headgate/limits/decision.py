@@ -95,6 +95,11 @@ class Limit(Rule):
         return self
 
     @property
+    def shares_counts(self) -> bool:
+        """Whether limits of another amount share the count of any of its parts: those of budgets and slots."""
+        return False
+
+    @property
     def calendar(self) -> bool:
         """Whether it counts by the time of day, which a store has to tell it by `align`."""
         return False

@@ -146,7 +146,7 @@ def limit_of(where: str, given: object) -> Limit:
 def rate_limit_of(where: str, given: object) -> Limit:
     """`limit_of` where a policy counts: its limits are rates, "unlimited" or "blocked", or several of them."""
     limit = limit_of(where, given)
-    if any(part.identity is not part for part in limit.parts):
+    if limit.shares_counts:
         refuse(where, "a rate such as '60/minute' (budgets and slots belong to a Limiter)", str(limit))
     return limit
 

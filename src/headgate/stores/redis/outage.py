@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from headgate.errors import StoreAway
 from headgate.limits.clock import Clock
-from headgate.limits.decision import ALLOW, DENY, Decision, Details, Limit
+from headgate.limits.decision import ALLOW, DENY, Decision, Details
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.holds import CANCELLED, DENIED, OPEN, SETTLED, HoldAnswer, HoldTerms
 from headgate.stores.redis.bookings import Booking, Bookings
@@ -18,11 +18,6 @@ from headgate.stores.redis.fallback import CLOSED_WAIT, Fallback
 from headgate.stores.redis.hold_requests import extend_request, hold_request, settle_request
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.protocol import ApplyRequest, Request
-
-
-def is_precious(limit: Limit) -> bool:
-    """Whether a limit counts a budget or slots."""
-    return any([part.identity is not part for part in limit.parts])
 
 
 class HoldOutage:

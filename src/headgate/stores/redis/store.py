@@ -36,7 +36,7 @@ from headgate.stores.redis.generation import RedisGeneration
 from headgate.stores.redis.holds import RedisHolds
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.local_cache import LocalCaches
-from headgate.stores.redis.outage import HoldOutage, is_precious
+from headgate.stores.redis.outage import HoldOutage
 from headgate.stores.redis.protocol import (
     Answer,
     ApplyRequest,
@@ -193,7 +193,7 @@ class RedisStore(RedisHolds, Closable):
     ) -> Decision:
         """Decide without the server."""
         fallback = self._fallback_on(error)
-        if any([is_precious(ask.limit) for ask in asks]):
+        if any([ask.limit.shares_counts for ask in asks]):
             return self._outage.apply(verb, asks, low, offence, request_id)
         return fallback.apply(verb, asks, low, offence, request_id)
 
