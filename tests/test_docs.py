@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 import headgate
 from benchmarks.run import write
-from headgate import Decision, Gate, Limiter, Policy, RedisStore, client
+from headgate import Decision, Gate, Hold, Limiter, Policy, RedisStore, client
 from headgate.cli import build_parser
 from headgate.client import AsyncObeyingTransport, HubClient, RelayClient
 from headgate.client.hub import HubClientOptions
@@ -42,6 +42,7 @@ def page(name: str) -> str:
 
 
 LIMITER = page("limiter")
+HOLDS = page("holds")
 GATE = page("gate")
 REDIS = page("redis")
 HUB = page("hub-reference")
@@ -96,7 +97,8 @@ FOR_STORES = (
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (public(Limiter), LIMITER),
+        (public(Limiter), LIMITER + HOLDS),
+        ([name for name in public(Hold) if name not in ("renew", "renewal_interval")], HOLDS),
         ([name for name in public(Decision) if name not in FOR_STORES], LIMITER + GATE),
         (public(Gate), GATE),
         (public(Standing), GATE),
@@ -104,7 +106,7 @@ FOR_STORES = (
         ([*inspect.signature(RedisStore).parameters][1:], REDIS),
         (public(RateLimiter) + list(RateLimitResult.__slots__), REDIS),
         ([event.__name__ for event in get_args(Event)], GATE),
-        ([name for name in headgate.__all__ if name not in ("Limit", "Outcome")], LIMITER + GATE),
+        ([name for name in headgate.__all__ if name not in ("Limit", "Outcome")], LIMITER + GATE + HOLDS),
         ([*Options.__annotations__, *get_args(Dialect)], page("middleware")),
         ([field.name for field in fields(WebSocketLimits)], page("websockets")),
         (parameters(rate_limited)[1:-1], page("frameworks")),  # without those that stand for others
@@ -114,8 +116,8 @@ FOR_STORES = (
         ([name for name in client.__all__ if name in client._PLACES["http"]], page("clients-http")),
         (parameters(AsyncObeyingTransport), page("clients-http")),
     ],
-    ids=["Limiter", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events", "headgate",
-         "middleware", "websocket", "decorator", "client", "clients", "verbs", "transports", "transport"],
+    ids=["Limiter", "Hold", "Decision", "Gate", "Standing", "RedisStore", "options", "RateLimiter", "events",
+         "headgate", "middleware", "websocket", "decorator", "client", "clients", "verbs", "transports", "transport"],
 )  # fmt: skip
 def test_every_public_name_is_in_the_docs(names: list[str], text: str) -> None:
     assert missing(names, text) == []
@@ -356,7 +358,7 @@ def test_the_tree_names_every_module() -> None:
 def test_the_files_that_the_map_names_exist() -> None:
     text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = rows("| to change | open | because |", text)
-    assert len(table) == 16
+    assert len(table) == 17
     assert [row[1] for row in table if not (PACKAGE / words(row[1])[0]).is_file()] == []
     others = [word for row in table for word in words(row[2]) if "/" in word and word.endswith(".py")]
     assert [word for word in others if not (PACKAGE / word).is_file()] == []

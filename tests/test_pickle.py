@@ -37,6 +37,7 @@ DECISION = Limiter(per_minute(60)).check("agent")
 
 MADE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "RateLimited": (("agent", 5.0, "5 signals/sec", 200), {}),
+    "UnknownHold": (("agent", "hold-1"), {}),
     "PolicyError": (("policy.toml", ["limits.heavy: expected a limit, got 5", "another"]), {}),
     "RequestError": ((404, "unknown", "no such agent"), {}),
     "RequestDenied": ((DECISION, "heavy", [("retry-after", "1")]), {"by_address": True}),

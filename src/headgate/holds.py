@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Generator
+from itertools import count
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 from headgate.errors import HoldError, RateLimited, StoreError, UnknownHold, refuse
 from headgate.lease_renewer import RENEWERS
+from headgate.lifecycle import after_fork
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import Number, microseconds
 from headgate.stores.base import Ask, ServerStore, Verb
@@ -27,18 +29,24 @@ _RECHECK: Final = 250_000  # microseconds
 _log = logging.getLogger("headgate")
 
 
-class HoldContext(NamedTuple):
-    """What a hold needs to be settled: the store and the asks, and how its owner reads costs and tells denials."""
+class HoldOwner(Protocol):
+    """What makes holds: it has the store, and knows how costs are read and denials told."""
 
-    store: HoldStore
-    asks: tuple[Ask, ...]
-    low: int
-    read_costs: Callable[[object], tuple[int, ...]]
-    """The cost of each ask, in smallest units, from what a caller gives: 0 or more."""
-    denied: Callable[[Decision], RateLimited]
-    """The error for a denial."""
-    freed: Callable[[], object]
-    """Called when something may have come back, for those who wait."""
+    @property
+    def hold_store(self) -> HoldStore: ...
+
+    @property
+    def low(self) -> int:
+        """The share of the capacity, in thousandths, below which a decision warns."""
+
+    def read_costs(self, cost: object) -> tuple[int, ...]:
+        """The cost of each ask, in smallest units, from what a caller gives: 0 or more."""
+
+    def denial(self, key: str, decision: Decision) -> RateLimited:
+        """The error for a denied hold."""
+
+    def freed(self, key: str) -> None:
+        """Something may have come back: those who wait for the key can look."""
 
 
 class Hold:
@@ -62,10 +70,18 @@ class Hold:
     """
 
     def __init__(
-        self, context: HoldContext, terms: HoldTerms, answer: HoldAnswer, called: int, max_age: int | None = None
+        self,
+        owner: HoldOwner,
+        asks: tuple[Ask, ...],
+        terms: HoldTerms,
+        answer: HoldAnswer,
+        called: int,
+        max_age: int | None = None,
     ) -> None:
         """Limiters make holds. `called` is when they asked for it, by the store's clock."""
-        self._context: Final = context
+        self._owner: Final = owner
+        self._store: Final = owner.hold_store
+        self._asks: Final = asks
         self._terms: Final = terms
         self._called: Final = called
         self._max_age: Final = max_age
@@ -82,6 +98,11 @@ class Hold:
         return self._terms.hold_id
 
     @property
+    def key(self) -> str:
+        """The key that it belongs to."""
+        return self._asks[0].key
+
+    @property
     def decision(self) -> Decision:
         """The decision on it; after another verb, what that one has left."""
         return self._decision
@@ -89,7 +110,7 @@ class Hold:
     @property
     def state(self) -> HoldState:
         """ "denied", "open", "settled", "cancelled" or "expired", as far as it is known here."""
-        if self._state == OPEN and (self._lost or self._context.store.clock.now() >= self._ends):
+        if self._state == OPEN and (self._lost or self._store.clock.now() >= self._ends):
             return EXPIRED
         return self._state
 
@@ -103,7 +124,7 @@ class Hold:
 
     def use(self, cost: object = 1) -> None:
         """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store."""
-        more = self._context.read_costs(cost)
+        more = self._owner.read_costs(cost)
         before = self._used or (0,) * len(more)
         self._used = tuple(one + other for one, other in zip(before, more, strict=True))
 
@@ -112,52 +133,52 @@ class Hold:
 
         Without a cost, it is what `use` has added up, or else what was reserved.
         """
-        return self._ended(self._context.store.settle(*self._arguments(), self._settled(cost)))
+        return self._ended(self._store.settle(*self._arguments(), self._settled(cost)))
 
     async def asettle(self, cost: object = None) -> Decision:
-        return self._ended(await self._context.store.asettle(*self._arguments(), self._settled(cost)))
+        return self._ended(await self._store.asettle(*self._arguments(), self._settled(cost)))
 
     def cancel(self) -> Decision:
         """End it, and give back all that it has taken."""
-        nothing = (0,) * len(self._context.asks)
-        return self._ended(self._context.store.settle(*self._arguments(), nothing, cancel=True))
+        nothing = (0,) * len(self._asks)
+        return self._ended(self._store.settle(*self._arguments(), nothing, cancel=True))
 
     async def acancel(self) -> Decision:
-        nothing = (0,) * len(self._context.asks)
-        return self._ended(await self._context.store.asettle(*self._arguments(), nothing, cancel=True))
+        nothing = (0,) * len(self._asks)
+        return self._ended(await self._store.asettle(*self._arguments(), nothing, cancel=True))
 
     def extend(self, cost: object = None, *, lease: Number | None = None) -> Decision:
         """Reserve so much more, all or nothing, and let the lease end `lease` seconds from now, if that is later.
 
         The decision says whether it passed. A denial changes nothing, not even the lease.
         """
-        called = self._context.store.clock.now()
-        return self._extended(called, self._context.store.extend(*self._arguments(), *self._extension(cost, lease)))
+        called = self._store.clock.now()
+        return self._extended(called, self._store.extend(*self._arguments(), *self._extension(cost, lease)))
 
     async def aextend(self, cost: object = None, *, lease: Number | None = None) -> Decision:
-        called = self._context.store.clock.now()
-        answer = await self._context.store.aextend(*self._arguments(), *self._extension(cost, lease))
+        called = self._store.clock.now()
+        answer = await self._store.aextend(*self._arguments(), *self._extension(cost, lease))
         return self._extended(called, answer)
 
     def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
         if not self:
-            raise HoldError(f"hold {self.id!r} of {self._context.asks[0].key!r} was denied: there is nothing to settle")
-        return self._context.asks, self._context.low, self.id
+            raise HoldError(f"hold {self.id!r} of {self.key!r} was denied: there is nothing to settle")
+        return self._asks, self._owner.low, self.id
 
     def _settled(self, cost: object) -> tuple[int, ...] | None:
         if cost is not None:
-            return self._context.read_costs(cost)
+            return self._owner.read_costs(cost)
         return self._used if self._state == OPEN else self._costs
 
     def _ended(self, answer: HoldAnswer) -> Decision:
         self._state, self._costs, self._decision = answer.state, answer.costs, answer.decision
-        self._context.freed()
+        self._owner.freed(self.key)
         return answer.decision
 
     def _extension(self, cost: object, lease: Number | None) -> tuple[tuple[int, ...] | None, int | None]:
         costs = None
         if cost is not None:
-            more = self._context.read_costs(cost)
+            more = self._owner.read_costs(cost)
             costs = tuple(one + other for one, other in zip(self._costs, more, strict=True))
         return costs, None if lease is None else lease_of(lease)
 
@@ -170,8 +191,8 @@ class Hold:
 
     def __enter__(self) -> Self:
         if not self:
-            raise self._context.denied(self._decision)
-        RENEWERS.add(self._context.store, self)
+            raise self._owner.denial(self.key, self._decision)
+        RENEWERS.add(self._store, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -195,30 +216,30 @@ class Hold:
 
     def _leave(self) -> bool:
         """Stop renewing it, and say whether it is still to be ended."""
-        RENEWERS.remove(self._context.store, self)
+        RENEWERS.remove(self._store, self)
         return self._state == OPEN
 
     def _lose(self) -> None:
         self._lost = True
-        _log.warning("hold %r of %r was forgotten before it was settled", self.id, self._context.asks[0].key)
+        _log.warning("hold %r of %r was forgotten before it was settled", self.id, self.key)
 
     def _expire(self) -> None:
         try:
-            self._extended(self._called, self._context.store.extend(*self._arguments(), None, 0))
+            self._extended(self._called, self._store.extend(*self._arguments(), None, 0))
         except UnknownHold:
             raise
         except HoldError:  # its lease has ended before
             self._lost = True
-        self._context.freed()
+        self._owner.freed(self.key)
 
     async def _aexpire(self) -> None:
         try:
-            self._extended(self._called, await self._context.store.aextend(*self._arguments(), None, 0))
+            self._extended(self._called, await self._store.aextend(*self._arguments(), None, 0))
         except UnknownHold:
             raise
         except HoldError:
             self._lost = True
-        self._context.freed()
+        self._owner.freed(self.key)
 
     # For the renewer -------------------------------------------------------------------------------------------------
 
@@ -229,7 +250,7 @@ class Hold:
 
     def renew(self) -> bool:
         """Renew its lease, and say whether to go on doing so."""
-        store = self._context.store
+        store = self._store
         called = store.clock.now()
         if self._max_age is not None and called - self._called >= self._max_age:
             return False
@@ -248,53 +269,51 @@ class Hold:
         return f"Hold({self.id!r}, {self.state})"
 
 
-class HoldMaker:
+class HoldRequest:
     """Asks for a hold, once or until it is granted."""
 
     def __init__(
         self,
-        context: HoldContext,
-        cost: object,
+        owner: HoldOwner,
+        asks: tuple[Ask, ...],
         lease: object,
         hold_id: object,
         on_expiry: object,
         keep: object,
         max_age: object,
     ) -> None:
-        costs = context.read_costs(cost)
-        if not any(costs):
-            refuse("hold cost", "more than 0", cost)
-        self._context: Final = context
-        self._asks: Final = tuple(ask._replace(cost=one) for ask, one in zip(context.asks, costs, strict=True))
+        self._owner: Final = owner
+        self._store: Final = owner.hold_store
+        self._asks: Final = asks
         self._terms: Final = _terms(lease, hold_id, on_expiry, keep)
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
-        self._called = context.store.clock.now()
+        self._called = 0
         self._answer: HoldAnswer | None = None
 
     @property
     def recheck(self) -> int | None:
         """Microseconds after which to ask again at the latest: a slot may have been freed on another machine."""
-        slots = any(ask.limit.counts_slots for ask in self._context.asks)
-        return _RECHECK if slots and isinstance(self._context.store, ServerStore) else None
+        slots = any(ask.limit.counts_slots for ask in self._asks)
+        return _RECHECK if slots and isinstance(self._store, ServerStore) else None
 
     def ask(self) -> Decision:
-        self._called = self._context.store.clock.now()
-        return self._note(self._context.store.hold(self._asks, self._context.low, self._terms))
+        self._called = self._store.clock.now()
+        return self._note(self._store.hold(self._asks, self._owner.low, self._terms))
 
     async def aask(self) -> Decision:
-        self._called = self._context.store.clock.now()
-        return self._note(await self._context.store.ahold(self._asks, self._context.low, self._terms))
+        self._called = self._store.clock.now()
+        return self._note(await self._store.ahold(self._asks, self._owner.low, self._terms))
 
     def perform(self, verb: Verb) -> Decision:
         """A step of `acquire`."""
         if verb is Verb.CHECK:
             return self.ask()
-        return self._context.store.apply(verb, self._asks, self._context.low)
+        return self._store.apply(verb, self._asks, self._owner.low)
 
     async def aperform(self, verb: Verb) -> Decision:
         if verb is Verb.CHECK:
             return await self.aask()
-        return await self._context.store.aapply(verb, self._asks, self._context.low)
+        return await self._store.aapply(verb, self._asks, self._owner.low)
 
     def _note(self, answer: HoldAnswer) -> Decision:
         self._answer = answer
@@ -305,13 +324,13 @@ class HoldMaker:
         answer = self._answer
         if answer is None or answer.state == DENIED:
             answer = HoldAnswer(decision, DENIED, tuple(ask.cost for ask in self._asks), 0)
-        return Hold(self._context, self._terms, answer, self._called, self._max_age)
+        return Hold(self._owner, self._asks, self._terms, answer, self._called, self._max_age)
 
 
-def found_hold(context: HoldContext, hold_id: str, answer: HoldAnswer, called: int) -> Hold:
+def found_hold(owner: HoldOwner, asks: tuple[Ask, ...], hold_id: str, answer: HoldAnswer, called: int) -> Hold:
     """A hold that was made before, by its id."""
     lease = min(max(answer.left, SHORTEST_LEASE), LONGEST_LEASE)
-    return Hold(context, HoldTerms(hold_id, lease, False, 0), answer, called)
+    return Hold(owner, asks, HoldTerms(hold_id, lease, False, 0), answer, called)
 
 
 class PendingHold:
@@ -335,12 +354,29 @@ class PendingHold:
             await self._made.__aexit__(kind, error, at)
 
 
+class _Ids:
+    """Makes ids: a random beginning for each process, and a number."""
+
+    def __init__(self) -> None:
+        self._after_fork()
+        after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._start, self._numbers = token_hex(6), count()
+
+    def new(self) -> str:
+        return f"{self._start}-{next(self._numbers):x}"
+
+
+_ids: Final = _Ids()
+
+
 def _terms(lease: object, hold_id: object, on_expiry: object, keep: object) -> HoldTerms:
     """The terms of a hold, from what a caller gives."""
     if on_expiry not in ("keep", "release"):
         refuse("hold on_expiry", "'keep' or 'release'", on_expiry)
     return HoldTerms(
-        token_hex(8) if hold_id is None else check_id(hold_id),
+        _ids.new() if hold_id is None else check_id(hold_id),
         lease_of(lease),
         on_expiry == "release",
         microseconds("hold keep", keep, LONGEST_LEASE),

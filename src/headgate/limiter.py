@@ -1,10 +1,11 @@
 """Limiter: limits without a policy, for any application."""
 
+from functools import cached_property
 from typing import Any, ClassVar, Final, Never
 
 from headgate._limiter_hot import LimiterChecks, id_of, key_of
-from headgate.errors import refuse, refuse_option
-from headgate.holds import KEEP, Hold, HoldContext, HoldMaker, OnExpiry, PendingHold, check_id, found_hold
+from headgate.errors import RateLimited, refuse, refuse_option
+from headgate.holds import KEEP, Hold, HoldRequest, OnExpiry, PendingHold, check_id, found_hold
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.notation import LimitLike, denial_error, limit_of
@@ -58,7 +59,7 @@ class Limiter(LimiterChecks, Closable):
         self.private: Final = store is None
         """Whether it counts in a memory of its own, because no store was given."""
         self._queues = WaitQueues()
-        self._holds: HoldStore | None = None  # the store, once it is known that it can hold
+        self._holds = LimiterHolds(self._store, self._low, self._decimals, self._queues)
 
     @property
     def limit(self) -> Limit:
@@ -166,10 +167,11 @@ class Limiter(LimiterChecks, Closable):
         With a `hold_id` it is made once, however often it is asked for. It is remembered for `keep` seconds after its
         end.
         """
-        make = HoldMaker(self._hold_context(key), cost, lease, hold_id, on_expiry, keep, max_age)
+        request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
         if timeout == 0:
-            return make.made(make.ask())
-        return make.made(acquire(self._queues, key, self._store.clock, timeout, make.perform, recheck=make.recheck))
+            return request.made(request.ask())
+        clock, perform = self._store.clock, request.perform
+        return request.made(acquire(self._queues, key, clock, timeout, perform, recheck=request.recheck))
 
     def ahold(
         self,
@@ -186,51 +188,34 @@ class Limiter(LimiterChecks, Closable):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
-            make = HoldMaker(self._hold_context(key), cost, lease, hold_id, on_expiry, keep, max_age)
+            request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
             if timeout == 0:
-                return make.made(await make.aask())
-            return make.made(
-                await aacquire(self._queues, key, self._store.clock, timeout, make.aperform, recheck=make.recheck)
-            )
+                return request.made(await request.aask())
+            clock, perform = self._store.clock, request.aperform
+            return request.made(await aacquire(self._queues, key, clock, timeout, perform, recheck=request.recheck))
 
         return PendingHold(hold)
 
     def find_hold(self, key: str, hold_id: str) -> Hold:
         """A hold that was made before, perhaps by another process; raises `UnknownHold`."""
-        context = self._hold_context(key)
-        called, asks, name = self._store.clock.now(), context.asks, check_id(hold_id)
-        return found_hold(context, name, context.store.find_hold(asks, self._low, name), called)
+        called, asks, name = self._store.clock.now(), self._hold_asks(key), check_id(hold_id)
+        return found_hold(self._holds, asks, name, self._holds.hold_store.find_hold(asks, self._low, name), called)
 
     async def afind_hold(self, key: str, hold_id: str) -> Hold:
-        context = self._hold_context(key)
-        called, asks, name = self._store.clock.now(), context.asks, check_id(hold_id)
-        return found_hold(context, name, await context.store.afind_hold(asks, self._low, name), called)
+        called, asks, name = self._store.clock.now(), self._hold_asks(key), check_id(hold_id)
+        return found_hold(
+            self._holds, asks, name, await self._holds.hold_store.afind_hold(asks, self._low, name), called
+        )
 
     def list_holds(self, key: str, count: int = 100) -> list[ListedHold]:
         """The holds of a key that are open, or remembered after their end; those that end first come first."""
-        return self._hold_store().list_holds(self._name, key_of(key), whole("count", count))
+        return self._holds.hold_store.list_holds(self._name, key_of(key), whole("count", count))
 
     async def alist_holds(self, key: str, count: int = 100) -> list[ListedHold]:
-        return await self._hold_store().alist_holds(self._name, key_of(key), whole("count", count))
+        return await self._holds.hold_store.alist_holds(self._name, key_of(key), whole("count", count))
 
-    def _hold_store(self) -> HoldStore:
-        if self._holds is None:
-            if not isinstance(self._store, HoldStore):
-                refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
-            self._holds = self._store
-        return self._holds
-
-    def _hold_context(self, key: object) -> HoldContext:
-        name = key_of(key)
-        limit, decimals = self._limit, self._decimals
-        return HoldContext(
-            self._hold_store(),
-            (Ask(self._name, name, limit, 0),),
-            self._low,
-            lambda cost: (cost_in(decimals, cost, zero=True),),
-            lambda decision: denial_error(name, decision),
-            lambda: self._queues.wake(name),
-        )
+    def _hold_asks(self, key: object, cost: Cost = 1) -> tuple[Ask, ...]:
+        return (Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost)),)
 
     def waiting(self, key: str) -> int:
         """How many callers wait in `acquire` or `hold` for a key here."""
@@ -251,6 +236,31 @@ class Limiter(LimiterChecks, Closable):
     def __repr__(self) -> str:
         name = f", name={self._name!r}" if self._name else ""
         return f"Limiter({str(self._limit)!r}{name})"
+
+
+class LimiterHolds:
+    """The `HoldOwner` of a limiter."""
+
+    def __init__(self, store: Store, low: int, decimals: int, queues: WaitQueues) -> None:
+        self._store: Final = store
+        self._decimals: Final = decimals
+        self._queues: Final = queues
+        self.low: Final = low
+
+    @cached_property
+    def hold_store(self) -> HoldStore:
+        if not isinstance(self._store, HoldStore):
+            refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
+        return self._store
+
+    def read_costs(self, cost: object) -> tuple[int, ...]:
+        return (cost_in(self._decimals, cost, zero=True),)
+
+    def denial(self, key: str, decision: Decision) -> RateLimited:
+        return denial_error(key, decision)
+
+    def freed(self, key: str) -> None:
+        self._queues.wake(key)
 
 
 class UnpinnedLimiter(Limiter):

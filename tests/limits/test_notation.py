@@ -1,5 +1,6 @@
 """Limits as text."""
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -7,7 +8,20 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headgate import BLOCKED, UNLIMITED, AllOf, InvalidInput, Limit, SlidingWindow, TokenBucket, parse, per_minute
+from headgate import (
+    BLOCKED,
+    UNLIMITED,
+    AllOf,
+    Budget,
+    InvalidInput,
+    Limit,
+    SlidingWindow,
+    Slots,
+    TokenBucket,
+    parse,
+    per_minute,
+)
+from headgate.limits.notation import rate_of
 
 EXPECTED = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 
@@ -35,6 +49,23 @@ EXPECTED = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slid
         ("2perday", TokenBucket(2, 2, 86_400)),
         ("1000/year", TokenBucket(1000, 1000, 31_536_000)),
         ("100 per 1.5 seconds sliding", SlidingWindow(100, 1.5)),
+        ("500 usd/calendar month in Europe/Berlin", Budget(500, "month", unit="usd", zone="Europe/Berlin")),
+        ("500 USD per Calendar Month IN Europe/Berlin", Budget(500, "month", unit="usd", zone="Europe/Berlin")),
+        ("5usd / calendar  week in America/Port-au-Prince",
+         Budget(5, "week", unit="usd", zone="America/Port-au-Prince")),
+        ("1/calendar year in Etc/GMT+5", Budget(1, "year", zone="Etc/GMT+5")),
+        ("500/calendar day", Budget(500, "day")),
+        ("500 per calendar day in UTC", Budget(500, "day")),
+        ("100000 tokens/calendar hour", Budget(100_000, "hour", unit="tokens")),
+        ("2 usd in all", Budget(2, unit="usd")),
+        ("2.50 credits:2 in all", Budget("2.5", unit="credits:2")),
+        ("2 in All", Budget(2)),
+        ("2 in:1 in all", Budget(2, unit="in:1")),
+        ("2 per:1 per calendar day", Budget(2, "day", unit="per:1")),
+        ("5 in flight", Slots(5)),
+        ("5  IN  Flight", Slots(5)),
+        ("5 usd/calendar day; 9 usd in all | 3 in flight",
+         AllOf([Budget(5, "day", unit="usd"), Budget(9, unit="usd"), Slots(3)])),
         ("Unlimited", UNLIMITED),
         ("blocked", BLOCKED),
     ],
@@ -55,8 +86,34 @@ def test_parse_refuses(bad: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "bad", ["500 usd/month", "5/calendar", "5/calendar minute", "5/2 calendar days", "5 calendar days",
+            "5/calendar day in", "5/calendar day in Europe/Bérlin", "5/calendar day burst 3", "5 in", "5 in total",
+            "5.5 in flight", "5 usd in flight", "usd in all", "-5 usd in all", "5 credits:/calendar day",
+            "5 usd per day"],
+)  # fmt: skip
+def test_parse_says_how_budgets_and_slots_are_written(bad: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(bad)
+    assert str(caught.value) == (
+        f"limit {bad!r}: expected 'AMOUNT UNIT/calendar PERIOD in ZONE' (such as '500 usd/calendar month in "
+        "Europe/Berlin', or '500/calendar day'), 'AMOUNT UNIT in all' or 'COUNT in flight', "
+        f"got {bad!r}"
+    )
+
+
+@pytest.mark.parametrize(
     ("bad", "text"),
     [
+        ("0 usd in all", "Budget amount: expected a number above 0 ('blocked' lets nothing pass), got '0'"),
+        ("0.0000001 usd/calendar day",
+         ("Budget amount: expected a number with at most 6 decimals (round it, if it was computed), "
+          "got '0.0000001'")),
+        ("5 credits/calendar day",
+         ("unit: expected usd, eur, tokens, requests, or another name with its decimals, such as 'credits:2', "
+          "got 'credits'")),
+        ("5/calendar day in Berlin",
+         "calendar zone: expected the IANA name of a time zone, such as 'Europe/Berlin', got 'Berlin'"),
+        ("0 in flight", "Slots count: expected a whole number from 1 to 100000, got 0"),
         ("0/minute", "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"),
         ("0/minute sliding",
          "SlidingWindow limit: expected a whole number from 1 to 1000000, got 0; to let nothing pass, write 'blocked'"),
@@ -78,6 +135,23 @@ def test_parse_refuses_other_types(bad: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(bad)
     assert str(caught.value) == f"limit: expected a string such as '60/minute', got {bad!r}"
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("3600/calendar hour", 1.0),
+        ("86.4 usd/calendar day in Europe/Berlin", 0.001),
+        ("2592/calendar month", 0.001),
+        ("2 usd in all", 0.0),
+        ("5 in flight", 0.0),
+        ("5 in flight; 5/second", 5.0),
+        ("5 in flight; 5 tokens/calendar day; 5/second", 5 / 86_400),
+        ("unlimited", math.inf),
+    ],
+)
+def test_limits_as_a_rate(text: str, rate: float) -> None:
+    assert rate_of(parse(text)) == pytest.approx(rate)
 
 
 @given(

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
+from zoneinfo import available_timezones
 
 import pytest
 from hypothesis import assume, example, given
@@ -15,9 +17,11 @@ from headgate import (
     BLOCKED,
     UNLIMITED,
     AllOf,
+    Budget,
     InvalidInput,
     Limit,
     SlidingWindow,
+    Slots,
     TokenBucket,
     limited,
     parse,
@@ -26,7 +30,9 @@ from headgate import (
     per_minute,
     per_second,
 )
+from headgate.limits.calendar import PERIODS as CALENDAR_PERIODS
 from headgate.limits.numbers import positive
+from headgate.limits.units import unit_of
 
 POSITIVE_FLOATS = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 FRACTIONS = st.builds(Fraction, st.integers(1, 10**25), st.integers(1, 10**25))
@@ -43,6 +49,25 @@ BUCKETS = st.one_of(
     st.tuples(st.sampled_from(PERIODS), NUMBERS, BURSTS),
 )
 WINDOWS = st.tuples(st.just(SlidingWindow), st.integers(1, 1_000_000), NUMBERS)
+UNITS = st.one_of(
+    st.sampled_from(["", "usd", "eur", "tokens", "requests"]),
+    st.from_regex(r"[a-z][a-z_]{0,30}:[0-9]", fullmatch=True),
+)
+ZONES = st.sampled_from(sorted(available_timezones() - {"localtime"}))
+CALENDAR = st.one_of(st.just((None, "UTC")), st.tuples(st.sampled_from(CALENDAR_PERIODS), ZONES))
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> tuple[Callable[..., Limit], Any, str | None]:
+    """Some of any number, and more of one that its unit can count."""
+    unit, (period, zone) = draw(UNITS), draw(CALENDAR)
+    counted = st.one_of(st.integers(1, 1000), st.integers(1, 2**53)).map(
+        lambda smallest: Decimal(smallest).scaleb(-unit_of(unit)[1])
+    )
+    return partial(Budget, unit=unit, zone=zone), draw(st.one_of(counted, counted.map(str), NUMBERS)), period
+
+
+SLOTS = st.tuples(st.just(Slots), BURSTS)
 SINGLE = st.one_of(BUCKETS, WINDOWS, st.sampled_from([(lambda: UNLIMITED,), (lambda: BLOCKED,)]))
 
 
@@ -57,7 +82,7 @@ def built(call: tuple[Callable[..., Limit], *tuple[Any, ...]]) -> Limit | None:
     return None
 
 
-@given(SINGLE)
+@given(st.one_of(SINGLE, SLOTS, budgets()))
 @example((limited, 2**-20, 1))
 @example((limited, 1 / 3, 1))
 @example((limited, 5e-324, 1))
@@ -81,6 +106,19 @@ def test_e2_several_limits_can_be_written_down_and_read_back(calls: list[Any]) -
     if joined is None:
         assert len(set(limits)) == 1
     else:
+        assert parse(str(joined)) == joined
+
+
+@given(st.lists(budgets(), min_size=2, max_size=4))
+def test_different_budgets_are_joined_if_their_costs_have_the_same_decimals(calls: list[Any]) -> None:
+    limits = [limit for limit in map(built, calls) if limit is not None]
+    assume(len(set(limits)) > 1)
+    joined = built((AllOf, limits))
+    if joined is None:
+        several = len({limit.decimals for limit in limits}) > 1
+        assert several or len({limit.identity for limit in limits}) < len(set(limits))
+    else:
+        assert {limit.decimals for limit in limits} == {joined.decimals}
         assert parse(str(joined)) == joined
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from headgate._native import Text, i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.calendar import Calendar
-from headgate.limits.decision import NEVER, Decision, Limit, State, decide_one
+from headgate.limits.decision import NEVER, Decision, Details, Limit, State, decide_one
 from headgate.limits.numbers import LARGEST, Number, decimal_text, smallest_units
 from headgate.limits.units import unit_of
 
@@ -147,11 +147,11 @@ class Budget(Limit):
         return NEVER if self._calendar is None else self._end(state) - moment
 
     def _period_at(self, moment: i64) -> tuple[int, ...]:
-        """The start and end of the period of a moment."""
+        """The start and end of the period of a moment: of one before 1970, where a sweep may look, the first."""
         current = self._current
         if not current[0] <= moment < current[1]:
             assert self._calendar is not None
-            current = self._calendar.at(moment)
+            current = self._calendar.at(max(moment, 0))
             self._current = current
         return current
 
@@ -195,7 +195,8 @@ class Budget(Limit):
         reset: i64 = _LARGEST if state.used else 0
         if self._calendar is not None:
             reset = self._end(state) - (now + state.ahead)
-        return decide_one(self, wait, left // self._scale, scarce, reset)
+        exact = None if self._decimals == 0 else Details(wait, None, None, False, max(left, 0))
+        return decide_one(self, wait, left // self._scale, scarce, reset, exact)
 
     def _text(self) -> str:
         return decimal_text(Fraction(self._amount, self._scale))

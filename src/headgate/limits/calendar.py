@@ -20,7 +20,7 @@ PERIODS: Final = ("hour", "day", "week", "month", "year")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_BEYOND: Final = (datetime(9998, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND  # datetime ends two years later
+_BEYOND: Final = (datetime(9997, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND  # datetime knows the periods after it
 _ZONE: Final = re.compile(r"[A-Z][A-Za-z0-9_+/-]{0,63}", re.ASCII)  # no "localtime" or "right/...": they aren't IANA's
 
 
@@ -46,7 +46,7 @@ class Calendar:
     def at(self, moment: int) -> tuple[int, int]:
         """The start and the end of the period that a moment is in. The end belongs to the next one."""
         if not 0 <= moment < _BEYOND:
-            refuse("calendar", "a moment from 1970 to the end of 9997, in microseconds since 1970", moment)
+            refuse("calendar", "a moment from 1970 to the end of 9996, in microseconds since 1970", moment)
         return self._at(moment)
 
     def previous(self, moment: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ depends on its arguments alone, and only the state that is handed in is written.
 """
 
 from abc import abstractmethod
+from decimal import Decimal
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -254,6 +255,13 @@ class Decision:
         return self._remaining
 
     @property
+    def left(self) -> Decimal:
+        """What is left with all decimals: 99.9688 of 100 usd, of which `remaining` is 99."""
+        if self._details is None or self._details.left < 0:
+            return Decimal(self.remaining)
+        return Decimal(int(self._details.left)).scaleb(-self._limit.decimals)
+
+    @property
     def retry_after(self) -> float | None:
         """Seconds until the same request passes if no other comes: 0.0 if it passed, None if it never will."""
         return None if self._retry == NEVER else self._retry / 1_000_000
@@ -305,10 +313,6 @@ class Decision:
 
     def at(self, place: i64) -> "Decision":
         """The same, as that of one of several limits: the one at this place."""
-        return Decision(self._outcome, self._limit, self._remaining, self._retry, self._reset, place)
-
-    def bound_at(self, place: int) -> "Decision":
-        """The same with everything, bound by the limit at another place."""
         return Decision(self._outcome, self._limit, self._remaining, self._retry, self._reset, place, self._details)
 
     def as_denied(self) -> "Decision":
@@ -349,7 +353,8 @@ class Decision:
 
     def as_degraded(self, limit: Limit) -> "Decision":
         """The same, of this limit, made while the store was away."""
-        details = Details(self.own_wait(), self.violation, self.would_be, True)
+        left = i64(-1) if self._details is None else self._details.left
+        details = Details(self.own_wait(), self.violation, self.would_be, True, left)
         return Decision(self._outcome, limit, self._remaining, self._retry, self._reset, self._bound, details)
 
     def _fields(self) -> tuple[object, ...]:
@@ -384,16 +389,19 @@ class Decision:
 class Details:
     """Fields that few decisions have, kept apart so that the others don't pay for them."""
 
-    __slots__ = ("degraded", "own", "violation", "would_be")
+    __slots__ = ("degraded", "left", "own", "violation", "would_be")
 
-    def __init__(self, own: i64, violation: Violation | None, would_be: Outcome | None, degraded: bool) -> None:
+    def __init__(
+        self, own: i64, violation: Violation | None, would_be: Outcome | None, degraded: bool, left: i64 = -1
+    ) -> None:
         self.own: Final = own
         self.violation: Final = violation
         self.would_be: Final = would_be
         self.degraded: Final = degraded
+        self.left: Final = left  # in smallest units, where there are decimals; otherwise -1
 
     def _fields(self) -> tuple[object, ...]:
-        return self.own, self.violation, self.would_be, self.degraded
+        return self.own, self.violation, self.would_be, self.degraded, self.left
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Details) and self._fields() == other._fields()
@@ -405,7 +413,9 @@ class Details:
         return Details, self._fields()
 
 
-def decide_one(limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64) -> Decision:
+def decide_one(
+    limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64, details: Details | None = None
+) -> Decision:
     """The decision on a request under a single limit."""
     if wait != 0:
         outcome = DENY
@@ -413,7 +423,7 @@ def decide_one(limit: Limit, wait: i64, left: i64, scarce: bool, reset: i64) -> 
         outcome = WARN
     else:
         outcome = ALLOW
-    return Decision(outcome, limit, max(left, 0), wait, reset, -1)
+    return Decision(outcome, limit, max(left, 0), wait, reset, -1, details)
 
 
 def binding_of(decisions: list[Decision]) -> Decision:

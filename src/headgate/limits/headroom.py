@@ -22,11 +22,12 @@ once.
     hold B of 3               5             A 2, B 5
     1 s later, at 1/s: +1     6             (seen at the next step)
     spend 4                   2             A 2, B 4
-    cancel B: gives 3         5             A 2, B 1
-    cancel A: gives 2         7             B 1 (A has 0 left, and is dropped)
+    cancel B: gives 3         5             A 1 (what was left for B; B has as much, and is dropped)
+    cancel A: gives 1         6             (nothing is left for either)
 
-Giving back g to one hold changes what the others would have seen: all headrooms since then are g smaller. So the number
-of each newer hold shrinks by g, and that of an older one to what is left for the hold itself, if that is less.
+Without A and B the bucket would have been full when 4 were spent, and 6 are left. Giving back g to one hold changes
+what the others would have seen: all headrooms since then are g smaller. So the number of each newer hold shrinks by g,
+and that of an older one to what is left for the hold itself, if that is less.
 
 The bound. A stack has at most `MOST` entries. Beyond that, the two whose ratio is closest to 1 become one, with the
 smaller number: a hold may then get back less than is due, by that ratio, and never more.

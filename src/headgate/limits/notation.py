@@ -80,7 +80,7 @@ def parse(text: str) -> Limit:
     >>> parse("500 usd/calendar month in Europe/Berlin")
     Budget(500, 'month', unit='usd', zone='Europe/Berlin')
     >>> parse("100000 tokens/calendar hour"), parse("2.50 credits:2 in all"), parse("5 in flight")
-    (Budget(100000, 'hour', unit='tokens'), Budget('2.5', unit='credits:2'), Slots(5))
+    (Budget(100000, 'hour', unit='tokens'), Budget('2.5', unit='credits:2'), Slots(count=5))
     """
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)

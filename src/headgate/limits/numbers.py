@@ -38,11 +38,14 @@ def whole(where: str, value: object, most: int = LARGEST, least: int = 1) -> int
     return number
 
 
-def cost_of(value: object) -> int:
-    """A cost: an int of at least 1. One beyond `LARGEST` is above every capacity, and comes back as `LARGEST` + 1."""
+def cost_of(value: object, least: int = 1) -> int:
+    """A cost: an int of at least 1, or `least`.
+
+    One beyond `LARGEST` is above every capacity, and comes back as `LARGEST` + 1.
+    """
     number = _int(value)
-    if number is None or number < 1:
-        refuse("cost", "a whole number of at least 1", value)
+    if number is None or number < least:
+        refuse("cost", f"a whole number of at least {least}", value)
     return min(number, LARGEST + 1)
 
 
@@ -56,7 +59,7 @@ def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
     """
     if decimals:
         return smallest_units("cost", value, decimals, zero=zero)
-    return 0 if zero and _int(value) == 0 else cost_of(value)
+    return cost_of(value, least=0 if zero else 1)
 
 
 def smallest_units(where: str, value: object, decimals: int, *, zero: bool = False, hint: str = "") -> int:
@@ -67,7 +70,7 @@ def smallest_units(where: str, value: object, decimals: int, *, zero: bool = Fal
     number = _decimal(value)
     if number is None or number < 0 or (number == 0 and not zero):
         refuse(where, "a number, 0 or more" if zero else f"a number above 0{hint}", value)
-    scaled = number * 10**decimals
+    scaled: Fraction = number * 10**decimals
     if scaled.denominator != 1:
         most = f"a number with at most {decimals} decimals" if decimals else "a whole number"
         refuse(where, f"{most} (round it, if it was computed)", value)
@@ -90,7 +93,7 @@ def positive(where: str, value: object) -> Fraction:
 
 def microseconds(where: str, seconds: object, most: int | None = None) -> int:
     """Seconds, 0 or more, to the nearest microsecond; at most so many microseconds."""
-    number = _fraction(seconds)
+    number = seconds if type(seconds) is int else _fraction(seconds)
     if number is None or number < 0:
         refuse(where, "a number of seconds, 0 or more", seconds)
     found = round(number * 1_000_000)

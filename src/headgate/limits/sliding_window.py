@@ -86,6 +86,12 @@ class WindowLog:
         if self.sums[place] == before:
             self.times.pop(place)
             self.sums.pop(place)
+        if len(self.times) == self.first:  # nothing is left: begin anew, without the places of those that were dropped
+            while self.times:
+                self.times.pop()
+                self.sums.pop()
+            self.first = 0
+            self.gone = 0
 
 
 class SlidingWindow(Limit):

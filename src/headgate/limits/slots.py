@@ -1,6 +1,6 @@
 """Slots: so many holds at once, each until it is settled or its lease ends."""
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Final, SupportsIndex
 
 from headgate._native import i64, mypyc_attr
@@ -15,13 +15,13 @@ MAX_SLOTS: Final = 100_000
 class Leases:
     """The ends of the leases that are under way, in microseconds."""
 
-    __slots__ = ("_counts", "_heap", "last", "used")
+    __slots__ = ("_counts", "_heap", "_late", "used")
 
     def __init__(self) -> None:
         self.used: i64 = 0  # leases under way
-        self.last: i64 = 0  # an end that none of them is behind
         self._counts: Final[dict[int, int]] = {}  # leases by their end
         self._heap: list[int] = []  # all these ends, and some of leases that are over
+        self._late: list[int] = []  # the same, negated, so that the last end comes first
 
     def drop_ended(self, now: i64) -> None:
         """Drop the leases that have ended by now."""
@@ -30,16 +30,16 @@ class Leases:
 
     def take(self, end: i64) -> None:
         self.used += 1
-        self.last = max(self.last, end) if self.used > 1 else end
         before = self._counts.get(end, 0)
         self._counts[end] = before + 1
         if before == 0:
-            if len(self._heap) > 2 * len(self._counts) + 64:
-                ends = list(self._counts)
-                heapify(ends)
+            if max(len(self._heap), len(self._late)) > 2 * len(self._counts) + 64:
+                ends = sorted(self._counts)  # a heap, and so are they negated and reversed
                 self._heap = ends
+                self._late = [-one for one in reversed(ends)]
             else:
                 heappush(self._heap, end)
+                heappush(self._late, -end)
 
     def free(self, end: i64) -> None:
         """End a lease before its time. One that has ended is gone already."""
@@ -56,6 +56,22 @@ class Leases:
         while self._heap and self._heap[0] not in self._counts:
             heappop(self._heap)
         return self._heap[0] if self._heap else 0
+
+    def last(self) -> i64:
+        """The last one; 0 if there is none."""
+        while self._late and -self._late[0] not in self._counts:
+            heappop(self._late)
+        return -self._late[0] if self._late else 0
+
+    def after(self, ended: i64) -> i64:
+        """The end with which more than so many leases have ended, of those that are under way."""
+        if ended == 0:
+            return self.first()
+        for end in sorted(self._counts):
+            ended -= self._counts[end]
+            if ended < 0:
+                return end
+        return 0
 
 
 class Slots(Limit):
@@ -97,7 +113,7 @@ class Slots(Limit):
         """The wait is an upper bound: a slot may be free earlier."""
         assert isinstance(state, Leases)
         state.drop_ended(now)
-        return 0 if state.used < self._count else state.first() - now
+        return 0 if state.used < self._count else state.after(state.used - self._count) - now
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         return
@@ -115,12 +131,13 @@ class Slots(Limit):
 
     def idle(self, state: State, now: i64) -> bool:
         assert isinstance(state, Leases)
-        return state.used == 0 or state.last <= now
+        return state.used == 0 or state.last() <= now
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         assert isinstance(state, Leases)
         left = self._count - state.used
-        return decide_one(self, wait, left, left * 1000 < self._count * low, state.last - now if state.used else i64(0))
+        reset = state.last() - now if state.used else i64(0)
+        return decide_one(self, wait, left, left * 1000 < self._count * low, reset)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Slots) and self._count == other._count

@@ -158,10 +158,18 @@ class TokenBucket(Limit):
     def _from_now(self, span: i64, state: BucketState, now: i64) -> i64:
         return span if span == LONGEST else max(span - (now - state.stamp), 0)
 
+    def _room(self, state: BucketState, now: i64) -> i64:
+        """The headroom of a bucket that is up to now, without what the tick that has begun will give."""
+        room = self._full - state.level
+        elapsed = now - state.stamp
+        if self._tick > 1 and elapsed > 0:  # shorter than a tick, and gain * tick is no larger than LARGEST
+            room -= (elapsed * self._gain + self._tick - 1) // self._tick
+        return room if room > 0 else 0  # noqa: FURB136 - in plain Python a call of `max` allocates
+
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, BucketState)
         if state.headroom is not None:
-            state.headroom.see(self._full - state.level)
+            state.headroom.see(self._room(state, now))
         if cost <= self._capacity:
             level = state.level - cost * self._unit
             state.level = level if level > -_DEBT else -_DEBT  # noqa: FURB136
@@ -195,7 +203,7 @@ class TokenBucket(Limit):
         if actual > held:
             self.spend(state, now, actual - held)
         elif actual < held and headroom is not None and headroom.epoch == mark:
-            headroom.see(self._full - state.level)
+            headroom.see(self._room(state, now))
             least = headroom.least(serial)
             given = least if held - actual > least // self._unit else (held - actual) * self._unit
             if given > 0:

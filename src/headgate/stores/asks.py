@@ -22,5 +22,5 @@ def place_in(decision: Decision, asks: Sequence[Ask], pieces: Sequence[Ask]) -> 
     for position, ask in enumerate(asks):
         place -= len(ask.limit.pieces)
         if place < 0:
-            return decision.bound_at(position)
+            return decision.at(position)
     return decision

@@ -8,16 +8,16 @@
         case(lambda clock: MyStore(clock=clock))
 
 Each case is called with a function that makes an empty store on the `ManualClock` it is given, and raises
-`NotConforming` where the store is wrong. `run` calls them all. Some compare the store with a slow model in exact
-fractions (`headgate.stores.reference`).
+`NotConforming` where the store is wrong. `HOLD_CASES` are those of stores that can hold. `run` calls them all. Some
+compare the store with a slow model in exact fractions (`headgate.stores.reference`, `headgate.stores.reference_holds`).
 """
 
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Final, TypeAlias
+from typing import Final
 
 from headgate.limits.all_of import AllOf
 from headgate.limits.clock import ManualClock
@@ -26,38 +26,15 @@ from headgate.limits.fixed import BLOCKED, UNLIMITED
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import per_day, per_minute, per_second
 from headgate.limits.violations import Backoff
-from headgate.stores.base import Ask, Offence, Store, Verb
+from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.conformance_holds import HOLD_CASES as HOLD_CASES
+from headgate.stores.harness import Case as Case
+from headgate.stores.harness import MakeStore as MakeStore
+from headgate.stores.harness import NotConforming as NotConforming
+from headgate.stores.harness import StoreHarness as StoreHarness
+from headgate.stores.harness import expect as expect
+from headgate.stores.holds import HoldStore
 from headgate.stores.reference import LOW, Model, ReferenceKey, random_models, random_steps
-
-MakeStore: TypeAlias = Callable[[ManualClock], Store]
-Case: TypeAlias = Callable[[MakeStore], None]
-
-
-class NotConforming(AssertionError):
-    """A store breaks the contract."""
-
-
-class StoreHarness:
-    """A store with its clock, and shortcuts for the cases."""
-
-    def __init__(self, make: MakeStore) -> None:
-        self.clock = ManualClock(start=1000)
-        self.store = make(self.clock)
-
-    def apply(self, verb: Verb, limit: Limit, key: str = "key", cost: int = 1, name: str = "") -> Decision:
-        return self.store.apply(verb, [Ask(name, key, limit, cost)], LOW)
-
-    def check(self, limit: Limit, key: str = "key", cost: int = 1, name: str = "") -> Decision:
-        return self.apply(Verb.CHECK, limit, key, cost, name)
-
-    def passed(self, limit: Limit, times: int, key: str = "key", cost: int = 1) -> int:
-        return sum(bool(self.check(limit, key, cost)) for _ in range(times))
-
-
-def expect(what: str, got: object, expected: object) -> None:
-    """Raise `NotConforming` unless both are equal."""
-    if got != expected:
-        raise NotConforming(f"{what}: expected {expected!r}, got {got!r}")
 
 
 def a_new_key_is_full(make: MakeStore) -> None:
@@ -380,6 +357,7 @@ CASES: Final[tuple[Case, ...]] = (
 
 
 def run(make: MakeStore) -> None:
-    """Run every case."""
-    for case in CASES:
+    """Run every case; those of holds if the store can hold."""
+    holds = HOLD_CASES if isinstance(make(ManualClock()), HoldStore) else ()
+    for case in (*CASES, *holds):
         case(make)

@@ -2,13 +2,14 @@
 
 import heapq
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from headgate._native import i64
-from headgate.errors import UnknownHold
+from headgate.errors import UnknownHold, refuse
 from headgate.limits.all_of import AllOfState
-from headgate.limits.decision import Limit, State
+from headgate.limits.decision import Decision, Limit, State
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import (
@@ -96,6 +97,7 @@ class MemoryHold:
         self.costs = costs
         """Of each ask: the reserved ones, in the end the settled ones."""
         self.released = False
+        self.forgotten = False
         self.state: HoldState = OPEN
         self.end: i64 = 0  # of its lease, or when it was settled
 
@@ -113,14 +115,16 @@ class MemoryHolds:
         self._tables: Final = tables
         self._max_ended: Final = max_ended
         self._by_key: Final[dict[tuple[str, str], dict[str, MemoryHold]]] = {}
-        self._ended: Final[dict[MemoryHold, None]] = {}  # settled, in the order in which they were
-        self._open: Final[dict[MemoryHold, None]] = {}  # in the order in which they are looked at
+        self._all: Final[deque[MemoryHold]] = deque()  # in the order in which they are looked at
+        self._ended: Final[deque[MemoryHold]] = deque()  # those that were settled, in this order
+        self._forgotten: i64 = 0  # how many of these are still in the queue of all
         self._due: Final[list[tuple[int, int, MemoryHold]]] = []  # when their costs may come back
         self._made = 0
         self._warned = False
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._ended)
+        """How many holds are open or remembered."""
+        return len(self._all) - self._forgotten
 
     # The verbs -------------------------------------------------------------------------------------------------------
 
@@ -135,18 +139,16 @@ class MemoryHolds:
             return self._answer(known, asks, low, now, CHECK)
         pieces = pieces_of(asks)
         self._refuse_more(name, key, now)
-        entries = [self._entry(ask, now) for ask in pieces]
+        entries = self._entries(pieces, now)
         charges = [Charge(ask.limit, ask.cost) for ask in pieces]
         held = MemoryHold(asks, terms, [HeldPiece(pieces[i], charges[i]) for i in range(len(pieces))], costs)
         held.end = now + terms.lease
         denied = self._take(entries, charges, now, held.end)
-        if denied and self._lacks_room(entries):
-            return HoldAnswer(self._tables.deny_for_room(entries[0].limit), DENIED, tuple(costs), 0)
-        decision = place_in(decide_all(entries, CHECK, not denied, now, low), asks, pieces)
+        decision = self._decide(entries, denied, asks, pieces, low, now)
         if denied:
             return HoldAnswer(decision, DENIED, tuple(costs), 0)
         self._by_key.setdefault((name, key), {})[terms.hold_id] = held
-        self._open[held] = None
+        self._all.append(held)
         self._expect_release(held)
         self._sweep(now)
         self._tables.sweep(now)
@@ -157,7 +159,7 @@ class MemoryHolds:
     ) -> HoldAnswer:
         now = self._begin()
         held = self._known(asks, hold_id, now)
-        actual = list(held.costs if costs is None else costs)
+        actual = [0] * len(held.costs) if cancel else list(held.costs if costs is None else costs)
         if held.state in (SETTLED, CANCELLED):
             if actual != held.costs:
                 refuse_other_costs(hold_id, held.state, held.costs, actual)
@@ -167,7 +169,6 @@ class MemoryHolds:
         held.costs = actual
         held.state = CANCELLED if cancel else SETTLED
         held.end = now
-        self._open.pop(held, None)
         self._remember(held)
         return self._answer(held, asks, low, now)
 
@@ -179,19 +180,22 @@ class MemoryHolds:
         if held.state_at(now) != OPEN:
             refuse_ended(hold_id, held.state_at(now), held.costs, "extend")
         more = [max(costs[i] - held.costs[i], 0) for i in range(len(costs))] if costs is not None else []
+        decision = None
         if any(more):
             pieces = pieces_of([Ask(asks[i].name, asks[i].key, asks[i].limit, more[i]) for i in range(len(asks))])
-            entries = [self._entry(ask, now) for ask in pieces]
+            entries = self._entries(pieces, now)
             charges = [Charge(ask.limit, ask.cost) for ask in pieces]
-            if self._take(entries, charges, now, 0):
-                decision = place_in(decide_all(entries, CHECK, False, now, low), asks, pieces)
+            denied = self._take(entries, charges, now, 0)
+            decision = self._decide(entries, denied, asks, pieces, low, now)
+            if denied:
                 return HoldAnswer(decision, OPEN, tuple(held.costs), held.left(now))
             for i in range(len(pieces)):
                 _add_charge(held.pieces[i].charges, charges[i])
             held.costs = [held.costs[i] + more[i] for i in range(len(asks))]
         if lease is not None:
             self._move(held, now, now if lease == 0 else max(held.end, now + lease))
-        return self._answer(held, asks, low, now, CHECK)
+        answer = self._answer(held, asks, low, now, CHECK)
+        return answer if decision is None else answer._replace(decision=decision)
 
     def find_hold(self, asks: Sequence[Ask], low: i64, hold_id: str) -> HoldAnswer:
         now = self._begin()
@@ -214,6 +218,15 @@ class MemoryHolds:
     def _entry(self, ask: Ask, now: i64) -> Entry:
         return Entry(self._tables.table_of(ask.name, ask.limit), ask.key, ask.limit, ask.cost, now)
 
+    def _entries(self, pieces: Sequence[Ask], now: i64) -> list[Entry]:
+        """The entries of asks that are about to be taken."""
+        if self._tables.size + len(pieces) > self._tables.max_keys:
+            self._tables.make_room(now)  # before tables are looked up: it may drop empty ones
+        entries = [self._entry(ask, now) for ask in pieces]
+        if len({(id(entry.table), entry.key) for entry in entries}) < len(entries):
+            refuse("asks", "each key once", [ask.key for ask in pieces])
+        return entries
+
     def _found(self, piece: HeldPiece, now: i64) -> Entry:
         """The entry of a piece of a hold, up to now."""
         entry = self._entry(Ask(piece.name, piece.key, piece.limit, 0), now)
@@ -226,21 +239,14 @@ class MemoryHolds:
 
     def _take(self, entries: list[Entry], charges: list[Charge], now: i64, end: i64) -> bool:
         """Take all costs, and slots until `end` (0: none), or nothing: True if it is denied."""
+        self._waits(entries, now, end)
         for i in range(len(entries)):
-            entries[i].find(now)
             for j in range(len(charges[i].limits)):
                 charges[i].limits[j].prepare(_state_of(entries[i].state, j))
-        if self._tables.size + len(entries) > self._tables.max_keys:
-            self._tables.make_room(now)
-            if self._lacks_room(entries):
-                return True
+        if self._lacks_room(entries):
+            return True
         # From here on nothing is allocated that the garbage collector tracks: a finalizer could spend in between.
-        denied = False
-        for i in range(len(entries)):
-            entries[i].find(now)
-            if entries[i].wait != 0 and not (end == 0 and entries[i].limit.counts_slots):
-                denied = True
-        if denied:
+        if self._waits(entries, now, end):
             return True
         for i in range(len(entries)):
             charges[i].take(entries[i].limit, entries[i].state, now)
@@ -248,6 +254,24 @@ class MemoryHolds:
                 entries[i].limit.take_slot(entries[i].state, end)
             entries[i].keep(now)
         return False
+
+    def _waits(self, entries: list[Entry], now: i64, end: i64) -> bool:
+        """Find the states of entries, and say whether any of them has to wait."""
+        waits = False
+        for i in range(len(entries)):
+            entries[i].find(now)
+            if end == 0 and entries[i].limit.counts_slots:
+                entries[i].wait = 0  # the hold has its slot
+            waits = waits or entries[i].wait != 0
+        return waits
+
+    def _decide(
+        self, entries: list[Entry], denied: bool, asks: Sequence[Ask], pieces: Sequence[Ask], low: i64, now: i64
+    ) -> Decision:
+        """The decision on what was taken, or denied."""
+        if denied and self._lacks_room(entries):
+            return self._tables.deny_for_room(entries[0].limit)
+        return place_in(decide_all(entries, CHECK, not denied, now, low), asks, pieces)
 
     def _count(self, held: MemoryHold, actual: list[int], now: i64) -> None:
         """Count `actual` for each ask of a hold instead of what is counted now."""
@@ -333,7 +357,7 @@ class MemoryHolds:
 
     def _remember(self, held: MemoryHold) -> None:
         """Remember a hold that was settled, and forget the oldest ones if there are too many."""
-        self._ended[held] = None
+        self._ended.append(held)
         if len(self._ended) > self._max_ended:
             if not self._warned:
                 self._warned = True
@@ -342,29 +366,33 @@ class MemoryHolds:
                     "again is an error",
                     self._max_ended,
                 )
-            self._forget(next(iter(self._ended)))
+            self._forget(self._ended.popleft())
 
     def _sweep(self, now: i64) -> None:
         """Forget a few holds that ended long ago."""
-        for table in (self._open, self._ended):
-            for _ in range(_SWEPT_AT_ONCE):
-                held = next(iter(table), None)
-                if held is None:
-                    break
-                table.pop(held)
-                if held.end + held.keep <= now:
-                    self._forget(held)
-                else:
-                    table[held] = None
+        for _ in range(_SWEPT_AT_ONCE):
+            if not self._all:
+                break
+            held = self._all.popleft()
+            if held.forgotten:
+                self._forgotten -= 1
+            elif held.end + held.keep <= now:
+                self._forget(held)
+                self._forgotten -= 1
+            else:
+                self._all.append(held)
+        while self._ended and self._ended[0].forgotten:
+            self._ended.popleft()
 
     def _forget(self, held: MemoryHold) -> None:
-        self._open.pop(held, None)
-        self._ended.pop(held, None)
-        holds = self._by_key.get((held.name, held.key))
-        if holds is not None:
-            holds.pop(held.hold_id, None)
-            if not holds:
-                self._by_key.pop((held.name, held.key), None)
+        if held.forgotten:
+            return
+        held.forgotten = True
+        self._forgotten += 1
+        holds = self._by_key[held.name, held.key]
+        del holds[held.hold_id]
+        if not holds:
+            del self._by_key[held.name, held.key]
 
     def forget(self, name: str, key: str) -> None:
         """Forget the holds of a key: nothing that they have taken comes back."""

@@ -3,30 +3,46 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
-from typing import Final
+from typing import Final, Self
 
 from headgate.limits.all_of import AllOf
+from headgate.limits.budget import Budget
+from headgate.limits.clock import ManualClock
 from headgate.limits.decision import Decision, Limit, Outcome
 from headgate.limits.numbers import LARGEST, microseconds
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import Verb
 
 LOW: Final = 200
 """The share of the capacity, in thousandths, below which the reference warns."""
 
+_ZERO: Final = datetime.fromtimestamp(0, UTC) + timedelta(seconds=ManualClock().wall())  # when a `ManualClock` shows 0
+_MICROSECOND: Final = timedelta(microseconds=1)
+
 
 class Model(ABC):
     """A limit by its definition, for one key. Times are whole microseconds; nothing else is rounded."""
 
-    def __init__(self, limit: Limit) -> None:
+    def __init__(self, limit: Limit, most: int, scale: int = 1) -> None:
         self.limit = limit
+        self.most = most
+        """The largest cost, in smallest units."""
+        self.scale = scale
+        """Smallest units of a cost in a whole one."""
+
+    def fresh(self) -> Self:
+        """The same without a count, if this one has none: what changes is replaced, and never changed in place."""
+        return copy(self)
 
     @abstractmethod
     def left(self, now: int) -> Fraction:
-        """Tokens, below zero in debt."""
+        """Smallest units, below zero in debt."""
 
     @abstractmethod
     def passes_at(self, now: int, cost: int) -> int | None:
@@ -42,14 +58,30 @@ class Model(ABC):
     @abstractmethod
     def refund(self, now: int, cost: int) -> None: ...
 
+    def decide(self, now: int, wait: int, pending: int, low: int) -> Decision:
+        """The decision with this wait, on a request that would still take `pending`."""
+        left = self.left(now)
+        if wait != 0:
+            outcome = Outcome.DENY
+        elif (left - pending) * 1000 < self.most * low:
+            outcome = Outcome.WARN
+        else:
+            outcome = Outcome.ALLOW
+        reset = min(max(self.whole_at(now) - now, 0), LARGEST)
+        return Decision(outcome, self.limit, max(floor(left / self.scale), 0), wait, reset, -1)
+
+    def wait(self, now: int, cost: int) -> int:
+        """The wait until `cost` passes; -1 if it never does."""
+        at = self.passes_at(now, cost)
+        return -1 if at is None else min(at - now, LARGEST)
+
 
 class BucketModel(Model):
     """A bucket by its spent tokens, and the time since it was last full."""
 
     def __init__(self, capacity: int, refill: Fraction, per: Fraction) -> None:
         limit = TokenBucket(capacity, refill, per)
-        super().__init__(limit)
-        self.capacity = capacity
+        super().__init__(limit, capacity)
         self.rate = refill / per / 1_000_000  # tokens per microsecond
         self.tick = microseconds("tick", limit.tick)
         self.deepest = Fraction(-LARGEST, (self.rate * self.tick).denominator)  # debt, as far as it can be counted
@@ -64,17 +96,17 @@ class BucketModel(Model):
         if full or self.whole_at(now) <= now:
             self.full_at, self.spent = now, Fraction(0)
         ticks = (now - self.full_at) // self.tick
-        return self.capacity - self.spent + ticks * self.tick * self.rate
+        return self.most - self.spent + ticks * self.tick * self.rate
 
     def whole_at(self, now: int) -> int:
         return self.full_at + ceil(self.spent / self.rate)
 
     def passes_at(self, now: int, cost: int) -> int | None:
-        if cost > self.capacity:
+        if cost > self.most:
             return None
         if self.left(now) >= cost:
             return now
-        ticks = ceil((cost - self.capacity + self.spent) / (self.tick * self.rate))
+        ticks = ceil((cost - self.most + self.spent) / (self.tick * self.rate))
         return min(self.full_at + ticks * self.tick, self.whole_at(now))
 
     def spend(self, now: int, cost: int) -> None:
@@ -82,7 +114,7 @@ class BucketModel(Model):
         self.spent += min(Fraction(cost), left - self.deepest)
 
     def refund(self, now: int, cost: int) -> None:
-        if self.left(now) + cost >= self.capacity:
+        if self.left(now) + cost >= self.most:
             self.full_at, self.spent = self.latest, Fraction(0)
         else:
             self.spent -= cost
@@ -92,8 +124,7 @@ class WindowModel(Model):
     """Every request, one by one."""
 
     def __init__(self, limit: int, window: Fraction) -> None:
-        super().__init__(SlidingWindow(limit, window))
-        self.most = limit
+        super().__init__(SlidingWindow(limit, window), limit)
         self.window = int(window * 1_000_000)
         self.log: list[int] = []  # when each token was spent
 
@@ -119,15 +150,100 @@ class WindowModel(Model):
         del self.log[max(len(self.log) - cost, 0) :]
 
 
+class BudgetModel(Model):
+    """What is used in each period of UTC, or in all."""
+
+    def __init__(self, amount: int, period: str | None, unit: str = "") -> None:
+        scale = 10 ** Budget(1, unit=unit).decimals
+        super().__init__(Budget(Fraction(amount, scale), period, unit=unit), amount, scale)
+        self.period = period
+        self.used: dict[int, int] = {}
+
+    def _begun(self, now: int) -> int:
+        """The start of the period that is counted. A clock that stepped back stands still."""
+        return max([self._bounds(now)[0], *[start for start, used in self.used.items() if used]])
+
+    def _bounds(self, now: int) -> tuple[int, int]:
+        """The start of the period of a moment, and that of the next one."""
+        if self.period is None:
+            return 0, now + LARGEST
+        shown = (_ZERO + now * _MICROSECOND).replace(minute=0, second=0, microsecond=0)
+        if self.period == "hour":
+            start, end = shown, shown + timedelta(hours=1)
+        elif self.period == "month":
+            start = shown.replace(day=1, hour=0)
+            end = (start + timedelta(days=31)).replace(day=1)
+        elif self.period == "year":
+            start = shown.replace(month=1, day=1, hour=0)
+            end = start.replace(year=start.year + 1)
+        else:
+            weekly = self.period == "week"
+            start = shown.replace(hour=0) - timedelta(days=shown.weekday() if weekly else 0)
+            end = start + timedelta(days=7 if weekly else 1)
+        return (start - _ZERO) // _MICROSECOND, (end - _ZERO) // _MICROSECOND
+
+    def left(self, now: int) -> Fraction:
+        return Fraction(self.most - self.used.get(self._begun(now), 0))
+
+    def whole_at(self, now: int) -> int:
+        begun = self._begun(now)
+        return now if self.period is None and not self.used.get(begun) else self._bounds(max(begun, now))[1]
+
+    def passes_at(self, now: int, cost: int) -> int | None:
+        if cost > self.most:
+            return None
+        if cost <= self.left(now):
+            return now
+        return None if self.period is None else self.whole_at(now)
+
+    def spend(self, now: int, cost: int) -> None:
+        begun = self._begun(now)
+        self.used = {**self.used, begun: min(self.used.get(begun, 0) + cost, LARGEST)}
+
+    def refund(self, now: int, cost: int) -> None:
+        begun = self._begun(now)
+        self.used = {**self.used, begun: max(self.used.get(begun, 0) - cost, 0)}
+
+
+class SlotsModel(Model):
+    """The end of each lease."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(Slots(count), count)
+        self.ends: list[int] = []
+
+    def left(self, now: int) -> Fraction:
+        return Fraction(self.most - len(self._under_way(now)))
+
+    def _under_way(self, now: int) -> list[int]:
+        return sorted(end for end in self.ends if end > now)
+
+    def whole_at(self, now: int) -> int:
+        return max([now, *self._under_way(now)])
+
+    def passes_at(self, now: int, cost: int) -> int | None:
+        ends = self._under_way(now)
+        return now if len(ends) < self.most else ends[len(ends) - self.most]
+
+    def spend(self, now: int, cost: int) -> None:
+        """Only a hold takes a slot."""
+
+    def refund(self, now: int, cost: int) -> None:
+        """Only a hold gives one back."""
+
+    def decide(self, now: int, wait: int, pending: int, low: int) -> Decision:
+        return super().decide(now, wait, 0, low)
+
+
 class ReferenceKey:
     """One key under some limits, all or nothing."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         self.models = models
-        self.limit: Limit = models[0].limit if len(models) == 1 else AllOf([model.limit for model in models])
+        self.limit: Limit = joined(models)
 
     def apply(self, verb: Verb, now: int, cost: int, low: int = LOW) -> Decision:
-        waits = [self._wait(model, now, cost) for model in self.models]
+        waits = [model.wait(now, cost) for model in self.models]
         passed = verb is Verb.CHECK and not any(waits)
         for model in self.models:
             if passed or verb is Verb.CHARGE:
@@ -136,38 +252,53 @@ class ReferenceKey:
                 model.refund(now, cost)
         pending = 0 if passed else cost if verb in (Verb.CHECK, Verb.PEEK) else 1
         if verb in (Verb.CHARGE, Verb.REFUND):
-            waits = [self._wait(model, now, 1) for model in self.models]
-        ranked = []
-        for position, (model, wait) in enumerate(zip(self.models, waits, strict=True)):
-            left = model.left(now)
-            if wait != 0:
-                outcome, rank = Outcome.DENY, (0, -(10**30) if wait < 0 else -wait)
-            elif (left - pending) * 1000 < model.limit.capacity * low:
-                outcome, rank = Outcome.WARN, (1, floor(left))
-            else:
-                outcome, rank = Outcome.ALLOW, (2, floor(left))
-            reset = min(max(model.whole_at(now) - now, 0), LARGEST)
-            bound = position if len(self.models) > 1 else -1
-            ranked.append((rank, position, Decision(outcome, model.limit, max(floor(left), 0), wait, reset, bound)))
-        return min(ranked)[2]
+            waits = [model.wait(now, 1) for model in self.models]
+        decisions = [self.models[i].decide(now, waits[i], pending, low) for i in range(len(waits))]
+        return binding(decisions, range(len(waits)))
 
-    @staticmethod
-    def _wait(model: Model, now: int, cost: int) -> int:
-        at = model.passes_at(now, cost)
-        return -1 if at is None else min(at - now, LARGEST)
+
+def joined(models: Sequence[Model]) -> Limit:
+    """The limits of some models as one."""
+    return models[0].limit if len(models) == 1 else AllOf([model.limit for model in models])
+
+
+def binding(decisions: Sequence[Decision], places: Sequence[int]) -> Decision:
+    """Of several decisions the denial with the longest wait, or a warning, or the one with the least left."""
+
+    def rank(index: int) -> tuple[int, float, int]:
+        one = decisions[index]
+        if one.outcome is Outcome.DENY:
+            return 0, -(LARGEST + 1 if one.retry_us is None else one.retry_us), index
+        return 1 if one.outcome is Outcome.WARN else 2, one.remaining, index
+
+    first = min(range(len(decisions)), key=rank)
+    return decisions[first] if len(decisions) == 1 else decisions[first].at(places[first])
 
 
 def random_models(chance: random.Random) -> list[Model]:
     """One to three limits of any kind and size."""
     models: list[Model] = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        if chance.random() < 0.3:
+        kind = chance.random()
+        if kind < 0.3:
             models.append(WindowModel(chance.randint(1, 20), Fraction(chance.randint(1, 3_000_000), 1_000_000)))
-        else:
+        elif kind < 0.8:
             capacity = chance.choice((1, 2, 7, 60, 10**9))
             refill = Fraction(chance.randint(1, 100), chance.choice((1, 1, 3, 7)))
             models.append(BucketModel(capacity, refill, Fraction(chance.choice((1, 60, 86_400)))))
-    return models
+        else:
+            models.append(_random_shared(chance))
+    seen: dict[object, Model] = {}
+    for model in models:  # a limit has each budget once, and slots once
+        seen.setdefault(model.limit.identity, model)
+    return list(seen.values())
+
+
+def _random_shared(chance: random.Random) -> Model:
+    """A budget or slots."""
+    if chance.random() < 0.3:
+        return SlotsModel(chance.choice((1, 2, 5)))
+    return BudgetModel(chance.choice((1, 7, 60, 10**9)), chance.choice((None, "hour", "day", "week", "month", "year")))
 
 
 def random_steps(chance: random.Random, count: int) -> list[tuple[Verb, int, int]]:

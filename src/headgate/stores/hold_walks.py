@@ -1,0 +1,159 @@
+"""Walks of a store and of the reference through the same holds, at random."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from enum import Enum
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
+
+from headgate.errors import HoldError
+from headgate.limits.decision import Decision
+from headgate.stores.base import Ask, Verb
+from headgate.stores.harness import MICROSECOND, HoldHarness, MakeStore, NotConforming, expect
+from headgate.stores.holds import HoldAnswer, HoldTerms
+from headgate.stores.reference import LOW, BucketModel, BudgetModel, Model, SlotsModel, WindowModel
+from headgate.stores.reference_holds import HoldReference
+
+Answer: TypeAlias = HoldAnswer | Decision | type[Exception]
+
+
+class HoldVerb(Enum):
+    """What a step of a walk does."""
+
+    HOLD = "hold"
+    SETTLE = "settle"
+    CANCEL = "cancel"
+    EXTEND = "extend"
+    FIND = "find"
+    CHECK = "check"
+    CHARGE = "charge"
+    REFUND = "refund"
+
+
+class HoldStep(NamedTuple):
+    """A step of a walk."""
+
+    verb: HoldVerb
+    span: int
+    """Microseconds to go on before it."""
+    costs: tuple[int, ...]
+    terms: HoldTerms
+    actual: list[int] | None
+    """The costs to settle with, or to extend to."""
+    lease: int | None
+    """The lease to extend to."""
+
+    def call(self, asks: Callable[[Sequence[int]], list[Ask]]) -> tuple[str, list[Any], dict[str, bool]]:
+        """The method of a store that it calls, and the arguments."""
+        hold_id, some = self.terms.hold_id, asks([max(cost, 1) for cost in self.costs])
+        if self.verb is HoldVerb.HOLD:
+            return "hold", [asks(self.costs), LOW, self.terms], {}
+        if self.verb is HoldVerb.SETTLE:
+            return "settle", [some, LOW, hold_id, self.actual], {}
+        if self.verb is HoldVerb.CANCEL:
+            return "settle", [some, LOW, hold_id, [0] * len(some)], {"cancel": True}
+        if self.verb is HoldVerb.EXTEND:
+            return "extend", [some, LOW, hold_id, self.actual, self.lease], {}
+        if self.verb is HoldVerb.FIND:
+            return "find_hold", [some, LOW, hold_id], {}
+        return "apply", [Verb(self.verb.value), some, LOW], {}
+
+
+def random_asked(chance: random.Random) -> list[list[Model]]:
+    """One or two keys under limits that are small enough that a walk meets their bounds."""
+    return [_random_small(chance) for _ in range(chance.choice((1, 1, 1, 2)))]
+
+
+def _random_small(chance: random.Random) -> list[Model]:
+    makers: dict[str, Callable[[], Model]] = {
+        "bucket": lambda: BucketModel(chance.choice((1, 5, 10, 30)), Fraction(chance.choice((1, 3, 60))), Fraction(1)),
+        "slow": lambda: BucketModel(chance.choice((5, 10, 30)), Fraction(chance.choice((1, 7))), Fraction(60)),
+        "window": lambda: WindowModel(chance.choice((1, 5, 10, 30)), Fraction(chance.choice((1, 10, 61)))),
+        "budget": lambda: BudgetModel(chance.choice((5, 20, 100)), chance.choice((None, "hour", "day"))),
+        "slots": lambda: SlotsModel(chance.choice((1, 2, 3))),
+    }
+    kinds = chance.sample(sorted(makers), chance.choice((1, 1, 2, 3)))
+    return [makers[kind]() for kind in kinds]
+
+
+def random_hold_steps(chance: random.Random, asked: Sequence[Sequence[Model]], count: int) -> list[HoldStep]:
+    """So many steps on a few ids, about as long as leases are and buckets take to be full."""
+    refundable = all(isinstance(model, BucketModel | SlotsModel) for models in asked for model in models)
+    verbs = [verb for verb in HoldVerb if refundable or verb is not HoldVerb.REFUND]
+    verbs += [HoldVerb.HOLD, HoldVerb.HOLD, HoldVerb.SETTLE, HoldVerb.SETTLE, HoldVerb.EXTEND, HoldVerb.CHECK]
+    leases = (1, 400_000, 1_000_000, 5_000_000, 60_000_000)
+    steps = []
+    for _ in range(count):
+        verb, hold_id = chance.choice(verbs), f"hold-{chance.randint(1, 5)}"
+        span = chance.choice((0, 0, 0, 1, 100_000, 333_333, 999_999, 1_000_000, 7_000_000, 600_000_000))
+        terms = HoldTerms(hold_id, chance.choice(leases), chance.random() < 0.5, chance.choice((0, 1_000_000, 10**7)))
+        costs = tuple(chance.choice((0, 1, 1, 2, 3, 5, 12)) for _ in asked)
+        actual = None if chance.random() < 0.3 else [chance.choice((0, 1, 2, 3, 5, 12, 20)) for _ in asked]
+        lease = chance.choice((None, None, 0, *leases))
+        steps.append(HoldStep(verb, span, costs, terms, actual, lease))
+    return steps
+
+
+def compare_holds(make: MakeStore, asked: Sequence[Sequence[Model]], steps: Sequence[HoldStep]) -> None:
+    """Walk a store and the reference through the same steps.
+
+    Expect the same of each as long as the reference is exact, and from then on that the store never gives more.
+    """
+    harness = HoldHarness(make, asked[0][0].limit)
+    reference = HoldReference(asked, harness.clock)
+    for number, step in enumerate(steps):
+        harness.clock.advance(step.span * MICROSECOND)
+        what = f"step {number} {step} on {[str(ask.limit) for ask in reference.asks(step.costs)]}"
+        method, arguments, options = step.call(reference.asks)
+        got = _answer(lambda: getattr(harness.holds, method)(*arguments, **options))  # noqa: B023
+        reference.granted = None if reference.exact or isinstance(got, type) else bool(_decision(got))
+        expected = _answer(lambda: getattr(reference, method)(*arguments, **options))  # noqa: B023
+        if reference.exact:
+            expect(what, got, expected)
+            listed = harness.holds.list_holds("name-0", "key", 100)
+            expect(f"listed after {what}", sorted(listed), sorted(reference.list_holds()))
+        else:
+            _expect_no_more(what, got, expected)
+
+
+def _answer(call: Callable[[], HoldAnswer | Decision]) -> Answer:
+    try:
+        return call()
+    except HoldError as error:
+        return type(error)
+
+
+def _decision(answer: HoldAnswer | Decision) -> Decision:
+    return answer.decision if isinstance(answer, HoldAnswer) else answer
+
+
+def _expect_no_more(what: str, got: Answer, expected: Answer) -> None:
+    if isinstance(got, type) or isinstance(expected, type):
+        expect(what, got, expected)
+        return
+    given, most = _decision(got), _decision(expected)
+    if (given and not most) or (given.limit == most.limit and given.remaining > most.remaining):
+        raise NotConforming(f"{what}: expected at most {most!r}, got {given!r}")
+
+
+def compare_async_holds(make: MakeStore, asked: Sequence[Sequence[Model]], steps: Sequence[HoldStep]) -> None:
+    """Walk two stores through the same steps, one of them by its async twins."""
+
+    async def walk() -> None:
+        sync, twin = HoldHarness(make, asked[0][0].limit), HoldHarness(make, asked[0][0].limit)
+        asks = HoldReference(asked, sync.clock).asks
+        for step in steps:
+            for harness in (sync, twin):
+                harness.clock.advance(step.span * MICROSECOND)
+            method, arguments, options = step.call(asks)
+            expected = _answer(lambda: getattr(sync.holds, method)(*arguments, **options))  # noqa: B023
+            try:
+                got: Answer = await getattr(twin.holds, f"a{method}")(*arguments, **options)
+            except HoldError as error:
+                got = type(error)
+            expect(f"the async twin of {step}", got, expected)
+        listed = await twin.holds.alist_holds("name-0", "key", 100)
+        expect("alist_holds", sorted(listed), sorted(sync.holds.list_holds("name-0", "key", 100)))
+
+    asyncio.run(walk())

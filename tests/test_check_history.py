@@ -1,0 +1,326 @@
+"""tools/check_history.py: forged histories are convicted, honest ones acquitted."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hold_model import SECOND, random_history
+from tools.check_history import Crime, NoHistory, check_history
+from tools.history_accounts import Curve
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).parent.parent
+Line = dict[str, Any]
+BUCKET: Line = {"limit": "B", "kind": "bucket", "capacity": 10, "refill": 1, "per": 1}
+WINDOW: Line = {"limit": "W", "kind": "window", "most": 10, "seconds": 10}
+SLOTS: Line = {"limit": "S", "kind": "slots", "most": 1}
+BUDGET: Line = {"limit": "M", "kind": "budget", "amount": 10, "periods": [0, 100 * SECOND]}
+LIMITS = [BUCKET, WINDOW, SLOTS, BUDGET]  # lines 1 to 4
+
+
+def call(
+    verb: str, limits: str, at: float, said: str | None = "passed", until: float | None = None, **more: Any
+) -> Line:
+    """A call of key `a` on the limits with these letters, exact or with an end; times in seconds."""
+    times = {"called": round(at * SECOND), "returned": round((at if until is None else until) * SECOND)}
+    return {"verb": verb, "key": "a", "limits": list(limits), "said": said, **times, **more}
+
+
+def check(limits: str, at: float, cost: int = 1, said: str = "passed", **more: Any) -> Line:
+    return call("check", limits, at, said, cost=cost, **more)
+
+
+def hold(name: str, limits: str, at: float, cost: int = 1, said: str | None = "passed", **more: Any) -> Line:
+    return call("hold", limits, at, said, **{"cost": cost, "hold": name, "lease": 10 * SECOND, **more})
+
+
+def settle(name: str, at: float, cost: int, **more: Any) -> Line:
+    return call("settle", "", at, **{"hold": name, "cost": cost, **more})
+
+
+def cancel(name: str, at: float, **more: Any) -> Line:
+    return call("cancel", "", at, hold=name, **more)
+
+
+def extend(name: str, at: float, said: str = "passed", **more: Any) -> Line:
+    return call("extend", "", at, said, hold=name, **more)
+
+
+def peek(limits: str, at: float, remaining: int, **more: Any) -> Line:
+    return call("peek", limits, at, remaining=remaining, **more)
+
+
+def killed(line: Line) -> Line:
+    return {**line, "said": None, "returned": None}
+
+
+def crimes(*lines: Line, lenient: bool = False) -> list[Crime]:
+    return check_history([*LIMITS, *lines], lenient_denials=lenient)
+
+
+FORGED = {
+    "a bucket lets more pass than it had": ("exceeded", [check("B", 0, 10), check("B", 0.999999)]),
+    "a bucket forgets a debt": ("exceeded", [call("charge", "B", 0, cost=20), check("B", 10)]),
+    "a bucket gives back what had refilled": (
+        "exceeded", [hold("h", "B", 0, 10), check("B", 9, 9), settle("h", 9, 1), check("B", 9, 10)],
+    ),
+    "a window lets more pass than it had": ("exceeded", [check("W", 0, 4), check("W", 9, 6), check("W", 9.999999)]),
+    "a slot is taken twice": ("exceeded", [hold("h1", "S", 0), hold("h2", "S", 9.999999)]),
+    "a slot is doubled by an expiry": (
+        "exceeded", [hold("h1", "S", 0), hold("h2", "S", 10), settle("h1", 11, 1), hold("h3", "S", 12)],
+    ),
+    "a check passes without a free slot": ("exceeded", [hold("h1", "S", 0), check("S", 1)]),
+    "a budget is overspent by a check": ("exceeded", [hold("h1", "M", 0, 8), check("M", 50, 3)]),
+    "a budget is overspent by an extend": ("exceeded", [hold("h", "M", 0, 8), extend("h", 1, cost=3)]),
+    "an extend lengthens a lease only on paper": (
+        "exceeded", [hold("h1", "S", 0), extend("h1", 9, lease=10 * SECOND), hold("h2", "S", 18)],
+    ),
+    "an ended hold is extended": ("ended", [hold("h", "S", 0), extend("h", 10, lease=10 * SECOND)]),
+    "a settled hold is extended": ("ended", [hold("h", "M", 0), settle("h", 1, 1), extend("h", 2, cost=1)]),
+    "what was never held is settled": ("ended", [hold("h1", "B", 0, 11, "denied"), settle("h1", 1, 5)]),
+    "a slot is lost after the end of the lease": (
+        "wrongly denied", [hold("h1", "S", 0), hold("h2", "S", 10, said="denied")],
+    ),
+    "a slot is lost after a cancel": (
+        "wrongly denied", [hold("h1", "S", 0), cancel("h1", 1), check("S", 1, said="denied")],
+    ),
+    "a denial spends": (
+        "wrongly denied", [check("B", 0, 6), check("B", 0, 5, "denied"), check("B", 0, 4, "denied")],
+    ),
+    "all or nothing is broken: the first of two limits was charged": (
+        "booked twice", [hold("h1", "S", 0), hold("h2", "BS", 0, 4, "denied"), peek("B", 0, 6)],
+    ),
+    "all or nothing is broken: the second of two limits was not charged": (
+        "lost", [check("BW", 0, 4), peek("W", 0, 10)],
+    ),
+    "a settle is booked twice": (
+        "booked twice", [hold("h", "M", 0, 2), settle("h", 1, 4), settle("h", 2, 4), peek("M", 3, 2)],
+    ),
+    "a hold is booked twice": ("booked twice", [killed(hold("h", "W", 0, 2)), hold("h", "W", 1, 2), peek("W", 2, 6)]),
+    "a settle is booked beside the reservation": (
+        "booked twice", [hold("h", "M", 0, 5), settle("h", 1, 3), peek("M", 2, 2)],
+    ),
+    "a settle is booked into the wrong period": (
+        "booked twice", [hold("h", "M", 99, 2), settle("h", 101, 8), peek("M", 102, 2)],
+    ),
+    "a give-back is booked into the wrong period": (
+        "lost", [hold("h", "M", 99, 8), check("M", 100, 5), cancel("h", 101), peek("M", 102, 10)],
+    ),
+    "a released cost is not given back": (
+        "wrongly denied", [hold("h", "M", 0, 8, release=True), check("M", 10, 8, "denied")],
+    ),
+    "a cost that stays is given back": ("exceeded", [hold("h", "M", 0, 8), check("M", 10, 8)]),
+    "a cost is charged after a cancel": ("booked twice", [hold("h", "W", 0, 3), cancel("h", 1), peek("W", 2, 7)]),
+    "a charge is lost": ("lost", [call("charge", "M", 0, cost=7), peek("M", 1, 10)]),
+    "a hold proven by a settle is lost": ("lost", [killed(hold("h", "M", 0, 4)), settle("h", 1, 4), peek("M", 1, 10)]),
+    "a refund is lost": ("booked twice", [check("B", 0, 7), call("refund", "B", 0, cost=3), peek("B", 0, 3)]),
+    "a window counts for too long": ("wrongly denied", [check("W", 0, 10), check("W", 10, said="denied")]),
+    "a wait is too long": ("retry too late", [check("B", 0, 10), check("B", 0, 2, "denied", retry=2 * SECOND + 1)]),
+    "a wait is too short": ("retry too early", [check("W", 0, 10), check("W", 3, 2, "denied", retry=7 * SECOND - 1)]),
+    "a wait for a slot outlasts the lease": (
+        "retry too late", [hold("h1", "S", 0), hold("h2", "S", 4, said="denied", retry=7 * SECOND)],
+    ),
+    "holds that overlap pass together": (
+        "exceeded", [hold("h1", "S", 0, until=2), hold("h2", "S", 1, until=3)],
+    ),
+    "checks that overlap pass together": ("exceeded", [check("B", 0, 6, until=0.5), check("B", 0.2, 6, until=0.9)]),
+    "a budget is overspent by holds that overlap": ("exceeded", [hold(name, "M", 0, 4, until=5) for name in "xyz"]),
+    "a denial has room throughout": (
+        "wrongly denied", [check("W", 0, 5, until=1), check("W", 0, 5, "denied", until=1)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_history_is_convicted(name: str) -> None:
+    kind, lines = FORGED[name]
+    found = crimes(*lines)
+    assert [crime.kind for crime in found] == [kind], found
+    assert str(len(LIMITS) + len(lines)) in found[0].lines, "it was committed in the last line"
+
+
+HONEST = {
+    "a bucket refills": [
+        check("B", 0, 10), check("B", 1), check("B", 1.5, said="denied", retry=SECOND // 2), check("B", 2),
+    ],
+    "a bucket takes as if the settled cost had been taken at once": [
+        hold("h", "B", 0, 10), check("B", 9, 9), settle("h", 9, 1), peek("B", 9, 1), check("B", 9, 2, "denied"),
+    ],
+    "a settle leaves a debt": [
+        hold("h", "BM", 0, 5), settle("h", 0, 15), peek("B", 0, 0), peek("M", 0, -5), check("B", 6),
+    ],
+    "a wait of a microsecond": [check("B", 0, 9), check("B", 0.999999), check("B", 0.999999, said="denied", retry=1)],
+    "a lease that an extend may have shortened": [
+        hold("h1", "S", 0), extend("h1", 1, lease=2 * SECOND), hold("h2", "S", 5, said="denied"), hold("h3", "S", 6),
+    ],
+    "a settle between the hold's cost and the extended one, in both readings": [
+        hold("h", "B", 0, 2), extend("h", 5, cost=4), settle("h", 5, 4), peek("B", 5, 10), peek("B", 5, 8),
+    ],
+    "a window": [check("W", 0, 10), check("W", 9.999999, said="denied", retry=1), check("W", 10, 10)],
+    "a slot is free when the lease ends, and after a cancel": [
+        hold("h1", "S", 0), check("S", 5, said="denied"), hold("h2", "S", 10), cancel("h2", 11), hold("h3", "S", 11),
+    ],
+    "an extend counts from its instant": [
+        hold("h1", "S", 0), extend("h1", 9, lease=2 * SECOND), hold("h2", "S", 10, said="denied"), hold("h3", "S", 11),
+    ],
+    "a denied extend changes nothing": [hold("h", "M", 0, 8), extend("h", 1, "denied", cost=3), peek("M", 2, 2)],
+    "a settle belongs to the period of its hold": [hold("h", "M", 99, 8), settle("h", 100, 9), check("M", 100, 10)],
+    "repeated verbs are the same": [
+        killed(hold("h", "MS", 0, 4)), hold("h", "MS", 1, 4), settle("h", 2, 3), settle("h", 3, 3), peek("M", 4, 7),
+    ],
+    "a killed holder's slot heals": [
+        killed(hold("h1", "S", 0)), hold("h2", "S", 1, said="denied"), hold("h3", "S", 20),
+    ],
+    "a killed check may count or not": [killed(check("M", 0, 6)), check("M", 1, 5, "denied"), peek("M", 2, 10)],
+    "a killed settle may count or not": [
+        hold("h", "M", 0, 6), killed(settle("h", 1, 0)), peek("M", 2, 10), peek("M", 3, 4),
+    ],
+    "released costs come back": [hold("h", "MW", 0, 8, release=True), check("MW", 10, 8)],
+    "a settle in a period of which nobody is sure": [
+        hold("h", "M", 99, 8, until=101), check("M", 100, 8, until=101), check("M", 99, 8, "denied", until=101),
+    ],
+    "calls that overlap": [hold("h1", "S", 0, until=3), cancel("h1", 3, until=5), hold("h2", "S", 4, until=6)],
+    "an account of another key": [
+        check("M", 0, 10), {**check("M", 1, 10), "limits": [["M", "b"]]},
+        {**check("MB", 2), "cost": [0, 5]}, peek("B", 2, 5),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_history_is_acquitted(name: str) -> None:
+    assert crimes(*HONEST[name]) == []
+
+
+def test_the_extremes_of_a_long_span_are_those_of_its_values() -> None:
+    dice = random.Random(1)
+    values = [dice.randint(0, 10**9) for _ in range(20_000)]
+    curve = Curve(list(range(len(values))), values, [], 0, 1)
+    for _ in range(50):
+        first, last = sorted(dice.sample(range(1, len(values)), 2))
+        assert curve.least(first, last) == min(values[first - 1 : last])
+        assert curve.most(first, last) == max(values[first - 1 : last])
+
+
+def test_a_verdict_names_the_lines_that_prove_it() -> None:
+    found = crimes(check("B", 0, 10), check("B", 60, 7), check("B", 61, 2), check("S", 61), check("B", 61, 3))
+    assert str(found[0]) == "exceeded: check of 3 passed, B of a: at least 8 of 10 taken (lines 9, 7, 6)"
+
+
+def test_lenient_denials_forgive_where_a_rate_was_given_back() -> None:
+    given_back = [hold("h", "B", 0, 10), settle("h", 0, 1), check("B", 0, 2, "denied"), peek("B", 0, 0)]
+    assert [crime.kind for crime in crimes(*given_back)] == ["wrongly denied", "booked twice"]
+    assert crimes(*given_back, lenient=True) == []
+    assert crimes(*given_back, check("W", 0, 2, "denied"), lenient=True), "another account"
+    assert crimes(*given_back, check("B", 0, 10), lenient=True), "no limit is exceeded"
+
+
+@pytest.mark.parametrize("jitter", [0, 2, SECOND // 3, 3 * SECOND])
+@pytest.mark.parametrize("killed", [0.0, 0.1])
+def test_random_honest_histories_are_acquitted(jitter: int, killed: float) -> None:
+    for seed in range(8):
+        history = random_history(seed, 120, jitter=jitter, killed=killed)
+        assert check_history(history) == [], seed
+
+
+def mutate(history: list[Line], dice: random.Random, kind: str) -> bool:
+    """Forge one line; whether there was one to forge."""
+    wanted = {
+        "pass": "denied",
+        "deny": "passed",
+        "more": "passed",
+        "less": "passed",
+        "late": "denied",
+        "early": "denied",
+    }
+    verbs = {"more": ("peek",), "less": ("peek",)}.get(kind, ("check",))
+    lines = [line for line in history if line.get("verb") in verbs and line["said"] == wanted[kind]]
+    lines = [line for line in lines if kind not in ("late", "early") or line.get("retry")]
+    if not lines:
+        return False
+    line = dice.choice(lines)
+    if kind in ("pass", "deny"):
+        line.update(said="passed" if kind == "pass" else "denied", retry=None)
+    elif kind in ("more", "less"):
+        line["remaining"] += 1 if kind == "more" else -1
+    else:
+        line["retry"] += 1 if kind == "late" else -1
+        del history[history.index(line) + 1 :]
+    return True
+
+
+@pytest.mark.parametrize("kind", ["pass", "deny", "more", "less", "late", "early"])
+def test_a_forged_line_of_an_exact_history_is_convicted(kind: str) -> None:
+    tried = convicted = 0
+    for seed in range(20):
+        history = [dict(line) for line in random_history(seed, 120)]
+        if mutate(history, random.Random(seed), kind):
+            tried += 1
+            convicted += bool(check_history(history))
+    assert tried >= 10
+    assert convicted >= tried * 0.9  # a debt hides that a bit more is left, and a refund how much
+
+
+@pytest.mark.parametrize("kind", ["pass", "deny", "more", "less"])
+def test_forged_lines_of_a_history_with_calls_that_last_are_often_convicted(kind: str) -> None:
+    convicted = 0
+    for seed in range(20):
+        history = [dict(line) for line in random_history(seed, 120, jitter=SECOND // 10)]
+        dice = random.Random(seed)
+        for _ in range(5):
+            mutate(history, dice, kind)
+        convicted += bool(check_history(history))
+    assert convicted >= 15
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        (check("X", 0), "expected limits declared before"),
+        (check("B", 1, until=0), "expected `returned` from `called` on"),
+        ({**check("B", 1), "returned": None}, "expected `returned`, as it is known what was said"),
+        ({**check("B", 1), "cost": 1.5}, "expected whole numbers"),
+        ({**check("B", 1), "verb": "ask"}, "expected a verb of check, hold"),
+        ({"limit": "B", "kind": "slots", "most": 3}, "expected B as declared before"),
+        ({"limit": "Z", "kind": "zone"}, "expected a limit or a call"),
+        ({}, "expected a limit or a call"),
+    ],
+)
+def test_what_is_no_history_is_refused(line: Line, mistake: str) -> None:
+    with pytest.raises(NoHistory, match=rf"line 5: {mistake}"):
+        crimes(line)
+
+
+def test_no_calls_are_no_history() -> None:
+    with pytest.raises(NoHistory, match="expected calls, got none"):
+        crimes()
+
+
+def test_one_id_for_two_holds_is_refused() -> None:
+    with pytest.raises(NoHistory, match="line 6: expected the arguments of h in line 5"):
+        crimes(hold("h", "M", 0, 1), hold("h", "M", 1, 2))
+
+
+def test_the_program_says_what_it_found(tmp_path: Path) -> None:
+    parts = [[*LIMITS, hold("h1", "S", 0)], [BUCKET, hold("h2", "S", 1)], [{"verb": "guess"}]]
+    files = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for file, lines in zip(files, parts, strict=True):
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+    def run(*names: Path) -> tuple[int, str]:
+        program = [sys.executable, "tools/check_history.py", *map(str, names)]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert run(files[0]) == (0, "no crime\n")
+    proof = "exceeded: hold of 1 passed, S of a: at least 1 of 1 taken (lines 1.jsonl:2, 0.jsonl:5)\n1 crimes\n"
+    assert run(*files[:2]) == (1, proof)
+    code, output = run(*files)
+    assert code == 2
+    assert "line 2.jsonl:1: expected a limit or a call" in output
