@@ -23,7 +23,8 @@ from headgate import (
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.protocol import ApplyRequest, Keys, command
+from headgate.stores.redis.keys import Keys
+from headgate.stores.redis.protocol import ApplyRequest, command
 from headgate.stores.redis.script import DIGEST, SOURCE
 from tests.support.redis_store import doubles, keys_of, time_of
 from tests.support.valkey import PATIENCE, Server, wait_for

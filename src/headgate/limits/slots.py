@@ -135,8 +135,12 @@ class Slots(Limit):
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         assert isinstance(state, Leases)
-        left = self._count - state.used
-        reset = state.last() - now if state.used else i64(0)
+        return self.decide_counts(state.used, state.last(), wait, now, low)
+
+    def decide_counts(self, used: i64, last: i64, wait: i64, now: i64, low: i64) -> Decision:
+        """The decision from the counts of other leases: how many there are, and the last end."""
+        left = self._count - used
+        reset = last - now if used else i64(0)
         return decide_one(self, wait, left, left * 1000 < self._count * low, reset)
 
     def __eq__(self, other: object) -> bool:

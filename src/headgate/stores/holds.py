@@ -102,7 +102,10 @@ class HoldStore(Store, Protocol):
         """What has become of a hold."""
 
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
-        """Up to `count` holds of a key that are open, or remembered; those that end first come first."""
+        """Up to `count` holds of a key that are open, or have expired; those that end first come first.
+
+        A store may also list those that were settled or cancelled, as long as it remembers them.
+        """
 
     async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer: ...
 

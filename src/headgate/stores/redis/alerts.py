@@ -5,7 +5,7 @@ from typing import Any, Final
 from headgate.errors import StoreAway
 from headgate.stores.base import MAX_ALERTS, AlertOutcome
 from headgate.stores.redis.clients import ERRORS, Clients, describe_error, text_of
-from headgate.stores.redis.protocol import FORMAT
+from headgate.stores.redis.keys import FORMAT
 from headgate.stores.redis.script import part
 
 _CHANGE: Final = part("alerts.lua")

@@ -9,8 +9,8 @@ from headgate.lifecycle import new_lock
 from headgate.limits.decision import Violation
 from headgate.stores.base import RecordedViolation
 from headgate.stores.redis.batching import ThreadBatcher
+from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.local_cache import LocalCaches
-from headgate.stores.redis.protocol import Keys
 
 _FLUSH_EVERY: Final = 0.5  # seconds
 

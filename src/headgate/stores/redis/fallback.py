@@ -2,23 +2,29 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.errors import HoldError, InvalidInput, StoreAway, refuse
 from headgate.lifecycle import new_lock
+from headgate.limits.budget import Budget
 from headgate.limits.decision import ALLOW, DENY, Decision, Details, Limit, Rule
 from headgate.limits.fixed import BLOCKED
 from headgate.limits.numbers import LARGEST, whole
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import ON_FAILURE, Ask, Offence, Verb, WindowCount
+from headgate.stores.holds import DENIED, OPEN, HoldAnswer, HoldTerms
 from headgate.stores.memory import MemoryStore
 from headgate.stores.windows import MemoryWindows
 
 _PAUSE: Final = 0.4  # seconds from a failure until one request tries again
-_CLOSED: Final = 1_000_000  # microseconds: the wait of a denial while nothing passes
+CLOSED_WAIT: Final = 1_000_000
+"""Microseconds: the wait of a denial while nothing passes."""
+
 _MAX_SHARES: Final = 1000  # limits whose shares are kept, so that nobody fills this process with them
 
 
@@ -81,13 +87,18 @@ class Fallback:
     In memory each node enforces its share of every limit: a limit divided by the number of nodes, but at least 1.
     """
 
-    def __init__(self, on_failure: object, nodes: object, memory: MemoryStore) -> None:
+    def __init__(self, on_failure: object, nodes: object, memory: MemoryStore, option: str = "on_failure") -> None:
         if on_failure not in ON_FAILURE:
-            refuse("RedisStore on_failure", f"one of {', '.join(ON_FAILURE)}", on_failure)
+            refuse(f"RedisStore {option}", f"one of {', '.join(ON_FAILURE)}", on_failure)
         self._on_failure: Final = on_failure
         self._nodes: Final = whole("RedisStore nodes", nodes)
         self._shares_of: Final[dict[tuple[str, Limit], list[tuple[str, Limit]]]] = {}
         self.memory: Final = memory
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing passes."""
+        return self._on_failure == "closed"
 
     def windows(self) -> "FallbackWindows":
         """Sliding windows whose limit comes with each call. Each object that is made here counts for itself."""
@@ -98,14 +109,56 @@ class Fallback:
         if self._on_failure == "open" and BLOCKED not in [part for ask in asks for part in ask.limit.parts]:
             return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Details(0, None, None, True))
         if self._on_failure == "closed":
-            return Decision(DENY, limit, 0, _CLOSED, 0, -1, Details(_CLOSED, None, None, True))
+            return Decision(DENY, limit, 0, CLOSED_WAIT, 0, -1, Details(CLOSED_WAIT, None, None, True))
         if self._nodes == 1:
             decision = self.memory.apply(verb, asks, low, offence, request_id)
             return decision.as_degraded(decision.limit)
-        of_parts = [
+        return _on_asks(self.memory.apply(verb, self._of_parts(asks), low, offence, request_id), asks)
+
+    def _of_parts(self, asks: Sequence[Ask]) -> list[Ask]:
+        """The share of this node in each part of some asks."""
+        return [
             Ask(name, ask.key, share, ask.cost) for ask in asks for name, share in self._shares(ask.name, ask.limit)
         ]
-        return _on_asks(self.memory.apply(verb, of_parts, low, offence, request_id), asks)
+
+    def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+        """The answer to a hold. Memory remembers what it has granted, so that slots are taken here."""
+        costs = tuple([ask.cost for ask in asks])
+        if self._on_failure != "local":
+            decision = self.apply(Verb.PEEK, asks, low, None, "")
+            return (
+                HoldAnswer(decision, OPEN, costs, terms.lease) if decision else HoldAnswer(decision, DENIED, costs, 0)
+            )
+        if self._nodes == 1:
+            answer = self.memory.hold(asks, low, terms)
+            return answer._replace(decision=answer.decision.as_degraded(answer.decision.limit))
+        answer = self.memory.hold(self._of_parts(asks), low, terms)
+        return HoldAnswer(_on_asks(answer.decision, asks), answer.state, costs, answer.left)
+
+    def settle(self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool) -> None:
+        """Settle a hold in memory, too, if it was granted there."""
+        if self._on_failure == "local":
+            with suppress(HoldError):
+                self.memory.settle(*self._in_memory(asks, costs, low, hold_id), cancel=cancel)
+
+    def extend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> None:
+        """The same for more costs, or a longer lease."""
+        if self._on_failure == "local":
+            with suppress(HoldError):
+                self.memory.extend(*self._in_memory(asks, costs, low, hold_id), lease)
+
+    def _in_memory(
+        self, asks: Sequence[Ask], costs: Sequence[int] | None, low: int, hold_id: str
+    ) -> tuple[Sequence[Ask], int, str, Sequence[int] | None]:
+        """The arguments of a verb on a hold as it is counted here."""
+        if self._nodes == 1:
+            return asks, low, hold_id, costs
+        spread = (
+            None if costs is None else [cost for ask, cost in zip(asks, costs, strict=True) for _ in ask.limit.parts]
+        )
+        return self._of_parts(asks), low, hold_id, spread
 
     def forget(self, name: str, key: str, rule: Rule) -> None:
         """Drop the counts of a key here."""
@@ -147,7 +200,7 @@ class FallbackWindows:
         if self._on_failure == "open":
             return WindowCount(True, 0, most, 0, True)
         if self._on_failure == "closed":
-            return WindowCount(False, most, 0, _CLOSED, True)
+            return WindowCount(False, most, 0, CLOSED_WAIT, True)
         share = min(most, max(most // self._nodes, 1))
         return (await self._memory.hit(key, share, span))._replace(degraded=True)
 
@@ -181,4 +234,9 @@ def _share(limit: Limit, nodes: int) -> Limit:
     if isinstance(limit, SlidingWindow):
         most, span = limit.integers()
         return SlidingWindow(max(most // nodes, 1), Fraction(span, 1_000_000))
+    if isinstance(limit, Slots):
+        return Slots(max(limit.capacity // nodes, 1))
+    if isinstance(limit, Budget):
+        share = Fraction(max(limit.integers()[0] // nodes, 1), 10**limit.decimals)
+        return Budget(share, limit.period, unit=limit.unit, zone=limit.zone)
     return limit

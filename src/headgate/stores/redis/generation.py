@@ -9,7 +9,7 @@ from headgate.errors import StoreAway, StoreLost
 from headgate.lifecycle import new_lock
 from headgate.stores.base import DataVersion
 from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
-from headgate.stores.redis.protocol import FORMAT, admin_prefix
+from headgate.stores.redis.keys import FORMAT, admin_prefix
 from headgate.stores.redis.script import part
 
 _LOST: Final = "the server has lost its data, or is another one"

@@ -19,7 +19,8 @@ from headgate.limits.decision import DENY, NEVER, Decision, Limit, Rule, Violati
 from headgate.limits.numbers import LARGEST
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.stores.base import Ask, Offence
-from headgate.stores.redis.protocol import DrawRequest, Keys, ViolationRequest
+from headgate.stores.redis.keys import Keys
+from headgate.stores.redis.protocol import DrawRequest, ViolationRequest
 
 LIFETIME: Final[i64] = 1_000_000
 """Microseconds for which drawn tokens last, and for which a denial is remembered at most."""

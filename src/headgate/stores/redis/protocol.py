@@ -4,35 +4,24 @@ The script only counts: it answers how much is left and whether a request passed
 that, by the same code as in memory.
 """
 
-import hashlib
-import re
 from collections.abc import Sequence
 from struct import pack
 from typing import Any, Final, Generic, TypeVar
 
 from headgate._native import i64, mypyc_attr
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, StoreAway
 from headgate.limits.decision import Decision, Limit, Rule, Violation, binding_of
-from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.limits.violations import Backoff, Standing, ViolationRecord
-from headgate.stores.base import REMEMBERED, Ask, Offence, Verb
-
-FORMAT: Final = "1"
-"""The version of the stored format. It is part of every key."""
-
-_LONGEST_KEY: Final = 512  # bytes; longer ones are stored by their digest, so that nobody fills the server with them
-_MAX_CODECS: Final = 10_000  # so that nobody fills this process with limits
+from headgate.stores.asks import pieces_of, place_in
+from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.redis.keys import FORMAT, Keys, LimitCodec, Moment, encode, open_ending, violations_ending
 
 CHECK: Final = Verb.CHECK
 PEEK: Final = Verb.PEEK
 _LETTERS: Final = {Verb.CHECK: b"c", Verb.PEEK: b"p", Verb.CHARGE: b"g", Verb.REFUND: b"r"}
 
-_COUNTED: Final = (b"b" + FORMAT.encode(), b"w" + FORMAT.encode())  # how the ends of keys under a limit begin
-
-_FIXED: Final[i64] = 0
-_BUCKET: Final[i64] = 1
-_WINDOW: Final[i64] = 2
+_ASK_AGAIN: Final = -2  # statuses up to this one
 
 Answer = TypeVar("Answer")
 
@@ -41,114 +30,17 @@ class ForeignData(HeadgateError):
     """The value of one of our keys isn't ours, or is of a later format. It is left as it is."""
 
 
-class LimitCodec:
-    """A limit under a limiter's name: the endings of its keys, its form for the script, the decision from an answer."""
+class AskAgain(StoreAway):
+    """The script has done nothing, or not all that is due: `request.again()` is to be asked."""
 
-    def __init__(self, name: str, limit: Limit) -> None:
-        self.limit: Final = limit
-        self.parts: Final = limit.parts
-        self._kinds: Final[list[i64]] = []
-        self.endings: Final[list[bytes]] = []
-        self.spec: Final = b"".join([self._add(name, part) for part in self.parts])
-
-    def _add(self, name: str, part: Limit) -> bytes:
-        """Add a part, and return its form for the script."""
-        if isinstance(part, TokenBucket):
-            kind, spec = "b", b"b" + pack("<5d", *part.integers())
-            self._kinds.append(_BUCKET)
-        elif isinstance(part, SlidingWindow):
-            kind, spec = "w", b"w" + pack("<3d", *part.integers(), 0)
-            self._kinds.append(_WINDOW)
-        else:
-            self._kinds.append(_FIXED)
-            return b"f" + pack("<d", part.capacity)
-        which = "" if len(self.parts) == 1 else f"#{len(self._kinds)}"
-        self.endings.append(encode(f"}}{kind}{FORMAT}:{self.limit}{which}:{name}"))
-        return spec
-
-    def decide(self, row: list[int], at: i64, now: i64, cost: i64, low: i64) -> tuple[Decision, i64]:
-        """The decision from a row of numbers, read from a position on, and the position after it."""
-        decisions = []
-        for i in range(len(self.parts)):
-            part, kind = self.parts[i], self._kinds[i]
-            if kind == _WINDOW:
-                assert isinstance(part, SlidingWindow)
-                decisions.append(part.decide_counts(row[at], row[at + 1], row[at + 2], now, cost, low))
-                at += 3
-                continue
-            state: object = None
-            if kind == _BUCKET:
-                state = BucketState(row[at], row[at + 1])
-                at += 2
-            wait = i64(0) if cost == 0 else part.wait(state, now, cost)
-            decisions.append(part.decide(state, now, cost, wait, low))
-        return decisions[0] if len(decisions) == 1 else binding_of(decisions), at
-
-
-class Keys:
-    """Makes the names of stored keys, and keeps the codec of each limit."""
-
-    def __init__(self, prefix: str) -> None:
-        self._start: Final = encode(prefix + "{")
-        self._codecs: Final[dict[tuple[str, Limit], LimitCodec]] = {}
-        self._specs: Final[dict[tuple[bytes, bytes, Backoff | None, bool], bytes]] = {}
-
-    def codec(self, name: str, limit: Limit) -> LimitCodec:
-        found = self._codecs.get((name, limit))
-        if found is None:
-            if len(self._codecs) >= _MAX_CODECS:
-                self._codecs.clear()
-            found = self._codecs[name, limit] = LimitCodec(name, limit)
-        return found
-
-    def spec(self, verb: bytes, limits: bytes, backoff: Backoff | None = None, remembered: bool = False) -> bytes:
-        known = (verb, limits, backoff, remembered)
-        found = self._specs.get(known)
-        if found is None:
-            if len(self._specs) >= _MAX_CODECS:
-                self._specs.clear()
-            found = verb + limits
-            if backoff is not None:
-                numbers = backoff.integers()
-                found += b"o" + pack(f"<{len(numbers)}d", *numbers)
-            if remembered:
-                found += b"i" + pack("<d", REMEMBERED)
-            self._specs[known] = found
-        return found
-
-    def root(self, key: str) -> bytes:
-        """The beginning of a key's stored keys. It chooses the slot of a cluster."""
-        root = encode(key)
-        if len(root) > _LONGEST_KEY:
-            root = b"%" + hashlib.sha256(root).hexdigest().encode()
-        elif b"%" in root or b"}" in root:
-            root = root.replace(b"%", b"%25").replace(b"}", b"%7D")
-        elif not root:
-            root = b"%"
-        return self._start + root
-
-    def violations(self, offence: Offence) -> bytes:
-        """The stored key of an agent's violations."""
-        return self.root(offence.key) + _violations_ending(offence.name)
-
-    def patterns(self, name: str, rule: Rule) -> list[bytes]:
-        """Patterns that match every key that is stored under a name and a rule."""
-        endings = self.codec(name, rule).endings if isinstance(rule, Limit) else [_violations_ending(name)]
-        return [_escape(self._start) + b"*" + _escape(ending) for ending in endings]
-
-    def every(self) -> bytes:
-        """A pattern that matches every key that is stored."""
-        return _escape(self._start) + b"*"
-
-    def limiter_of(self, key: bytes | str) -> list[str]:
-        """The name of the limiter that a stored key belongs to; none if it counts something else than a limit."""
-        stored = key if isinstance(key, bytes) else encode(key)
-        ending = stored[len(self._start) :].partition(b"}")[2].split(b":", 2)
-        return [ending[2].decode("utf-8", "surrogatepass")] if ending[0] in _COUNTED and len(ending) == 3 else []
-
-
-def _violations_ending(name: str) -> bytes:
-    return encode(f"}}v{FORMAT}:{name}")
+    def __init__(
+        self, text: str, request: "Request[Any] | None" = None, server_time: int = 0, *, outside: bool = False
+    ) -> None:
+        super().__init__(text)
+        self.request = request
+        self.server_time = server_time
+        self.outside = outside
+        """Whether its time is in none of the periods that were sent."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -165,6 +57,11 @@ class Request(Generic[Answer]):
         """Read the answer from a row of numbers, from a position on, and return the position after it."""
         raise NotImplementedError
 
+    def again(self) -> "Request[Answer]":
+        """The same request once more, at another time."""
+        self.answer = None
+        return self
+
     def refunds(self) -> "list[Request[Any]]":
         """The requests that give back what this one has spent, if nobody learns of its answer."""
         return []
@@ -179,6 +76,7 @@ class ApplyRequest(Request[Decision]):
         self._verb: Final = verb
         self._low: Final = low
         self._backoff: Final = None if offence is None else offence.backoff
+        self._offence: Final = offence
         self._keys: Final = keys
         self._asks: Final = asks
         self._request_id: Final = request_id
@@ -187,18 +85,25 @@ class ApplyRequest(Request[Decision]):
         names: list[bytes] = []
         costs: list[int] = []
         limits = b""
-        for ask in asks:
+        periods = b""
+        moment: Moment | None = None
+        self._pieces: Final = pieces_of(asks)
+        for ask in self._pieces:
             codec, root = keys.codec(ask.name, ask.limit), keys.root(ask.key)
             self._codecs.append(codec)
             self._costs.append(ask.cost)
             names.extend([root + ending for ending in codec.endings])
             costs.extend([ask.cost] * len(codec.parts))
             limits = limits + codec.spec if limits else codec.spec
+            if codec.calendar:
+                moment = moment or keys.moment()
+                periods += codec.periods(moment)
+        self._ahead: Final[i64] = 0 if moment is None else moment.ahead
         if offence is not None:
             names.append(keys.violations(offence))
         if request_id:
             names.append(keys.root(asks[0].key) + _identity(verb, asks, request_id))
-        numbers = b"%d" % costs[0] if len(costs) == 1 else pack(f"<{len(costs)}d", *costs)
+        numbers = b"%d" % costs[0] if len(costs) == 1 and not periods else pack(f"<{len(costs)}d", *costs) + periods
         super().__init__(keys.spec(_LETTERS[verb], limits, self._backoff, bool(request_id)), names, numbers)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
@@ -206,20 +111,19 @@ class ApplyRequest(Request[Decision]):
         at += 1
         decisions = []
         for i in range(len(self._codecs)):
-            cost: i64 = self._costs[i]
-            if verb is CHECK:
-                cost = 0 if passed else cost
-            elif verb is not PEEK:
-                cost = 1
-            decision, at = self._codecs[i].decide(row, at, now, cost, self._low)
+            cost: i64 = self._costs[i] if verb is CHECK or verb is PEEK else 1
+            decision, at = self._codecs[i].decide(row, at, now, cost, self._low, passed and verb is CHECK, self._ahead)
             decisions.append(decision)
-        decision = decisions[0] if len(decisions) == 1 else binding_of(decisions)
+        decision = place_in(decisions[0] if len(decisions) == 1 else binding_of(decisions), self._asks, self._pieces)
         if self._backoff is not None:
             if verb is CHECK and not passed:
                 decision = decision.with_violation(_violation(self._backoff, row, at))
             at += 3
         self.answer = decision
         return at
+
+    def again(self) -> Request[Decision]:
+        return ApplyRequest(self._keys, self._verb, self._asks, self._low, self._offence, self._request_id)
 
     def refunds(self) -> list[Request[Any]]:
         """For a check that passed. One with an id may be asked again, and gets the same answer then."""
@@ -335,16 +239,30 @@ class ForgetRequest(Request[bool]):
     """Drop the count of one key."""
 
     def __init__(self, keys: Keys, name: str, key: str, rule: Rule) -> None:
+        self._arguments: Final = (keys, name, key, rule)
         if isinstance(rule, Limit):
-            codec, root = keys.codec(name, rule), keys.root(key)
-            super().__init__(keys.spec(b"f", codec.spec), [root + ending for ending in codec.endings], b"")
+            root = keys.root(key)
+            codecs = [keys.codec(name, piece) for piece in rule.pieces]
+            stored = [root + ending for codec in codecs for ending in codec.endings]
+            periods = b""
+            if any([codec.calendar for codec in codecs]):
+                moment = keys.moment()
+                periods = b"".join([codec.periods(moment) for codec in codecs])
+            spec = b"".join([codec.spec for codec in codecs])
+            if stored:
+                spec += b"n"
+                stored.append(root + open_ending(name))
+            super().__init__(keys.spec(b"f", spec), stored, periods)
         else:
             assert isinstance(rule, Backoff)
-            super().__init__(keys.spec(b"f", b"", rule), [keys.root(key) + _violations_ending(name)], b"")
+            super().__init__(keys.spec(b"f", b"", rule), [keys.root(key) + violations_ending(name)], b"")
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         self.answer = row[at] == 1
         return at + 1
+
+    def again(self) -> Request[bool]:
+        return ForgetRequest(*self._arguments)
 
 
 def command(verb: tuple[str, bytes], requests: list[Request[Any]], header: list[bytes]) -> list[object]:
@@ -369,24 +287,13 @@ def read_all(requests: list[Request[Any]], row: list[int]) -> None:
             shown = ", ".join([key.decode(errors="replace") for key in request.keys])
             request.answer = ForeignData(f"there is something under {shown} that this headgate didn't write")
             at += 1
+        elif row[at] <= _ASK_AGAIN:
+            outside = row[at] == _ASK_AGAIN
+            request.answer = AskAgain("the server has more to do before it decides", request, now, outside=outside)
+            at += 1
         else:
             at = request.read(row, at, now)
 
 
 def _violation(backoff: Backoff, row: list[int], at: i64) -> Violation:
     return Violation(row[at], backoff.advised(row[at]), row[at + 2] == 1)
-
-
-def encode(text: str) -> bytes:
-    """Any string as bytes, even one that has no UTF-8."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _escape(text: bytes) -> bytes:
-    """A pattern that matches this text alone."""
-    return re.sub(rb"([*?\[\]\\^-])", rb"\\\1", text)
-
-
-def admin_prefix(prefix: str) -> str:
-    """The prefix of keys without expiry, which hubs share, in a store with this prefix."""
-    return f"{prefix.rstrip(':')}-admin:"

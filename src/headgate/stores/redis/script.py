@@ -15,14 +15,26 @@ def _function(name: str, body: str) -> str:
     return f"local function {name}()\n{body}end\n"
 
 
-_MODULES: Final = {
-    "draw_ahead": "draw_ahead.lua",
-    "bucket": "bucket.lua",
-    "window": "window.lua",
-    "violations": "violations.lua",
-}
+def _module(name: str, body: str) -> str:
+    """A part that is made when it is first needed."""
+    made = f"made_{name}"
+    body = f"if not {made} then\n{made} = (function()\n{body}end)()\nend\nreturn {made}\n"
+    return f"local {made}\n{_function(name, body)}"
+
+
+_MODULES: Final = (
+    "headroom",
+    "release",
+    "draw_ahead",
+    "bucket",
+    "window",
+    "budget",
+    "slots",
+    "violations",
+    "holds",
+)  # each may use those before it
 _DECIDE: Final = "\n".join(
-    [part("shared.lua"), *[_function(name, part(file)) for name, file in _MODULES.items()], part("decide.lua")]
+    [part("shared.lua"), *[_module(name, part(f"{name}.lua")) for name in _MODULES], part("decide.lua")]
 )
 SOURCE: Final = "\n".join([part("common.lua"), _function("decide", _DECIDE), part("plain.lua")]).encode()
 DIGEST: Final = hashlib.sha1(SOURCE).hexdigest().encode()  # noqa: S324 - it is the name under which servers keep it

@@ -26,26 +26,24 @@ from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.alerts import RedisAlerts
 from headgate.stores.redis.batching import LoopBatcher, ScriptRunner, ThreadBatcher
+from headgate.stores.redis.bookings import Bookings
 from headgate.stores.redis.cache_flusher import CacheFlusher
 from headgate.stores.redis.changelog import RedisChangeLog
-from headgate.stores.redis.clients import (
-    ERRORS,
-    AsyncClient,
-    Client,
-    Clients,
-    describe_error,
-    running_loop,
-)
+from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients, running_loop
+from headgate.stores.redis.dropped_keys import adrop_keys, drop_keys
 from headgate.stores.redis.fallback import CircuitBreaker, Fallback
 from headgate.stores.redis.generation import RedisGeneration
+from headgate.stores.redis.holds import RedisHolds
+from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.local_cache import LocalCaches
+from headgate.stores.redis.outage import HoldOutage, is_precious
 from headgate.stores.redis.protocol import (
     Answer,
     ApplyRequest,
+    AskAgain,
     DrawRequest,
     ForeignData,
     ForgetRequest,
-    Keys,
     Request,
     StandingRequest,
     ViolationRequest,
@@ -53,14 +51,14 @@ from headgate.stores.redis.protocol import (
 from headgate.stores.redis.startup import Startup, startup_error
 from headgate.stores.redis.windows import RedisWindows, checked_prefix
 
-_SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 _RESET_TIMEOUT: Final = 10.0  # seconds
+_MAX_REPEATS: Final = 2000
 _LOG_EVERY: Final = 60.0  # seconds before the same text is logged again
 
 _log = logging.getLogger("headgate")
 
 
-class RedisStore(Closable):
+class RedisStore(RedisHolds, Closable):
     """Counts in a Redis or Valkey server, so that many machines decide as one, on its clock.
 
     `where` is a URL (see `headgate.stores.redis.clients`), or a client of redis-py, or two of them, one for threads
@@ -69,7 +67,8 @@ class RedisStore(Closable):
 
     A server that doesn't answer within `timeout` seconds, or can't be reached, is away, and decisions are `degraded`
     until it is back: with `on_failure` "open" everything passes, with "closed" nothing does, and with "local" this
-    process's memory decides, by its share of each limit where there are several `nodes`.
+    process's memory decides, by its share of each limit where there are several `nodes`. Holds, and checks on budgets
+    and slots, follow `on_failure_holds` instead. What passes then, or is settled, is booked when the server is back.
 
     Two options ask the server less. With `remember_denials`, a key that was denied is denied here until its wait is
     over, for a second at most. With `draw_ahead`, say 0.05, this process draws up to that share of a busy bucket's
@@ -84,6 +83,7 @@ class RedisStore(Closable):
         prefix: str = "headgate:",
         timeout: Number = 0.25,
         on_failure: str = "local",
+        on_failure_holds: str = "closed",
         nodes: SupportsIndex = 1,
         remember_denials: bool = False,
         draw_ahead: Number = 0,
@@ -96,9 +96,10 @@ class RedisStore(Closable):
         self._where: Final = where
         self._prefix: Final = prefix
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
+        share = permille("RedisStore draw_ahead", draw_ahead)
+        caches = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
+        super().__init__(Keys(prefix, clock), Clients(where, seconds), caches)
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
-        self.keys: Final = Keys(prefix)
-        self._clients: Final = Clients(where, seconds)
         self.generation: Final = RedisGeneration(self._clients, prefix)
         """The id of the agents and changes in the server; see `StoreGeneration`."""
         self._breaker: Final = CircuitBreaker(self._on_breaker)
@@ -106,13 +107,21 @@ class RedisStore(Closable):
         self.traffic: Final = self._runner.traffic
         self._thread_batcher: Final = ThreadBatcher(self._runner, seconds)
         self._loop_batchers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher]] = WeakKeyDictionary()
+        bookings = (
+            Bookings(self._thread_batcher, self.execute, lambda: self._breaker.down)
+            if self._clients.for_threads
+            else None
+        )
+        holds_fallback = Fallback(on_failure_holds, nodes, self._fallback.memory, "on_failure_holds")
+        if bookings is None and not holds_fallback.closed:
+            refuse("RedisStore", "a client for threads with on_failure_holds: a thread books what has passed", where)
+        self._bookings: Final = bookings
+        self._outage = HoldOutage(holds_fallback, self.keys, self.clock, bookings)
         self._parents: Final[list[object]] = []
         self._lock: Final = new_lock()
         self._listeners: tuple[Callable[[Any], object], ...] = ()
         self._logged: Final[dict[str, float]] = {}
         self._startup: Final = Startup(self._runner)
-        share = permille("RedisStore draw_ahead", draw_ahead)
-        self._caches: Final = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
         if self._caches is not None and not self._clients.for_threads:
             refuse(
                 "RedisStore",
@@ -142,13 +151,13 @@ class RedisStore(Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._check_several(asks, request)
+                self._check_several(asks, request.keys)
             elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return drive(flow, self.execute)
             return self.execute(request)
         except (StoreAway, ForeignData) as error:
-            return self._fallback_on(error).apply(verb, asks, low, offence, request_id)
+            return self._decide_without(error, verb, asks, low, offence, request_id)
 
     async def aapply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
@@ -158,20 +167,35 @@ class RedisStore(Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._check_several(asks, request)
+                self._check_several(asks, request.keys)
             elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return await adrive(flow, self.aexecute)
             return await self.aexecute(request)
         except (StoreAway, ForeignData) as error:
-            return self._fallback_on(error).apply(verb, asks, low, offence, request_id)
+            return self._decide_without(error, verb, asks, low, offence, request_id)
 
-    def _check_several(self, asks: Sequence[Ask], request: ApplyRequest) -> None:
+    def _check_several(self, asks: Sequence[Ask], keys: list[bytes]) -> None:
         """Refuse several asks that one call of the script can't decide."""
-        if len(set(request.keys)) < len(request.keys):
+        if len(set(keys)) < len(keys):
             refuse("asks", "each key once", [ask.key for ask in asks])
-        if self._clients.cluster and len({key_slot(key) for key in request.keys}) > 1:
+        if self._clients.cluster and len({key_slot(key) for key in keys}) > 1:
             refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
+
+    def _decide_without(
+        self,
+        error: StoreAway | ForeignData,
+        verb: Verb,
+        asks: Sequence[Ask],
+        low: int,
+        offence: Offence | None,
+        request_id: str,
+    ) -> Decision:
+        """Decide without the server."""
+        fallback = self._fallback_on(error)
+        if any([is_precious(ask.limit) for ask in asks]):
+            return self._outage.apply(verb, asks, low, offence, request_id)
+        return fallback.apply(verb, asks, low, offence, request_id)
 
     def _fallback_on(self, error: StoreAway | ForeignData) -> Fallback:
         """The fallback for an error, which is logged."""
@@ -295,14 +319,14 @@ class RedisStore(Closable):
         """See `Store.clear`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
         self._clear_here(name, rule)
         try:
-            self._drop(self._clients, self.keys.patterns(name, rule))
+            drop_keys(self._clients, self.keys, self.keys.patterns(name, rule))
         finally:
             self._clear_here(name, rule)  # once more: of tokens that were drawn meanwhile the server knows nothing
 
     async def aclear(self, name: str, rule: Rule) -> None:
         self._clear_here(name, rule)
         try:
-            await self._adrop(self._clients, self.keys.patterns(name, rule))
+            await adrop_keys(self._clients, self.keys, self.keys.patterns(name, rule))
         finally:
             self._clear_here(name, rule)
 
@@ -317,7 +341,7 @@ class RedisStore(Closable):
         self._reset_here()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            return self._drop(clients, [self.keys.every()])
+            return drop_keys(clients, self.keys, [self.keys.every()])
         finally:
             clients.close()
             self._reset_here()
@@ -326,7 +350,7 @@ class RedisStore(Closable):
         self._reset_here()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            return await self._adrop(clients, [self.keys.every()])
+            return await adrop_keys(clients, self.keys, [self.keys.every()])
         finally:
             await clients.aclose()
             self._reset_here()
@@ -337,42 +361,27 @@ class RedisStore(Closable):
         if self._caches is not None:
             self._caches.reset()
 
-    def _drop(self, clients: Clients, patterns: list[bytes]) -> Counter[str]:
-        """Drop the keys that match patterns, and count those of limits by the limiter's name."""
-        dropped = Counter[str]()
-
-        def drop(client: Client) -> None:
-            for pattern in patterns:
-                for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
-                    if client.unlink(key):
-                        dropped.update(self.keys.limiter_of(key))
-
-        try:
-            clients.call(drop, timeouts=None)
-        except ERRORS as error:
-            raise StoreAway(describe_error(error)) from error
-        return dropped
-
-    async def _adrop(self, clients: Clients, patterns: list[bytes]) -> Counter[str]:
-        dropped = Counter[str]()
-
-        async def drop(client: AsyncClient) -> None:
-            for pattern in patterns:
-                async for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
-                    if await client.unlink(key):
-                        dropped.update(self.keys.limiter_of(key))
-
-        try:
-            await clients.acall(drop, timeouts=None)
-        except ERRORS as error:
-            raise StoreAway(describe_error(error)) from error
-        return dropped
-
     def execute(self, request: Request[Answer]) -> Answer:
         """Have a request carried out; raises `StoreAway` or `ForeignData`."""
         if not self._startup.done:
             drive(self._startup.run(), lambda _: self._clients.call(_info, timeouts=1))
-        return self._thread_batcher.execute(request)
+        try:
+            return self._thread_batcher.execute(request)
+        except AskAgain as again:
+            answer: Answer = drive(self._repeat(again), self._thread_batcher.execute)
+            return answer
+
+    def _repeat(self, asked: AskAgain) -> Flow[Request[Any], Any]:
+        """Ask again, until the server has done all that it has to before."""
+        for _ in range(_MAX_REPEATS):
+            if asked.outside:
+                self.keys.note_server_time(asked.server_time)
+            try:
+                assert asked.request is not None
+                return (yield asked.request.again())
+            except AskAgain as again:
+                asked = again
+        raise StoreAway(str(asked))
 
     async def aexecute(self, request: Request[Answer]) -> Answer:
         loop = running_loop()
@@ -383,7 +392,11 @@ class RedisStore(Closable):
             for closed in [other for other in list(self._loop_batchers) if other.is_closed()]:
                 self._loop_batchers.pop(closed, None)  # its tasks would keep it alive
             batcher = self._loop_batchers[loop] = LoopBatcher(self._runner)
-        return await batcher.execute(request)
+        try:
+            return await batcher.execute(request)
+        except AskAgain as again:
+            answer: Answer = await adrive(self._repeat(again), batcher.execute)
+            return answer
 
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""
@@ -445,6 +458,8 @@ class RedisStore(Closable):
             _log.error("the store is away, decisions are degraded: %s", reason)
         else:
             _log.warning("the store is back")
+            if self._bookings is not None:
+                self._bookings.start()
         self._emit(Degraded(degraded, reason))
 
     def _emit(self, event: StoreEvent) -> None:
@@ -465,7 +480,7 @@ class RedisStore(Closable):
         """In a forked process: replace what can't be shared with the parent."""
         self._parents.append(dict(self._loop_batchers))  # kept alive, like the parent's clients
         self._loop_batchers.clear()
-        for part in (self._clients, self._startup, self._thread_batcher, self._caches, self._flusher):
+        for part in (self._clients, self._startup, self._thread_batcher, self._caches, self._flusher, self._bookings):
             if part is not None:
                 part.after_fork()
 
@@ -473,6 +488,8 @@ class RedisStore(Closable):
         """Close the connections of threads. Those of an event loop are closed with it, or by `aclose`."""
         if self._flusher is not None:
             self._flusher.close()
+        if self._bookings is not None:
+            self._bookings.close()
         self._clients.close()
 
     async def aclose(self) -> None:

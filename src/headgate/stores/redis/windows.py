@@ -14,7 +14,8 @@ from headgate.errors import StoreAway, refuse
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import WindowCount
 from headgate.stores.redis.fallback import FallbackWindows
-from headgate.stores.redis.protocol import ForeignData, Request, admin_prefix, encode
+from headgate.stores.redis.keys import admin_prefix, encode
+from headgate.stores.redis.protocol import ForeignData, Request
 
 _LONGEST_KEY: Final = 512  # bytes; of longer ones the beginning and the digest are stored
 

@@ -1,7 +1,8 @@
 -- Token buckets. The arithmetic is that of `TokenBucket` in token_bucket.py, in whole numbers that doubles hold exactly.
 --
--- Stored: a string of little-endian doubles, the level in units and its stamp in microseconds; then three more for each
--- slice of tokens drawn ahead: its number, its tokens, and when it expires. A full bucket is not stored.
+-- Stored: a string of little-endian doubles, the level in units and its stamp in microseconds; then rows of three more:
+-- for each slice of tokens drawn ahead its number, its tokens, and when it expires; those of headroom.lua; and 0, when the
+-- first of its holds gives back what it has taken, and 0. A full bucket is not stored.
 
 -- level + count * size, without a product beyond 2^53 where the result isn't.
 local function added(level, count, size)
@@ -53,6 +54,9 @@ local function passes(bucket, limit, cost)
 end
 
 local function spend(bucket, limit, cost)
+  if bucket.stack then
+    headroom().see(bucket, limit, now)
+  end
   local level = bucket.level - cost * limit.unit
   if cost > limit.capacity or level < -LARGEST then
     level = max(added(bucket.level, -cost, limit.unit), -LARGEST)
@@ -62,6 +66,23 @@ end
 
 local function refund(bucket, limit, cost)
   bucket.level = min(added(bucket.level, cost, limit.unit), bucket.cap)
+end
+
+local function read_rows(bucket, limit, stored)
+  local slices = {}
+  for at = 17, #stored, 24 do
+    local number, one, other = unpacked('<ddd', stored, at)
+    if not (are_whole(number, one) and are_whole(one, other)) then
+      return false
+    elseif number > 0 then
+      slices[#slices + 1] = { number = number, tokens = one, expires = other }
+    elseif number < 0 then
+      headroom().read_row(bucket, number, one, other)
+    else
+      bucket.due = one
+    end
+  end
+  return #slices == 0 or draw_ahead().load(bucket, limit, slices, earn)
 end
 
 local function load(limit, key)
@@ -78,7 +99,7 @@ local function load(limit, key)
     return nil
   end
   local bucket = { key = key, level = level, stamp = stamp, cap = limit.full, drawn = false, known = true }
-  if size > 16 and not draw_ahead().load(bucket, limit, stored, earn) then
+  if size > 16 and not read_rows(bucket, limit, stored) then
     return nil
   end
   earn(bucket, limit, now)
@@ -96,9 +117,21 @@ local function save(bucket, limit)
         expiry = max(expiry, slice.expires - now + refill) -- at the worst nothing is refilled before it expires
       end
     end
-    call('SET', bucket.key, stored, 'PX', milliseconds(expiry))
+    if bucket.stack then
+      stored = stored .. headroom().rows(bucket)
+    end
+    expiry = milliseconds(expiry)
+    if bucket.due then
+      stored = stored .. packed('<ddd', 0, bucket.due, 0)
+      release().keep(bucket, expiry)
+    end
+    call('SET', bucket.key, stored, 'PX', expiry)
+    bucket.known = true
   elseif bucket.known then
     call('DEL', bucket.key)
+    if bucket.due then
+      release().drop(bucket)
+    end
   end
 end
 
@@ -109,6 +142,14 @@ end
 
 local function counts(bucket)
   return bucket.level < bucket.cap
+end
+
+local function correct(bucket, limit, held, actual, epoch, serial)
+  if actual > held then
+    spend(bucket, limit, actual - held)
+  elseif actual < held then
+    headroom().give_back(bucket, limit, held - actual, epoch, serial)
+  end
 end
 
 -- Fill it up: tokens that were drawn ahead stay out.
@@ -123,5 +164,6 @@ return {
     return { capacity = capacity, unit = unit, gain = gain, tick = tick, full = full }
   end,
   load = load, passes = passes, spend = spend, refund = refund, save = save, report = report, counts = counts,
-  forget = forget,
+  forget = forget, correct = correct, releases = true,
+  mark = function(bucket, epoch) return headroom().add(bucket, epoch) end,
 }

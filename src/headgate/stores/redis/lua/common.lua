@@ -6,11 +6,12 @@
 -- ARGV: the time in microseconds, or "" for the server's; milliseconds that are added to every expiry; then for each
 -- request its spec (the same bytes for many requests), and its numbers.
 -- The answer is a list of whole numbers: the time; whether the clock was seen to have stepped back; and for each
--- request a status (1 done or passed, 0 denied, -1 the value of a key isn't ours: nothing was done) followed by the
--- numbers of the verb, except after -1.
+-- request a status followed by the numbers of the verb. The status is 1 (done, or passed), 0 (denied), or another of
+-- the verb. Below 0 nothing was done, and nothing follows: -1 the value of a key isn't ours; ask again, -2 with other
+-- periods of the calendar, or -3 since a call gives back only so much of what holds have taken.
 --
--- A spec: a letter for the verb; for each limit a letter for its kind, followed by its numbers as
--- little-endian doubles; 'o' and the numbers of a backoff, if violations are recorded; 'i' and the microseconds for
+-- A spec: a letter for the verb; for each limit a letter for its kind, followed by its numbers as little-endian doubles
+-- (after an 'a' if it is the first of an ask, where this matters); 'o' and the numbers of a backoff, if violations are recorded; 'i' and the microseconds for
 -- which the request's id is remembered, if it has one.
 
 local floor, min, max = math.floor, math.min, math.max

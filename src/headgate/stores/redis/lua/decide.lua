@@ -10,10 +10,20 @@ local function fixed()
   }
 end
 
-local kinds, modules, known, offences = {}, { b = bucket, w = window, f = fixed }, {}, nil
+-- A key by itself: the open holds of a key, which are forgotten with it, or a hold to be listed.
+local function lone()
+  return {
+    numbers = '<', read = function() return {} end, load = function(_, key) return { key = key } end,
+    counts = function() end, forget = function(state) call('DEL', state.key) end,
+  }
+end
+
+local kinds, known, offences = {}, {}, nil
+local modules = { b = bucket, w = window, f = fixed, c = budget, s = slots, n = lone }
 
 local function read(text)
-  local request, at = { text = text, verb = string.sub(text, 1, 1), limits = {}, width = 0 }, 2
+  local request, at = { text = text, verb = string.sub(text, 1, 1), limits = {}, width = 0, asks = 0 }, 2
+  request.on_hold = string.find('htxq', request.verb, 1, true)
   while at <= #text do
     local letter = string.sub(text, at, at)
     if letter == 'o' then
@@ -23,14 +33,21 @@ local function read(text)
     elseif letter == 'i' then
       request.remembered, at = unpacked('<d', text, at + 1), at + 9
       request.width = request.width + 1
+    elseif letter == 'a' then
+      request.asks, at = request.asks + 1, at + 1
     else
       local kind = kinds[letter] or modules[letter]()
       kinds[letter] = kind
       local limit = kind.read(unpacked(kind.numbers, text, at + 1))
       limit.kind, at = kind, at + 1 + 8 * (#kind.numbers - 1)
+      limit.ask = request.asks
       request.limits[#request.limits + 1] = limit
+      request.periods = request.periods or limit.calendar
       request.width = request.width + (limit.keyless and 0 or 1)
     end
+  end
+  if request.on_hold then
+    request.width = request.width + 2
   end
   known[text] = request
   return request
@@ -63,7 +80,7 @@ local function apply(verb, limits, backoff, costs, states, offender)
   return spends or refunds
 end
 
-local function perform(request, numbers, states, offender)
+local function perform(request, numbers, states, offender, next_key)
   local verb, limits, backoff = request.verb, request.limits, request.backoff
   if verb == 'o' then
     local alert = offences.record(offender, backoff, tonumber(numbers))
@@ -76,9 +93,19 @@ local function perform(request, numbers, states, offender)
     local counted = offender and offences.forget(offender, backoff)
     for i = 1, #limits do
       counted = limits[i].kind.counts(states[i], limits[i]) or counted
+      if states[i].due then
+        release().drop(states[i])
+      end
       limits[i].kind.forget(states[i], limits[i])
     end
     push(counted and 1 or 0)
+  elseif verb == 'y' then
+    push(1)
+    for i = 1, #limits do
+      holds().list(states[i].key)
+    end
+  elseif request.on_hold then
+    holds().perform(request, numbers, states, next_key)
   elseif verb == 'l' then
     local granted = draw_ahead().draw(limits[1].kind, states[1], limits[1], unpacked('<dddddd', numbers))
     push(granted and 1 or 0)
@@ -88,10 +115,8 @@ local function perform(request, numbers, states, offender)
       offences.report(offender, not granted and offences.record(offender, backoff, 1) or 0)
     end
   else
-    local costs = { tonumber(numbers) }
-    if #limits > 1 then
-      costs = { unpacked('<' .. string.rep('d', #limits), numbers) }
-    end
+    local costs = (#limits > 1 or request.periods) and { unpacked('<' .. string.rep('d', #limits), numbers) }
+      or { tonumber(numbers) }
     return apply(verb, limits, backoff, costs, states, offender)
   end
 end
@@ -121,15 +146,37 @@ local function remember(request, name, first)
   call('SET', name, stored, 'PX', milliseconds(request.remembered))
 end
 
+-- Find the periods of budgets: their starts come after the costs. Return whether this moment is in none of those.
+local function outside(request, numbers)
+  local limits, found = request.limits, false
+  local at = request.verb == 'f' and 1 or 8 * (request.on_hold and holds().HEAD + request.asks or #limits) + 1
+  for i = 1, #limits do
+    if limits[i].calendar then
+      limits[i].kind.find(limits[i], unpacked('<ddddd', numbers, at))
+      at, found = at + 40, found or limits[i].outside
+    end
+  end
+  return found
+end
+
 local function carry_out(request, numbers, next_key)
-  local limits, states, offender, first = request.limits, {}, nil, length + 1
+  local limits, states, offender, first, again = request.limits, {}, nil, length + 1, false
+  if request.periods and outside(request, numbers) then
+    return push(-2)
+  end
   for i = 1, #limits do
     local limit = limits[i]
-    states[i] = limit.kind.load(limit, KEYS[next_key])
+    local state = limit.kind.load(limit, KEYS[next_key])
     next_key = limit.keyless and next_key or next_key + 1
-    if not states[i] then
+    if not state then
       return push(-1)
+    elseif state.due and state.due <= now then
+      again = release().give_back(limit.kind, state, limit) or again
     end
+    states[i] = state
+  end
+  if again then
+    return push(-3)
   end
   if request.backoff then
     offender = offences.load(KEYS[next_key], request.backoff)
@@ -139,7 +186,7 @@ local function carry_out(request, numbers, next_key)
     end
   end
   if not request.remembered then
-    perform(request, numbers, states, offender)
+    perform(request, numbers, states, offender, next_key)
     return
   end
   local before = repeated(request, KEYS[next_key])

@@ -3,21 +3,29 @@
 
 local LONGEST = 60000000 -- microseconds; what expires later was written before the clock stepped back
 
-local function load(bucket, limit, stored, earn)
-  local drawn, kept = {}, {}
-  for at = 17, #stored, 24 do
-    local number, tokens, expires = unpacked('<ddd', stored, at)
-    if not (are_whole(number, tokens) and are_whole(expires, tokens) and tokens > 0) then
+-- A bucket's cap becomes higher: its headroom is least right before.
+local function raise(bucket, limit, tokens, moment)
+  if bucket.stack then
+    headroom().see(bucket, limit, moment)
+  end
+  bucket.cap = bucket.cap + tokens * limit.unit
+end
+
+local function load(bucket, limit, drawn, earn)
+  local kept = {}
+  for _, slice in ipairs(drawn) do
+    if slice.tokens <= 0 then
       return false
     end
-    drawn[#drawn + 1] = { number = number, tokens = tokens, expires = min(expires, now + LONGEST) }
-    bucket.cap = bucket.cap - tokens * limit.unit
+    slice.expires = min(slice.expires, now + LONGEST)
+    bucket.cap = bucket.cap - slice.tokens * limit.unit
   end
   table.sort(drawn, function(one, other) return one.expires < other.expires end)
   for _, slice in ipairs(drawn) do
     if slice.expires <= now then -- it comes back as refill, from then on
-      earn(bucket, limit, max(slice.expires, bucket.stamp))
-      bucket.cap = bucket.cap + slice.tokens * limit.unit
+      local moment = max(slice.expires, bucket.stamp)
+      earn(bucket, limit, moment)
+      raise(bucket, limit, slice.tokens, moment)
     else
       kept[#kept + 1] = slice
     end
@@ -33,7 +41,7 @@ local function draw(kind, bucket, limit, cost, most, unused, old, new, span)
   local kept = {}
   for _, slice in ipairs(bucket.drawn or kept) do
     if slice.number == old then
-      bucket.cap = bucket.cap + slice.tokens * limit.unit
+      raise(bucket, limit, slice.tokens, now)
       kind.refund(bucket, limit, min(unused, slice.tokens))
     else
       kept[#kept + 1] = slice

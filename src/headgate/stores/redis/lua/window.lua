@@ -2,7 +2,10 @@
 --
 -- Stored: a list of whole numbers. First the longest window that was asked for in microseconds, and the sum of all
 -- costs that have left it; then for each moment at which something was spent the time, and the sum of all costs up to
--- it. Cutting off what has left makes the last sum that is cut the first one that stays.
+-- it. Cutting off what has left makes the last sum that is cut the first one that stays. The first number is negative
+-- while holds may give back what they have taken.
+
+local MOST_AFTER = 1000 -- entries behind one that is corrected; with more, it stays as it is
 
 local function at(log, index)
   return tonumber(call('LINDEX', log.key, index))
@@ -68,13 +71,16 @@ local function load(limit, key)
   if type(size) == 'table' then
     return nil
   end
-  local log = { key = key, horizon = limit.span, count = 0, base = 0, total = 0, gone = 0, before = 0, used = 0 }
+  local log = { key = key, horizon = limit.span, sign = 1, count = 0, base = 0, total = 0, gone = 0, before = 0, used = 0 }
   if size == 0 then
     return log
   end
   local head, tail = call('LRANGE', key, 0, 2), call('LRANGE', key, -2, -1)
   local horizon, base, oldest = tonumber(head[1]), tonumber(head[2]), tonumber(head[3])
   local newest, total = tonumber(tail[1]), tonumber(tail[2])
+  if horizon and horizon < 0 then
+    horizon, log.sign, log.due = -horizon, -1, 0
+  end
   if size < 4 or size % 2 == 1 or not (horizon and base and oldest and newest and total)
     or not (are_whole(horizon, base) and are_whole(newest, total) and oldest <= newest and base < total) then
     return nil
@@ -104,7 +110,7 @@ local function cut(log, limit)
   elseif gone > 0 then
     log.base = sum_of(log, gone)
     call('LTRIM', log.key, 2 * gone + 1, -1)
-    call('LPUSH', log.key, digits(log.horizon))
+    call('LPUSH', log.key, digits(log.sign * log.horizon))
     log.known, log.count, log.oldest = log.horizon, log.count - gone, time_of(log, 1)
   end
 end
@@ -113,14 +119,14 @@ local function spend(log, limit, cost)
   cut(log, limit)
   local taken = min(cost, LARGEST - (log.total - log.base))
   if taken == 0 then
-    return
+    return look(log, limit)
   end
   if log.count > 0 and log.total + taken > LARGEST then
     rewrite(log, 0)
   end
   local total = log.total + taken
   if log.count == 0 then
-    call('RPUSH', log.key, digits(log.horizon), '0', digits(now), digits(total))
+    call('RPUSH', log.key, digits(log.sign * log.horizon), '0', digits(now), digits(total))
     log.known, log.count, log.oldest, log.newest = log.horizon, 1, now, now
   elseif log.newest >= now then
     call('LSET', log.key, -1, digits(total))
@@ -129,7 +135,7 @@ local function spend(log, limit, cost)
     log.count, log.newest = log.count + 1, now
   end
   if log.known ~= log.horizon then
-    call('LSET', log.key, 0, digits(log.horizon))
+    call('LSET', log.key, 0, digits(log.sign * log.horizon))
   end
   log.total = total
   look(log, limit)
@@ -155,9 +161,56 @@ local function refund(log, limit, cost)
   look(log, limit)
 end
 
+-- Take a cost out of the entry of a moment, if that is still there. Return how much work it was.
+local function give_back(log, limit, cost, moment)
+  if log.gone == log.count or log.newest < moment then
+    return 0
+  end
+  local entry = first_entry(log.gone + 1, log.count, function(one) return time_of(log, one) >= moment end)
+  if time_of(log, entry) ~= moment or log.count - entry > MOST_AFTER then
+    return 0
+  end
+  local before = entry == log.gone + 1 and log.before or sum_of(log, entry - 1)
+  local rest = call('LRANGE', log.key, 2 * entry, -1)
+  local given = min(cost, rest[2] - before)
+  for i = 2, #rest, 2 do
+    rest[i] = digits(rest[i] - given)
+  end
+  local from = tonumber(rest[2]) == before and 3 or 1
+  if from == 3 and log.count == 1 then
+    call('DEL', log.key)
+    log.known, log.count, log.base, log.total = nil, 0, 0, 0
+  else
+    call('LTRIM', log.key, 0, 2 * entry - 1)
+    for first = from, #rest, 1000 do
+      call('RPUSH', log.key, unpack(rest, first, min(first + 999, #rest)))
+    end
+    log.count, log.total = log.count - (from - 1) / 2, log.total - given
+    log.oldest, log.newest = time_of(log, 1), time_of(log, log.count)
+  end
+  look(log, limit)
+  return #rest / 2
+end
+
+local function correct(log, limit, held, actual, moment)
+  if actual > held then
+    spend(log, limit, actual - held)
+  elseif actual < held then
+    return give_back(log, limit, held - actual, moment)
+  end
+end
+
 local function save(log)
-  if log.count > 0 then
-    call('PEXPIRE', log.key, milliseconds(log.newest + log.horizon - now))
+  if log.count == 0 then
+    return log.due and release().drop(log)
+  elseif (log.sign == -1) ~= (log.due ~= nil) then
+    log.sign = -log.sign
+    call('LSET', log.key, 0, digits(log.sign * log.horizon))
+  end
+  local expiry = milliseconds(log.newest + log.horizon - now)
+  call('PEXPIRE', log.key, expiry)
+  if log.due then
+    release().keep(log, expiry)
   end
 end
 
@@ -183,4 +236,6 @@ return {
   load = load, passes = passes, spend = spend, refund = refund, save = save, report = report,
   counts = function(log) return log.used > 0 end,
   forget = function(log) call('DEL', log.key) end,
+  mark = function(log) return log.count > 0 and log.newest or 0, 0 end,
+  correct = correct, releases = true,
 }

@@ -1,0 +1,131 @@
+"""What is still to be booked in a server that was away: holds that were granted without it, and settled ones."""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from itertools import islice
+from typing import Any, Final
+
+from headgate.errors import HeadgateError, StoreAway
+from headgate.lifecycle import new_lock
+from headgate.stores.redis.batching import MAX_BATCH, ThreadBatcher
+from headgate.stores.redis.protocol import AskAgain, Request
+
+MAX_BOOKINGS: Final = 10_000
+"""Bookings that wait for a server. Beyond that nothing is granted without it."""
+
+_log = logging.getLogger("headgate")
+
+
+class Booking:
+    """A request that has to be carried out once: `make` makes it, at the time at which it is sent."""
+
+    def __init__(self, about: Hashable, make: Callable[[], Request[Any]]) -> None:
+        self.about: Final = about
+        self.make: Final = make
+
+
+class Bookings:
+    """Bookings in their order, and a thread that sends them when the server is back.
+
+    Each can be sent twice, and counts once: the server knows a hold by its id, and another request by its own.
+    """
+
+    def __init__(
+        self, batcher: ThreadBatcher, execute: Callable[[Request[Any]], Any], is_away: Callable[[], bool]
+    ) -> None:
+        self._batcher: Final = batcher
+        self._execute: Final = execute
+        self._is_away: Final = is_away
+        self._lock: Final = new_lock()
+        self._waiting: Final[deque[Booking]] = deque()
+        self._about: Final[Counter[Hashable]] = Counter()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def has(self, about: Hashable) -> bool:
+        """Whether something about this hold waits: what comes later has to wait behind it."""
+        return bool(self._waiting) and self._about[about] > 0
+
+    def add(self, booking: Booking) -> bool:
+        """Add a booking; False if there are too many."""
+        with self._lock:
+            if len(self._waiting) >= MAX_BOOKINGS or self._closed:
+                return False
+            self._waiting.append(booking)
+            self._about[booking.about] += 1
+        self.start()
+        return True
+
+    def start(self) -> None:
+        """Start the thread, if there is anything to send, and a server to send it to."""
+        with self._lock:
+            if self._thread is None and self._waiting and not self._closed and not self._is_away():
+                thread = threading.Thread(target=self._run, name="headgate-bookings", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    _log.error("holds can't be booked in the store yet: %s", error)
+                else:
+                    self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            sent = self.send()
+            with self._lock:
+                if not sent or not self._waiting:  # the breaker starts it again
+                    self._thread = None
+                    return
+
+    def send(self) -> bool:
+        """Send the next bookings, and say whether that worked."""
+        some = list(islice(self._waiting, MAX_BATCH))
+        requests = [booking.make() for booking in some]
+        self._batcher.execute_all(requests)
+        late: set[Hashable] = set()  # whose order in that call was none
+        done = 0
+        for booking, request in zip(some, requests, strict=True):
+            answer: object = request.answer
+            if isinstance(answer, AskAgain) or booking.about in late:
+                late.add(booking.about)
+                answer = self._send_one(booking)
+            if isinstance(answer, StoreAway):
+                break
+            if isinstance(answer, BaseException):
+                _log.error("what was decided while the store was away can't be booked: %s", answer)
+            done += 1
+        with self._lock:
+            for booking in some[:done]:
+                self._waiting.popleft()
+                self._about[booking.about] -= 1
+                if self._about[booking.about] <= 0:
+                    del self._about[booking.about]
+        return done == len(some)
+
+    def _send_one(self, booking: Booking) -> object:
+        """Send a booking by itself; an error is its answer."""
+        try:
+            return self._execute(booking.make())
+        except HeadgateError as error:
+            return error
+
+    def after_fork(self) -> None:
+        """In a forked process: the parent sends what it has."""
+        self._waiting.clear()
+        self._about.clear()
+        self._thread = None
+
+    def close(self) -> None:
+        """Send what is left, if the server is there."""
+        with self._lock:
+            self._closed, thread = True, self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        while self._waiting and not self._is_away() and self.send():
+            pass
+        if self._waiting:
+            _log.error("%d holds that were decided while the store was away are not booked", len(self._waiting))

@@ -1,0 +1,44 @@
+"""Drops all keys in a server that match patterns."""
+
+from collections import Counter
+from typing import Final
+
+from headgate.errors import StoreAway
+from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients, describe_error
+from headgate.stores.redis.keys import Keys
+
+_SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
+
+
+def drop_keys(clients: Clients, keys: Keys, patterns: list[bytes]) -> Counter[str]:
+    """Drop the keys that match patterns, and count those of limits by the limiter's name."""
+    dropped = Counter[str]()
+
+    def drop(client: Client) -> None:
+        for pattern in patterns:
+            for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
+                if client.unlink(key):
+                    dropped.update(keys.limiter_of(key))
+
+    try:
+        clients.call(drop, timeouts=None)
+    except ERRORS as error:
+        raise StoreAway(describe_error(error)) from error
+    return dropped
+
+
+async def adrop_keys(clients: Clients, keys: Keys, patterns: list[bytes]) -> Counter[str]:
+    """`drop_keys` in an event loop."""
+    dropped = Counter[str]()
+
+    async def drop(client: AsyncClient) -> None:
+        for pattern in patterns:
+            async for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
+                if await client.unlink(key):
+                    dropped.update(keys.limiter_of(key))
+
+    try:
+        await clients.acall(drop, timeouts=None)
+    except ERRORS as error:
+        raise StoreAway(describe_error(error)) from error
+    return dropped

@@ -1,0 +1,259 @@
+"""The names of stored keys, and the forms of limits for the script.
+
+The parts of a limit that share their counts with others (budgets, slots) are counted one by one: see `Limit.pieces`.
+"""
+
+import hashlib
+import re
+from struct import pack
+from time import time_ns
+from typing import Final
+
+from headgate._native import i64
+from headgate.limits.budget import Budget, BudgetState
+from headgate.limits.clock import ManualClock
+from headgate.limits.decision import Decision, Limit, Rule, binding_of
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.slots import Slots
+from headgate.limits.token_bucket import BucketState, TokenBucket
+from headgate.limits.violations import Backoff
+from headgate.stores.base import REMEMBERED, Offence
+
+FORMAT: Final = "1"
+"""The version of the stored format. It is part of every key."""
+
+_LONGEST_KEY: Final = 512  # bytes; longer ones are stored by their digest, so that nobody fills the server with them
+_MAX_CODECS: Final = 10_000  # so that nobody fills this process with limits
+_MARK_LENGTH: Final = len(FORMAT) + 1  # of the letter and the format at which the ending of a key begins
+
+_FIXED: Final[i64] = 0
+_BUCKET: Final[i64] = 1
+_WINDOW: Final[i64] = 2
+_BUDGET: Final[i64] = 3
+_SLOTS: Final[i64] = 4
+
+
+class LimitCodec:
+    """A limit under a limiter's name: the endings of its keys, its form for the script, the decision from an answer."""
+
+    def __init__(self, name: str, limit: Limit) -> None:
+        self.limit: Final = limit
+        self.parts: Final = limit.parts
+        self._kinds: Final[list[i64]] = []
+        self.endings: Final[list[bytes]] = []
+        self._budget: Budget | None = None  # by the calendar; there is at most one, since pieces are counted one by one
+        self._periods: tuple[int, int, bytes] = (0, 0, b"")
+        self.spec: Final = b"".join([self._add(name, part) for part in self.parts])
+
+    def _add(self, name: str, part: Limit) -> bytes:
+        """Add a part, and return its form for the script."""
+        if isinstance(part, TokenBucket):
+            kind, spec = "b", b"b" + pack("<5d", *part.integers())
+            self._kinds.append(_BUCKET)
+        elif isinstance(part, SlidingWindow):
+            kind, spec = "w", b"w" + pack("<3d", *part.integers(), 0)
+            self._kinds.append(_WINDOW)
+        elif isinstance(part, Budget):
+            self._kinds.append(_BUDGET)
+            self.endings.append(encode(f"}}c{FORMAT}:{part.unit} {part.period or 'all'} {part.zone}:{name}"))
+            if part.calendar:
+                self._budget = part
+            return b"c" + pack("<2d", *part.integers(), part.calendar)
+        elif isinstance(part, Slots):
+            self._kinds.append(_SLOTS)
+            self.endings.append(slots_ending(name))
+            return b"s" + pack("<d", part.capacity)
+        else:
+            self._kinds.append(_FIXED)
+            return b"f" + pack("<d", part.capacity)
+        which = "" if len(self.parts) == 1 else f"#{len(self._kinds)}"
+        self.endings.append(encode(f"}}{kind}{FORMAT}:{self.limit}{which}:{name}"))
+        return spec
+
+    @property
+    def calendar(self) -> bool:
+        """Whether it needs `periods`."""
+        return self._budget is not None
+
+    def periods(self, now: "Moment") -> bytes:
+        """The periods of a budget for the script: what to add to its time, and when those around a moment start."""
+        if self._budget is None:
+            return b""
+        first, last, found = self._periods
+        if not first <= now.wall < last:
+            starts = self._budget.nearby(now.wall)
+            found = pack("<5d", now.ahead, *starts)
+            self._periods = (starts[1], starts[2], found)
+        return found
+
+    def decide(
+        self, row: list[int], at: i64, now: i64, cost: i64, low: i64, passed: bool, ahead: i64
+    ) -> tuple[Decision, i64]:
+        """The decision from a row of numbers, read from a position on, and the position after it."""
+        if passed:
+            cost = 0
+        decisions = []
+        for i in range(len(self.parts)):
+            part, kind = self.parts[i], self._kinds[i]
+            if kind == _WINDOW:
+                assert isinstance(part, SlidingWindow)
+                frees = i64(0) if passed else row[at + 1]
+                decisions.append(part.decide_counts(row[at], frees, row[at + 2], now, cost, low))
+                at += 3
+                continue
+            state: object = None
+            wait: i64 = 0
+            if kind == _BUCKET:
+                state = BucketState(row[at], row[at + 1])
+                at += 2
+            elif kind == _BUDGET:
+                state = BudgetState(row[at], row[at + 1], ahead)
+                at += 2
+            elif kind == _SLOTS:
+                assert isinstance(part, Slots)
+                if not passed and row[at] >= part.capacity:
+                    wait = row[at + 1] - now
+                decisions.append(part.decide_counts(row[at], row[at + 2], wait, now, low))
+                at += 3
+                continue
+            if not passed:
+                wait = part.wait(state, now, cost)
+            decisions.append(part.decide(state, now, cost, wait, low))
+        return decisions[0] if len(decisions) == 1 else binding_of(decisions), at
+
+
+class Moment:
+    """The time of day in microseconds since 1970, and what to add to the script's time to get it."""
+
+    def __init__(self, wall: i64, ahead: i64) -> None:
+        self.wall: Final = wall
+        self.ahead: Final = ahead
+
+
+class Keys:
+    """Makes the names of stored keys, and keeps the codec of each limit.
+
+    `clock` is one for tests; without it the server's clock counts.
+    """
+
+    def __init__(self, prefix: str, clock: ManualClock | None = None) -> None:
+        self._start: Final = encode(prefix + "{")
+        self._clock: Final = clock
+        self.server_ahead: i64 = 0
+        """By how much the server's clock is ahead of this machine's, once they were seen to differ by a period."""
+        self._codecs: Final[dict[tuple[str, Limit], LimitCodec]] = {}
+        self._specs: Final[dict[tuple[bytes, bytes, Backoff | None, bool], bytes]] = {}
+
+    def codec(self, name: str, limit: Limit) -> LimitCodec:
+        found = self._codecs.get((name, limit))
+        if found is None:
+            if len(self._codecs) >= _MAX_CODECS:
+                self._codecs.clear()
+            found = self._codecs[name, limit] = LimitCodec(name, limit)
+        return found
+
+    def moment(self) -> Moment:
+        """The time of day that budgets go by."""
+        if self._clock is None:
+            return Moment(time_ns() // 1000 + self.server_ahead, 0)
+        wall: i64 = round(self._clock.wall() * 1_000_000)
+        return Moment(wall, wall - self._clock.now())
+
+    def note_server_time(self, server_time: i64) -> None:
+        """Go by a server's time from now on."""
+        if self._clock is None:
+            self.server_ahead = server_time - time_ns() // 1000
+
+    def spec(self, verb: bytes, limits: bytes, backoff: Backoff | None = None, remembered: bool = False) -> bytes:
+        known = (verb, limits, backoff, remembered)
+        found = self._specs.get(known)
+        if found is None:
+            if len(self._specs) >= _MAX_CODECS:
+                self._specs.clear()
+            found = verb + limits
+            if backoff is not None:
+                numbers = backoff.integers()
+                found += b"o" + pack(f"<{len(numbers)}d", *numbers)
+            if remembered:
+                found += b"i" + pack("<d", REMEMBERED)
+            self._specs[known] = found
+        return found
+
+    def root(self, key: str) -> bytes:
+        """The beginning of a key's stored keys. It chooses the slot of a cluster."""
+        root = encode(key)
+        if len(root) > _LONGEST_KEY:
+            root = b"%" + hashlib.sha256(root).hexdigest().encode()
+        elif b"%" in root or b"}" in root:
+            root = root.replace(b"%", b"%25").replace(b"}", b"%7D")
+        elif not root:
+            root = b"%"
+        return self._start + root
+
+    def violations(self, offence: Offence) -> bytes:
+        """The stored key of an agent's violations."""
+        return self.root(offence.key) + violations_ending(offence.name)
+
+    def patterns(self, name: str, rule: Rule) -> list[bytes]:
+        """Patterns that match every key that is stored under a name and a rule."""
+        start = _escape(self._start) + b"*"
+        if not isinstance(rule, Limit):
+            return [start + _escape(violations_ending(name))]
+        endings = [ending for piece in rule.pieces for ending in self.codec(name, piece).endings]
+        endings += [released_ending(ending) for ending in endings]
+        endings.append(open_ending(name))
+        return [*[start + _escape(ending) for ending in endings], start + _escape(hold_ending(name, "")) + b"*"]
+
+    def every(self) -> bytes:
+        """A pattern that matches every key that is stored."""
+        return _escape(self._start) + b"*"
+
+    def limiter_of(self, key: bytes | str) -> list[str]:
+        """The name of the limiter that a stored key belongs to; none if it counts something else than a limit."""
+        stored = key if isinstance(key, bytes) else encode(key)
+        kind, _, text = stored[len(self._start) :].partition(b"}")[2].decode("utf-8", "surrogatepass").partition(":")
+        if len(kind) != _MARK_LENGTH or kind[0] not in "bwcs" or kind[1:] != FORMAT:
+            return []
+        if kind[0] == "c":  # the unit may have a colon in it
+            text = text.partition(" ")[2]
+        return [text if kind[0] == "s" else text.partition(":")[2]]
+
+
+def violations_ending(name: str) -> bytes:
+    """The ending of the key of violations."""
+    return encode(f"}}v{FORMAT}:{name}")
+
+
+def slots_ending(name: str) -> bytes:
+    """The ending of the key of slots, and of the holds that take them."""
+    return encode(f"}}s{FORMAT}:{name}")
+
+
+def open_ending(name: str) -> bytes:
+    """The ending of the key of holds that take no slot."""
+    return encode(f"}}o{FORMAT}:{name}")
+
+
+def hold_ending(name: str, hold_id: str) -> bytes:
+    """The ending of a hold's key. The length of the name keeps different names and ids apart."""
+    return encode(f"}}h{FORMAT}:{len(name)}:{name}:{hold_id}")
+
+
+def released_ending(ending: bytes) -> bytes:
+    """The ending of the key of what comes back to a count with this one."""
+    return encode(f"}}r{FORMAT}:") + ending[1:]
+
+
+def encode(text: str) -> bytes:
+    """Any string as bytes, even one that has no UTF-8."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _escape(text: bytes) -> bytes:
+    """A pattern that matches this text alone."""
+    return re.sub(rb"([*?\[\]\\^-])", rb"\\\1", text)
+
+
+def admin_prefix(prefix: str) -> str:
+    """The prefix of keys without expiry, which hubs share, in a store with this prefix."""
+    return f"{prefix.rstrip(':')}-admin:"

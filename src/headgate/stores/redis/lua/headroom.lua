@@ -1,0 +1,138 @@
+-- The least headroom of a bucket since each of its holds. headroom.py has the same, and says why.
+--
+-- Stored with the bucket, each as three doubles: the negative number of holds so far, 0, and the epoch; then for each
+-- entry its negative serial number, its headroom in units, and the epoch. Without any entry, nothing is stored.
+
+local MOST = 16
+
+-- One that is too large to be exact counts as less.
+local function room_of(bucket)
+  return min(bucket.cap - bucket.level, LARGEST)
+end
+
+-- The same at a moment that the bucket is up to, without what the tick that has begun will give.
+local function room_at(bucket, limit, moment)
+  local room, elapsed = room_of(bucket), moment - bucket.stamp
+  if limit.tick > 1 and elapsed > 0 then
+    local gained = elapsed * limit.gain
+    local rest = fmod(gained, limit.tick)
+    room = room - (gained - rest) / limit.tick - (rest > 0 and 1 or 0)
+  end
+  return max(room, 0)
+end
+
+local function read_row(bucket, number, room, epoch)
+  local stack = bucket.stack
+  if not stack then
+    stack = { count = 0, epoch = epoch, serials = {}, rooms = {} }
+    bucket.stack = stack
+  end
+  stack.count = max(stack.count, -number)
+  if room > 0 then
+    stack.serials[#stack.serials + 1], stack.rooms[#stack.rooms + 1] = -number, room
+  end
+end
+
+local function rows(bucket)
+  local stack = bucket.stack
+  if #stack.rooms == 0 or bucket.level >= bucket.cap then
+    return ''
+  end
+  local stored = packed('<ddd', -stack.count, 0, stack.epoch)
+  for i, room in ipairs(stack.rooms) do
+    stored = stored .. packed('<ddd', -stack.serials[i], room, stack.epoch)
+  end
+  return stored
+end
+
+local function remove(stack, i)
+  table.remove(stack.rooms, i)
+  return table.remove(stack.serials, i)
+end
+
+local function see(bucket, limit, moment)
+  local stack, room, serial = bucket.stack, room_at(bucket, limit, moment), nil
+  local rooms = stack.rooms
+  while #rooms > 0 and rooms[#rooms] > room do
+    serial = remove(stack, #rooms)
+  end
+  if serial and room > 0 and rooms[#rooms] ~= room then
+    stack.serials[#rooms + 1], rooms[#rooms + 1] = serial, room
+  end
+end
+
+-- Whether one / two < three / four, exactly: their products may pass 2^53.
+local function is_less(one, two, three, four)
+  while true do
+    local rest, other = fmod(one, two), fmod(three, four)
+    local whole, others = (one - rest) / two, (three - other) / four
+    if whole ~= others or rest == 0 or other == 0 then
+      return whole < others or whole == others and rest == 0 and other > 0
+    end
+    one, two, three, four = four, other, two, rest
+  end
+end
+
+-- Join the two neighbours whose ratio is closest to 1.
+local function merge(stack)
+  local rooms, best = stack.rooms, 2
+  for i = 3, #rooms do
+    if is_less(rooms[i], rooms[i - 1], rooms[best], rooms[best - 1]) then
+      best = i
+    end
+  end
+  remove(stack, best)
+end
+
+-- Add a hold, and return its epoch and serial number.
+local function add(bucket, epoch)
+  local stack, room = bucket.stack, room_of(bucket)
+  if not stack or #stack.rooms == 0 then
+    stack = { count = 0, epoch = epoch, serials = {}, rooms = {} }
+    bucket.stack = stack
+  end
+  stack.count = stack.count + 1
+  if room > 0 then
+    stack.serials[#stack.rooms + 1], stack.rooms[#stack.rooms + 1] = stack.count, room
+    if #stack.rooms > MOST then
+      merge(stack)
+    end
+  end
+  return stack.epoch, stack.count
+end
+
+-- The entry that a hold belongs to; 0 if it has none any more.
+local function place_of(stack, serial)
+  local place = #stack.serials
+  while place > 0 and stack.serials[place] > serial do
+    place = place - 1
+  end
+  return place
+end
+
+-- Give a cost back to a hold, or less.
+local function give_back(bucket, limit, cost, epoch, serial)
+  local stack = bucket.stack
+  if not stack or stack.epoch ~= epoch then
+    return
+  end
+  see(bucket, limit, now)
+  local unit, rooms, place = limit.unit, stack.rooms, place_of(stack, serial)
+  local least = rooms[place] or 0
+  local given = cost > (least - fmod(least, unit)) / unit and least or cost * unit
+  if given <= 0 then
+    return
+  end
+  bucket.level = bucket.level + given
+  local left = least - given
+  for i = 1, #rooms do
+    rooms[i] = i > place and rooms[i] - given or min(rooms[i], left)
+  end
+  for i = #rooms, 1, -1 do
+    if rooms[i] == 0 or rooms[i] == rooms[i - 1] then
+      remove(stack, i)
+    end
+  end
+end
+
+return { read_row = read_row, rows = rows, see = see, add = add, give_back = give_back }

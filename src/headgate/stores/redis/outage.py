@@ -1,0 +1,118 @@
+"""Holds, budgets and slots while the server is away.
+
+They are worth more than a rate: an hour of everything passing can use up a month. So they have a policy of their own,
+which lets nothing pass unless it is told to. What passes, and what is settled, is booked when the server is back.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+from headgate.errors import StoreAway
+from headgate.limits.clock import Clock
+from headgate.limits.decision import ALLOW, DENY, Decision, Details, Limit
+from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.holds import CANCELLED, DENIED, OPEN, SETTLED, HoldAnswer, HoldTerms
+from headgate.stores.redis.bookings import Booking, Bookings
+from headgate.stores.redis.fallback import CLOSED_WAIT, Fallback
+from headgate.stores.redis.hold_requests import extend_request, hold_request, settle_request
+from headgate.stores.redis.keys import Keys
+from headgate.stores.redis.protocol import ApplyRequest, Request
+
+
+def is_precious(limit: Limit) -> bool:
+    """Whether a limit counts a budget or slots."""
+    return any([part.identity is not part for part in limit.parts])
+
+
+class HoldOutage:
+    """Answers for a server that is away. Without `bookings` nothing can be booked later: no client sends it."""
+
+    def __init__(self, fallback: Fallback, keys: Keys, clock: Clock, bookings: Bookings | None) -> None:
+        self._fallback: Final = fallback
+        self._keys: Final = keys
+        self._clock: Final = clock
+        self._bookings: Final = bookings
+
+    def waits(self, asks: Sequence[Ask], hold_id: str) -> bool:
+        """Whether something about a hold is still to be booked."""
+        return self._bookings is not None and self._bookings.has(_about(asks, hold_id))
+
+    def _book(self, about: object, make: Callable[[], Request[Any]]) -> bool:
+        return self._bookings is not None and self._bookings.add(Booking(about, make))
+
+    def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
+        """A verb on budgets or slots."""
+        decision = self._fallback.apply(verb, asks, low, offence, request_id)
+        if verb is Verb.PEEK or (verb is Verb.CHECK and not decision):
+            return decision
+        booked = Verb.CHARGE if verb is Verb.CHECK else verb
+        own = request_id or uuid4().hex
+        if not self._book(None, lambda: ApplyRequest(self._keys, booked, asks, low, None, own)) and decision:
+            return _denied(asks)
+        return decision
+
+    def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+        costs = tuple([ask.cost for ask in asks])
+        if self.waits(asks, terms.hold_id):  # it was granted before
+            return HoldAnswer(_granted(asks), OPEN, costs, terms.lease)
+        answer = self._fallback.hold(asks, low, terms)
+        if answer.state == DENIED:
+            return answer
+        end = self._clock.now() + terms.lease
+
+        def make() -> Request[Any]:
+            lease = max(end - self._clock.now(), 0)
+            return hold_request(self._keys, asks, low, terms._replace(lease=lease), granted=True)
+
+        if not self._book(_about(asks, terms.hold_id), make):
+            self._fallback.settle(asks, low, terms.hold_id, None, cancel=True)
+            return HoldAnswer(_denied(asks), DENIED, costs, 0)
+        return answer
+
+    def settle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, cancel: bool, error: StoreAway
+    ) -> HoldAnswer:
+        """It is booked later; raises the error if that can't be."""
+        if not self._book(_about(asks, hold_id), lambda: settle_request(self._keys, asks, low, hold_id, costs, cancel)):
+            raise error
+        self._fallback.settle(asks, low, hold_id, costs, cancel=cancel)
+        counted = [0] * len(asks) if cancel else [ask.cost for ask in asks] if costs is None else costs
+        return HoldAnswer(_granted(asks), CANCELLED if cancel else SETTLED, tuple(counted), 0)
+
+    def extend(
+        self,
+        asks: Sequence[Ask],
+        low: int,
+        hold_id: str,
+        costs: Sequence[int] | None,
+        lease: int | None,
+        error: StoreAway,
+    ) -> HoldAnswer:
+        """A longer lease is booked later; more costs are as the policy says."""
+        if costs is not None and self._fallback.closed:
+            return HoldAnswer(_denied(asks), OPEN, tuple([ask.cost for ask in asks]), 0)
+        end = None if not lease else self._clock.now() + lease
+
+        def make() -> Request[Any]:
+            left = lease if end is None else max(end - self._clock.now(), 1)
+            return extend_request(self._keys, asks, low, hold_id, costs, left, granted=True)
+
+        if not self._book(_about(asks, hold_id), make):
+            raise error
+        self._fallback.extend(asks, low, hold_id, costs, lease)
+        counted = [ask.cost for ask in asks] if costs is None else costs
+        return HoldAnswer(_granted(asks), OPEN, tuple(counted), lease or 0)
+
+
+def _about(asks: Sequence[Ask], hold_id: str) -> tuple[str, str, str]:
+    return asks[0].name, asks[0].key, hold_id
+
+
+def _granted(asks: Sequence[Ask]) -> Decision:
+    limit = asks[0].limit.parts[0]
+    return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Details(0, None, None, True))
+
+
+def _denied(asks: Sequence[Ask]) -> Decision:
+    return Decision(DENY, asks[0].limit.parts[0], 0, CLOSED_WAIT, 0, -1, Details(CLOSED_WAIT, None, None, True))

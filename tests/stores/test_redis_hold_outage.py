@@ -1,0 +1,151 @@
+"""Holds, budgets and slots while the server is away: what passes, and what is booked when it is back."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from headgate import ManualClock, per_day
+from headgate.errors import InvalidInput, StoreAway
+from headgate.limits.all_of import AllOf
+from headgate.limits.budget import Budget
+from headgate.limits.decision import Limit
+from headgate.limits.slots import Slots
+from headgate.stores.base import Ask, Verb
+from headgate.stores.holds import HoldTerms
+from headgate.stores.redis import RedisStore, bookings
+from tests.support.valkey import Server, wait_for
+
+pytestmark = pytest.mark.once
+
+LIMIT = AllOf([per_day(100), Budget(50), Slots(2)])
+
+
+@pytest.fixture
+def own() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def terms(hold_id: str) -> HoldTerms:
+    return HoldTerms(hold_id, 60_000_000, False, 600_000_000)
+
+
+def asks(cost: int, limit: Limit = LIMIT) -> list[Ask]:
+    return [Ask("name", "key", limit, cost)]
+
+
+def left(store: RedisStore, limit: Limit) -> int:
+    decision = store.apply(Verb.PEEK, asks(1, limit), 0)
+    assert not decision.degraded
+    return decision.remaining
+
+
+def come_back(server: Server, store: RedisStore, breaker_clock: ManualClock) -> None:
+    """Start a server again, which has forgotten everything, and wait until the store has booked all."""
+    server.start()
+
+    def booked() -> bool:
+        breaker_clock.advance(1)
+        store.apply(Verb.PEEK, asks(0, per_day(1)), 0)
+        return not store.degraded and len(store._bookings or ()) == 0
+
+    wait_for(booked, "the bookings")
+
+
+def test_nothing_passes_unless_told_to(own: Server, breaker_clock: ManualClock) -> None:
+    with RedisStore(own.url) as store:
+        own.kill()
+        held = store.hold(asks(5), 0, terms("a"))
+        assert (held.state, held.decision.degraded, bool(held.decision)) == ("denied", True, False)
+        for limit in (LIMIT, Budget(5), Slots(1)):
+            assert not store.apply(Verb.CHECK, asks(1, limit), 0)
+        assert store.apply(Verb.CHECK, asks(1, per_day(5)), 0)  # by on_failure
+        with pytest.raises(StoreAway):
+            store.find_hold(asks(5), 0, "a")
+        with pytest.raises(StoreAway):
+            store.list_holds("name", "key", 10)
+
+
+def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
+        for hold_id in ("a", "b", "c"):
+            assert store.hold(asks(10, Budget(50)), 0, terms(hold_id)).state == "open"
+        server.kill()
+        settled = store.settle(asks(10, Budget(50)), 0, "a", [4])
+        again = store.settle(asks(10, Budget(50)), 0, "a", [4])
+        assert settled == again
+        assert (settled.state, settled.costs, settled.decision.degraded) == ("settled", (4,), True)
+        assert store.settle(asks(10, Budget(50)), 0, "b", None, cancel=True).state == "cancelled"
+        assert not store.extend(asks(10, Budget(50)), 0, "c", [20], None).decision
+        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000).left == 90_000_000
+        come_back(server, store, breaker_clock)
+        assert left(store, Budget(50)) == 50 - 4 - 0 - 10
+        assert store.find_hold(asks(10, Budget(50)), 0, "a")[1:] == ("settled", (4,), 0)
+        assert store.find_hold(asks(10, Budget(50)), 0, "c").left > 60_000_000
+
+
+@pytest.mark.parametrize("policy", ["open", "local"])
+def test_what_passes_is_booked(own: Server, breaker_clock: ManualClock, policy: str) -> None:
+    with RedisStore(own.url, on_failure_holds=policy) as store:
+        assert left(store, Budget(50)) == 50
+        own.kill()
+        for hold_id in ("a", "b", "b"):
+            held = store.hold(asks(5), 0, terms(hold_id))
+            assert (held.state, held.costs, held.decision.degraded) == ("open", (5,), True)
+        third = store.hold(asks(5), 0, terms("c"))
+        assert third.state == ("open" if policy == "open" else "denied")  # there are two slots
+        assert store.extend(asks(5), 0, "b", [7], None).decision
+        assert store.settle(asks(5), 0, "a", [2]).state == "settled"
+        assert store.apply(Verb.CHECK, asks(3, Budget(50)), 0)
+        store.apply(Verb.CHARGE, asks(4, Budget(50)), 0)
+        come_back(own, store, breaker_clock)
+        assert left(store, Budget(50)) == 50 - 2 - 7 - 3 - 4 - (5 if policy == "open" else 0)
+        assert store.find_hold(asks(5), 0, "b")[1:3] == ("open", (7,))
+
+
+def test_a_share_of_each_budget_and_of_the_slots_passes(own: Server, breaker_clock: ManualClock) -> None:
+    with RedisStore(own.url, on_failure_holds="local", nodes=4) as store:
+        own.kill()
+        passed = [bool(store.apply(Verb.CHECK, asks(1, Budget("1.20", unit="credits:2")), 0)) for _ in range(40)]
+        assert sum(passed) == 30
+        states = [store.hold(asks(1, Slots(8)), 0, terms(f"{number}")).state for number in range(4)]
+        assert states == ["open", "open", "denied", "denied"]
+        store.settle(asks(1, Slots(8)), 0, "0", None)
+        assert store.hold(asks(1, Slots(8)), 0, terms("4")).state == "open"
+
+
+def test_there_are_not_too_many_bookings(
+    own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bookings, "MAX_BOOKINGS", 3)
+    with RedisStore(own.url, on_failure_holds="open") as store:
+        own.kill()
+        held = [store.hold(asks(1), 0, terms(f"{number}")).state for number in range(5)]
+        assert held == ["open"] * 3 + ["denied"] * 2
+        assert not store.apply(Verb.CHECK, asks(1, Budget(5)), 0)
+        with pytest.raises(StoreAway):
+            store.settle(asks(1), 0, "0", [1])
+        caplog.set_level(logging.ERROR)
+    assert "3 holds" in caplog.text
+
+
+def test_tasks_are_answered_like_threads(own: Server, breaker_clock: ManualClock) -> None:
+    async def go(store: RedisStore) -> None:
+        assert (await store.ahold(asks(5), 0, terms("a"))).state == "open"
+        assert (await store.aextend(asks(5), 0, "a", [6], None)).costs == (6,)
+        assert (await store.asettle(asks(5), 0, "a", [1])).state == "settled"
+        with pytest.raises(StoreAway):
+            await store.afind_hold(asks(5), 0, "a")
+
+    with RedisStore(own.url, on_failure_holds="open") as store:
+        own.kill()
+        asyncio.run(go(store))
+        come_back(own, store, breaker_clock)
+        assert left(store, Budget(50)) == 49
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^RedisStore on_failure_holds: expected one of open, closed, local, got"):
+        RedisStore("redis://localhost", on_failure_holds="never")

@@ -1,0 +1,113 @@
+"""Holds, budgets and slots on a real server: they agree with the store in memory, step by step."""
+
+import random
+from typing import Any
+
+import pytest
+
+from headgate import Decision, Limit, ManualClock, MemoryStore, SlidingWindow, per_minute, per_second
+from headgate.errors import HoldError
+from headgate.limits.all_of import AllOf
+from headgate.limits.budget import Budget
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.slots import Slots
+from headgate.limits.token_bucket import TokenBucket
+from headgate.stores.base import Ask, Verb
+from headgate.stores.holds import HoldAnswer, HoldStore, HoldTerms
+from headgate.stores.redis import RedisStore
+
+pytestmark = pytest.mark.once
+
+SECOND = 1_000_000
+KINDS: list[Limit] = [
+    per_minute(60, burst=10),
+    TokenBucket(20, 7, 3),
+    TokenBucket(12, 1, 86_400 * 365),
+    SlidingWindow(15, 20),
+    Budget(25, "hour"),
+    Budget("9.5", "hour", unit="credits:1"),
+    Budget(40),
+    Slots(3),
+    AllOf([per_second(6), SlidingWindow(30, 60)]),
+    AllOf([per_second(8), Slots(4), Budget(60, "hour")]),
+    UNLIMITED,
+]
+
+
+class Walk:
+    """Random verbs on two stores."""
+
+    def __init__(self, stores: list[HoldStore], clock: ManualClock, seed: int) -> None:
+        self.stores = stores
+        self.clock = clock
+        self.chance = random.Random(seed)
+        self.release = self.chance.random() < 0.5
+        chosen = self.chance.sample(KINDS, self.chance.choice([1, 1, 2, 3]))
+        self.asks = [(f"limiter-{place}", "key", limit) for place, limit in enumerate(chosen)]
+        self.ids = [f"id-{number}" for number in range(self.chance.choice([3, 8, 40]))]
+        self.longest = self.chance.choice([5, 30, 300])
+        self.keep = self.chance.choice([10, 200]) * SECOND
+        self.done: list[str] = []
+
+    def costs(self) -> list[int]:
+        return [self.chance.choice([0, 1, 1, 2, 3, 5, 7]) for _ in self.asks]
+
+    def step(self) -> None:
+        chance = self.chance
+        costs = self.costs()
+        asks = [Ask(*ask, cost) for ask, cost in zip(self.asks, costs, strict=True)]
+        hold_id, low = chance.choice(self.ids), chance.choice([0, 100, 500])
+        name, arguments = chance.choice(
+            [
+                ("apply", (Verb.CHECK, asks, low)),
+                ("apply", (Verb.CHECK, [chance.choice(asks)], low)),
+                ("apply", (Verb.PEEK, asks, low)),
+                ("apply", (chance.choice([Verb.CHARGE, Verb.REFUND]), [chance.choice(asks)], low)),
+                *[("hold", (asks, low, self.terms(hold_id)))] * 6,
+                *[("settle", (asks, low, hold_id, chance.choice([costs, costs, None])))] * 3,
+                ("cancel", (asks, low, hold_id)),
+                *[("extend", (asks, low, hold_id, chance.choice([costs, None]), self.lease()))] * 2,
+                ("find_hold", (asks, low, hold_id)),
+                ("list_holds", (asks[0].name, "key", 100)),
+                *[("advance", ())] * 3,
+            ]
+        )
+        if name == "advance":
+            self.clock.advance(chance.choice([0, 0.000_001, 0.1, 1, 1, self.longest, chance.uniform(0, 40), 1800]))
+            return
+        self.done.append(f"{self.clock.now()}: {name}{arguments}")
+        outcomes = [carried_out(store, name, arguments) for store in self.stores]
+        assert outcomes[0] == outcomes[1], "\n".join([*self.done[-40:], f"{outcomes[0]}", f"{outcomes[1]}"])
+
+    def terms(self, hold_id: str) -> HoldTerms:
+        return HoldTerms(hold_id, self.chance.randint(1, self.longest) * SECOND, self.release, self.keep)
+
+    def lease(self) -> int | None:
+        return self.chance.choice([None, 0, self.chance.randint(1, self.longest) * SECOND])
+
+
+def carried_out(store: HoldStore, name: str, arguments: tuple[Any, ...]) -> object:
+    """What a verb answers, or the error that it raises, so that those of two stores can be compared."""
+    try:
+        if name == "cancel":
+            asks, low, hold_id = arguments
+            return told(store.settle(asks, low, hold_id, [0] * len(asks), cancel=True))
+        return told(getattr(store, name)(*arguments))
+    except HoldError as error:
+        return type(error), str(error)
+
+
+def told(answer: object) -> object:
+    """An answer, with all fields of its decision; of a list those that every store lists."""
+    if isinstance(answer, list):
+        return sorted([one for one in answer if one.state in ("open", "expired")])
+    decision = answer.decision if isinstance(answer, HoldAnswer) else answer
+    assert isinstance(decision, Decision)
+    return [decision, *(answer[1:] if isinstance(answer, HoldAnswer) else [])]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_holds_agree_with_memory(still: RedisStore, clock: ManualClock, seed: int) -> None:
+    walk = Walk([MemoryStore(clock=clock), still], clock, seed)
+    for _ in range(200):
+        walk.step()
