@@ -193,7 +193,7 @@ def test_a_text_is_parsed_once_and_equal_limits_count_together() -> None:
 
     def counters(limit: Any) -> Any:
         made.append(limit)
-        counter = limiter_counter(Limiter(limit), "x", awaits=False)
+        counter = limiter_counter("test", Limiter(limit), "x", awaits=False, settles=False)
         return counter, counter
 
     function = LimitFunction("test", len, counters)
