@@ -82,7 +82,7 @@ class Hold:
         """Limiters make holds. `lease` is for renewals; `called` is when they asked for it, by the store's clock."""
         self._owner: Final = owner
         self._store: Final = owner.hold_store
-        self._asks: Final = asks
+        self._asks = asks  # with the costs that it has taken
         self._id: Final = hold_id
         self._lease: Final = lease
         self._called: Final = called
@@ -188,8 +188,13 @@ class Hold:
         return costs, None if lease is None else lease_of(lease)
 
     def _extended(self, called: int, answer: HoldAnswer) -> Decision:
-        self._state, self._costs, self._decision = answer.state, answer.costs, answer.decision
-        self._ends = called + answer.left
+        self._decision = answer.decision
+        if answer.decision:  # a denial changes nothing
+            self._state = answer.state
+            if answer.costs != self._costs:
+                self._costs, self._asks = answer.costs, _with_costs(self._asks, answer.costs)
+            if answer.left:
+                self._ends = called + answer.left
         return answer.decision
 
     # As a context manager --------------------------------------------------------------------------------------------
@@ -336,7 +341,11 @@ class HoldRequest:
 def found_hold(owner: HoldOwner, asks: tuple[Ask, ...], hold_id: str, answer: HoldAnswer, called: int) -> Hold:
     """A hold that was made before, by its id."""
     lease = min(max(answer.left, SHORTEST_LEASE), LONGEST_LEASE)
-    return Hold(owner, asks, hold_id, lease, answer, called)
+    return Hold(owner, _with_costs(asks, answer.costs), hold_id, lease, answer, called)
+
+
+def _with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]:
+    return tuple(ask._replace(cost=cost) for ask, cost in zip(asks, costs, strict=True))
 
 
 class PendingHold:

@@ -12,7 +12,7 @@ from headgate.errors import StoreAway
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 from headgate.stores.base import Ask, Offence, Verb
-from headgate.stores.holds import CANCELLED, DENIED, OPEN, SETTLED, HoldAnswer, HoldTerms
+from headgate.stores.holds import CANCELLED, DENIED, EXPIRED, OPEN, SETTLED, HoldAnswer, HoldTerms
 from headgate.stores.redis.bookings import Booking, Bookings
 from headgate.stores.redis.fallback import Fallback, degraded_allow, degraded_deny
 from headgate.stores.redis.hold_requests import extend_request, hold_request, settle_request
@@ -97,7 +97,7 @@ class HoldOutage:
             raise error
         self._fallback.extend(asks, low, hold_id, costs, lease)
         counted = [ask.cost for ask in asks] if costs is None else costs
-        return HoldAnswer(degraded_allow(asks), OPEN, tuple(counted), lease or 0)
+        return HoldAnswer(degraded_allow(asks), EXPIRED if lease == 0 else OPEN, tuple(counted), lease or 0)
 
 
 def _about(asks: Sequence[Ask], hold_id: str) -> tuple[str, str, str]:
