@@ -279,8 +279,8 @@ class Hold:
         return f"Hold({self.id!r}, {self.state})"
 
 
-class HoldRequest:
-    """Asks for a hold, once or until it is granted."""
+class HoldAttempt:
+    """Asks a store for a hold, once or until it is granted."""
 
     def __init__(
         self,

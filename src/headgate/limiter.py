@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, Never
 
 from headgate._limiter_hot import LimiterChecks, id_of, key_of
 from headgate.errors import RateLimited, refuse, refuse_option
-from headgate.holds import KEEP, Hold, HoldRequest, OnExpiry, PendingHold, check_id, found_hold
+from headgate.holds import KEEP, Hold, HoldAttempt, OnExpiry, PendingHold, check_id, found_hold
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.notation import LimitLike, denial_error, limit_of
@@ -173,11 +173,11 @@ class Limiter(LimiterChecks, Closable):
         With a `hold_id` it is made once, however often it is asked for. It is remembered for `keep` seconds after its
         end.
         """
-        request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+        attempt = HoldAttempt(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
         if timeout == 0:
-            return request.made(request.ask())
-        clock, perform = self._store.clock, request.perform
-        return request.made(acquire(self._queues, key, clock, timeout, perform, recheck=request.recheck))
+            return attempt.made(attempt.ask())
+        clock, perform = self._store.clock, attempt.perform
+        return attempt.made(acquire(self._queues, key, clock, timeout, perform, recheck=attempt.recheck))
 
     def ahold(
         self,
@@ -194,11 +194,11 @@ class Limiter(LimiterChecks, Closable):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
-            request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+            attempt = HoldAttempt(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
             if timeout == 0:
-                return request.made(await request.aask())
-            clock, perform = self._store.clock, request.aperform
-            return request.made(await aacquire(self._queues, key, clock, timeout, perform, recheck=request.recheck))
+                return attempt.made(await attempt.aask())
+            clock, perform = self._store.clock, attempt.aperform
+            return attempt.made(await aacquire(self._queues, key, clock, timeout, perform, recheck=attempt.recheck))
 
         return PendingHold(hold)
 
