@@ -18,6 +18,7 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
+from headgate.lease_renewer import RENEWERS
 from headgate.stores.holds import MAX_OPEN_HOLDS
 
 
@@ -339,6 +340,23 @@ def test_leases_are_renewed_once_there_is_a_thread_for_it(clock: ManualClock, mo
             pytest.fail("the block runs without a renewer")
     with limiter.hold("a", lease=60) as hold, renewed(hold):
         clock.advance(20)
+
+
+def test_a_store_that_fails_in_a_new_way_ends_no_other_renewal(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        renewal_interval = 1_000_000
+
+        def renew(self) -> bool:
+            raise ZeroDivisionError
+
+    limiter = make("10/day", clock)
+    RENEWERS.add(limiter.store, broken := Broken())
+    with limiter.hold("a", lease=60) as hold, renewed(hold):
+        clock.advance(20)
+    RENEWERS.remove(limiter.store, broken)
+    assert "the lease of a hold can't be renewed" in caplog.text
 
 
 @contextmanager
