@@ -774,7 +774,10 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 def test_slots_need_a_store_that_can_hold(clock: ManualClock) -> None:
-    store, text = WrappedStore(clock=clock), "expected a store that can hold slots, such as MemoryStore(), got"
+    store, text = (
+        WrappedStore(clock=clock),
+        "expected a store that can hold slots, such as MemoryStore() or RedisStore(...), got",
+    )
     made: list[Callable[[], object]] = [
         lambda: RateLimitMiddleware(hello, "5 in flight", store=store),
         lambda: RateLimitMiddleware(hello, "5/minute", store=store, routes={"/a": "5 in flight; 5/minute"}),
