@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from headgate import InvalidInput
 from headgate.limits.calendar import PERIODS, Calendar
 
+pytestmark = pytest.mark.once
+
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"]
 HOUR = 3_600_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
