@@ -24,6 +24,7 @@ COMPILED = [
     "http/header_writer.py",
     "stores/memory_tables.py",
     "stores/memory_holds.py",
+    "stores/remembered_holds.py",
     "stores/memory.py",
     "stores/redis/keys.py",
     "stores/redis/protocol.py",

@@ -317,9 +317,9 @@ def _memory(results: Results, scale: Scale, url: str, client: redis.Redis) -> No
         contender = build(url, [SLOW])
         contender.run(names(_BEFORE))  # so that scripts and connections are not counted
         _empty(client)
-        before = _used(client)
+        before = used_memory(client)
         contender.run(names(scale.keys))
-        results.memory[label] = Kept((_used(client) - before) / scale.keys, *_usage_of_one(client))
+        results.memory[label] = Kept((used_memory(client) - before) / scale.keys, *_usage_of_one(client))
         _empty(client)  # limits uses the same keys for both its windows
     say(f"memory of {scale.hits:,} hits")
     for label in HIT_LOGS:
@@ -329,7 +329,7 @@ def _memory(results: Results, scale: Scale, url: str, client: redis.Redis) -> No
     _expect_server()
 
 
-def _used(client: redis.Redis) -> int:
+def used_memory(client: redis.Redis) -> int:
     """The server's memory, without the buffers of connections."""
     info = client.info("memory")
     return int(info["used_memory"]) - int(info["mem_clients_normal"])

@@ -1,10 +1,10 @@
-"""Measure headgate beside other rate limiters: `./dev bench [memory | redis | hub | replay | edges]`.
+"""Measure headgate beside other rate limiters: `./dev bench [memory | redis | hub | replay | edges | holds]`.
 
 `memory` (the default) and `redis` compare the stores; `hub` compares a hub with and without its gate; `replay`
-compares a replay with the parsing of the log; `edges` measures the cost of a limit on a FastAPI request. This needs an
-environment with headgate as a compiled wheel and the dependency group `bench`; the floor also needs a C compiler. The
-tables go to standard output, progress to standard error. A missed bar is reported, but is not a failure: the speed of a
-machine tests nothing.
+compares a replay with the parsing of the log; `edges` measures the cost of a limit on a FastAPI request; `holds`
+compares a hold and its settling with a check. This needs an environment with headgate as a compiled wheel and the
+dependency group `bench`; the floor also needs a C compiler. The tables go to standard output, progress to standard
+error. A missed bar is reported, but is not a failure: the speed of a machine tests nothing.
 """
 
 import argparse
@@ -17,26 +17,25 @@ from tempfile import TemporaryDirectory
 if __name__ == "__main__":  # Python puts this folder on the path; the modules are named from the folder above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import edges, hub_report, hub_suite, redis_report, redis_suite, replay
+from benchmarks import edges, holds, hub_report, hub_suite, redis_report, redis_suite, replay
 from benchmarks.contenders import NoFloorError, compile_floor
 from benchmarks.report import Results, bars, markdown
 from benchmarks.suite import FULL, QUICK, measure
 
+SUBJECTS = ("memory", "redis", "hub", "replay", "edges", "holds")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench", description="Measure headgate beside other rate limiters.")
-    parser.add_argument(
-        "what", nargs="?", choices=("memory", "redis", "hub", "replay", "edges"), default="memory", help="the subject"
-    )
+    parser.add_argument("what", nargs="?", choices=SUBJECTS, default="memory", help="the subject")
     parser.add_argument("--quick", action="store_true", help="a smoke run: a few seconds, rough figures")
     parser.add_argument("--no-floor", action="store_true", help="skip the floor, which needs mypyc and a compiler")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--write", action="store_true", help="also write the Markdown into docs/benchmarks.md")
     options = parser.parse_args()
-    results: Results | redis_report.Results | hub_report.Results | replay.Results | edges.Results
+    results: Results | redis_report.Results | hub_report.Results | replay.Results | edges.Results | holds.Results
     if options.what == "redis":
         results = redis_suite.measure(redis_suite.QUICK if options.quick else redis_suite.FULL)
         text, found = redis_report.markdown(results), redis_report.bars(results)
@@ -49,6 +48,9 @@ def main() -> int:
     elif options.what == "edges":
         results = edges.measure(edges.QUICK if options.quick else edges.FULL)
         text, found = edges.markdown(results), edges.bars(results)
+    elif options.what == "holds":
+        results = holds.measure(holds.QUICK if options.quick else holds.FULL)
+        text, found = holds.markdown(results), holds.bars(results)
     else:
         try:
             results = _in_memory(quick=options.quick, floor=not options.no_floor)

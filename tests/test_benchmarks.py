@@ -1,4 +1,4 @@
-"""The comparison of two versions: which subjects are measured."""
+"""The comparison of two versions: which subjects are measured. Holds beside checks, on a small scale."""
 
 import sys
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hub_load, hub_suite, versions
+from benchmarks import holds, hub_load, hub_suite, versions
 from benchmarks.hub_report import MESSAGE, PING, Pair
 
 pytestmark = pytest.mark.once
@@ -55,3 +55,17 @@ def test_the_other_version_is_required(monkeypatch: pytest.MonkeyPatch, capsys: 
     with pytest.raises(SystemExit):
         versions.main()
     assert "the following arguments are required: --package" in capsys.readouterr().err
+
+
+def test_holds_are_measured_beside_checks() -> None:
+    results = holds.measure(holds.Scale(rounds=2, memory_checks=20, checks=10, task_checks=2, open=2000))
+    text = holds.markdown(results)
+    for place in (holds.MEMORY, holds.ON_SERVER + holds.ONE_CORE, holds.TASKS):
+        assert results.ratio(place) > 1
+        assert f"| {place} | " in text
+    assert results.growth(holds.MEMORY) > 0
+    assert 50 < results.bytes_per_hold < 1000
+    bars = holds.bars(results)
+    assert [bar.what for bar in bars if bar.holds is None] == [
+        f"{place}: with 100,000 open holds of the key at most 20% more than with 10" for place in results.crowds
+    ]

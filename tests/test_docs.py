@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import headgate
-from benchmarks.run import write
+from benchmarks.run import SUBJECTS, write
 from headgate import Decision, Gate, Hold, Limiter, Policy, RedisStore, client
 from headgate.cli import build_parser
 from headgate.client import AsyncObeyingTransport, HubClient, RelayClient
@@ -304,11 +304,10 @@ def test_links_from_outside_the_docs_lead_somewhere(name: str) -> None:
 def test_a_report_replaces_its_section_of_the_benchmarks(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(BENCHMARKS, encoding="utf-8")
-    subjects = ("memory", "redis", "hub", "edges", "replay")
-    for subject in subjects:
+    for subject in SUBJECTS:
         write(subject, f"a report on {subject}\n", page)
     text = page.read_text(encoding="utf-8")
-    for subject in subjects:
+    for subject in SUBJECTS:
         assert f"<!-- {subject} benchmark -->\n\na report on {subject}\n\n<!-- end of {subject} benchmark -->" in text
     assert re.findall("^## .*", text, re.MULTILINE) == re.findall("^## .*", BENCHMARKS, re.MULTILINE)
     with pytest.raises(ValueError, match="has no place for the report"):

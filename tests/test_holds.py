@@ -131,6 +131,22 @@ def test_a_late_settle_corrects(clock: ManualClock) -> None:
     assert not limiter.peek("a", Decimal("99.968801"))
 
 
+@pytest.mark.parametrize("block", [False, True])
+def test_an_expired_hold_that_was_found_is_settled_with_what_was_used(clock: ManualClock, block: bool) -> None:
+    limiter = make("100/day", clock)
+    hold = limiter.hold("a", 60, lease=5)
+    clock.advance(5)
+    found = limiter.find_hold("a", hold.id)
+    assert found.state == "expired"
+    if block:
+        with found:
+            found.use(7)
+    else:
+        found.use(7)
+        found.settle()
+    assert (found.state, left(limiter)) == ("settled", 93)
+
+
 def test_a_hold_is_forgotten_a_day_after_its_end(clock: ManualClock) -> None:
     limiter = make("100 usd in all", clock)
     hold = limiter.hold("a", 10, lease=1)

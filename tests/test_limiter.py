@@ -245,7 +245,7 @@ def test_warn_at_is_readable(share: float) -> None:
 def test_options_of_other_libraries_get_a_hint(options: Any, text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Limiter(**options)
-    assert str(caught.value).startswith("Limiter: expected options among limit, store, name, warn_at, got")
+    assert str(caught.value).startswith("Limiter: expected options among limit, store, name, warn_at, remember, got")
     assert text in str(caught.value)
 
 

@@ -36,7 +36,7 @@ class RateLimited(HeadgateError):
 
 
 class StoreError(HeadgateError):
-    """The server behind a store can't be used. The text says why, and what to do."""
+    """The server or the file behind a store can't be used. The text says why, and what to do."""
 
 
 class StoreAway(StoreError):

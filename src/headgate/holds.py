@@ -168,7 +168,10 @@ class Hold:
     def _settled(self, cost: object) -> tuple[int, ...] | None:
         if cost is not None:
             return self._owner.read_costs(cost)
-        return self._used if self._state == OPEN else self._costs
+        return self._used if self._is_unsettled() else self._costs
+
+    def _is_unsettled(self) -> bool:
+        return self._state in (OPEN, EXPIRED)
 
     def _ended(self, answer: HoldAnswer) -> Decision:
         self._state, self._costs, self._decision = answer.state, answer.costs, answer.decision
@@ -217,7 +220,7 @@ class Hold:
     def _leave(self) -> bool:
         """Stop renewing it, and say whether it is still to be ended."""
         RENEWERS.remove(self._store, self)
-        return self._state == OPEN
+        return self._is_unsettled()
 
     def _lose(self) -> None:
         self._lost = True

@@ -1,6 +1,7 @@
 """Limiter: limits without a policy, for any application."""
 
 from functools import cached_property
+from os import PathLike
 from typing import Any, ClassVar, Final, Never
 
 from headgate._limiter_hot import LimiterChecks, id_of, key_of
@@ -12,7 +13,9 @@ from headgate.limits.notation import LimitLike, denial_error, limit_of
 from headgate.limits.numbers import Cost, Number, cost_in, permille, whole
 from headgate.stores.base import Ask, Store, Verb
 from headgate.stores.holds import HoldStore, ListedHold
-from headgate.stores.urls import aclose_store, close_store, open_store
+from headgate.stores.memory import MemoryStore
+from headgate.stores.memory_file import check_path
+from headgate.stores.urls import aclose_store, close_store, is_memory, open_store
 from headgate.wait_queue import WaitQueues, aacquire, acquire
 
 _MISSING: Final[Any] = (
@@ -26,7 +29,7 @@ class Limiter(LimiterChecks, Closable):
     `limit` is a limit, its text, or several of either, which then hold all at once. `store` is a store, the URL of a
     Redis or Valkey server, or None for this process's memory. Limiters on one store with the same name and the same
     limit share their counts. With less than 1 - `warn_at` of the capacity left, a check that passes is a warning; 1 for
-    never.
+    never. Without a store, `remember` may be the path of a file: budgets and holds survive a restart then.
 
     >>> from headgate import Limiter, per_minute
     >>> limiter = Limiter(per_minute(60, burst=10))
@@ -47,15 +50,18 @@ class Limiter(LimiterChecks, Closable):
         store: Store | str | None = None,
         name: str = "",
         warn_at: Number = 0.8,
+        remember: str | PathLike[str] | None = None,
         **unknown: Never,
     ) -> None:
         for option in unknown:
-            refuse_option("Limiter", ("limit", "store", "name", "warn_at"), option, see="help(headgate.Limiter)")
+            names = "limit", "store", "name", "warn_at", "remember"
+            refuse_option("Limiter", names, option, see="help(headgate.Limiter)")
         if not isinstance(name, str):
             refuse("Limiter name", "a string", name)
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
-        super().__init__(rules, open_store("Limiter store", store), name, low, self._pin)
-        self._owns_store = isinstance(store, str)
+        opened = open_store("Limiter store", store) if remember is None else _remembering_store(store, remember)
+        super().__init__(rules, opened, name, low, self._pin)
+        self._owns_store = isinstance(store, str) or remember is not None
         self.private: Final = store is None
         """Whether it counts in a memory of its own, because no store was given."""
         self._queues = WaitQueues()
@@ -261,6 +267,12 @@ class LimiterHolds:
 
     def freed(self, key: str) -> None:
         self._queues.wake(key)
+
+
+def _remembering_store(store: object, remember: object) -> Store:
+    if store is not None and not is_memory(store):
+        refuse("Limiter remember", "no store beside it (a server remembers, as does MemoryStore(remember=...))", store)
+    return MemoryStore(remember=check_path("Limiter remember", remember))
 
 
 class UnpinnedLimiter(Limiter):

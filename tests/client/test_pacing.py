@@ -379,3 +379,13 @@ def test_nothing_is_hopeless_while_an_answer_may_change_it() -> None:
     sent, _ = send(pace), send(pace)
     answer(pace, sent, RateLimitHeaders(retry_after=100), status=429)
     assert pace.hopeless(0, 50 * SECOND)
+
+
+def test_what_is_in_flight_asks_to_wait_only_in_a_denial() -> None:
+    policies = (QuotaPolicy("slots", 1, None, "concurrent-requests"),)
+    pace = known(RateLimitHeaders(policies, (ServiceLimit("slots", 0, None),)))
+    assert wait(pace) == 0
+    denied = RateLimitHeaders(policies, (ServiceLimit("slots", 0, 7),), 9.0)
+    answer(pace, send(pace), denied, status=429)
+    assert wait(pace) == 9
+    assert wait(pace, 9) == 0

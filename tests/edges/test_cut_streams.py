@@ -5,14 +5,18 @@ import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tests.support.http_edges import client_at
 from tests.support.server_process import server_process
+from tests.support.slot_streams import SLOTS
 from tests.support.token_streams import PART, RESERVED, SIZE, TOKEN
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -98,3 +102,43 @@ def test_100_streams_cut_at_random_points_are_charged_what_they_have_sent(
             assert sent == charged, ask
             # Of a stream that crashes, a server may discard what it hasn't written yet.
             assert received[ask] == sent or ("crash" in ask.path and received[ask] >= sent - SIZE), ask
+
+
+def ask_for_slot(port: int, number: int) -> str:
+    """The status of a stream that ends, or crashes, or is left by its client."""
+    rng = random.Random(number)
+    path = ["/stream/0", "/stream/20", "/stream/20?crash"][number % 3]
+    received, reset = b"", rng.random() < 0.5
+    cut = rng.randint(1, 1500) if path == "/stream/0" else None
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        while (cut is None or len(received) < cut) and (data := client.recv(SIZE)):
+            received += data
+        if reset and cut is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return received.partition(b"\r\n")[0].decode().split()[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("server", ["uvicorn", "hypercorn", "granian", "gunicorn"])
+def test_no_more_streams_are_open_than_slots_and_none_is_left(server: str) -> None:
+    app = f"tests.support.slot_streams:{'wsgi' if server == 'gunicorn' else 'asgi'}_app"
+    options = ["--threads=16"] if server == "gunicorn" else []
+    with (
+        server_process(server, app, *options) as port,
+        client_at(port) as client,
+        ThreadPoolExecutor(12) as clients,
+    ):
+        statuses = [*clients.map(partial(ask_for_slot, port), range(120))]
+        assert set(statuses) == {"200", "429"}
+        wait_for(lambda: client.get("/used").json()[:2] == [0, 0], "free slots")
+        most = client.get("/used").json()[2]
+        assert 1 < most <= SLOTS
+        if server != "gunicorn":
+            with ExitStack() as stack:
+                for _ in range(SLOTS):
+                    stack.enter_context(connect(f"ws://127.0.0.1:{port}/ws", open_timeout=PATIENCE))
+                assert client.get("/used").json()[:2] == [SLOTS, SLOTS]
+                with pytest.raises(InvalidStatus), connect(f"ws://127.0.0.1:{port}/ws", open_timeout=PATIENCE):
+                    pass
+            wait_for(lambda: client.get("/used").json()[:2] == [0, 0], "free slots")

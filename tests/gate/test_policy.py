@@ -3,7 +3,9 @@
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +330,29 @@ def test_bad_agent_names_are_refused(bad: Any) -> None:
 
 def test_the_annotated_example_is_the_default_policy() -> None:
     assert Policy.load(ROOT / "docs" / "headgate.toml") == Policy()
+
+
+@pytest.mark.parametrize("given", ["5 in flight", "60/minute; 5 in flight", "10 usd/calendar day", "100 in all"])
+def test_budgets_and_slots_belong_to_a_limiter(given: str) -> None:
+    expected = f"expected a rate such as '60/minute' (budgets and slots belong to a Limiter), got {given!r}"
+    settings: dict[str, dict[str, Any]] = {
+        "limits.heavy": {"limits": {"heavy": given}},
+        "agents.ann.heavy": {"agents": {"ann": {"heavy": given}}},
+        "sessions.limit": {"sessions": {"limit": given}},
+        "addresses.limit": {"addresses": {"limit": given}},
+    }
+    for path, mistaken in settings.items():
+        with pytest.raises(PolicyError) as raised:
+            Policy(**mistaken)
+        assert raised.value.mistakes == (f"{path}: {expected}",)
+    gate = Gate(Policy())
+    changes: dict[str, Callable[[str], object]] = {
+        "override": partial(gate.set_override, "ann", "heavy"),
+        "default": partial(gate.set_default, "heavy"),
+        "session limit": partial(gate.session, "ann", 1),
+    }
+    for place, change in changes.items():
+        with pytest.raises(InvalidInput) as refused:
+            change(given)
+        assert str(refused.value) == f"{place}: {expected}"
+    assert str(Gate(Policy()).limits_for("ann", "http", "heavy")) == str(Policy().limits["http", "heavy"])

@@ -340,3 +340,60 @@ def test_a_warning_has_no_retry_after() -> None:
     decision = limited.check("a", 5)
     assert decision.outcome is Outcome.WARN
     assert headers_of(decision, limited.limit).retry_after is None
+
+
+# Slots and budgets ---------------------------------------------------------------------------------------------------
+
+SLOTS = '"default";q=2;qu="concurrent-requests"'
+
+
+@pytest.mark.parametrize(
+    ("limit", "policy", "first", "last"),
+    [
+        ("2 in flight", SLOTS, '"default";r=1', '"default";r=0;t=60'),
+        ("2 usd in all", '"default";q=2;qu="usd"', '"default";r=1', '"default";r=0'),
+        ("2 in all", '"default";q=2', '"default";r=1', '"default";r=0'),
+        ("2.50 credits:2 in all", '"default";q=2;qu="credits"', '"default";r=1', '"default";r=0'),
+        ("2 usd/calendar day", '"default";q=2;qu="usd"', '"default";r=1;t=3600', '"default";r=0;t=3600'),
+        ("9/minute; 2 in flight", '"9/minute";q=9;w=60, ' + SLOTS.replace("default", "2 in flight"),
+         '"2 in flight";r=1', '"2 in flight";r=0;t=60'),
+        ("9/minute; 2 in all", '"9/minute";q=9;w=60, "2 in all";q=2', '"2 in all";r=1', '"2 in all";r=0'),
+    ],
+)  # fmt: skip
+def test_slots_and_budgets_have_units_and_a_reset_only_if_it_is_known(
+    limit: str, policy: str, first: str, last: str
+) -> None:
+    by, clock = limiter(limit)
+    if "calendar" in limit:
+        clock.advance(by.peek("a").reset_after - 3600)
+    writer = HeaderWriter("ratelimit").for_limit(by.limit)
+    holds = [by.hold("a") for _ in range(3)]
+    assert [bool(hold) for hold in holds] == [True, True, False]
+    for hold, told in ((holds[0], first), (holds[2], last)):
+        assert writer.write(hold.decision) == [(b"ratelimit-policy", policy.encode()), (b"ratelimit", told.encode())]
+    read = read_headers({name.decode(): value.decode() for name, value in writer.write(holds[0].decision)})
+    assert read.limits[0].reset is None or "calendar" in limit
+
+
+def test_the_older_triple_tells_of_slots_only_in_denials() -> None:
+    by, _ = limiter("1 in flight")
+    writer = HeaderWriter("x-ratelimit").for_limit(by.limit)
+    hold = by.hold("a")
+    assert writer.write(hold.decision) == []
+    denied = by.hold("a")
+    assert writer.write(denied.decision) == [
+        (b"x-ratelimit-limit", b"1"),
+        (b"x-ratelimit-remaining", b"0"),
+        (b"x-ratelimit-reset", b"60"),
+    ]
+    assert describe_denial(denied.decision, "default").retry_after_ms == 60_000
+
+
+def test_the_older_triple_has_no_reset_for_a_budget_in_all() -> None:
+    by, _ = limiter("2 usd in all")
+    writer = HeaderWriter("x-ratelimit").for_limit(by.limit)
+    decisions = [by.check("a") for _ in range(3)]
+    for decision, left, passes in zip(decisions, (b"1", b"0", b"0"), (True, True, False), strict=True):
+        assert bool(decision) is passes
+        assert writer.write(decision) == [(b"x-ratelimit-limit", b"2"), (b"x-ratelimit-remaining", left)]
+    assert describe_denial(decisions[2], "default").retry_after_ms == 60_000

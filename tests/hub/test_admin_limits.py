@@ -225,6 +225,7 @@ async def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monk
 
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
 A_LIMIT = "a limit such as '60/minute', or a list of 1 to 10"
+A_RATE = "a rate such as '60/minute' (budgets and slots belong to a Limiter)"
 BY_TIER = "an object with limits by tier, such as {'light': '60/minute'}"
 SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 
@@ -243,6 +244,8 @@ SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'slidin
         ({"light": "x"}, f"light: limit 'x': expected {SYNTAX}, got 'x'"),
         ({"light": "5/minute", "http": {"heavy": "x"}}, f"http.heavy: limit 'x': expected {SYNTAX}, got 'x'"),
         ({"light": "0/minute"}, f"light: limit '0/minute': {NOTHING}"),
+        ({"light": "5 in flight"}, f"light: limit: expected {A_RATE}, got '5 in flight'"),
+        ({"ws": {"light": "9 usd in all"}}, f"ws.light: limit: expected {A_RATE}, got '9 usd in all'"),
         ({"light": 240}, "light: expected a limit such as '240/minute', or a list of 1 to 10, got 240"),
         ({"ws": {"light": 240}}, "ws.light: expected a limit such as '240/minute', or a list of 1 to 10, got 240"),
         ({"light": -1}, f"light: expected {A_LIMIT}, got -1"),

@@ -8,6 +8,7 @@ from headgate.limits.clock import Clock
 from headgate.limits.decision import Rule, Violation
 from headgate.limits.violations import Standing
 from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold
 
 
 class WrappedStore:
@@ -58,3 +59,50 @@ class WrappedStore:
     async def aclear(self, name: str, rule: Rule) -> None:
         await asyncio.sleep(0)
         self._memory.clear(name, rule)
+
+
+class WrappedHoldStore(WrappedStore):
+    """One that can hold."""
+
+    def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+        return self._memory.hold(asks, low, terms)
+
+    async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+        await asyncio.sleep(0)
+        return self._memory.hold(asks, low, terms)
+
+    def settle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
+    ) -> HoldAnswer:
+        return self._memory.settle(asks, low, hold_id, costs, cancel=cancel)
+
+    async def asettle(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
+    ) -> HoldAnswer:
+        await asyncio.sleep(0)
+        return self._memory.settle(asks, low, hold_id, costs, cancel=cancel)
+
+    def extend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> HoldAnswer:
+        return self._memory.extend(asks, low, hold_id, costs, lease)
+
+    async def aextend(
+        self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
+    ) -> HoldAnswer:
+        await asyncio.sleep(0)
+        return self._memory.extend(asks, low, hold_id, costs, lease)
+
+    def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
+        return self._memory.find_hold(asks, low, hold_id)
+
+    async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
+        await asyncio.sleep(0)
+        return self._memory.find_hold(asks, low, hold_id)
+
+    def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
+        return self._memory.list_holds(name, key, count)
+
+    async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
+        await asyncio.sleep(0)
+        return self._memory.list_holds(name, key, count)

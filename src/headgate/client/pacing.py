@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from headgate.http import DatedLimit, QuotaPolicy, RateLimitHeaders, ServiceLimit
+from headgate.http.headers import CONCURRENT
 
 SECOND: Final = 1_000_000
 PROMPT: Final = SECOND
@@ -143,10 +144,12 @@ class Pace:
         binding = [limit for limit in limits if not limit.remaining] or (limits if len(limits) == 1 else [])
         if self._sent and self._sent[0].number <= sent.number:  # else the answer is too old to say anything
             for limit in limits:
+                quota = quotas.get((limit.name, limit.partition))
+                if quota is not None and quota.unit == CONCURRENT:
+                    continue  # what is in flight comes back when it ends, not with time: only a denial asks to wait
                 policy = self._policy(limit)
                 sent.policies += (policy,)
                 empty = not limit.remaining or (sent.denied and limit in binding)
-                quota = quotas.get((limit.name, limit.partition))
                 policy.learn(sent, now, limit, quota, empty, jitter, reversed(self._sent))
                 policy.learn_cost(sent, now, limit, len(self._in_flight))
         self._forget_judged(now)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
+from headgate.edges.request_hold import RequestHold
 from headgate.edges.requests import Message, Send
 from headgate.flow import Flow
 from headgate.limits.decision import Decision
@@ -29,8 +30,8 @@ _STARTS: Final = ("http.response.start", "websocket.accept", "websocket.http.res
 _MOST_SIBLINGS: Final = 64  # processes that are looked at
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
-Counted: TypeAlias = dict[object, tuple[int, Decision]]
-"""The cost that a request has been counted at, and the decision on it, by bucket and key."""
+Counted: TypeAlias = dict[object, tuple[int, Decision, RequestHold | None]]
+"""The cost that a request has been counted at, the decision on it, and its hold if it has one, by bucket and key."""
 
 
 class ApplicationSettings:
@@ -81,7 +82,9 @@ class RequestLimits:
 
     def add(self, decision: Decision, cost: int, headers: HeaderList) -> None:
         """Note a decision on a request of this cost, and its headers."""
-        left = decision.remaining // cost if decision else -1
+        left = -1
+        if decision:  # each request takes one slot, whatever it costs
+            left = decision.remaining // cost if decision.limit.counts_costs else decision.remaining
         if not decision or (headers and left < self._left):
             self._left, self.headers = left, headers
 

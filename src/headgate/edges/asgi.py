@@ -4,7 +4,7 @@ from typing import Final, Unpack
 
 from headgate.edges.application import SCOPE_KEY, RequestLimits, join_limits
 from headgate.edges.counters import FastPath, address_key
-from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
+from headgate.edges.guard import Denial, Guard, LimitGiven, Options
 from headgate.edges.lifespan import run_lifespan
 from headgate.edges.requests import (
     UNKNOWN,
@@ -17,6 +17,7 @@ from headgate.edges.requests import (
     Send,
     decode_headers,
 )
+from headgate.edges.reservation import CheckedRequest
 from headgate.edges.settlement import acomplete
 from headgate.edges.websocket import WebSocketLimits, WebSocketMiddleware
 from headgate.errors import RateLimited
@@ -50,6 +51,9 @@ class RateLimitMiddleware:
     A WebSocket counts when it connects, as a request with the method "WEBSOCKET"; `websocket` limits its messages.
     Bodies are streamed both ways. A request stays counted if its handler raises (see `refund_crashes`) or its client
     disconnects.
+
+    With "5 in flight" in the limit, a request has a slot until its response has ended, and a WebSocket until it is
+    closed. Background tasks have none.
     """
 
     def __init__(
@@ -89,6 +93,10 @@ class RateLimitMiddleware:
             else:
                 request = AsgiRequest(scope, guard.proxies)
                 fast_path, key, identified = await fast_path(request)
+                if fast_path.counter.hold is not None:  # a limit of the user's function has slots
+                    held = guard.check_held(request, fast_path.counter, key, fast_path.cost, identified)
+                    await self._handle(scope, receive, send, await adrive(held))
+                    return
             counter, check, cost, write_headers = fast_path
             decision = check(key, cost)
             if decision:
@@ -101,7 +109,7 @@ class RateLimitMiddleware:
                     await self._answer(error, limits, scope, send)
                 return
             request = request or AsgiRequest(scope, guard.proxies)
-            checked = CheckedRequest(request, counter, key, "normal", cost, decision, identified, False)
+            checked = CheckedRequest(request, counter, key, "normal", cost, decision, identified)
         await self._handle(scope, receive, send, checked)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, checked: CheckedRequest | None) -> None:
@@ -117,7 +125,7 @@ class RateLimitMiddleware:
             if not checked.decision:
                 await _send_denial(await adrive(guard.denial(checked)), scope, send)
                 return
-            if guard.settles:
+            if guard.settlement.changes_costs or checked.held:
                 response = _WatchedResponse(guard, checked, receive, send)
                 receive, send = response.receive, response.send
         try:
@@ -186,7 +194,10 @@ class _WatchedResponse:
 
         Without a response the request stays counted, unless the handler has crashed.
         """
-        if not self._ended and (crashed or self._response is not None):
-            self._ended = True
-            settlement = self._guard.settle(self._checked, self._response, disconnected=self._disconnected)
-            await acomplete(settlement)
+        if self._ended:
+            return
+        self._ended, checked, response = True, self._checked, self._response
+        if crashed or response is not None:
+            await acomplete(self._guard.settlement.settle(checked, response, disconnected=self._disconnected))
+        else:
+            await acomplete(checked.release())

@@ -1,23 +1,24 @@
 """The counters of an edge: a limiter, or a gate by agent or by address, behind one interface."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.edges.application import HeaderList
 from headgate.edges.limit_function import LimitFunction
+from headgate.edges.request_hold import Held, hold_options, refuse_slots
 from headgate.edges.requests import HttpRequest
 from headgate.errors import InvalidInput
-from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
 from headgate.gate.policy import UNKNOWN_TIER
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision, Limit, Outcome
+from headgate.limits.fixed import UNLIMITED
+from headgate.stores.holds import HoldStore
 from headgate.stores.memory import in_process
 
 Decided: TypeAlias = Decision | Awaitable[Decision]
@@ -43,6 +44,12 @@ class RequestCounter(NamedTuple):
     """Identifies where it counts under a tier, among the counters of one request."""
     limiter: Limiter | None = None
     """The limiter that counts; None where a gate does."""
+    hold: Callable[[str, int], Held] | None = None
+    """Reserves a cost for a key until it is settled, and a slot if slots are limited; None where a check is enough."""
+
+    @property
+    def counts_slots(self) -> bool:
+        return self.limiter is not None and self.limiter.limit.counts_slots
 
 
 Counters: TypeAlias = tuple[RequestCounter, RequestCounter]
@@ -85,64 +92,14 @@ def was_counted(decision: Decision) -> bool:
     return not (decision.outcome is Outcome.EXEMPT or decision.would_be is Outcome.DENY or decision.degraded)
 
 
-def check_all(
-    counters: Iterable[tuple[RequestCounter, str]], key: str, cost: int
-) -> Flow[object, tuple[RequestCounter, str, Decision, bool]]:
-    """Check a request with several counters and their tiers: it is counted by all of them, or by none.
-
-    The result is the one that denied it, or that has the least left, its tier and decision, and whether a refund would
-    give anything back; its charges and refunds are for all.
-    """
-    buckets: dict[object, tuple[RequestCounter, str]] = {}
-    for counter, tier in counters:
-        buckets.setdefault(counter.bucket(tier), (counter, tier))
-    passed: list[_Passed] = []
-    for counter, tier in buckets.values():
-        try:
-            decision = yield counter.check(key, tier, cost)
-        except BaseException:
-            yield from _give_back(passed, key, cost)
-            raise
-        if not decision:
-            yield from _give_back(passed, key, cost)
-            return counter, tier, decision, False
-        passed.append(_Passed(counter, tier, decision))
-    tightest = min(passed, key=lambda one: (one.decision.outcome is Outcome.EXEMPT, one.decision.remaining))
-    charged = [one for one in passed if one.decision.outcome is not Outcome.EXEMPT]
-    refunded = [one for one in passed if was_counted(one.decision)]
-    counter = tightest.counter._replace(
-        awaits=any(one.counter.awaits for one in passed),
-        charge=lambda key, _, cost: _together([one.counter.charge(key, one.tier, cost) for one in charged]),
-        refund=lambda key, _, cost: _together([one.counter.refund(key, one.tier, cost) for one in refunded]),
-    )
-    return counter, tightest.tier, tightest.decision, bool(refunded)
-
-
-class _Passed(NamedTuple):
-    counter: RequestCounter
-    tier: str
-    decision: Decision
-
-
-def _give_back(passed: Iterable[_Passed], key: str, cost: int) -> Flow[object, None]:
-    for counter, tier, decision in passed:
-        if was_counted(decision):
-            yield counter.refund(key, tier, cost)
-
-
-def _together(decided: list[Decided]) -> Decided:
-    """One of some decisions, once all of them are there."""
-    waiting = [one for one in decided if not isinstance(one, Decision)]
-
-    async def wait() -> Decision:
-        return (await asyncio.gather(*waiting))[0]
-
-    return wait() if waiting else decided[0]
-
-
-def limiter_counter(limiter: Limiter, label: str, *, awaits: bool) -> RequestCounter:
-    """Counts with a limiter, which knows no tiers."""
+def limiter_counter(where: str, limiter: Limiter, label: str, *, awaits: bool, settles: bool) -> RequestCounter:
+    """Counts with a limiter, which knows no tiers. What is settled later is held, if the store can do that."""
     awaits = awaits and in_process(limiter.store) is None  # in memory nothing is awaited
+    settles = settles and limiter.limit is not UNLIMITED and isinstance(limiter.store, HoldStore)
+    refuse_slots(where, limiter)
+    hold: Callable[[str, int], Held] | None = None
+    if settles or limiter.limit.counts_slots:
+        hold = partial(limiter.ahold if awaits else limiter.hold, **hold_options(limiter))
     check = limiter.acheck if awaits else limiter.check
     charge = limiter.acharge if awaits else limiter.charge
     refund = limiter.arefund if awaits else limiter.refund
@@ -156,6 +113,7 @@ def limiter_counter(limiter: Limiter, label: str, *, awaits: bool) -> RequestCou
         lambda tier: label,
         lambda tier: bucket,
         limiter,
+        hold,
     )
 
 

@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from typing import (
     Any,
@@ -19,7 +20,9 @@ from typing import (
 from headgate.edges.callables import is_async, is_generator
 from headgate.edges.counters import bounded_key
 from headgate.edges.limit_function import LimitFunction, in_time
+from headgate.edges.request_hold import hold_options, refuse_slots
 from headgate.errors import RateLimited, refuse, refuse_option
+from headgate.holds import Hold
 from headgate.http.problem import Headers, describe_error
 from headgate.limiter import Limiter, UnpinnedLimiter
 from headgate.limits.decision import Decision
@@ -99,7 +102,8 @@ def rate_limited(
     >>> @rate_limited(limit=lambda agent, pages: "9/minute" if agent == "ann" else "2/minute", key="agent")
     ... def print_pages(agent: str, pages: int) -> None: ...
 
-    A call that passes and then raises stays counted. Generator functions are refused: calling one does nothing yet.
+    A call that passes and then raises stays counted. With "5 in flight" in the limit, a call has a slot as long as it
+    runs. A generator function is limited when its iteration begins, and runs until that ends.
     """
     for option in unknown:
         refuse_option(_WHERE, ("limit", "key", "cost", "wait", "store", "name"), option, see="help(rate_limited)")
@@ -135,31 +139,122 @@ def _limited(
     key_by, cost_by = _key_function(function, key), _cost_function(cost)
     limited: Callable[..., Any]
 
-    if is_async(function):
+    if limits is not None or limiter.limit.counts_slots or is_generator(function):
+        limited = _with_slot(function, _Takes(limiter, limits, key_by, cost_by, wait))
+    elif is_async(function):
 
         async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
             name, number = key_by((args, kwargs)), cost_by((args, kwargs))
-            found = limiter
-            if limits is not None:
-                returned: Any = limits.function(*args, **kwargs)
-                found = limits.find(
-                    (await in_time(limits.where, returned)) if hasattr(returned, "__await__") else returned
-                )
-            taken = found.acheck(name, number) if wait is None else found.aacquire(name, number, timeout=wait)
+            taken = limiter.acheck(name, number) if wait is None else limiter.aacquire(name, number, timeout=wait)
             _require(name, await taken)
             return await cast(Awaitable[object], function(*args, **kwargs))
     else:
 
         def limited(*args: P.args, **kwargs: P.kwargs) -> object:
             name, number = key_by((args, kwargs)), cost_by((args, kwargs))
-            found = limiter if limits is None else limits.find(limits.function(*args, **kwargs))
-            _require(name, found.check(name, number) if wait is None else found.acquire(name, number, timeout=wait))
+            _require(name, limiter.check(name, number) if wait is None else limiter.acquire(name, number, timeout=wait))
             return function(*args, **kwargs)
 
     decorated = cast(Limited[P, R_co], functools.wraps(function)(limited))
     if limits is None:
         decorated.limiter = limiter
     return decorated
+
+
+class _Takes:
+    """Takes what calls cost, and a slot if slots are limited."""
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        limits: LimitFunction[Limiter] | None,
+        key_by: Callable[[Arguments], str],
+        cost_by: Callable[[Arguments], int],
+        wait: Number | None,
+    ) -> None:
+        refuse_slots(f"{_WHERE} limit", limiter)
+        self._limiter: Final = limiter
+        self._limits: Final = limits
+        self._key_by: Final = key_by
+        self._cost_by: Final = cost_by
+        self._wait: Final = wait
+
+    def take(self, call: Arguments) -> Hold | None:
+        """Take it by a check; or by a hold, in whose block the call is to run. Entering a denied one raises."""
+        key, cost, limits, wait, limiter = (
+            self._key_by(call),
+            self._cost_by(call),
+            self._limits,
+            self._wait,
+            self._limiter,
+        )
+        if limits is not None:
+            limiter = limits.find(limits.function(*call[0], **call[1]))
+        if limiter.limit.counts_slots:
+            return limiter.hold(key, cost, timeout=wait or 0, **hold_options(limiter))
+        _require(key, limiter.check(key, cost) if wait is None else limiter.acquire(key, cost, timeout=wait))
+        return None
+
+    async def atake(self, call: Arguments) -> Hold | None:
+        key, cost, limits, wait, limiter = (
+            self._key_by(call),
+            self._cost_by(call),
+            self._limits,
+            self._wait,
+            self._limiter,
+        )
+        if limits is not None:
+            given: Any = limits.function(*call[0], **call[1])
+            limiter = limits.find((await in_time(limits.where, given)) if hasattr(given, "__await__") else given)
+        if limiter.limit.counts_slots:
+            return await limiter.ahold(key, cost, timeout=wait or 0, **hold_options(limiter))
+        taken = limiter.acheck(key, cost) if wait is None else limiter.aacquire(key, cost, timeout=wait)
+        _require(key, await taken)
+        return None
+
+
+def _with_slot(function: Callable[..., Any], takes: _Takes) -> Callable[..., Any]:
+    """A function whose calls have their slots as long as they run; those of generators, from the first step on."""
+    limited: Callable[..., Any]
+    if inspect.isasyncgenfunction(function):
+
+        async def limited(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            hold = await takes.atake((args, kwargs))
+            async with nullcontext() if hold is None else hold, aclosing(function(*args, **kwargs)) as parts:
+                step = parts.asend(None)
+                with suppress(StopAsyncIteration):
+                    while True:
+                        part = await step
+                        try:
+                            step = parts.asend((yield part))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # noqa: BLE001 - it was thrown in, for the generator
+                            step = parts.athrow(error)
+    elif inspect.isgeneratorfunction(function):
+
+        def limited(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            hold = takes.take((args, kwargs))
+            with nullcontext() if hold is None else hold:
+                return (yield from function(*args, **kwargs))
+    elif is_async(function):
+
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            hold = await takes.atake((args, kwargs))
+            if hold is None:
+                return await function(*args, **kwargs)
+            async with hold:
+                return await function(*args, **kwargs)
+    else:
+
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            hold = takes.take((args, kwargs))
+            if hold is None:
+                return function(*args, **kwargs)
+            with hold:
+                return function(*args, **kwargs)
+
+    return limited
 
 
 def _limiters(
@@ -170,7 +265,7 @@ def _limiters(
         return given, None
     if not callable(given):
         return Limiter(limit_of(f"{_WHERE} limit", given), store=store, name=name), None
-    if is_async(given) and not is_async(function):
+    if is_async(given) and not (is_async(function) or inspect.isasyncgenfunction(function)):
         refuse(f"{_WHERE} limit", "a plain function, since the limited function is not async", given)
     base = Limiter(UNLIMITED, store=store, name=name)
     return base, LimitFunction(
@@ -193,13 +288,13 @@ def _require(key: str, decision: Decision) -> None:
 
 
 def _check_function(function: object) -> None:
-    """Refuse what can't be limited: generators, classes and wrapped methods."""
+    """Refuse what can't be limited: classes, wrapped methods, and generators that are made elsewhere."""
     if isinstance(function, (staticmethod, classmethod)):
         refuse(_WHERE, f"a function: put it below @{type(function).__name__}", function)
     if not callable(function) or inspect.isclass(function):
         refuse(_WHERE, "a function or method", function)
-    if is_generator(function):
-        refuse(_WHERE, "a function that returns: calling a generator function does nothing yet", function)
+    if is_generator(function) and not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
+        refuse(_WHERE, "a function, or a generator function itself (not in a cache or an object)", function)
 
 
 def _require_name(function: Callable[..., object], option: str, expected: str) -> None:

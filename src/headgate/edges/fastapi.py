@@ -33,6 +33,9 @@ except ImportError as error:
 iter_route_contexts: Final[Any] = getattr(routing, "iter_route_contexts", iter)  # before 0.137, routes are flat
 _HANDLERS: Final = "starlette.exception_handlers"  # the key of the exception handlers in the scope
 _ENDPOINT_EXITS: Final = "fastapi_function_astack"  # that of what is to be done between endpoint and response
+_RESPONSE_EXITS: Final = "fastapi_inner_astack"  # and after the response and its background tasks
+_ENDPOINTS_AND_RESPONSES_ARE_ONE: Final = "scope" not in inspect.signature(Depends).parameters
+_LATER_FASTAPI: Final = "FastAPI 0.121 or later, which tells endpoint and response apart"
 _MOST_GUARDS: Final = 10_000  # endpoints of one dependency; then all are found anew
 _MOST_MOUNTS: Final = 10  # applications within each other: one may be mounted in itself
 _UNSUPPORTED: Final = {
@@ -79,7 +82,9 @@ class RateLimit:
     ...     return decision.remaining
 
     A request is refunded if another `RateLimit` denies it, and with `refund_crashes` if its endpoint raises and
-    nothing handles that. A WebSocket connect counts like a request, and is never refunded.
+    nothing handles that. A WebSocket connect counts like a request, and is never refunded. With "5 in flight" in the
+    limit, a request has a slot until FastAPI leaves the dependency: after the response and its background tasks, or at
+    the end of the WebSocket.
     """
 
     def __init__(
@@ -114,8 +119,11 @@ class RateLimit:
         self._tiers: Final = gate.policy.tiers if isinstance(gate, Gate) else ()
         self._guards: Final[dict[tuple[ApplicationSettings, Store, str], Guard]] = {}
         guard = self._make_guard(_NO_SETTINGS, MemoryStore(), "")
-        if guard.refund_crashes and "scope" not in inspect.signature(Depends).parameters:
-            refuse("RateLimit refund_crashes", "FastAPI 0.121 or later, which tells endpoint and response apart", True)
+        self._refund_crashes: Final = guard.settlement.refund_crashes
+        if self._refund_crashes and _ENDPOINTS_AND_RESPONSES_ARE_ONE:
+            refuse("RateLimit refund_crashes", _LATER_FASTAPI, True)
+        if guard.counts_slots and _ENDPOINTS_AND_RESPONSES_ARE_ONE:
+            refuse("RateLimit limiter", _LATER_FASTAPI, limiter)
 
     def _guard(self, settings: ApplicationSettings, scope: Any) -> Guard:
         """The guard of the endpoint that serves a request."""
@@ -188,10 +196,12 @@ class RateLimit:
             raise Denied(checked.decision, denial._replace(headers=denial.headers + more))
         if not limits.middleware_adds_headers:
             _set_headers(response, limits.headers)
+        if checked.held:
+            scope[_RESPONSE_EXITS].push_async_callback(acomplete, checked.release())
         if isinstance(connection, Request):
-            refund = guard.refund(checked)  # a flow is carried out once, whoever begins
+            refund = checked.cancel()  # a flow is carried out once, whoever begins
             limits.refunds.append(refund)
-            if guard.refund_crashes:
+            if self._refund_crashes:
                 scope[_ENDPOINT_EXITS].push_async_exit(partial(_refund_crash, refund, connection))
         return checked.decision
 
@@ -204,7 +214,7 @@ def _check_at_once(path: FastPath, request: HttpRequest, limits: RequestLimits) 
     decision = None if bucket in limits.counted else check(key, cost)
     if not decision:
         return None
-    limits.counted[bucket] = cost, decision
+    limits.counted[bucket] = cost, decision, None
     limits.add(decision, cost, write_headers(decision))
     if request.raw["type"] == "http":
         limits.refunds.append(_refund(counter, key, cost))

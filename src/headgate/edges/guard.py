@@ -20,21 +20,20 @@ from headgate.edges.counters import (
     address_key,
     agent_counter,
     bounded_key,
-    check_all,
     limiter_counter,
-    was_counted,
 )
 from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
-from headgate.edges.settlement import Counts, status_filter
+from headgate.edges.reservation import CheckedRequest, reserve, reserve_all
+from headgate.edges.settlement import Counts, Settlement, whole_cost
 from headgate.errors import InvalidInput, RateLimited, refuse, refuse_option
 from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial, describe_error
 from headgate.limiter import Limiter, UnpinnedLimiter
-from headgate.limits.decision import Decision, Limit, Outcome
+from headgate.limits.decision import Limit, Outcome
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.base import Store
@@ -88,21 +87,6 @@ _MOST_PINNED: Final = 100  # limits of a function for which the store keeps a ta
 _ARGUMENTS: Final = ("limiter", "gate", "store", "name")  # of the edges, beside their options
 
 
-class CheckedRequest(NamedTuple):
-    """A request and the decision on it."""
-
-    request: HttpRequest
-    counter: RequestCounter
-    key: str
-    tier: str
-    cost: int
-    decision: Decision
-    identified: bool
-    """Whether `key` is from the user's function; otherwise it is the address."""
-    refundable: bool
-    """Whether it was counted where a refund would give its cost back."""
-
-
 class Denial(NamedTuple):
     """The response to a denied request."""
 
@@ -151,14 +135,10 @@ class Guard:
         self._key: Final = options.get("key")
         self._exempt: Final = options.get("exempt")
         self._cost_function: Final = cost if callable(cost) else None
-        self._cost: Final = 1 if callable(cost) else self._whole("cost", cost)
+        self._cost: Final = 1 if callable(cost) else whole_cost(f"{where} cost", cost)
         self._tier_function: Final = tier if callable(tier) else None
         self._tier: Final = "normal" if callable(tier) else tier
-        self._settle: Final = options.get("settle")
-        self._counts: Final = status_filter(where, options.get("counts", "all"))
-        self.refund_crashes: Final = options.get("refund_crashes", False)
-        if not isinstance(self.refund_crashes, bool):
-            refuse(f"{where} refund_crashes", "True or False", self.refund_crashes)
+        self.settlement: Final = Settlement(where, options)
         self._body: Final = options.get("body")
         skip = options.get("skip") or ()
         if not isinstance(skip, Iterable):
@@ -173,8 +153,6 @@ class Guard:
         self.proxies: Final = Proxies(options.get("proxies", ()))
         self._writer: Final = HeaderWriter(dialect)
         self._silent: Final = dialect == "none"
-        self.settles: Final = self._settle is not None or self._counts is not None or self.refund_crashes
-        """Whether anything can be left to do once a request has passed."""
         if store is not None and not isinstance(store, Store):
             refuse(f"{where} store", "a store such as MemoryStore(), or a URL such as redis://localhost", store)
         if not isinstance(name, str):
@@ -189,6 +167,8 @@ class Guard:
             limiter.private if isinstance(limiter, Limiter) else gate is None and store is None
         )
         self._gate: Final = gate
+        self.counts_slots = False
+        """Whether the limit of the edge itself has slots, as far as that is known before any request."""
         self._limiter: Limiter
         self._own: LimitCounters | CountersFunction | None = None  # a gate has none
         self._default: _Route | CountersFunction
@@ -242,6 +222,7 @@ class Guard:
             self._own = self._default = self._limit_function(where, given, name, label)
         else:
             self._own = self._counters_of(limiter, label)
+            self.counts_slots = limiter.limit.counts_slots
             self._default = (*self._own.counters, "normal")
         if routes:
             where = f"{self._where} routes"
@@ -297,7 +278,8 @@ class Guard:
         return LimitCounters(by_key, self._fast_path_of(addresses, label))
 
     def _fast_path_of(self, limiter: Limiter, label: str) -> FastPath:
-        counter = limiter_counter(limiter, label, awaits=self._awaits)
+        settles = self.settlement.changes_costs
+        counter = limiter_counter(self._where, limiter, label, awaits=self._awaits, settles=settles)
         return FastPath(counter, limiter.check, self._cost, self._writer.for_limit(limiter.limit, label).write)
 
     def _check_function(self, where: str, function: object) -> None:
@@ -329,21 +311,52 @@ class Guard:
         identified = name is not None
         if len(routes) > 1:
             counters = [(by_key if identified else by_address, tier) for by_key, by_address, tier in routes]
-            counter, tier, decision, refundable = yield from check_all(counters, key, cost)
-            return CheckedRequest(request, counter, key, tier, cost, decision, identified, refundable)
+            one, reserved = yield from reserve_all(counters, key, cost)
+            return CheckedRequest(
+                request, one.counter, key, one.tier, cost, one.decision, identified, reserved=reserved
+            )
         [(by_key, by_address, tier)] = routes
         counter = by_key if identified else by_address
-        if counted is None:
-            decision = yield counter.check(key, tier, cost)
-        else:
-            bucket = counter.bucket(tier), key
-            before, earlier = counted.get(bucket, (0, None))
-            if earlier is not None and cost <= before:
-                return CheckedRequest(request, counter, key, tier, cost, earlier, identified, False)
-            cost -= before
-            decision = yield counter.check(key, tier, cost)
-            counted[bucket] = before + cost, decision
-        return CheckedRequest(request, counter, key, tier, cost, decision, identified, was_counted(decision))
+        if counted is not None:
+            return (yield from self._check_once(request, counter, key, tier, cost, identified, counted))
+        if counter.hold is not None:
+            return (yield from self.check_held(request, counter, key, cost, identified))
+        return CheckedRequest(request, counter, key, tier, cost, (yield counter.check(key, tier, cost)), identified)
+
+    def check_held(
+        self, request: HttpRequest, counter: RequestCounter, key: str, cost: int, identified: bool
+    ) -> Flow[object, CheckedRequest]:
+        """Check a request by a hold, which takes a slot if slots are limited."""
+        one = yield from reserve(counter, key, "normal", cost)
+        return CheckedRequest(request, counter, key, "normal", cost, one.decision, identified, one.hold)
+
+    def _check_once(
+        self,
+        request: HttpRequest,
+        counter: RequestCounter,
+        key: str,
+        tier: str,
+        cost: int,
+        identified: bool,
+        counted: Counted,
+    ) -> Flow[object, CheckedRequest]:
+        """Check a request for what it costs more here than where it was counted in the same bucket before."""
+        bucket = counter.bucket(tier), key
+        before, decision, hold = counted.get(bucket, (0, None, None))
+        if decision is not None and cost <= before:
+            return CheckedRequest(request, counter, key, tier, cost, decision, identified, reserved=())
+        more = cost - before
+        if hold is not None:  # it has the slot already, and is settled where it was made
+            decision = yield from hold.extend(more)
+            counted[bucket] = cost, decision, hold
+            return CheckedRequest(request, counter, key, tier, more, decision, identified, reserved=())
+        if counter.hold is None:
+            decision = yield counter.check(key, tier, more)
+            counted[bucket] = cost, decision, None
+            return CheckedRequest(request, counter, key, tier, more, decision, identified)
+        one = yield from reserve(counter, key, tier, more)
+        counted[bucket] = cost, one.decision, one.hold
+        return CheckedRequest(request, counter, key, tier, more, one.decision, identified, one.hold)
 
     def _find(self, request: HttpRequest) -> Flow[object, _Found | None]:
         """Find out where a request counts, and its cost; None if it isn't counted."""
@@ -353,7 +366,7 @@ class Guard:
             return None
         cost = self._cost
         if self._cost_function is not None:
-            cost = self._whole("cost", (yield self._ask("cost", self._cost_function, request)))
+            cost = whole_cost(f"{self._where} cost", (yield self._ask("cost", self._cost_function, request)))
         if cost == 0:
             return None
         found = [self._default]
@@ -381,9 +394,11 @@ class Guard:
         if self._cost and not any((self._exempt, self._cost_function, self._tier_function, self._skip, self._routes)):
             if not isinstance(self._default, LimitFunction):
                 self._always = [self._default], self._cost
-            if own is not None and not self.settles and in_process(self._limiter.store) is not None:
+            if own is not None and not self.settlement.changes_costs and in_process(self._limiter.store) is not None:
                 self.fast_path = self._find_fast_path
-                if isinstance(own, LimitCounters) and self._key is None and not self.proxies:
+                if isinstance(own, LimitCounters) and own.by_key.counter.hold is not None:
+                    self.fast_path = None
+                elif isinstance(own, LimitCounters) and self._key is None and not self.proxies:
                     self.fast_path = own.by_address
         if self._private:
             warn_of_workers()
@@ -431,11 +446,6 @@ class Guard:
         except InvalidInput:
             return None
 
-    def _whole(self, name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            refuse(f"{self._where} {name}", "a whole number, 0 or more, or a function that returns one", value)
-        return value
-
     # The response ----------------------------------------------------------------------------------------------------
 
     def headers(self, checked: CheckedRequest) -> HeaderList:
@@ -466,32 +476,3 @@ class Guard:
             body = text.encode()
             headers = [(b"content-type", media.encode()), *headers[1:]]
         return Denial(problem.status, [*headers, (b"content-length", str(len(body)).encode())], body)
-
-    # The settlement --------------------------------------------------------------------------------------------------
-
-    def settle(
-        self, checked: CheckedRequest, response: HttpResponse | None, *, disconnected: bool
-    ) -> Flow[object, None]:
-        """Count the actual cost of a request, now that its response has ended. None: the handler has raised before.
-
-        If the client was seen to have disconnected before the response, whatever that is, nothing is refunded.
-        """
-        if checked.decision.outcome is Outcome.EXEMPT:
-            return
-        actual = cost = checked.cost
-        status = 500 if response is None else response.status
-        if self._counts is not None and not (yield self._counts(status)):
-            actual = 0
-        elif response is None:
-            actual = 0 if self.refund_crashes else cost
-        elif self._settle is not None:
-            actual = self._whole("settle", (yield self._settle(checked.request, response)))
-        if actual > cost:
-            yield checked.counter.charge(checked.key, checked.tier, actual - cost)
-        elif actual < cost and not disconnected:
-            yield from self.refund(checked, cost - actual)
-
-    def refund(self, checked: CheckedRequest, cost: int | None = None) -> Flow[object, None]:
-        """Refund the cost of a request, or a part of it, if it was counted."""
-        if checked.refundable:
-            yield checked.counter.refund(checked.key, checked.tier, checked.cost if cost is None else cost)

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, Literal, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
 
+from headgate.edges.requests import HttpResponse
+from headgate.edges.reservation import CheckedRequest
 from headgate.errors import HeadgateError, refuse
 from headgate.flow import Flow, adrive, drive
+from headgate.limits.decision import Outcome
 
 _log = logging.getLogger("headgate")
 
@@ -21,7 +24,51 @@ _FAILURES: Final = (Exception, asyncio.CancelledError)
 _UNSETTLED: Final = "a response could not be settled: its request stays counted with the cost that it was checked with"
 
 
-def status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:
+class Settlement:
+    """What requests really cost, once their responses have ended, by the options of an edge."""
+
+    def __init__(self, where: str, options: Mapping[str, Any]) -> None:
+        self._where: Final = where
+        self._settle: Final = options.get("settle")
+        self._counts: Final = _status_filter(where, options.get("counts", "all"))
+        self.refund_crashes: Final = options.get("refund_crashes", False)
+        if not isinstance(self.refund_crashes, bool):
+            refuse(f"{where} refund_crashes", "True or False", self.refund_crashes)
+        self.changes_costs: Final = self._settle is not None or self._counts is not None or self.refund_crashes
+        """Whether a request can cost anything else than it was checked with."""
+
+    def settle(
+        self, checked: CheckedRequest, response: HttpResponse | None, *, disconnected: bool
+    ) -> Flow[object, None]:
+        """Count the actual cost of a request, now that its response has ended. None: the handler has raised before.
+
+        If the client was seen to have disconnected before the response, whatever that is, nothing is refunded.
+        """
+        actual = cost = checked.cost
+        try:
+            if checked.decision.outcome is not Outcome.EXEMPT:
+                actual = yield from self._actual_cost(checked, response)
+        finally:  # a slot is free whatever the user's functions do
+            yield from checked.settle(max(actual, cost) if disconnected else actual)
+
+    def _actual_cost(self, checked: CheckedRequest, response: HttpResponse | None) -> Flow[object, int]:
+        if self._counts is not None and not (yield self._counts(500 if response is None else response.status)):
+            return 0
+        if response is None:
+            return 0 if self.refund_crashes else checked.cost
+        if self._settle is None:
+            return checked.cost
+        return whole_cost(f"{self._where} settle", (yield self._settle(checked.request, response)))
+
+
+def whole_cost(where: str, value: object) -> int:
+    """A cost, as an option or from a user's function."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        refuse(where, "a whole number, 0 or more, or a function that returns one", value)
+    return value
+
+
+def _status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:
     """A function that says by the status whether a response counts; None if all do."""
     if counts == "all":
         return None

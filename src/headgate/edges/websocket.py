@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from headgate.edges.application import join_limits
 from headgate.edges.counters import Counters, CountersFunction, Decided, address_key, was_counted
 from headgate.edges.flood import FLOOD, pause
-from headgate.edges.guard import CheckedRequest, Guard, LimitGiven
+from headgate.edges.guard import Guard, LimitGiven
 from headgate.edges.limit_function import LimitFunction
 from headgate.edges.requests import (
     App,
@@ -25,6 +25,7 @@ from headgate.edges.requests import (
     Send,
     decode_headers,
 )
+from headgate.edges.reservation import CheckedRequest
 from headgate.edges.settlement import acomplete
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive
@@ -100,14 +101,14 @@ class WebSocketMiddleware:
         if given == "gate" and name != "received":
             refuse(where, "a limit or a limiter (a gate counts only received messages)", given)
         found = self.guard.counters(where, name, given)
-        return found if isinstance(found, LimitFunction) else _check_sent(name, found)
+        return found if isinstance(found, LimitFunction) else _check_counters(name, found)
 
     def _message_limits(self, request: HttpRequest) -> Flow[object, "_MessageLimits"]:
         """The limits of a connection's messages."""
         found: list[Counters | None] = []
         for name, given in zip(_MessageLimits._fields, self._given, strict=True):
             if isinstance(given, LimitFunction):
-                found.append(_check_sent(name, (yield from self.guard.counters_for(given, request))))
+                found.append(_check_counters(name, (yield from self.guard.counters_for(given, request))))
             else:
                 found.append(given)
         return _MessageLimits(*found)
@@ -129,13 +130,13 @@ class WebSocketMiddleware:
             try:
                 message_limits = await adrive(self._message_limits(request))
             except BaseException:  # of a function: then nothing is counted
-                await acomplete(guard.refund(checked))
+                await acomplete(checked.cancel())
                 raise
             connection = _LimitedConnection(self, checked, message_limits, receive, send)
             try:
                 await self._app(scope, connection.receive, connection.send)
             except Exception:
-                await connection.crash()
+                connection.crash()
                 raise
             finally:
                 await connection.end()
@@ -160,12 +161,13 @@ class _MessageLimits(NamedTuple):
     sent_bytes: Counters | None
 
 
-def _check_sent(name: str, found: Counters) -> Counters:
-    """Refuse a limit under which no sent message could ever pass."""
-    if name.startswith("sent") and (by := found[0].limiter) is not None and not by.limit.capacity:
-        refuse(
-            f"WebSocketLimits {name}", "a limit that lets something pass (sent messages aren't dropped)", str(by.limit)
-        )
+def _check_counters(name: str, found: Counters) -> Counters:
+    """Refuse slots, and a limit under which no sent message could ever pass."""
+    where, by = f"WebSocketLimits {name}", found[0].limiter
+    if by is not None and by.limit.counts_slots:
+        refuse(where, "a limit of messages or bytes (the middleware's own limits those in flight)", str(by.limit))
+    if by is not None and name.startswith("sent") and not by.limit.capacity:
+        refuse(where, "a limit that lets something pass (sent messages aren't dropped)", str(by.limit))
     return found
 
 
@@ -260,6 +262,7 @@ class _LimitedConnection:
         self._checking: asyncio.Task[Message | None] | None = None
         self._waiting_sends: Final[set[asyncio.Timeout]] = set()
         self._denials = 0  # in a row
+        self._settlement = checked.release()  # a flow is carried out once
 
     def _limit(self, counters: Counters | None) -> _ConnectionLimit | None:
         if counters is None:
@@ -450,14 +453,16 @@ class _LimitedConnection:
         try:
             await self._send(message)
         finally:
-            if guard.settles:
+            if guard.settlement.changes_costs:
                 status = {"websocket.accept": 101, "websocket.close": 403}.get(kind) or message.get("status", 500)
-                await self._settle(HttpResponse(status, decode_headers(message.get("headers", ()))))
+                self._settle(HttpResponse(status, decode_headers(message.get("headers", ()))))
+                if not self._checked.has_slot:
+                    await acomplete(self._settlement)
 
-    async def _settle(self, response: HttpResponse | None) -> None:
-        """Settle the connect."""
-        gone = self._disconnect is not None
-        await acomplete(self._edge.guard.settle(self._checked, response, disconnected=gone))
+    def _settle(self, response: HttpResponse | None) -> None:
+        """Settle the connect: now, or at the end of the connection if it has a slot until then."""
+        gone, settlement = self._disconnect is not None, self._edge.guard.settlement
+        self._settlement = settlement.settle(self._checked, response, disconnected=gone)
 
     # The end ---------------------------------------------------------------------------------------------------------
 
@@ -473,10 +478,10 @@ class _LimitedConnection:
         while self._waiting_sends:
             self._waiting_sends.pop().reschedule(now)
 
-    async def crash(self) -> None:
+    def crash(self) -> None:
         """Settle the connect if the application has crashed before it answered."""
         if not self._answered:
-            await self._settle(None)
+            self._settle(None)
 
     async def end(self) -> None:
         """The application has returned."""
@@ -485,7 +490,10 @@ class _LimitedConnection:
         tasks = [task for task in (self._checking, self._reading) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await acomplete(self._settlement)  # if it was carried out before, that is all
 
 
 def _refund(spent: list[Spent]) -> Flow[object, None]:

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias, Unpack, cast
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from headgate.edges.application import RequestLimits, join_limits
-from headgate.edges.guard import CheckedRequest, Denial, Guard, LimitGiven, Options
+from headgate.edges.guard import Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import HttpResponse, WsgiRequest, decode_headers
+from headgate.edges.reservation import CheckedRequest
 from headgate.edges.settlement import complete, reject_awaitable
 from headgate.errors import RateLimited
 from headgate.flow import drive
@@ -37,6 +39,8 @@ class RateLimitMiddleware:
     A denied request never reaches the application, and its body isn't read. Other bodies are streamed both ways. A
     request stays counted if its handler raises (see `refund_crashes`) or its upload breaks off. (Flask and Django
     answer for a handler that raises, with a 500: to refund these too, pass `counts=lambda status: status < 500`.)
+
+    With "5 in flight" in the limit, a request has a slot until the server has closed its response.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class RateLimitMiddleware:
             limits.add(checked.decision, checked.cost, guard.headers(checked))
             if not checked.decision:
                 return _deny(drive(guard.denial(checked), reject_awaitable), environ, start_response)
-            if guard.settles:
+            if guard.settlement.changes_costs or checked.held:
                 response = _WatchedResponse(guard, checked, start_response)
                 start_response = response.start
                 if "wsgi.input" in environ:
@@ -111,6 +115,7 @@ class _WatchedResponse:
         "_begun",
         "_broken_upload",
         "_checked",
+        "_close",
         "_ended",
         "_guard",
         "_iterator",
@@ -128,6 +133,7 @@ class _WatchedResponse:
         self._broken_upload = False  # before that
         self._ended = False
         self._parts: Iterable[bytes] = ()
+        self._close: Callable[[], object] | None = None
         self._iterator: Iterator[bytes] | None = None
 
     def note_broken_upload(self) -> None:
@@ -152,11 +158,21 @@ class _WatchedResponse:
         return begin_and_write
 
     def watch(self, parts: Iterable[bytes], file_wrapper: object) -> Iterable[bytes]:
-        """The body, watched to its end. A complete body, or a file that the server sends itself, stays as it is."""
-        if isinstance(parts, (list, tuple)) or (isinstance(file_wrapper, type) and isinstance(parts, file_wrapper)):
-            self.end()
-            return parts
-        self._parts = parts
+        """The body, watched to its end. A complete body, or a file that the server sends itself, stays as it is.
+
+        It keeps its slot until the server closes it. Otherwise there is nothing to wait for.
+        """
+        complete_body = isinstance(parts, (list, tuple))
+        if complete_body or (isinstance(file_wrapper, type) and isinstance(parts, file_wrapper)):
+            if not self._checked.has_slot:
+                self.end()
+                return parts
+            if complete_body:
+                return _WatchedParts(parts, self)
+            with suppress(AttributeError):  # of a wrapper without attributes, which is iterated over instead
+                self._close, cast(Any, parts).close = getattr(parts, "close", None), self.close
+                return parts
+        self._parts, self._close = parts, getattr(parts, "close", None)
         return self
 
     def __iter__(self) -> Iterator[bytes]:
@@ -180,9 +196,8 @@ class _WatchedResponse:
     def close(self) -> None:
         """Called by the server when the response was sent, or the client has disconnected."""
         try:
-            close: Callable[[], None] | None = getattr(self._parts, "close", None)
-            if close is not None:
-                close()
+            if self._close is not None:
+                self._close()
         finally:
             self.end()
 
@@ -196,7 +211,17 @@ class _WatchedResponse:
         self._ended = True
         response = None if crashed and not self._begun else self._response
         if crashed or response is not None:
-            complete(self._guard.settle(self._checked, response, disconnected=self._broken_upload))
+            complete(self._guard.settlement.settle(self._checked, response, disconnected=self._broken_upload))
+        else:
+            complete(self._checked.release())
+
+
+class _WatchedParts(list[bytes]):
+    """A complete body: still a list, from whose length a server may tell its own."""
+
+    def __init__(self, parts: Iterable[bytes], response: _WatchedResponse) -> None:
+        super().__init__(parts)
+        self.close: Final = response.close
 
 
 class _WatchedInput:

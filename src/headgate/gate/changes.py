@@ -14,7 +14,7 @@ from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
-from headgate.limits.notation import LimitLike, limit_of
+from headgate.limits.notation import LimitLike, rate_limit_of
 from headgate.stores.base import LAST_MOMENT, MAX_REASON, UNREADABLE, Change, Edit, LogPage
 from headgate.stores.base import Block as Block
 from headgate.stores.change_rows import read_limit
@@ -32,7 +32,7 @@ _CLOCKS_APART: Final = 86_400.0  # seconds by which the clocks of two nodes may 
 
 def override(agent: str, tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
     """Give an agent a limit of its own for a tier, on one channel or on all."""
-    return _edit("override", check_agent(agent), channel, tier, str(limit_of("override", limit)))
+    return _edit("override", check_agent(agent), channel, tier, str(rate_limit_of("override", limit)))
 
 
 def no_override(agent: str, tier: str | None = None) -> Edit:
@@ -47,7 +47,7 @@ def exemption(agent: str, exempt: bool = True) -> Edit:
 
 def default(tier: str, limit: LimitLike, channel: str | None = None) -> Edit:
     """Change the limit of a tier for every agent without an override."""
-    return _edit("default", "", channel, tier, str(limit_of("default", limit)))
+    return _edit("default", "", channel, tier, str(rate_limit_of("default", limit)))
 
 
 def no_default(tier: str | None = None, channel: str | None = None) -> Edit:
@@ -61,7 +61,7 @@ def no_default(tier: str | None = None, channel: str | None = None) -> Edit:
 
 def session_limit(limit: LimitLike | None, agent: str | None = None) -> Edit:
     """Limit the sessions of an agent, or those of all agents without a limit of their own. None removes the limit."""
-    value = None if limit is None else str(limit_of("session limit", limit))
+    value = None if limit is None else str(rate_limit_of("session limit", limit))
     return Edit("session", "" if agent is None else check_agent(agent), value=value)
 
 

@@ -16,7 +16,7 @@ from headgate.gate.sessions import Session, Sessions
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit, Violation
 from headgate.limits.fixed import UNLIMITED
-from headgate.limits.notation import LimitLike, limit_of
+from headgate.limits.notation import LimitLike, rate_limit_of
 from headgate.limits.violations import Standing
 from headgate.stores.base import ChangeLog, ObservableStore, Offence, RecordedViolation, Store, Verb
 from headgate.stores.urls import aclose_store, close_store, open_store
@@ -145,7 +145,7 @@ class Gate(GateChanges, Closable):
         Its limit is that of the policy (unlimited, unless the operator gives one), or one such as `limited(5, 20)`
         where that is stricter.
         """
-        return self._sessions.open(agent, session_id, limit_of("session limit", limit))
+        return self._sessions.open(agent, session_id, rate_limit_of("session limit", limit))
 
     def _session_violated(self, agent: str, violation: Violation) -> None:
         self._emit_violation(agent, "session", "", violation)

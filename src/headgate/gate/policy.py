@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 from headgate.errors import HeadgateError, InvalidInput, refuse
 from headgate.gate.toml_text import flatten, limit_setting, to_toml, toml_key, toml_value
 from headgate.limits.decision import Limit
-from headgate.limits.notation import limit_of, parse
+from headgate.limits.notation import parse, rate_limit_of
 from headgate.limits.numbers import duration, permille, whole
 from headgate.limits.violations import Backoff
 from headgate.stores.base import MAX_TIMEOUT, ON_FAILURE
@@ -461,7 +461,7 @@ class _Reader:
                 )
 
 
-_limit: Final = partial(limit_of, "limit")
+_limit: Final = partial(rate_limit_of, "limit")
 _count: Final = partial(whole, "", most=1000)
 _nodes: Final = partial(whole, "", most=10_000)
 _seconds: Final = partial(duration, "")

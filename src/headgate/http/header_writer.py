@@ -6,10 +6,12 @@ from typing import Final, get_args
 
 from headgate._native import i64
 from headgate.errors import refuse
-from headgate.http.headers import EPOCH, LARGEST, Dialect
+from headgate.http.headers import CONCURRENT, EPOCH, LARGEST, Dialect
 from headgate.http.structured_fields import format_string
+from headgate.limits.budget import Budget
 from headgate.limits.decision import DENY, NEVER, Decision, Limit
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import LONGEST, TokenBucket
 
 _SECOND: Final[i64] = 1_000_000
@@ -52,10 +54,14 @@ class LimitHeaders:
     def __init__(self, limit: Limit, name: str, draft: bool, triple: bool) -> None:
         parts = () if any(part.capacity > LARGEST for part in limit.parts) else limit.parts  # more than headers can say
         names = [format_string(name if part is limit else str(part)) for part in parts]
-        policies = [f"{name};q={part.capacity}{_window(part)}" for name, part in zip(names, parts, strict=True)]
+        policies = [
+            f"{name};q={part.capacity}{_unit(part)}{_window(part)}" for name, part in zip(names, parts, strict=True)
+        ]
         self._policy: Final = (b"ratelimit-policy", ", ".join(policies).encode())
         self._starts: Final = [f"{name};r=".encode() for name in names]
         self._capacities: Final = [(b"x-ratelimit-limit", str(part.capacity).encode()) for part in parts]
+        self._refills: Final = [_refills(part) for part in parts]
+        self._slots: Final = [isinstance(part, Slots) for part in parts]
         self._draft: Final = draft
         self._triple: Final = triple
 
@@ -66,13 +72,17 @@ class LimitHeaders:
             return []
         remaining = str(decision._remaining).encode()
         reset = reset_seconds(decision)
-        if self._draft and not self._triple and reset >= 0:
+        triple = self._triple
+        if not self._refills[bound] and decision._outcome is not DENY:
+            reset = NEVER
+            triple = triple and not self._slots[bound]  # it has no unit: 0 would mean that a client must wait
+        if self._draft and not triple and reset >= 0:
             return [self._policy, (b"ratelimit", self._starts[bound] + remaining + b";t=" + str(reset).encode())]
         headers: list[tuple[bytes, bytes]] = []
         if self._draft:
             end = b"" if reset < 0 else b";t=" + str(reset).encode()
             headers += [self._policy, (b"ratelimit", self._starts[bound] + remaining + end)]
-        if self._triple:
+        if triple:
             headers += [self._capacities[bound], (b"x-ratelimit-remaining", remaining)]
             if reset >= 0:
                 headers.append((b"x-ratelimit-reset", str(min(reset, _LARGEST_RESET)).encode()))
@@ -115,10 +125,24 @@ def _seconds_of_one(limit: Limit) -> int:
     return min(ceil(per / refill), int(whole_seconds(LONGEST)))
 
 
+def _refills(limit: Limit) -> bool:
+    """Whether it is known when the full quota is back: of slots it isn't, and a budget in all never is."""
+    return not (isinstance(limit, Slots) or (isinstance(limit, Budget) and limit.period is None))
+
+
+def _unit(limit: Limit) -> str:
+    """The parameter for what is counted, if that isn't requests."""
+    if isinstance(limit, Slots):
+        return f";qu={format_string(CONCURRENT)}"
+    if isinstance(limit, Budget) and limit.unit:
+        return f";qu={format_string(limit.unit.partition(':')[0])}"
+    return ""
+
+
 def _window(limit: Limit) -> str:
     """The parameter for the whole seconds in which the full quota comes back.
 
-    "" for a limit that never refills, or takes longer than headers can say.
+    "" for a limit that never refills, or takes longer than headers can say, or whose periods differ in length.
     """
     seconds = 0
     if isinstance(limit, TokenBucket):

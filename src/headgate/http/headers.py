@@ -13,6 +13,10 @@ the seconds, rounded up, until the full quota is back; or, where nothing is left
 next request can pass. So a client that waits `t` when `r` is 0 is never early and less than a second late.
 `Retry-After` is sent with denials only, and is never shorter than `t`.
 
+A quota of requests in flight has the unit (`qu`) "concurrent-requests", and a budget its own; what is in flight, and a
+budget in all, has no window. Where nobody knows when the quota is back, there is no `t`. The older triple has no units:
+it tells of requests in flight only where they are the reason for a denial.
+
 Two more, of servers of language models, are only read. OpenAI, and the many servers that are compatible with it, state
 the reset as a duration, to a millisecond:
 
@@ -47,6 +51,8 @@ LARGEST: Final = 999_999_999_999_999
 """The largest Integer that a structured field can hold."""
 EPOCH: Final = 1_000_000_000
 """A Reset from here on is a moment, not a span."""
+CONCURRENT: Final = "concurrent-requests"
+"""The unit of a quota of requests in flight: the draft's name."""
 _LONGEST_VALUE: Final = 64  # characters, of the dialects of language models: no valid value is longer
 _OPENAI: Final = ("requests", "tokens")
 _ANTHROPIC: Final = ("requests", "tokens", "input-tokens", "output-tokens")

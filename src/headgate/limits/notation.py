@@ -143,6 +143,14 @@ def limit_of(where: str, given: object) -> Limit:
     return _join([limit_of(where, one) for one in given])
 
 
+def rate_limit_of(where: str, given: object) -> Limit:
+    """`limit_of` where a policy counts: its limits are rates, "unlimited" or "blocked", or several of them."""
+    limit = limit_of(where, given)
+    if any(part.identity is not part for part in limit.parts):
+        refuse(where, "a rate such as '60/minute' (budgets and slots belong to a Limiter)", str(limit))
+    return limit
+
+
 def _join(limits: list[Limit]) -> Limit:
     """Several limits as one; equal ones count once."""
     different = list(dict.fromkeys(limits))

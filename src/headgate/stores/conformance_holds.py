@@ -1,6 +1,6 @@
 """The cases of the conformance suite for stores that can hold."""
 
-import random
+from fractions import Fraction
 from typing import Final
 
 from headgate.errors import UnknownHold
@@ -9,10 +9,10 @@ from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
-from headgate.limits.token_bucket import per_day, per_minute, per_second
+from headgate.limits.token_bucket import TokenBucket, per_day, per_minute, per_second
 from headgate.stores.base import Ask, Verb
 from headgate.stores.harness import MICROSECOND, SECOND, Case, HoldHarness, MakeStore, NotConforming, expect
-from headgate.stores.hold_walks import compare_async_holds, compare_holds, random_asked, random_hold_steps, unsettled
+from headgate.stores.hold_walks import WALKS, unsettled
 from headgate.stores.holds import HoldTerms, ListedHold
 from headgate.stores.reference import LOW
 
@@ -54,6 +54,19 @@ def a_bucket_gives_back_what_it_would_have_had(make: MakeStore) -> None:
         step()
         lefts.append(harness.left())
     expect("left after each step", lefts, [8, 5, 6, 2, 5, 6])
+
+
+def a_coarse_tick_gives_nothing_back_early(make: MakeStore) -> None:
+    """A bucket of a thousand million, at one in 30 days, counts whole seconds."""
+    harness = HoldHarness(make, TokenBucket(10**9, 1, 30 * 86_400))
+    harness.hold(1, lease=10**8)
+    harness.clock.advance(30 * 86_400 - Fraction(1, 10))
+    expect("nearly full", bool(harness.check(harness.limit, cost=10**9 - 1)), True)
+    harness.clock.advance(Fraction(1, 10))
+    harness.cancel()
+    expect("the last one", bool(harness.check(harness.limit)), True)
+    wait = harness.check(harness.limit).retry_us or 0
+    expect(f"within a second of 30 days: {wait} microseconds", wait >= 30 * 86_400 * SECOND - SECOND // 10, True)
 
 
 def a_window_whose_last_hold_is_cancelled_is_empty(make: MakeStore) -> None:
@@ -415,26 +428,10 @@ def forgetting_a_key_forgets_its_holds(make: MakeStore) -> None:
     expect("still held", harness.hold(1, "other").state, "denied")
 
 
-# The model ------------------------------------------------------------------------------------------------------------
-
-
-def random_holds_equal_the_reference(make: MakeStore) -> None:
-    chance = random.Random(5)  # noqa: S311
-    for _ in range(60):
-        asked = random_asked(chance)
-        compare_holds(make, asked, random_hold_steps(chance, asked, 40))
-
-
-def the_async_twins_hold_the_same(make: MakeStore) -> None:
-    chance = random.Random(13)  # noqa: S311
-    for _ in range(10):
-        asked = random_asked(chance)
-        compare_async_holds(make, asked, random_hold_steps(chance, asked, 30))
-
-
 HOLD_CASES: Final[tuple[Case, ...]] = (
     a_refilled_bucket_gives_nothing_back,
     a_bucket_gives_back_what_it_would_have_had,
+    a_coarse_tick_gives_nothing_back_early,
     a_window_whose_last_hold_is_cancelled_is_empty,
     a_hold_that_is_cancelled_is_nothing,
     a_hold_that_is_settled_is_a_charge,
@@ -463,6 +460,5 @@ HOLD_CASES: Final[tuple[Case, ...]] = (
     holds_are_listed_by_their_ends,
     asks_to_hold_name_each_key_once,
     forgetting_a_key_forgets_its_holds,
-    random_holds_equal_the_reference,
-    the_async_twins_hold_the_same,
+    *WALKS,
 )

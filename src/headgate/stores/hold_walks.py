@@ -1,16 +1,16 @@
-"""Walks of a store and of the reference through the same holds, at random."""
+"""Walks of a store and of the reference through the same holds, at random: the last of the cases for holds."""
 
 import asyncio
 import random
 from collections.abc import Callable, Sequence
 from enum import Enum
 from fractions import Fraction
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.errors import HoldError
 from headgate.limits.decision import Decision
 from headgate.stores.base import Ask, Verb
-from headgate.stores.harness import MICROSECOND, HoldHarness, MakeStore, NotConforming, expect
+from headgate.stores.harness import MICROSECOND, Case, HoldHarness, MakeStore, NotConforming, expect
 from headgate.stores.holds import EXPIRED, OPEN, HoldAnswer, HoldTerms, ListedHold
 from headgate.stores.reference import LOW, BucketModel, BudgetModel, Model, SlotsModel, WindowModel
 from headgate.stores.reference_holds import HoldReference
@@ -77,7 +77,9 @@ def _random_small(chance: random.Random) -> list[Model]:
     return [makers[kind]() for kind in kinds]
 
 
-def random_hold_steps(chance: random.Random, asked: Sequence[Sequence[Model]], count: int) -> list[HoldStep]:
+def random_hold_steps(
+    chance: random.Random, asked: Sequence[Sequence[Model]], count: int, ids: int = 5
+) -> list[HoldStep]:
     """So many steps on a few ids, about as long as leases are and buckets take to be full."""
     refundable = all(isinstance(model, BucketModel | SlotsModel) for models in asked for model in models)
     verbs = [verb for verb in HoldVerb if refundable or verb is not HoldVerb.REFUND]
@@ -85,7 +87,7 @@ def random_hold_steps(chance: random.Random, asked: Sequence[Sequence[Model]], c
     leases = (1, 400_000, 1_000_000, 5_000_000, 60_000_000)
     steps = []
     for _ in range(count):
-        verb, hold_id = chance.choice(verbs), f"hold-{chance.randint(1, 5)}"
+        verb, hold_id = chance.choice(verbs), f"hold-{chance.randint(1, ids)}"
         span = chance.choice((0, 0, 0, 1, 100_000, 333_333, 999_999, 1_000_000, 7_000_000, 600_000_000))
         terms = HoldTerms(hold_id, chance.choice(leases), chance.random() < 0.5, chance.choice((0, 1_000_000, 10**7)))
         costs = tuple(chance.choice((0, 1, 1, 2, 3, 5, 12)) for _ in asked)
@@ -93,6 +95,32 @@ def random_hold_steps(chance: random.Random, asked: Sequence[Sequence[Model]], c
         lease = chance.choice((None, None, 0, *leases))
         steps.append(HoldStep(verb, span, costs, terms, actual, lease))
     return steps
+
+
+def random_overlaps(chance: random.Random, count: int) -> list[HoldStep]:
+    """So many steps with ever new holds and long leases, in which a bucket of 1 a second is nearly full at times."""
+    verbs = (HoldVerb.HOLD, HoldVerb.HOLD, HoldVerb.SETTLE, HoldVerb.SETTLE, HoldVerb.CHECK)
+    held = 0
+    steps = []
+    for _ in range(count):
+        verb = chance.choice(verbs)
+        held += verb is HoldVerb.HOLD
+        hold_id = f"hold-{held if verb is HoldVerb.HOLD else chance.randint(1, max(held, 1))}"
+        terms = HoldTerms(hold_id, 10**10, False, 10**10)
+        span = chance.choice((0, 1, 2, 3, 5)) * 1_000_000
+        cost = chance.choice((1, 2, 5, 9))
+        steps.append(HoldStep(verb, span, (cost,), terms, [chance.choice((0, 0, 1, 3))], None))
+    return steps
+
+
+def many_holds(chance: random.Random, count: int) -> list[HoldStep]:
+    """So many holds of 30 at once, while a bucket of 1 a second gets 29 back for each, and then an end to all of them.
+
+    So what it lacks grows by one from hold to hold, and little can be given back to any of them.
+    """
+    terms = [HoldTerms(f"hold-{number}", 10**10, False, 10**10) for number in range(count)]
+    made = [HoldStep(HoldVerb.HOLD, 29_000_000, (30,), one, None, None) for one in terms]
+    return made + [HoldStep(HoldVerb.SETTLE, 0, (1,), one, [0], None) for one in chance.sample(terms, count)]
 
 
 def compare_holds(make: MakeStore, asked: Sequence[Sequence[Model]], steps: Sequence[HoldStep]) -> None:
@@ -162,3 +190,39 @@ def compare_async_holds(make: MakeStore, asked: Sequence[Sequence[Model]], steps
         expect("alist_holds", sorted(listed), sorted(sync.holds.list_holds("name-0", "key", 100)))
 
     asyncio.run(walk())
+
+
+def random_holds_equal_the_reference(make: MakeStore) -> None:
+    chance = random.Random(5)  # noqa: S311
+    for _ in range(60):
+        asked = random_asked(chance)
+        compare_holds(make, asked, random_hold_steps(chance, asked, 40))
+
+
+def overlapping_holds_equal_the_reference(make: MakeStore) -> None:
+    chance = random.Random(17)  # noqa: S311
+    for count in [30] * 60 + [100] * 10:
+        bucket = BucketModel(chance.choice((20, 40, 100)), Fraction(1), Fraction(1))
+        compare_holds(make, [[bucket]], random_overlaps(chance, count))
+
+
+def many_holds_get_back_no_more_than_is_due(make: MakeStore) -> None:
+    chance = random.Random(19)  # noqa: S311
+    for count in (16, 17, 40, 100):
+        for _ in range(3):
+            compare_holds(make, [[BucketModel(1000, Fraction(1), Fraction(1))]], many_holds(chance, count))
+
+
+def the_async_twins_hold_the_same(make: MakeStore) -> None:
+    chance = random.Random(13)  # noqa: S311
+    for _ in range(10):
+        asked = random_asked(chance)
+        compare_async_holds(make, asked, random_hold_steps(chance, asked, 30))
+
+
+WALKS: Final[tuple[Case, ...]] = (
+    random_holds_equal_the_reference,
+    overlapping_holds_equal_the_reference,
+    many_holds_get_back_no_more_than_is_due,
+    the_async_twins_hold_the_same,
+)

@@ -4,19 +4,22 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
+from os import PathLike
 from typing import Final, SupportsIndex
 
 from headgate._native import i64
 from headgate.errors import refuse
-from headgate.limits.clock import Clock
+from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.decision import Decision, Limit, Rule, Violation
 from headgate.limits.numbers import whole
 from headgate.limits.violations import Standing
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import REMEMBERED, Ask, Offence, Store, Verb
 from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold
+from headgate.stores.memory_file import MemoryFile, check_path
 from headgate.stores.memory_holds import MemoryHolds
 from headgate.stores.memory_tables import CHARGE, CHECK, REFUND, Entry, Tables, ViolationTable, decide_all, identity_of
+from headgate.stores.remembered_holds import RememberedHolds
 from headgate.stores.windows import MemoryWindows
 
 _NO_LOCK: Final[AbstractContextManager[None]] = nullcontext()
@@ -34,6 +37,9 @@ class MemoryStore(Tables):
     At most `max_request_ids` are remembered, each with its decision. Beyond that, the oldest is forgotten before its
     minute is over, so that its request would be counted again.
 
+    `remember` is the path of a file that remembers budgets and holds, so that they survive a restart. One process has
+    the file for itself. A verb that can't be written raises `StoreError`, and counts nothing.
+
     >>> from headgate import Limiter, MemoryStore, per_minute
     >>> store = MemoryStore(max_keys=2)
     >>> limiter = Limiter(per_minute(1), store=store)
@@ -49,12 +55,20 @@ class MemoryStore(Tables):
         clock: Clock | None = None,
         max_keys: SupportsIndex | None = None,
         max_request_ids: SupportsIndex = 100_000,
+        remember: str | PathLike[str] | None = None,
     ) -> None:
-        super().__init__(clock, 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys))
+        keys = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
+        ids = whole("MemoryStore max_request_ids", max_request_ids)
+        file: MemoryFile | None = None  # opened first: its lock is taken within the store's
+        if remember is not None:
+            wall = (MonotonicClock() if clock is None else clock).wall()
+            file = MemoryFile(check_path("MemoryStore remember", remember), round(wall * 1_000_000))
+        super().__init__(clock, keys)
         self._warned_of_ids = False
-        self.max_request_ids: Final = whole("MemoryStore max_request_ids", max_request_ids)
+        self.max_request_ids: Final = ids
         self._answers: Final[dict[tuple[object, ...], tuple[int, Decision]]] = {}  # by request id, oldest first
-        self._holds: Final = MemoryHolds(self, self.max_request_ids)
+        self._remembered: Final = None if file is None else RememberedHolds(self, ids, file)
+        self._holds: Final = MemoryHolds(self, ids) if self._remembered is None else self._remembered
 
     def apply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
@@ -129,14 +143,19 @@ class MemoryStore(Tables):
                 new += 1
         if verb is CHECK and passes and new and self.size + new > self.max_keys:
             return self.deny_for_room(entries[0].limit)
-        if verb is CHARGE or (verb is CHECK and passes):
+        spends = verb is CHARGE or (verb is CHECK and passes)
+        if spends:
             for i in range(count):
                 entries[i].spend(now)
         elif verb is REFUND:
+            if self._remembered is not None:
+                self._remembered.record_refund(entries, now)
             for i in range(count):
                 entries[i].limit.refund(entries[i].state, entries[i].cost)
         decision = decide_all(entries, verb, passes, now, low)
         self.sweep(now)
+        if spends and self._remembered is not None:
+            self._remembered.record_spent(entries, now)
         if violations is not None and verb is CHECK and not passes:
             decision = decision.with_violation(violations.record(agent, now))
         return decision
@@ -169,8 +188,10 @@ class MemoryStore(Tables):
         """See `Store.forget`."""
         counted = False
         with self._lock:
+            if self._remembered is not None:
+                self._remembered.file.forget(self._remembered.wall(), name, key, _pieces(rule))
             self._holds.forget(name, key)
-        for piece in rule.pieces if isinstance(rule, Limit) else (rule,):
+        for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
                 with self.lock or _NO_LOCK:
@@ -184,8 +205,10 @@ class MemoryStore(Tables):
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`."""
         with self._lock:
+            if self._remembered is not None:
+                self._remembered.file.clear(self._remembered.wall(), name, _pieces(rule))
             self._holds.clear(name)
-        for piece in rule.pieces if isinstance(rule, Limit) else (rule,):
+        for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
                 with self.lock or _NO_LOCK:
@@ -256,6 +279,8 @@ class MemoryStore(Tables):
         """See `ResettableStore.reset`."""
         dropped: dict[str, int] = {}
         with self._lock:
+            if self._remembered is not None:
+                self._remembered.file.reset(self._remembered.wall())
             self._answers.clear()
             self._holds.clear(None)
         for (name, _), table in list(self._tables.items()):
@@ -266,6 +291,18 @@ class MemoryStore(Tables):
 
     async def areset(self) -> dict[str, int]:
         return self.reset()
+
+    def close(self) -> None:
+        """Close the file that remembers budgets and holds, if there is one."""
+        if self._remembered is not None:
+            self._remembered.file.close()
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+def _pieces(rule: Rule) -> Sequence[Rule]:
+    return rule.pieces if isinstance(rule, Limit) else (rule,)
 
 
 def in_process(store: Store) -> MemoryStore | None:

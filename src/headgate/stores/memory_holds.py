@@ -88,6 +88,7 @@ class MemoryHold:
     def __init__(self, asks: Sequence[Ask], terms: HoldTerms, pieces: list[HeldPiece], costs: list[int]) -> None:
         self.name: Final = asks[0].name
         self.key: Final = asks[0].key
+        self.asks: Final = list(asks)
         self.spans: Final = [len(ask.limit.pieces) for ask in asks]
         """How many of the pieces belong to each ask."""
         self.hold_id: Final = terms.hold_id
@@ -100,6 +101,14 @@ class MemoryHold:
         self.forgotten = False
         self.state: HoldState = OPEN
         self.end: i64 = 0  # of its lease, or when it was settled
+
+    def asks_for(self, asks: Sequence[Ask], more: list[int]) -> Sequence[Ask]:
+        """The asks, for more: if their limits are others meanwhile, under those with which the hold was made."""
+        asked = [Ask(asks[i].name, asks[i].key, asks[i].limit, more[i]) for i in range(len(asks))]
+        identities = [(one.name, one.key, one.limit.identity) for one in pieces_of(asked)]
+        if identities == [(one.name, one.key, one.limit.identity) for one in self.pieces]:
+            return asked
+        return [Ask(self.asks[i].name, self.asks[i].key, self.asks[i].limit, more[i]) for i in range(len(more))]
 
     def state_at(self, now: i64) -> HoldState:
         return EXPIRED if self.state == OPEN and self.end <= now else self.state
@@ -147,8 +156,8 @@ class MemoryHolds:
         decision = self._decide(entries, denied, asks, pieces, low, now)
         if denied:
             return HoldAnswer(decision, DENIED, tuple(costs), 0)
-        self._by_key.setdefault((name, key), {})[terms.hold_id] = held
-        self._all.append(held)
+        self._record_hold(held, asks, terms, now)
+        self._add(held)
         self._expect_release(held)
         self._sweep(now)
         self._tables.sweep(now)
@@ -164,10 +173,12 @@ class MemoryHolds:
             if actual != held.costs:
                 refuse_other_costs(hold_id, held.state, held.costs, actual)
             return self._answer(held, asks, low, now)
+        state: HoldState = CANCELLED if cancel else SETTLED
+        self._record_settlement(held, state, actual, now)
         self._free_slots(held, now)
         self._count(held, actual, now)
         held.costs = actual
-        held.state = CANCELLED if cancel else SETTLED
+        held.state = state
         held.end = now
         self._remember(held)
         return self._answer(held, asks, low, now)
@@ -181,19 +192,23 @@ class MemoryHolds:
             refuse_ended(hold_id, held.state_at(now), held.costs, "extend")
         more = [max(costs[i] - held.costs[i], 0) for i in range(len(costs))] if costs is not None else []
         decision = None
+        charges: list[Charge] = []
         if any(more):
-            pieces = pieces_of([Ask(asks[i].name, asks[i].key, asks[i].limit, more[i]) for i in range(len(asks))])
+            asked = held.asks_for(asks, more)
+            pieces = pieces_of(asked)
             entries = self._entries(pieces, now)
             charges = [Charge(ask.limit, ask.cost) for ask in pieces]
             denied = self._take(entries, charges, now, 0)
-            decision = self._decide(entries, denied, asks, pieces, low, now)
+            decision = self._decide(entries, denied, asked, pieces, low, now)
             if denied:
                 return HoldAnswer(decision, OPEN, tuple(held.costs), held.left(now))
             for i in range(len(pieces)):
                 _add_charge(held.pieces[i].charges, charges[i])
             held.costs = [held.costs[i] + more[i] for i in range(len(asks))]
-        if lease is not None:
-            self._move(held, now, now if lease == 0 else max(held.end, now + lease))
+        end = held.end if lease is None else now if lease == 0 else max(held.end, now + lease)
+        if charges or end != held.end:
+            self._record_extension(held, charges, more, end, now)
+        self._move(held, now, end)
         answer = self._answer(held, asks, low, now, CHECK)
         return answer if decision is None else answer._replace(decision=decision)
 
@@ -275,15 +290,19 @@ class MemoryHolds:
 
     def _count(self, held: MemoryHold, actual: list[int], now: i64) -> None:
         """Count `actual` for each ask of a hold instead of what is counted now."""
-        position: i64 = 0
+        for piece, counted, cost in self._corrections(held, actual):
+            entry = self._found(piece, now)
+            piece.correct(entry.state, now, counted, cost)
+            entry.keep(now)
+
+    def _corrections(self, held: MemoryHold, actual: list[int]) -> list[tuple[HeldPiece, int, int]]:
+        """The pieces of a hold, each with what is counted now and what is to be counted."""
+        found: list[tuple[HeldPiece, int, int]] = []
         for place in range(len(held.costs)):
             counted = 0 if held.released else held.costs[place]
             for _ in range(held.spans[place]):
-                piece = held.pieces[position]
-                position += 1
-                entry = self._found(piece, now)
-                piece.correct(entry.state, now, counted, actual[place])
-                entry.keep(now)
+                found.append((held.pieces[len(found)], counted, actual[place]))
+        return found
 
     def _free_slots(self, held: MemoryHold, now: i64) -> None:
         """Free the slots of a hold whose lease has not ended; those of others are free already."""
@@ -331,6 +350,7 @@ class MemoryHolds:
             if held.state == OPEN and held.end == end and not held.released:
                 self._count(held, [0] * len(held.costs), now)
                 held.released = True
+                self._record_release(held, now)
         self._tables.due = self._due[0][0] if self._due else LATER
 
     def _find(self, name: str, key: str, hold_id: str, now: i64) -> MemoryHold | None:
@@ -354,6 +374,10 @@ class MemoryHolds:
                     self._forget(held)
             if len([None for held in holds.values() if held.state_at(now) == OPEN]) >= MAX_OPEN_HOLDS:
                 refuse_more_holds(key)
+
+    def _add(self, held: MemoryHold) -> None:
+        self._by_key.setdefault((held.name, held.key), {})[held.hold_id] = held
+        self._all.append(held)
 
     def _remember(self, held: MemoryHold) -> None:
         """Remember a hold that was settled, and forget the oldest ones if there are too many."""
@@ -385,8 +409,11 @@ class MemoryHolds:
             self._ended.popleft()
 
     def _forget(self, held: MemoryHold) -> None:
-        if held.forgotten:
-            return
+        if not held.forgotten:
+            self._record_forgotten(held)
+            self._drop(held)
+
+    def _drop(self, held: MemoryHold) -> None:
         held.forgotten = True
         self._forgotten += 1
         holds = self._by_key[held.name, held.key]
@@ -398,13 +425,30 @@ class MemoryHolds:
         """Forget the holds of a key: nothing that they have taken comes back."""
         for held in list(self._by_key.get((name, key), {}).values()):
             held.state = CANCELLED
-            self._forget(held)
+            self._drop(held)
 
     def clear(self, name: str | None) -> None:
         """Forget all holds, or those under a name."""
         for one, key in list(self._by_key):
             if name is None or one == name:
                 self.forget(one, key)
+
+    # For a file that remembers them: called within each verb, before it is answered ----------------------------------
+
+    def _record_hold(self, held: MemoryHold, asks: Sequence[Ask], terms: HoldTerms, now: i64) -> None:
+        """Called when a hold has taken its costs. What it raises gives them back first."""
+
+    def _record_settlement(self, held: MemoryHold, state: HoldState, actual: list[int], now: i64) -> None:
+        """Called before a hold is settled."""
+
+    def _record_extension(self, held: MemoryHold, charges: list[Charge], more: list[int], end: i64, now: i64) -> None:
+        """Called when a hold has taken more costs, if any, before its lease is moved. What it raises undoes that."""
+
+    def _record_release(self, held: MemoryHold, now: i64) -> None:
+        """Called when an expired hold has given back its costs."""
+
+    def _record_forgotten(self, held: MemoryHold) -> None:
+        """Called when a hold is forgotten because it ended long ago."""
 
 
 def _add_charge(charges: list[Charge], charge: Charge) -> None:
@@ -413,3 +457,11 @@ def _add_charge(charges: list[Charge], charge: Charge) -> None:
         charges.append(charge)
     else:
         charges[-1].cost += charge.cost
+
+
+def remove_charge(charges: list[Charge], charge: Charge) -> None:
+    """Take back the charge that was added last."""
+    if charges[-1] is charge:
+        charges.pop()
+    else:
+        charges[-1].cost -= charge.cost

@@ -15,7 +15,7 @@ from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.sockets.frames import AgentId
 from headgate.limits.decision import Limit
-from headgate.limits.notation import limit_of
+from headgate.limits.notation import rate_limit_of
 
 _LONGEST_LIMIT: Final = 200
 _MOST_LIMITS: Final = 10
@@ -152,7 +152,7 @@ def _limit(place: str, given: Any) -> Limit:
     if any(len(text) > _LONGEST_LIMIT for text in texts):
         refuse(place, f"at most {_LONGEST_LIMIT} characters for a limit", given)
     try:
-        return limit_of(place, given)
+        return rate_limit_of("limit", given)
     except InvalidInput as error:
         raise InvalidInput(f"{place}: {error}") from None
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError
 from headgate.hub.storage.rows import RowReader
-from headgate.stores.sqlite import is_disk_error, open_file
+from headgate.stores.sqlite_file import FileKind, is_disk_error, open_file
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[sqlite3.Connection], T]
@@ -130,6 +130,9 @@ class DatabaseError(HeadgateError):
     """The hub's database can't be read or written."""
 
 
+_KIND: Final = FileKind("hub's database", _FORMAT, _SCHEMA, DatabaseError)
+
+
 class DataFile(Protocol):
     """A file of the hub, which the disk may refuse to write."""
 
@@ -143,7 +146,7 @@ class Database:
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._path: Final = ":memory:" if path is None else path
-        self._file: Final = open_file(self._path, "a hub's database", _FORMAT, _SCHEMA, DatabaseError)
+        self._file: Final = open_file(self._path, _KIND)
         self.rows: Final = RowReader()
         self._closed = False
         self.failure = ""

@@ -157,11 +157,11 @@ local function charge(held, costs)
   end
 end
 
--- Keep a sorted set as long as any of its holds is remembered.
+-- Keep a sorted set as long as any of its holds is remembered, and up to a minute longer, so that it is seldom set.
 local function keep_set(held, name)
   local expiry = milliseconds(held.finish - now + held.keep)
   if call('PTTL', name) < expiry then
-    call('PEXPIRE', name, expiry + 60000)
+    call('PEXPIRE', name, expiry + min(expiry, 60000))
   end
 end
 

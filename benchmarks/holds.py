@@ -1,0 +1,280 @@
+"""What a hold and its settling cost beside a check, in memory and on a server, all in one run.
+
+The contenders take turns within each of many short rounds, and the best round counts. In memory the time is the
+processor's; on a server it is wall time, since the server works too.
+"""
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import redis
+
+from benchmarks import report
+from benchmarks.contenders import Contender
+from benchmarks.measure import Timing, Turn, best_of, freeze, names, shuffled
+from benchmarks.redis_report import ONE_CORE, TWO_CORES
+from benchmarks.redis_suite import server, used_memory
+from benchmarks.report import Bar, at_most, bar_list, machine_line, table
+from benchmarks.suite import say
+from headgate import Hold, Limiter, RedisStore
+
+PACKAGES: Final = ("redis", "hiredis")
+
+MEMORY: Final = "in memory"
+ON_SERVER: Final = "one thread, "
+TASKS: Final = "50 tasks"
+
+CHECK: Final = "check"
+PAIR: Final = "hold + settle"
+SLOTS_PAIR: Final = "hold + settle, two limits, one of them slots"
+
+MOST_ON_SERVER: Final = 2.2
+"""Times a check that a hold and its settling may take on a server."""
+MOST_IN_MEMORY: Final = 3
+MOST_CHANGE: Final = 0.2
+"""By which open holds may change the time of another one."""
+MOST_BYTES: Final = 250
+"""That an open hold may need on a server."""
+
+_LIMIT: Final = "1000000000/day"  # nothing is denied
+_WITH_SLOTS: Final = f"{_LIMIT}; 100000 in flight"
+_KEYS: Final = 100
+_FEW: Final = 10
+_MANY: Final = 100_000
+_LEASE: Final = 86_400  # seconds: longer than any run
+_AT_ONCE: Final = 1000
+
+
+class Scale(NamedTuple):
+    """The extent of a run."""
+
+    rounds: int
+    memory_checks: int
+    """Per round."""
+    checks: int
+    """Per round, on a server."""
+    task_checks: int
+    """Per task and round."""
+    open: int
+    """Holds of one key that are open, where there are many."""
+
+
+FULL: Final = Scale(rounds=25, memory_checks=5_000, checks=250, task_checks=40, open=_MANY)
+QUICK: Final = Scale(rounds=5, memory_checks=2_000, checks=200, task_checks=20, open=10_000)
+
+
+@dataclass
+class Results:
+    """Everything that a run measures."""
+
+    machine: dict[str, str]
+    times: dict[str, dict[str, Timing]] = field(default_factory=dict)
+    """For each place, by contender."""
+    crowds: dict[str, dict[int, Timing]] = field(default_factory=dict)
+    """For each place, a hold and its settling by how many others of its key are open."""
+    open: int = 0
+    bytes_per_hold: float = 0
+
+    def ratio(self, place: str, label: str = PAIR) -> float:
+        return self.times[place][label].best / self.times[place][CHECK].best
+
+    def growth(self, place: str) -> float:
+        """How many times as long it takes with many open holds as with few."""
+        return self.crowds[place][self.open].best / self.crowds[place][_FEW].best
+
+
+def measure(scale: Scale) -> Results:
+    with server() as url, redis.Redis.from_url(url, protocol=2) as client:
+        info = client.info()
+        results = Results(report.machine(PACKAGES) | {"Valkey": info["valkey_version"]}, open=scale.open)
+        with RedisStore(url, timeout=10) as store:
+            _memory(results, scale, store, client)  # first, before connections come and go
+            _in_memory(results, scale)
+            _on_server(results, scale, store, int(info["process_id"]))
+        asyncio.run(_tasks(results, scale, url))
+        return results
+
+
+def _contenders(**options: Any) -> dict[str, Contender]:
+    limiter, slots = Limiter(_LIMIT, **options), Limiter(_WITH_SLOTS, name="slots", **options)
+    return {CHECK: _checks(limiter), PAIR: _pairs(limiter), SLOTS_PAIR: _pairs(slots)}
+
+
+def _checks(limiter: Limiter) -> Contender:
+    check = limiter.check
+
+    def run(keys: Iterable[str]) -> None:
+        for key in keys:
+            check(key)
+
+    return Contender(run, lambda key: bool(check(key)))
+
+
+def _pairs(limiter: Limiter) -> Contender:
+    hold = limiter.hold
+
+    def run(keys: Iterable[str]) -> None:
+        for key in keys:
+            hold(key, 5).settle(3)
+
+    return Contender(run, lambda key: bool(hold(key)))
+
+
+def _turns(contenders: dict[str, Contender], checks: int) -> dict[str, Turn]:
+    order = shuffled(names(_KEYS), checks)
+    for label, contender in contenders.items():
+        if not contender.passes(order[0]):
+            raise RuntimeError(f"{label}: expected that it passes")
+    return {label: Turn(contender, order) for label, contender in contenders.items()}
+
+
+def _in_memory(results: Results, scale: Scale) -> None:
+    say(MEMORY)
+    results.times[MEMORY] = best_of(scale.rounds, _turns(_contenders(), scale.memory_checks))
+    limiter = Limiter(_LIMIT)
+    turns = {}
+    for count in (_FEW, scale.open):
+        key = f"with-{count}"
+        for _ in range(count):
+            limiter.hold(key, lease=_LEASE)
+        turns[count] = Turn(_pairs(limiter), [key] * scale.memory_checks)
+    results.crowds[MEMORY] = best_of(scale.rounds, turns)
+
+
+def _on_server(results: Results, scale: Scale, store: RedisStore, process: int) -> None:
+    """On the server's core and on another one: the choice changes the times and their ratios."""
+    cores = sorted(os.sched_getaffinity(0))
+    places = {ONE_CORE: cores[0]} | ({TWO_CORES: cores[1]} if len(cores) > 1 else {})
+    turns = _turns(_contenders(store=store), scale.checks)
+    limiter = Limiter(_LIMIT, store=store, name="crowd")
+    crowds = {}
+    for count in (_FEW, scale.open):
+        say(f"{count:,} open holds of a key")
+        key = f"with-{count}"
+        hold_many(limiter, key, count)
+        crowds[count] = Turn(_pairs(limiter), [key] * scale.checks)
+    os.sched_setaffinity(process, [cores[0]])
+    try:
+        for place, core in places.items():
+            say(ON_SERVER + place)
+            os.sched_setaffinity(0, [core])
+            results.times[ON_SERVER + place] = best_of(scale.rounds, turns, time.perf_counter_ns)
+            results.crowds[ON_SERVER + place] = best_of(scale.rounds, crowds, time.perf_counter_ns)
+    finally:
+        for one in (0, process):
+            os.sched_setaffinity(one, cores)
+    _expect_server(store)
+
+
+def hold_many(limiter: Limiter, key: str, count: int) -> None:
+    """Make open holds with ids as they are made."""
+
+    async def one() -> Hold:
+        return await limiter.ahold(key, lease=_LEASE)
+
+    async def all_of_them() -> None:
+        for first in range(0, count, _AT_ONCE):
+            held = await asyncio.gather(*[one() for _ in range(min(_AT_ONCE, count - first))])
+            if not all(held):
+                raise RuntimeError("expected that all are granted")
+
+    asyncio.run(all_of_them())
+
+
+def _memory(results: Results, scale: Scale, store: RedisStore, client: redis.Redis) -> None:
+    say(f"memory of {scale.open:,} open holds")
+    limiter = Limiter(_LIMIT, store=store)
+    hold_many(limiter, "before", _AT_ONCE)  # so that scripts and connections are not counted
+    before = used_memory(client)
+    hold_many(limiter, "many", scale.open)
+    results.bytes_per_hold = (used_memory(client) - before) / scale.open
+    client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
+
+
+async def _tasks(results: Results, scale: Scale, url: str) -> None:
+    say(TASKS)
+    count = int(TASKS.split()[0])
+    order = shuffled(names(_KEYS), count * scale.task_checks)
+    shares = [order[first::count] for first in range(count)]
+    async with RedisStore(url, timeout=10) as store:
+        limiter = Limiter(_LIMIT, store=store)
+
+        async def pair(key: str) -> None:
+            hold = await limiter.ahold(key, 5)
+            await hold.asettle(3)
+
+        contenders: dict[str, Callable[[str], Awaitable[object]]] = {CHECK: limiter.acheck, PAIR: pair}
+        times: dict[str, list[float]] = {label: [] for label in contenders}
+        for number in range(scale.rounds + 1):
+            for label, verb in contenders.items():
+                freeze()
+                start = time.perf_counter_ns()
+                await asyncio.gather(*[_one_by_one(verb, share) for share in shares])
+                if number > 0:  # the first round opens the connections
+                    times[label].append((time.perf_counter_ns() - start) / len(order))
+        gc.unfreeze()
+        _expect_server(store)
+    results.times[TASKS] = {label: Timing(min(taken), median(taken)) for label, taken in times.items()}
+
+
+async def _one_by_one(verb: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
+    for key in keys:
+        await verb(key)
+
+
+def _expect_server(store: RedisStore) -> None:
+    """Verify that the server made the decisions."""
+    if store.degraded:
+        raise RuntimeError("headgate lost the server during the measurement")
+
+
+# The report ----------------------------------------------------------------------------------------------------------
+
+
+def markdown(results: Results) -> str:
+    labels = (CHECK, PAIR, SLOTS_PAIR)
+    rows = [
+        [place, *[_time(times.get(label)) for label in labels], f"{results.ratio(place):.2f} x"]
+        for place, times in results.times.items()
+    ]
+    head = ["µs", *labels, "hold + settle to a check"]
+    crowds = [
+        [place, *[_time(times[count]) for count in (_FEW, results.open)], f"{results.growth(place):.2f} x"]
+        for place, times in results.crowds.items()
+    ]
+    crowd_head = [f"{PAIR}, µs", *[f"{count:,} open holds of the key" for count in (_FEW, results.open)], "ratio"]
+    timings = [timing for times in results.times.values() for timing in times.values()]
+    noise = max(timing.median / timing.best - 1 for timing in timings)
+    note = (
+        f"A hold of 5 that is settled with 3, of {_KEYS} keys; nothing is denied. In memory the time is the "
+        "processor's; on a server it is wall time. Both in the best round; contenders take turns within a round. An "
+        f"open hold needs {results.bytes_per_hold:.0f} bytes in the server: the growth of its memory for each of "
+        f"{results.open:,}. Noise: the median round was up to {noise:.0%} slower than the best."
+    )
+    parts = [
+        machine_line(results.machine), table(head, rows), table(crowd_head, crowds), note, bar_list(bars(results)),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _time(timing: Timing | None) -> str:
+    return report.NONE if timing is None else f"{timing.best / 1000:.2f}"
+
+
+def bars(results: Results) -> list[Bar]:
+    found = []
+    for place in results.times:
+        if place != TASKS:
+            most = MOST_IN_MEMORY if place == MEMORY else MOST_ON_SERVER
+            found.append(at_most(f"{place}: {PAIR} at most {most} times a check", results.ratio(place), most))
+    for place in results.crowds:
+        what = f"{place}: with {_MANY:,} open holds of the key at most {MOST_CHANGE:.0%} more than with {_FEW}"
+        found.append(at_most(what, results.growth(place) if results.open == _MANY else None, 1 + MOST_CHANGE))
+    found.append(at_most(f"at most {MOST_BYTES} bytes per open hold on a server", results.bytes_per_hold, MOST_BYTES))
+    return found

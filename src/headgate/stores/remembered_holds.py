@@ -1,0 +1,184 @@
+"""Holds and budgets in memory that a file remembers.
+
+A verb is written before it is answered, and isn't done if it can't be written. Buckets and windows aren't remembered:
+a hold of an earlier process gives nothing back to them.
+"""
+
+import gc
+from collections.abc import Sequence
+from typing import Final
+
+from headgate._native import i64
+from headgate.errors import StoreError
+from headgate.limits.budget import Budget, BudgetState
+from headgate.limits.decision import Limit
+from headgate.stores.base import Ask
+from headgate.stores.holds import OPEN, HoldState, HoldTerms
+from headgate.stores.memory_file import BudgetRow, HoldKey, HoldRow, MemoryFile
+from headgate.stores.memory_holds import Charge, HeldPiece, MemoryHold, MemoryHolds, remove_charge
+from headgate.stores.memory_tables import Entry, Tables
+
+_NOWHERE: Final = -1  # the mark of a charge in a bucket or window that is gone
+
+
+class RememberedHolds(MemoryHolds):
+    """The holds of one store and its budgets, beginning with those in a file."""
+
+    def __init__(self, tables: Tables, max_ended: int, file: MemoryFile) -> None:
+        super().__init__(tables, max_ended)
+        self.file: Final = file
+        collects = gc.isenabled()
+        gc.disable()  # it would look at all that has been read again and again: with many holds, for half of the time
+        try:
+            self._restore_all()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _restore_all(self) -> None:
+        now = self._tables.now()
+        ahead = self._tables.wall_ahead(now)
+        for row in self.file.take_budgets():
+            table = self._tables.table_of(row.name, row.limit)
+            table.add(row.key, BudgetState(row.start, row.used, ahead))
+            table.split()
+        for hold in self.file.take_holds():
+            self._restore(hold, now, ahead)
+
+    def _restore(self, row: HoldRow, now: i64, ahead: i64) -> None:
+        pieces: list[HeldPiece] = []
+        for ask in row.asks:
+            for limit in ask.limit.pieces:
+                charges = [_charge(limit, cost, mark) for cost, mark in row.charges[len(pieces)]]
+                piece = HeldPiece(Ask(ask.name, ask.key, limit, 0), charges[0])
+                piece.charges.extend(charges[1:])
+                pieces.append(piece)
+        held = MemoryHold(row.asks, row.terms, pieces, [ask.cost for ask in row.asks])
+        held.state = row.state
+        held.released = row.released
+        held.end = row.end - ahead
+        self._add(held)
+        if held.state != OPEN:
+            self._remember(held)
+            return
+        if held.end > now:
+            for piece in pieces:
+                if piece.limit.counts_slots:
+                    entry = self._found(piece, now)
+                    piece.limit.take_slot(entry.state, held.end)
+                    entry.keep(now)
+        self._expect_release(held)
+
+    def wall(self) -> int:
+        """The time of day, in microseconds since 1970."""
+        now = self._tables.now()
+        return now + self._tables.wall_ahead(now)
+
+    # Verbs on budgets -------------------------------------------------------------------------------------------------
+
+    def record_spent(self, entries: list[Entry], now: i64) -> None:
+        """Write what has been spent; if that isn't possible, it is given back."""
+        rows = [_budget_row(one.table.name, one.key, one.limit, one.state) for one in entries if _is_budget(one)]
+        if rows:
+            try:
+                self.file.count(now + self._tables.wall_ahead(now), rows)
+            except BaseException:
+                for entry in entries:
+                    entry.limit.refund(entry.state, entry.cost)
+                raise
+
+    def record_refund(self, entries: list[Entry], now: i64) -> None:
+        """Write what is about to be given back."""
+        rows: list[BudgetRow] = []
+        for entry in entries:
+            if isinstance(entry.state, BudgetState):
+                state = _copied(entry.state)
+                entry.limit.refund(state, entry.cost)
+                rows.append(_budget_row(entry.table.name, entry.key, entry.limit, state))
+        if rows:
+            self.file.count(now + self._tables.wall_ahead(now), rows)
+
+    # Verbs on holds ---------------------------------------------------------------------------------------------------
+
+    def _record_hold(self, held: MemoryHold, asks: Sequence[Ask], terms: HoldTerms, now: i64) -> None:
+        ahead = self._tables.wall_ahead(now)
+        row = HoldRow(tuple(asks), terms, OPEN, held.end + ahead, False, _charges(held))
+        try:
+            self.file.add_hold(now + ahead, row, self._budget_rows(held, now))
+        except BaseException as error:
+            if not isinstance(error, StoreError):  # an interruption: it may have been written
+                self.file.forget_later(_key(held))
+            self._free_slots(held, now)
+            self._count(held, [0] * len(held.costs), now)
+            raise
+
+    def _record_settlement(self, held: MemoryHold, state: HoldState, actual: list[int], now: i64) -> None:
+        ahead = self._tables.wall_ahead(now)
+        rows: list[BudgetRow] = []
+        for piece, counted, cost in self._corrections(held, actual):
+            entry = self._found(piece, now)
+            if isinstance(entry.state, BudgetState):
+                planned = _copied(entry.state)
+                piece.correct(planned, now, counted, cost)
+                rows.append(_budget_row(piece.name, piece.key, piece.limit, planned))
+        self.file.change_hold(now + ahead, _key(held), state, now + ahead, actual, None, rows)
+
+    def _record_extension(self, held: MemoryHold, charges: list[Charge], more: list[int], end: i64, now: i64) -> None:
+        ahead = self._tables.wall_ahead(now)
+        taken = _charges(held) if charges else None
+        rows = self._budget_rows(held, now) if charges else []
+        try:
+            self.file.change_hold(now + ahead, _key(held), OPEN, end + ahead, held.costs, taken, rows)
+        except BaseException:
+            for i in range(len(charges)):
+                piece = held.pieces[i]
+                charges[i].correct(self._found(piece, now).state, now, charges[i].cost, 0)
+                remove_charge(piece.charges, charges[i])
+            if more:
+                held.costs = [held.costs[i] - more[i] for i in range(len(more))]
+            raise
+
+    def _record_release(self, held: MemoryHold, now: i64) -> None:
+        self.file.release_later(_key(held), self._budget_rows(held, now))
+
+    def _record_forgotten(self, held: MemoryHold) -> None:
+        self.file.forget_later(_key(held))
+
+    def _budget_rows(self, held: MemoryHold, now: i64) -> list[BudgetRow]:
+        return [
+            _budget_row(piece.name, piece.key, piece.limit, self._found(piece, now).state)
+            for piece in held.pieces
+            if isinstance(piece.limit, Budget)
+        ]
+
+
+def _is_budget(entry: Entry) -> bool:
+    return isinstance(entry.limit, Budget)
+
+
+def _budget_row(name: str, key: str, limit: object, state: object) -> BudgetRow:
+    assert isinstance(limit, Budget)
+    assert isinstance(state, BudgetState)
+    return BudgetRow(name, limit, key, state.start, state.used)
+
+
+def _copied(state: BudgetState) -> BudgetState:
+    return BudgetState(state.start, state.used, state.ahead)
+
+
+def _key(held: MemoryHold) -> HoldKey:
+    return HoldKey(held.name, held.key, held.hold_id)
+
+
+def _charges(held: MemoryHold) -> list[list[tuple[int, int]]]:
+    return [
+        [(one.cost, one.marks[0] if isinstance(piece.limit, Budget) else _NOWHERE) for one in piece.charges]
+        for piece in held.pieces
+    ]
+
+
+def _charge(limit: Limit, cost: int, mark: int) -> Charge:
+    charge = Charge(limit, cost)
+    for i in range(len(charge.marks)):
+        charge.marks[i] = mark
+    return charge
