@@ -104,7 +104,7 @@ class Holders:
 
     def _is_connected(self, number: int) -> bool:
         """Whether anything that it has sent may still be under way."""
-        return any(f"name=holder-{number} " in one.execute_command("CLIENT LIST") for one in self._clients)
+        return any(found["name"] == f"holder-{number}" for client in self._clients for found in client.client_list())
 
     def history(self) -> list[Line]:
         """All calls. One without an answer has taken effect before its holder's connections were closed, or never."""
