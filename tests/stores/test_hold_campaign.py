@@ -96,10 +96,7 @@ class Holders:
         assert process.wait() == -signal.SIGKILL
         assert process.stdin is not None
         process.stdin.close()
-        name = f"name=holder-{number} "
-        wait_for(
-            lambda: not any(name in one.execute_command("CLIENT LIST") for one in self._clients), f"end of {number}"
-        )
+        wait_for(lambda: not self._is_connected(number), f"end of {number}")
         self.gone[number] = microseconds()
 
     def _is_connected(self, number: int) -> bool:
