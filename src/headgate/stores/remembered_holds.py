@@ -4,6 +4,7 @@ A verb is written before it is answered, and isn't done if it can't be written. 
 a hold of an earlier process gives nothing back to them.
 """
 
+import gc
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,13 +27,22 @@ class RememberedHolds(MemoryHolds):
     def __init__(self, tables: Tables, max_ended: int, file: MemoryFile) -> None:
         super().__init__(tables, max_ended)
         self.file: Final = file
-        now = tables.now()
-        ahead = tables.wall_ahead(now)
-        for row in file.take_budgets():
-            table = tables.table_of(row.name, row.limit)
+        collects = gc.isenabled()
+        gc.disable()  # it would look at all that has been read again and again: with many holds, for half of the time
+        try:
+            self._restore_all()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _restore_all(self) -> None:
+        now = self._tables.now()
+        ahead = self._tables.wall_ahead(now)
+        for row in self.file.take_budgets():
+            table = self._tables.table_of(row.name, row.limit)
             table.add(row.key, BudgetState(row.start, row.used, ahead))
             table.split()
-        for hold in file.take_holds():
+        for hold in self.file.take_holds():
             self._restore(hold, now, ahead)
 
     def _restore(self, row: HoldRow, now: i64, ahead: i64) -> None:
