@@ -328,6 +328,19 @@ def test_a_block_is_renewed_up_to_its_age(clock: ManualClock) -> None:
     assert not limiter.hold("a")
 
 
+def test_leases_are_renewed_once_there_is_a_thread_for_it(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limiter = make("10/day", clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"), limiter.hold("a", lease=60):
+            pytest.fail("the block runs without a renewer")
+    with limiter.hold("a", lease=60) as hold, renewed(hold):
+        clock.advance(20)
+
+
 @contextmanager
 def renewed(hold: Hold) -> Iterator[None]:
     """Wait until the lease was renewed in the block."""

@@ -32,9 +32,9 @@ class LimiterChecks:
         self._name: Final = name
         self._low: Final = low
         memory = in_process(store)
-        plain = limit.identity is limit and len(limit.pieces) == 1  # one table has it, and a cost is whole
         self._decimals: Final = limit.decimals
-        self._table: Final = memory.limit_table(name, limit) if memory is not None and pin and plain else None
+        own = pin and not limit.shares_counts  # a table of its own, in which costs are whole
+        self._table: Final = memory.limit_table(name, limit) if memory is not None and own else None
         self._cache: Final = (
             store.local_cache(name, limit) if memory is None and pin and isinstance(store, CachedStore) else None
         )

@@ -73,16 +73,18 @@ class Hold:
         self,
         owner: HoldOwner,
         asks: tuple[Ask, ...],
-        terms: HoldTerms,
+        hold_id: str,
+        lease: int,
         answer: HoldAnswer,
         called: int,
         max_age: int | None = None,
     ) -> None:
-        """Limiters make holds. `called` is when they asked for it, by the store's clock."""
+        """Limiters make holds. `lease` is for renewals; `called` is when they asked for it, by the store's clock."""
         self._owner: Final = owner
         self._store: Final = owner.hold_store
-        self._asks: Final = asks
-        self._terms: Final = terms
+        self._asks = asks  # with the costs that it has taken
+        self._id: Final = hold_id
+        self._lease: Final = lease
         self._called: Final = called
         self._max_age: Final = max_age
         self._decision = answer.decision
@@ -95,7 +97,7 @@ class Hold:
     @property
     def id(self) -> str:
         """The id, by which another process can settle it: `limiter.find_hold(key, id)`."""
-        return self._terms.hold_id
+        return self._id
 
     @property
     def key(self) -> str:
@@ -120,7 +122,7 @@ class Hold:
         return self._lost or self.state == EXPIRED
 
     def __bool__(self) -> bool:
-        return bool(self._state != DENIED)
+        return self._state != DENIED
 
     def use(self, cost: object = 1) -> None:
         """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store."""
@@ -186,8 +188,13 @@ class Hold:
         return costs, None if lease is None else lease_of(lease)
 
     def _extended(self, called: int, answer: HoldAnswer) -> Decision:
-        self._state, self._costs, self._decision = answer.state, answer.costs, answer.decision
-        self._ends = called + answer.left
+        self._decision = answer.decision
+        if answer.decision:  # a denial changes nothing
+            self._state = answer.state
+            if answer.costs != self._costs:
+                self._costs, self._asks = answer.costs, _with_costs(self._asks, answer.costs)
+            if answer.left:
+                self._ends = called + answer.left
         return answer.decision
 
     # As a context manager --------------------------------------------------------------------------------------------
@@ -249,7 +256,7 @@ class Hold:
     @property
     def renewal_interval(self) -> int:
         """Microseconds from one renewal of its lease to the next."""
-        return max(self._terms.lease // 3, 1)
+        return max(self._lease // 3, 1)
 
     def renew(self) -> bool:
         """Renew its lease, and say whether to go on doing so."""
@@ -258,7 +265,7 @@ class Hold:
         if self._max_age is not None and called - self._called >= self._max_age:
             return False
         try:
-            answer = store.extend(*self._arguments(), None, self._terms.lease)
+            answer = store.extend(*self._arguments(), None, self._lease)
         except StoreError as error:  # perhaps it is back before the lease ends
             _log.debug("the lease of hold %r can't be renewed: %s", self.id, error)
             return self.state == OPEN
@@ -327,13 +334,18 @@ class HoldRequest:
         answer = self._answer
         if answer is None or answer.state == DENIED:
             answer = HoldAnswer(decision, DENIED, tuple(ask.cost for ask in self._asks), 0)
-        return Hold(self._owner, self._asks, self._terms, answer, self._called, self._max_age)
+        terms = self._terms
+        return Hold(self._owner, self._asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
 
 
 def found_hold(owner: HoldOwner, asks: tuple[Ask, ...], hold_id: str, answer: HoldAnswer, called: int) -> Hold:
     """A hold that was made before, by its id."""
     lease = min(max(answer.left, SHORTEST_LEASE), LONGEST_LEASE)
-    return Hold(owner, asks, HoldTerms(hold_id, lease, False, 0), answer, called)
+    return Hold(owner, _with_costs(asks, answer.costs), hold_id, lease, answer, called)
+
+
+def _with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]:
+    return tuple(ask._replace(cost=cost) for ask, cost in zip(asks, costs, strict=True))
 
 
 class PendingHold:

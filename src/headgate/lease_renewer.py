@@ -39,8 +39,9 @@ class LeaseRenewers:
         with self._lock:
             renewer = self._running.get(id(store))
             if renewer is None:
-                renewer = self._running[id(store)] = LeaseRenewer(store, self.end)
+                renewer = LeaseRenewer(store, self.end)
                 threading.Thread(target=renewer.run, name="headgate lease renewer", daemon=True).start()
+                self._running[id(store)] = renewer  # once it runs: a process may have too many threads
             renewer.add(hold)
 
     def remove(self, store: Store, hold: Renewable) -> None:

@@ -405,3 +405,18 @@ def test_limits_that_are_joined_have_the_same_decimals() -> None:
         "AllOf: expected limits whose costs have equally many decimals, "
         "got '5/minute' with 0 and '5 usd/calendar day' with 6"
     )
+
+
+def test_what_is_left_keeps_its_decimals_in_a_denial_that_something_else_makes_of_it() -> None:
+    budget = Budget("0.05", unit="usd")
+    state = state_of(budget, NOON, 31_200)
+    decision = budget.decide(state, NOON, 0, 0, 0)
+    assert (decision.remaining, decision.left) == (0, Decimal("0.0188"))
+    others = [
+        decision.as_denied(),
+        decision.after(5),
+        decision.as_shadow(),
+        decision.at(1),
+        decision.as_degraded(budget),
+    ]
+    assert [one.left for one in others] == [Decimal("0.0188")] * 5

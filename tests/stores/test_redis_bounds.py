@@ -316,7 +316,7 @@ def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once
     Limiter(per_minute(1), store=store).check("forked")
     changes._start()
     assert not caplog.records
-    assert not store._startup._unstarted
+    assert not store._executor.startup._unstarted
     changes.close()
     store.close()
 
@@ -345,7 +345,7 @@ def test_closed_event_loops_leak_no_sockets(server: Server) -> None:
         for _ in range(20):
             use_a_loop()
         wait_for(lambda: client.info("clients")["connected_clients"] <= before + 1, "the connections to close")
-        assert len(store._loop_batchers) <= 1
+        assert len(store._executor._loop_batchers) <= 1
     gc.collect()
 
 
@@ -472,7 +472,7 @@ os.kill(server, signal.SIGSTOP)
 threads = [threading.Thread(target=limiter.check, args=[str(number)]) for number in range(20)]
 for thread in threads:
     thread.start()
-while len(store._thread_batcher._senders) + len(store._thread_batcher._waiting) < 20:
+while len(store._executor.thread_batcher._senders) + len(store._executor.thread_batcher._waiting) < 20:
     time.sleep(0.001)
 child = os.fork()
 os.kill(server, signal.SIGCONT)

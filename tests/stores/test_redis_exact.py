@@ -397,7 +397,7 @@ def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: Server,
 
     def go_on() -> None:
         try:
-            wait_for(lambda: len(store._thread_batcher._waiting) == 192, "all checks to be queued")
+            wait_for(lambda: len(store._executor.thread_batcher._waiting) == 192, "all checks to be queued")
         finally:
             server.signal(signal.SIGCONT)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate import ManualClock, per_day
+from headgate import Limiter, ManualClock, per_day
 from headgate.errors import InvalidInput, StoreAway
 from headgate.limits.all_of import AllOf
 from headgate.limits.budget import Budget
@@ -149,3 +149,19 @@ def test_tasks_are_answered_like_threads(own: Server, breaker_clock: ManualClock
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^RedisStore on_failure_holds: expected one of open, closed, local, got"):
         RedisStore("redis://localhost", on_failure_holds="never")
+
+
+@pytest.mark.parametrize("policy", ["closed", "open"])
+def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
+    own: Server, breaker_clock: ManualClock, policy: str
+) -> None:
+    with RedisStore(own.url, on_failure_holds=policy) as store:
+        limiter = Limiter(Budget(50), store=store)
+        hold = limiter.hold("a", 10)
+        assert hold.extend(5)
+        own.kill()
+        assert bool(hold.extend(3)) == (policy == "open")
+        assert (hold.state, hold.lost) == ("open", False)
+        assert hold.extend(lease=90)
+        assert hold.state == "open"
+        assert hold._costs == (15 + 3 * (policy == "open"),)

@@ -83,7 +83,7 @@ def test_a_thread_may_be_interrupted_while_it_waits_for_others(
     monkeypatch.setattr(batching, "_MAX_SENDERS", 1)
     with RedisStore(server.url, timeout=SOON) as store:
         limiter = Limiter(LIMIT, store=store)
-        batcher, exchange, gate = store._thread_batcher, store._clients.exchange, threading.Event()
+        batcher, exchange, gate = store._executor.thread_batcher, store._clients.exchange, threading.Event()
         limiter.check("before")
 
         def held_up(commands: list[Any]) -> list[Any]:

@@ -288,7 +288,7 @@ def test_a_draw_that_is_granted_late_returns_no_token_in_use(server: Server) -> 
         table.end_draw("a", late, False, fleet.clock.now())  # no answer in time
         assert limiter.check("a")  # draws 20
         assert plain.peek("a").remaining == 78
-        store.execute(late)
+        store._executor.execute(late)
         assert plain.peek("a").remaining == 57  # another 20 are out, and one is spent
         fleet.clock.advance(0.9)
         assert plain.reset("a")
@@ -331,7 +331,7 @@ def test_a_draw_that_is_under_way_when_the_counts_are_dropped_gives_no_tokens(se
         assert limiter.check("a")
         draw = table.start_draw(Ask("", "a", limit, 1), 0, None, store.keys)
         assert draw is not None
-        store.execute(draw)
+        store._executor.execute(draw)
         store.clear("", limit)
         passed = bool(limiter.check("a"))
         table.end_draw("a", draw, True, fleet.clock.now())

@@ -140,7 +140,7 @@ def _limited(
     limited: Callable[..., Any]
 
     if limits is not None or limiter.limit.counts_slots or is_generator(function):
-        limited = _with_slot(function, _Takes(limiter, limits, key_by, cost_by, wait))
+        limited = _with_slot(function, _CallLimit(limiter, limits, key_by, cost_by, wait))
     elif is_async(function):
 
         async def limited(*args: P.args, **kwargs: P.kwargs) -> object:
@@ -161,7 +161,7 @@ def _limited(
     return decorated
 
 
-class _Takes:
+class _CallLimit:
     """Takes what calls cost, and a slot if slots are limited."""
 
     def __init__(
@@ -181,31 +181,20 @@ class _Takes:
 
     def take(self, call: Arguments) -> Hold | None:
         """Take it by a check; or by a hold, in whose block the call is to run. Entering a denied one raises."""
-        key, cost, limits, wait, limiter = (
-            self._key_by(call),
-            self._cost_by(call),
-            self._limits,
-            self._wait,
-            self._limiter,
-        )
-        if limits is not None:
-            limiter = limits.find(limits.function(*call[0], **call[1]))
+        key, cost, limiter, wait = self._key_by(call), self._cost_by(call), self._limiter, self._wait
+        if self._limits is not None:
+            limiter = self._limits.find(self._limits.function(*call[0], **call[1]))
         if limiter.limit.counts_slots:
             return limiter.hold(key, cost, timeout=wait or 0, **hold_options(limiter))
         _require(key, limiter.check(key, cost) if wait is None else limiter.acquire(key, cost, timeout=wait))
         return None
 
     async def atake(self, call: Arguments) -> Hold | None:
-        key, cost, limits, wait, limiter = (
-            self._key_by(call),
-            self._cost_by(call),
-            self._limits,
-            self._wait,
-            self._limiter,
-        )
-        if limits is not None:
-            given: Any = limits.function(*call[0], **call[1])
-            limiter = limits.find((await in_time(limits.where, given)) if hasattr(given, "__await__") else given)
+        key, cost, limiter, wait = self._key_by(call), self._cost_by(call), self._limiter, self._wait
+        if self._limits is not None:
+            given: Any = self._limits.function(*call[0], **call[1])
+            given = await in_time(self._limits.where, given) if hasattr(given, "__await__") else given
+            limiter = self._limits.find(given)
         if limiter.limit.counts_slots:
             return await limiter.ahold(key, cost, timeout=wait or 0, **hold_options(limiter))
         taken = limiter.acheck(key, cost) if wait is None else limiter.aacquire(key, cost, timeout=wait)
@@ -213,13 +202,13 @@ class _Takes:
         return None
 
 
-def _with_slot(function: Callable[..., Any], takes: _Takes) -> Callable[..., Any]:
+def _with_slot(function: Callable[..., Any], limit: _CallLimit) -> Callable[..., Any]:
     """A function whose calls have their slots as long as they run; those of generators, from the first step on."""
     limited: Callable[..., Any]
     if inspect.isasyncgenfunction(function):
 
         async def limited(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            hold = await takes.atake((args, kwargs))
+            hold = await limit.atake((args, kwargs))
             async with nullcontext() if hold is None else hold, aclosing(function(*args, **kwargs)) as parts:
                 step = parts.asend(None)
                 with suppress(StopAsyncIteration):
@@ -234,13 +223,13 @@ def _with_slot(function: Callable[..., Any], takes: _Takes) -> Callable[..., Any
     elif inspect.isgeneratorfunction(function):
 
         def limited(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            hold = takes.take((args, kwargs))
+            hold = limit.take((args, kwargs))
             with nullcontext() if hold is None else hold:
                 return (yield from function(*args, **kwargs))
     elif is_async(function):
 
         async def limited(*args: Any, **kwargs: Any) -> Any:
-            hold = await takes.atake((args, kwargs))
+            hold = await limit.atake((args, kwargs))
             if hold is None:
                 return await function(*args, **kwargs)
             async with hold:
@@ -248,7 +237,7 @@ def _with_slot(function: Callable[..., Any], takes: _Takes) -> Callable[..., Any
     else:
 
         def limited(*args: Any, **kwargs: Any) -> Any:
-            hold = takes.take((args, kwargs))
+            hold = limit.take((args, kwargs))
             if hold is None:
                 return function(*args, **kwargs)
             with hold:

@@ -8,7 +8,6 @@ from headgate.edges.request_hold import RequestHold
 from headgate.edges.requests import HttpRequest
 from headgate.flow import Flow
 from headgate.limits.decision import Decision, Outcome
-from headgate.limits.notation import is_rate
 
 
 class Reservation(NamedTuple):
@@ -96,7 +95,7 @@ def reserve(counter: RequestCounter, key: str, tier: str, cost: int) -> Flow[obj
     if hold:
         held = RequestHold(hold, counter.limiter, awaits=counter.awaits)
         return Reservation(counter, key, tier, cost, hold.decision, held)
-    if hold.decision.degraded and is_rate(counter.limiter.limit):
+    if hold.decision.degraded and not counter.limiter.limit.shares_counts:
         # While the store is away, holds may be denied where rates pass: only what it settles makes this one a hold.
         return Reservation(counter, key, tier, cost, (yield counter.check(key, tier, cost)), None)
     return Reservation(counter, key, tier, cost, hold.decision, None)

@@ -455,12 +455,12 @@ class _LimitedConnection:
         finally:
             if guard.settlement.changes_costs:
                 status = {"websocket.accept": 101, "websocket.close": 403}.get(kind) or message.get("status", 500)
-                self._settle(HttpResponse(status, decode_headers(message.get("headers", ()))))
+                self._settle_by(HttpResponse(status, decode_headers(message.get("headers", ()))))
                 if not self._checked.has_slot:
                     await acomplete(self._settlement)
 
-    def _settle(self, response: HttpResponse | None) -> None:
-        """Settle the connect: now, or at the end of the connection if it has a slot until then."""
+    def _settle_by(self, response: HttpResponse | None) -> None:
+        """Let the connect be settled by a response: at the end of the connection, unless that is done before."""
         gone, settlement = self._disconnect is not None, self._edge.guard.settlement
         self._settlement = settlement.settle(self._checked, response, disconnected=gone)
 
@@ -479,9 +479,9 @@ class _LimitedConnection:
             self._waiting_sends.pop().reschedule(now)
 
     def crash(self) -> None:
-        """Settle the connect if the application has crashed before it answered."""
+        """The application has raised: if it hasn't answered, the connect is settled as one that crashed."""
         if not self._answered:
-            self._settle(None)
+            self._settle_by(None)
 
     async def end(self) -> None:
         """The application has returned."""

@@ -40,7 +40,7 @@ class AllOf(Limit):
         if len(parts) < 2:
             refuse("AllOf", "at least two different limits (a single one needs no AllOf)", parts)
         self._parts: Final = tuple(parts)
-        shared = [part for part in parts if part.identity is not part]
+        shared = [part for part in parts if part.shares_counts]
         if len({part.identity for part in shared}) < len(shared):
             refuse("AllOf", "each budget once, and slots once: what is used belongs to all amounts", self)
         self._pieces: Final[tuple[Limit, ...]] = self._parts if shared else (self,)
@@ -63,6 +63,10 @@ class AllOf(Limit):
     @property
     def pieces(self) -> tuple[Limit, ...]:
         return self._pieces
+
+    @property
+    def shares_counts(self) -> bool:
+        return any([part.shares_counts for part in self._parts])
 
     @property
     def decimals(self) -> int:

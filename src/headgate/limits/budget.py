@@ -65,7 +65,8 @@ class Budget(Limit):
         self._calendar: Final = None if period is None else Calendar(period, zone)
         self._period: Final = None if period is None else str(period)
         self._zone: Final = str(zone)
-        # The start and end of the period of the last look. One object, so that no thread sees half of another's.
+        # The start and end of the period of the last look. One object (mypyc would keep a tuple[int, int] as two
+        # fields), so that no thread sees half of another's.
         self._current: tuple[int, ...] = (0, 0) if period is not None else (0, LARGEST)
         self._hash: Final = hash(self._fields())
 
@@ -105,6 +106,10 @@ class Budget(Limit):
     @property
     def decimals(self) -> int:
         return self._decimals
+
+    @property
+    def shares_counts(self) -> bool:
+        return True
 
     @property
     def uninterrupted(self) -> bool:

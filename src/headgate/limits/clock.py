@@ -25,7 +25,7 @@ class Clock(Protocol):
         """
 
     def wall(self) -> float:
-        """The time of day, in seconds since 1970: for moments that an operator names, not for counts."""
+        """The time of day, in seconds since 1970: for budgets, and for moments that an operator names."""
 
 
 class MonotonicClock:

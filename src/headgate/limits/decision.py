@@ -9,8 +9,9 @@ store finds the state, hands it to the limit together with the time, and gets a 
         cost = 0
     decision = limit.decide(state, now, cost, wait, low)
 
-Everything is whole numbers: times are microseconds of the store's clock, costs are tokens. The result of each call
-depends on its arguments alone, and only the state that is handed in is written.
+Everything is whole numbers: times are microseconds of the store's clock, costs are smallest units of what the limit
+counts (tokens, or millionths of a dollar). The result of each call depends on its arguments alone, and only the state
+that is handed in is written.
 """
 
 from abc import abstractmethod
@@ -69,7 +70,8 @@ class Rule:
 class Limit(Rule):
     """How much is allowed.
 
-    An application builds limits and reads them; the methods are for stores. Times are microseconds, costs are tokens.
+    An application builds limits and reads them; the methods are for stores. Times are microseconds, costs are smallest
+    units.
     """
 
     __slots__ = ()
@@ -77,7 +79,7 @@ class Limit(Rule):
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """The largest cost that can ever pass at once."""
+        """The largest cost that can ever pass at once, in whole tokens or units."""
 
     @property
     def parts(self) -> tuple["Limit", ...]:
@@ -93,6 +95,11 @@ class Limit(Rule):
     def identity(self) -> object:
         """What tells its counts from those of other limits under the same name: the limit, or all but its amount."""
         return self
+
+    @property
+    def shares_counts(self) -> bool:
+        """Whether limits of another amount share the count of any of its parts: those of budgets and slots."""
+        return False
 
     @property
     def calendar(self) -> bool:
@@ -257,9 +264,8 @@ class Decision:
     @property
     def left(self) -> Decimal:
         """What is left with all decimals: 99.9688 of 100 usd, of which `remaining` is 99."""
-        if self._details is None or self._details.left < 0:
-            return Decimal(self.remaining)
-        return Decimal(int(self._details.left)).scaleb(-self._limit.decimals)
+        left = self._exact_left()
+        return Decimal(self.remaining) if left < 0 else Decimal(int(left)).scaleb(-self._limit.decimals)
 
     @property
     def retry_after(self) -> float | None:
@@ -318,16 +324,16 @@ class Decision:
     def as_denied(self) -> "Decision":
         """The same, denied: for a request that something other than the limit holds up."""
         wait = self._retry if self._outcome is DENY else 1
-        details = Details(wait, None, None, True) if self.degraded else None
+        left = self._exact_left()
+        details = Details(wait, None, None, self.degraded, left) if self.degraded or left >= 0 else None
         return Decision(DENY, self._limit, self._remaining, wait, self._reset, self._bound, details)
 
     def with_violation(self, violation: Violation) -> "Decision":
         """The denial, recorded: the wait is the longer of the limit's own and the advised one."""
         own = self._retry
         retry = own if own == NEVER else max(own, violation._advised)
-        return Decision(
-            DENY, self._limit, self._remaining, retry, self._reset, self._bound, Details(own, violation, None, False)
-        )
+        details = Details(own, violation, None, False, self._exact_left())
+        return Decision(DENY, self._limit, self._remaining, retry, self._reset, self._bound, details)
 
     def as_shadow(self) -> "Decision":
         """The same in shadow mode: it passes, and says what it would have been."""
@@ -338,14 +344,16 @@ class Decision:
             0,
             self._reset,
             self._bound,
-            Details(self._retry, None, self._outcome, self.degraded),
+            Details(self._retry, None, self._outcome, self.degraded, self._exact_left()),
         )
 
     def after(self, elapsed: i64) -> "Decision":
         """The same denial `elapsed` microseconds later, by the limit alone."""
         own = self.own_wait()
         retry = own if own == NEVER else max(own - elapsed, 1)
-        return Decision(DENY, self._limit, self._remaining, retry, max(self._reset - elapsed, 0), self._bound)
+        left = self._exact_left()
+        details = Details(retry, None, None, False, left) if left >= 0 else None
+        return Decision(DENY, self._limit, self._remaining, retry, max(self._reset - elapsed, 0), self._bound, details)
 
     def own_wait(self) -> i64:
         """The limit's own wait in microseconds, or NEVER."""
@@ -353,9 +361,12 @@ class Decision:
 
     def as_degraded(self, limit: Limit) -> "Decision":
         """The same, of this limit, made while the store was away."""
-        left = i64(-1) if self._details is None else self._details.left
-        details = Details(self.own_wait(), self.violation, self.would_be, True, left)
+        details = Details(self.own_wait(), self.violation, self.would_be, True, self._exact_left())
         return Decision(self._outcome, limit, self._remaining, self._retry, self._reset, self._bound, details)
+
+    def _exact_left(self) -> i64:
+        """What is left in smallest units, where there are decimals; otherwise -1."""
+        return -1 if self._details is None else self._details.left
 
     def _fields(self) -> tuple[object, ...]:
         return self._outcome, self._limit, self._remaining, self._retry, self._reset, self._bound, self._details

@@ -146,14 +146,9 @@ def limit_of(where: str, given: object) -> Limit:
 def rate_limit_of(where: str, given: object) -> Limit:
     """`limit_of` where a policy counts: its limits are rates, "unlimited" or "blocked", or several of them."""
     limit = limit_of(where, given)
-    if not is_rate(limit):
+    if limit.shares_counts:
         refuse(where, "a rate such as '60/minute' (budgets and slots belong to a Limiter)", str(limit))
     return limit
-
-
-def is_rate(limit: Limit) -> bool:
-    """Whether it has neither budgets nor slots, which share their counts with limits of other amounts."""
-    return all(part.identity is part for part in limit.parts)
 
 
 def _join(limits: list[Limit]) -> Limit:

@@ -103,6 +103,10 @@ class Slots(Limit):
         return True
 
     @property
+    def shares_counts(self) -> bool:
+        return True
+
+    @property
     def uninterrupted(self) -> bool:
         return False
 

@@ -57,7 +57,7 @@ class HoldAnswer(NamedTuple):
     costs: tuple[int, ...]
     """What is counted for each ask: the reserved or the settled cost."""
     left: int
-    """Microseconds until its lease ends; 0 if it isn't open."""
+    """Microseconds until its lease ends; 0 if it isn't open, or if its store is away and doesn't know."""
 
 
 class ListedHold(NamedTuple):
@@ -84,8 +84,9 @@ class HoldStore(Store, Protocol):
     def settle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
     ) -> HoldAnswer:
-        """End a hold, and count these costs instead of those that it has taken (None: the same). The asks' are unused.
+        """End a hold, and count these costs instead of those that it has taken (None: the same).
 
+        The asks' own are what it has taken, as far as the caller knows: only a store whose server is away needs them.
         `cancel` is the same with costs of 0, under another name.
         """
 

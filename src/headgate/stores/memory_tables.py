@@ -8,8 +8,8 @@ once large dict is freed with it. One round through all entries begins at most o
 How it stays exact. Uncompiled, or without a GIL, a lock guards every step. Compiled and under the GIL none is needed
 as long as nothing between reading and writing a state can let another thread run. Only Python code can, and it can only
 come in through an allocation that triggers the garbage collector. So a value that was read before an allocation is
-read again after it, and a decision says what was decided: nothing is allocated before it is made. A sliding window
-can't keep to this; a store that has one takes the lock.
+read again after it, and a decision says what was decided: nothing is allocated before it is made. Windows, budgets
+and slots can't keep to this (`Rule.uninterrupted`); a store that has one takes the lock.
 
 There is one lock for everything in a store, and it is reentrant: a finalizer may check a limit in the middle of another
 check, and two locks could be taken in either order then.
@@ -340,9 +340,8 @@ class Tables:
         with self._lock:
             if not table.rule.uninterrupted:
                 self.lock = self._lock
-            found = self._tables.setdefault(
-                (name, identity_of(table.rule)), table
-            )  # from here on it is found without the lock
+            # From here on it is found without the lock.
+            found = self._tables.setdefault((name, identity_of(table.rule)), table)
             if found is table:
                 self._order.append(table)
             return found

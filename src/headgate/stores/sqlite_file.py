@@ -43,16 +43,13 @@ class FileKind(NamedTuple):
     application: int = 0
     """SQLite's `application_id`, which tells it from other files with the same version."""
     exclusive: bool = False
-    """Whether one process has it for itself.
-
-    Then a commit survives a kill, but perhaps not a loss of power. Otherwise it survives both.
-    """
+    """Whether one process has it for itself. Then the last commits may not survive a loss of power."""
 
 
 def open_file(
     path: str | PathLike[str], kind: FileKind, prepare: Callable[[sqlite3.Connection], None] | None = None
 ) -> sqlite3.Connection:
-    """Open an SQLite file whose every commit is on the disk before it returns; create it if there is none.
+    """Open an SQLite file, or create it. Every commit survives a kill, and unless it is exclusive a loss of power.
 
     It is created, and prepared (as when it is upgraded from an earlier version), in one transaction: other processes
     may open it at the same time, and a kill leaves it as it was. A file that isn't of this kind, or is of another

@@ -22,9 +22,7 @@ from headgate.stores.memory import MemoryStore
 from headgate.stores.windows import MemoryWindows
 
 _PAUSE: Final = 0.4  # seconds from a failure until one request tries again
-CLOSED_WAIT: Final = 1_000_000
-"""Microseconds: the wait of a denial while nothing passes."""
-
+_CLOSED: Final = 1_000_000  # microseconds: the wait of a denial while nothing passes
 _MAX_SHARES: Final = 1000  # limits whose shares are kept, so that nobody fills this process with them
 
 
@@ -105,11 +103,10 @@ class Fallback:
         return FallbackWindows(self._on_failure, self._nodes, self.memory.windows())
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
-        limit = asks[0].limit.parts[0]
         if self._on_failure == "open" and BLOCKED not in [part for ask in asks for part in ask.limit.parts]:
-            return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Details(0, None, None, True))
+            return degraded_allow(asks)
         if self._on_failure == "closed":
-            return Decision(DENY, limit, 0, CLOSED_WAIT, 0, -1, Details(CLOSED_WAIT, None, None, True))
+            return degraded_deny(asks)
         if self._nodes == 1:
             decision = self.memory.apply(verb, asks, low, offence, request_id)
             return decision.as_degraded(decision.limit)
@@ -200,7 +197,7 @@ class FallbackWindows:
         if self._on_failure == "open":
             return WindowCount(True, 0, most, 0, True)
         if self._on_failure == "closed":
-            return WindowCount(False, most, 0, CLOSED_WAIT, True)
+            return WindowCount(False, most, 0, _CLOSED, True)
         share = min(most, max(most // self._nodes, 1))
         return (await self._memory.hit(key, share, span))._replace(degraded=True)
 
@@ -213,13 +210,23 @@ class FallbackWindows:
         return await self._memory.forget(key)
 
 
+def degraded_allow(asks: Sequence[Ask]) -> Decision:
+    """A decision without a server that lets asks pass."""
+    limit = asks[0].limit.parts[0]
+    return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Details(0, None, None, True))
+
+
+def degraded_deny(asks: Sequence[Ask]) -> Decision:
+    """A decision without a server that lets nothing pass."""
+    return Decision(DENY, asks[0].limit.parts[0], 0, _CLOSED, 0, -1, Details(_CLOSED, None, None, True))
+
+
 def _on_asks(decision: Decision, asks: Sequence[Ask]) -> Decision:
     """The decision on the shares of all parts of some asks, as one on the asks themselves."""
     parts = [(place, part) for place, ask in enumerate(asks) for part in ask.limit.parts]
     place, part = parts[decision.bound or 0]
-    bound = decision._bound if len(asks) == 1 else place
-    details = Details(decision.own_wait(), decision.violation, decision.would_be, True)
-    return Decision(decision.outcome, part, decision.remaining, decision._retry, decision._reset, bound, details)
+    found = decision.as_degraded(part)
+    return found if len(asks) == 1 else found.at(place)
 
 
 def _share(limit: Limit, nodes: int) -> Limit:

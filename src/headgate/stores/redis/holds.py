@@ -1,6 +1,6 @@
 """Holds in Redis or Valkey: the verbs of `HoldStore`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ from headgate.flow import Flow, adrive, drive
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold
 from headgate.stores.redis.clients import ERRORS, Clients, describe_error
+from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.hold_requests import (
     HoldRequest,
     ListRequest,
@@ -28,59 +29,57 @@ _PAGE: Final = 100  # holds that one call reads
 class RedisHolds:
     """What a `RedisStore` can do with holds."""
 
-    def __init__(self, keys: Keys, clients: Clients, caches: LocalCaches | None) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        clients: Clients,
+        caches: LocalCaches | None,
+        executor: RequestExecutor,
+        outage: HoldOutage,
+        log_foreign: Callable[[ForeignData], None],
+    ) -> None:
         self.keys: Final = keys
         self._clients: Final = clients
         self._caches: Final = caches
-        self._outage: HoldOutage
-
-    def execute(self, request: Request[Any]) -> Any:
-        raise NotImplementedError
-
-    async def aexecute(self, request: Request[Any]) -> Any:
-        raise NotImplementedError
-
-    def _check_several(self, asks: Sequence[Ask], keys: list[bytes]) -> None:
-        raise NotImplementedError
-
-    def _log_error(self, error: StoreAway | ForeignData) -> None:
-        raise NotImplementedError
+        self._executor: Final = executor
+        self._outage: Final = outage
+        self._log_foreign: Final = log_foreign
 
     def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
         """See `HoldStore.hold`."""
-        return drive(self._hold(asks, low, terms), self.execute)
+        return drive(self._hold(asks, low, terms), self._executor.execute)
 
     async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
-        return await adrive(self._hold(asks, low, terms), self.aexecute)
+        return await adrive(self._hold(asks, low, terms), self._executor.aexecute)
 
     def settle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
     ) -> HoldAnswer:
         """See `HoldStore.settle`. While the server is away it is answered as done, and done later."""
-        return drive(self._settle(asks, low, hold_id, costs, cancel), self.execute)
+        return drive(self._settle(asks, low, hold_id, costs, cancel), self._executor.execute)
 
     async def asettle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
     ) -> HoldAnswer:
-        return await adrive(self._settle(asks, low, hold_id, costs, cancel), self.aexecute)
+        return await adrive(self._settle(asks, low, hold_id, costs, cancel), self._executor.aexecute)
 
     def extend(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
     ) -> HoldAnswer:
         """See `HoldStore.extend`. A longer lease is answered like `settle` while the server is away."""
-        return drive(self._extend(asks, low, hold_id, costs, lease), self.execute)
+        return drive(self._extend(asks, low, hold_id, costs, lease), self._executor.execute)
 
     async def aextend(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
     ) -> HoldAnswer:
-        return await adrive(self._extend(asks, low, hold_id, costs, lease), self.aexecute)
+        return await adrive(self._extend(asks, low, hold_id, costs, lease), self._executor.aexecute)
 
     def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
         """See `HoldStore.find_hold`. Raises `StoreAway` while the server is away."""
-        return drive(self._find(asks, low, hold_id), self.execute)
+        return drive(self._find(asks, low, hold_id), self._executor.execute)
 
     async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
-        return await adrive(self._find(asks, low, hold_id), self.aexecute)
+        return await adrive(self._find(asks, low, hold_id), self._executor.aexecute)
 
     # Flows that yield requests ---------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ class RedisHolds:
     def _ask(self, request: HoldRequest, asks: Sequence[Ask], hold_id: str) -> Flow[Request[Any], HoldAnswer]:
         """Have a request carried out, after the tokens that are drawn ahead here have gone back."""
         if len(asks) > 1:
-            self._check_several(asks, request.counted)
+            self._executor.check_several(asks, request.counted)
         if self._outage.waits(asks, hold_id):
             raise StoreAway(f"hold {hold_id!r} is still to be booked: the store was away")
         try:
@@ -125,7 +124,7 @@ class RedisHolds:
                             yield unused
             answer: HoldAnswer = yield request
         except ForeignData as error:
-            self._log_error(error)
+            self._log_foreign(error)
             raise StoreAway(str(error)) from error
         return answer
 
@@ -141,10 +140,10 @@ class RedisHolds:
             return await adrive(self._list(name, key, count), self._aperform)
 
     def _perform(self, step: Request[Any] | tuple[object, ...]) -> Any:
-        return self.execute(step) if isinstance(step, Request) else self._clients.call(_command(step))
+        return self._executor.execute(step) if isinstance(step, Request) else self._clients.call(_command(step))
 
     def _aperform(self, step: Request[Any] | tuple[object, ...]) -> Any:
-        return self.aexecute(step) if isinstance(step, Request) else self._clients.acall(_command(step))
+        return self._executor.aexecute(step) if isinstance(step, Request) else self._clients.acall(_command(step))
 
     def _list(self, name: str, key: str, count: int) -> Flow[Request[Any] | tuple[object, ...], list[ListedHold]]:
         """Yields commands and requests to send."""

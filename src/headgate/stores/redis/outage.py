@@ -10,19 +10,14 @@ from uuid import uuid4
 
 from headgate.errors import StoreAway
 from headgate.limits.clock import Clock
-from headgate.limits.decision import ALLOW, DENY, Decision, Details, Limit
+from headgate.limits.decision import Decision
 from headgate.stores.base import Ask, Offence, Verb
-from headgate.stores.holds import CANCELLED, DENIED, OPEN, SETTLED, HoldAnswer, HoldTerms
+from headgate.stores.holds import CANCELLED, DENIED, EXPIRED, OPEN, SETTLED, HoldAnswer, HoldTerms
 from headgate.stores.redis.bookings import Booking, Bookings
-from headgate.stores.redis.fallback import CLOSED_WAIT, Fallback
+from headgate.stores.redis.fallback import Fallback, degraded_allow, degraded_deny
 from headgate.stores.redis.hold_requests import extend_request, hold_request, settle_request
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.protocol import ApplyRequest, Request
-
-
-def is_precious(limit: Limit) -> bool:
-    """Whether a limit counts a budget or slots."""
-    return any([part.identity is not part for part in limit.parts])
 
 
 class HoldOutage:
@@ -38,8 +33,9 @@ class HoldOutage:
         """Whether something about a hold is still to be booked."""
         return self._bookings is not None and self._bookings.has(_about(asks, hold_id))
 
-    def _book(self, about: object, make: Callable[[], Request[Any]]) -> bool:
-        return self._bookings is not None and self._bookings.add(Booking(about, make))
+    def _book(self, about: object, make: Callable[[], Request[Any]], *, may_be_unknown: bool = False) -> bool:
+        booking = Booking(about, make, may_be_unknown=may_be_unknown)
+        return self._bookings is not None and self._bookings.add(booking)
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
         """A verb on budgets or slots."""
@@ -49,13 +45,13 @@ class HoldOutage:
         booked = Verb.CHARGE if verb is Verb.CHECK else verb
         own = request_id or uuid4().hex
         if not self._book(None, lambda: ApplyRequest(self._keys, booked, asks, low, None, own)) and decision:
-            return _denied(asks)
+            return degraded_deny(asks)
         return decision
 
     def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
         costs = tuple([ask.cost for ask in asks])
         if self.waits(asks, terms.hold_id):  # it was granted before
-            return HoldAnswer(_granted(asks), OPEN, costs, terms.lease)
+            return HoldAnswer(degraded_allow(asks), OPEN, costs, terms.lease)
         answer = self._fallback.hold(asks, low, terms)
         if answer.state == DENIED:
             return answer
@@ -67,18 +63,21 @@ class HoldOutage:
 
         if not self._book(_about(asks, terms.hold_id), make):
             self._fallback.settle(asks, low, terms.hold_id, None, cancel=True)
-            return HoldAnswer(_denied(asks), DENIED, costs, 0)
+            return HoldAnswer(degraded_deny(asks), DENIED, costs, 0)
         return answer
 
     def settle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, cancel: bool, error: StoreAway
     ) -> HoldAnswer:
         """It is booked later; raises the error if that can't be."""
-        if not self._book(_about(asks, hold_id), lambda: settle_request(self._keys, asks, low, hold_id, costs, cancel)):
+        about = _about(asks, hold_id)
+        if not self._book(
+            about, lambda: settle_request(self._keys, asks, low, hold_id, costs, cancel), may_be_unknown=cancel
+        ):
             raise error
         self._fallback.settle(asks, low, hold_id, costs, cancel=cancel)
         counted = [0] * len(asks) if cancel else [ask.cost for ask in asks] if costs is None else costs
-        return HoldAnswer(_granted(asks), CANCELLED if cancel else SETTLED, tuple(counted), 0)
+        return HoldAnswer(degraded_allow(asks), CANCELLED if cancel else SETTLED, tuple(counted), 0)
 
     def extend(
         self,
@@ -91,7 +90,7 @@ class HoldOutage:
     ) -> HoldAnswer:
         """A longer lease is booked later; more costs are as the policy says."""
         if costs is not None and self._fallback.closed:
-            return HoldAnswer(_denied(asks), OPEN, tuple([ask.cost for ask in asks]), 0)
+            return HoldAnswer(degraded_deny(asks), OPEN, tuple([ask.cost for ask in asks]), 0)
         end = None if not lease else self._clock.now() + lease
 
         def make() -> Request[Any]:
@@ -102,17 +101,8 @@ class HoldOutage:
             raise error
         self._fallback.extend(asks, low, hold_id, costs, lease)
         counted = [ask.cost for ask in asks] if costs is None else costs
-        return HoldAnswer(_granted(asks), OPEN, tuple(counted), lease or 0)
+        return HoldAnswer(degraded_allow(asks), EXPIRED if lease == 0 else OPEN, tuple(counted), lease or 0)
 
 
 def _about(asks: Sequence[Ask], hold_id: str) -> tuple[str, str, str]:
     return asks[0].name, asks[0].key, hold_id
-
-
-def _granted(asks: Sequence[Ask]) -> Decision:
-    limit = asks[0].limit.parts[0]
-    return Decision(ALLOW, limit, limit.capacity, 0, 0, -1, Details(0, None, None, True))
-
-
-def _denied(asks: Sequence[Ask]) -> Decision:
-    return Decision(DENY, asks[0].limit.parts[0], 0, CLOSED_WAIT, 0, -1, Details(CLOSED_WAIT, None, None, True))

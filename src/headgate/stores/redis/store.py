@@ -8,9 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsIndex
 from uuid import uuid4
-from weakref import WeakKeyDictionary
-
-from redis.crc import key_slot
 
 from headgate.errors import StoreAway, refuse
 from headgate.events import Degraded, emit
@@ -25,22 +22,21 @@ from headgate.stores.base import MAX_TIMEOUT, Ask, LocalCache, Offence, Recorded
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.alerts import RedisAlerts
-from headgate.stores.redis.batching import LoopBatcher, ScriptRunner, ThreadBatcher
+from headgate.stores.redis.batching import ScriptRunner
 from headgate.stores.redis.bookings import Bookings
 from headgate.stores.redis.cache_flusher import CacheFlusher
 from headgate.stores.redis.changelog import RedisChangeLog
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients, running_loop
+from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients
 from headgate.stores.redis.dropped_keys import adrop_keys, drop_keys
+from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.fallback import CircuitBreaker, Fallback
 from headgate.stores.redis.generation import RedisGeneration
 from headgate.stores.redis.holds import RedisHolds
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.local_cache import LocalCaches
-from headgate.stores.redis.outage import HoldOutage, is_precious
+from headgate.stores.redis.outage import HoldOutage
 from headgate.stores.redis.protocol import (
-    Answer,
     ApplyRequest,
-    AskAgain,
     DrawRequest,
     ForeignData,
     ForgetRequest,
@@ -48,11 +44,10 @@ from headgate.stores.redis.protocol import (
     StandingRequest,
     ViolationRequest,
 )
-from headgate.stores.redis.startup import Startup, startup_error
+from headgate.stores.redis.startup import startup_error
 from headgate.stores.redis.windows import RedisWindows, checked_prefix
 
 _RESET_TIMEOUT: Final = 10.0  # seconds
-_MAX_REPEATS: Final = 2000
 _LOG_EVERY: Final = 60.0  # seconds before the same text is logged again
 
 _log = logging.getLogger("headgate")
@@ -98,30 +93,26 @@ class RedisStore(RedisHolds, Closable):
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         share = permille("RedisStore draw_ahead", draw_ahead)
         caches = LocalCaches(self.clock, remember_denials, share) if remember_denials or share else None
-        super().__init__(Keys(prefix, clock), Clients(where, seconds), caches)
+        keys, clients = Keys(prefix, clock), Clients(where, seconds)
         self._fallback: Final = Fallback(on_failure, nodes, MemoryStore(clock=clock))
-        self.generation: Final = RedisGeneration(self._clients, prefix)
+        self.generation: Final = RedisGeneration(clients, prefix)
         """The id of the agents and changes in the server; see `StoreGeneration`."""
         self._breaker: Final = CircuitBreaker(self._on_breaker)
-        self._runner: Final = ScriptRunner(self._clients, self._breaker, clock, self._log_rarely)
-        self.traffic: Final = self._runner.traffic
-        self._thread_batcher: Final = ThreadBatcher(self._runner, seconds)
-        self._loop_batchers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher]] = WeakKeyDictionary()
-        bookings = (
-            Bookings(self._thread_batcher, self.execute, lambda: self._breaker.down)
-            if self._clients.for_threads
-            else None
-        )
+        runner = ScriptRunner(clients, self._breaker, clock, self._log_rarely)
+        self.traffic: Final = runner.traffic
+        executor = RequestExecutor(keys, clients, runner, seconds)
         holds_fallback = Fallback(on_failure_holds, nodes, self._fallback.memory, "on_failure_holds")
-        if bookings is None and not holds_fallback.closed:
+        bookings = None
+        if clients.for_threads:
+            bookings = Bookings(executor.thread_batcher, executor.execute, lambda: self._breaker.down)
+        elif not holds_fallback.closed:
             refuse("RedisStore", "a client for threads with on_failure_holds: a thread books what has passed", where)
         self._bookings: Final = bookings
-        self._outage = HoldOutage(holds_fallback, self.keys, self.clock, bookings)
-        self._parents: Final[list[object]] = []
+        outage = HoldOutage(holds_fallback, keys, self.clock, bookings)
+        super().__init__(keys, clients, caches, executor, outage, self._log_error)
         self._lock: Final = new_lock()
         self._listeners: tuple[Callable[[Any], object], ...] = ()
         self._logged: Final[dict[str, float]] = {}
-        self._startup: Final = Startup(self._runner)
         if self._caches is not None and not self._clients.for_threads:
             refuse(
                 "RedisStore",
@@ -131,7 +122,7 @@ class RedisStore(RedisHolds, Closable):
         self._flusher: Final = (
             None
             if self._caches is None
-            else CacheFlusher(self._caches, self.keys, self._thread_batcher, self._emit, self._log_rarely)
+            else CacheFlusher(self._caches, self.keys, executor.thread_batcher, self._emit, self._log_rarely)
         )
         after_fork(self)
 
@@ -151,11 +142,11 @@ class RedisStore(RedisHolds, Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._check_several(asks, request.keys)
+                self._executor.check_several(asks, request.keys)
             elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
-                return drive(flow, self.execute)
-            return self.execute(request)
+                return drive(flow, self._executor.execute)
+            return self._executor.execute(request)
         except (StoreAway, ForeignData) as error:
             return self._decide_without(error, verb, asks, low, offence, request_id)
 
@@ -167,20 +158,13 @@ class RedisStore(RedisHolds, Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._check_several(asks, request.keys)
+                self._executor.check_several(asks, request.keys)
             elif self._caches is not None:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
-                return await adrive(flow, self.aexecute)
-            return await self.aexecute(request)
+                return await adrive(flow, self._executor.aexecute)
+            return await self._executor.aexecute(request)
         except (StoreAway, ForeignData) as error:
             return self._decide_without(error, verb, asks, low, offence, request_id)
-
-    def _check_several(self, asks: Sequence[Ask], keys: list[bytes]) -> None:
-        """Refuse several asks that one call of the script can't decide."""
-        if len(set(keys)) < len(keys):
-            refuse("asks", "each key once", [ask.key for ask in asks])
-        if self._clients.cluster and len({key_slot(key) for key in keys}) > 1:
-            refuse("asks", "keys in one slot of the cluster: the same key in each", [ask.key for ask in asks])
 
     def _decide_without(
         self,
@@ -193,7 +177,7 @@ class RedisStore(RedisHolds, Closable):
     ) -> Decision:
         """Decide without the server."""
         fallback = self._fallback_on(error)
-        if any([is_precious(ask.limit) for ask in asks]):
+        if any([ask.limit.shares_counts for ask in asks]):
             return self._outage.apply(verb, asks, low, offence, request_id)
         return fallback.apply(verb, asks, low, offence, request_id)
 
@@ -267,26 +251,26 @@ class RedisStore(RedisHolds, Closable):
     def record_violation(self, offence: Offence) -> Violation:
         """See `Store.record_violation`."""
         try:
-            return self.execute(ViolationRequest(self.keys, offence))
+            return self._executor.execute(ViolationRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).memory.record_violation(offence)
 
     async def arecord_violation(self, offence: Offence) -> Violation:
         try:
-            return await self.aexecute(ViolationRequest(self.keys, offence))
+            return await self._executor.aexecute(ViolationRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).memory.record_violation(offence)
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
         try:
-            return self.execute(StandingRequest(self.keys, offence))
+            return self._executor.execute(StandingRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).memory.standing(offence)
 
     async def astanding(self, offence: Offence) -> Standing:
         try:
-            return await self.aexecute(StandingRequest(self.keys, offence))
+            return await self._executor.aexecute(StandingRequest(self.keys, offence))
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).memory.standing(offence)
 
@@ -294,16 +278,16 @@ class RedisStore(RedisHolds, Closable):
         """See `Store.forget`. Raises `StoreAway` while the server is away: its counts can't be dropped then."""
         self._fallback.forget(name, key, rule)
         for draw in self._forget_cached(name, key, rule):
-            self.execute(draw)
+            self._executor.execute(draw)
         request = ForgetRequest(self.keys, name, key, rule)
-        return bool(request.keys) and self.execute(request)
+        return bool(request.keys) and self._executor.execute(request)
 
     async def aforget(self, name: str, key: str, rule: Rule) -> bool:
         self._fallback.forget(name, key, rule)
         for draw in self._forget_cached(name, key, rule):
-            await self.aexecute(draw)
+            await self._executor.aexecute(draw)
         request = ForgetRequest(self.keys, name, key, rule)
-        return bool(request.keys) and await self.aexecute(request)
+        return bool(request.keys) and await self._executor.aexecute(request)
 
     def _forget_cached(self, name: str, key: str, rule: Rule) -> list[DrawRequest]:
         """Drop the cache of a key; the requests that give its tokens back."""
@@ -361,46 +345,9 @@ class RedisStore(RedisHolds, Closable):
         if self._caches is not None:
             self._caches.reset()
 
-    def execute(self, request: Request[Answer]) -> Answer:
-        """Have a request carried out; raises `StoreAway` or `ForeignData`."""
-        if not self._startup.done:
-            drive(self._startup.run(), lambda _: self._clients.call(_info, timeouts=1))
-        try:
-            return self._thread_batcher.execute(request)
-        except AskAgain as again:
-            answer: Answer = drive(self._repeat(again), self._thread_batcher.execute)
-            return answer
-
-    def _repeat(self, asked: AskAgain) -> Flow[Request[Any], Any]:
-        """Ask again, until the server has done all that it has to before."""
-        for _ in range(_MAX_REPEATS):
-            if asked.outside:
-                self.keys.note_server_time(asked.server_time)
-            try:
-                assert asked.request is not None
-                return (yield asked.request.again())
-            except AskAgain as again:
-                asked = again
-        raise StoreAway(str(asked))
-
-    async def aexecute(self, request: Request[Answer]) -> Answer:
-        loop = running_loop()
-        if not self._startup.done:
-            await adrive(self._startup.run(), lambda _: self._clients.acall(_info, timeouts=1))
-        batcher = self._loop_batchers.get(loop)
-        if batcher is None:
-            for closed in [other for other in list(self._loop_batchers) if other.is_closed()]:
-                self._loop_batchers.pop(closed, None)  # its tasks would keep it alive
-            batcher = self._loop_batchers[loop] = LoopBatcher(self._runner)
-        try:
-            return await batcher.execute(request)
-        except AskAgain as again:
-            answer: Answer = await adrive(self._repeat(again), batcher.execute)
-            return answer
-
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""
-        return RedisChangeLog(self._clients, self.generation, self._startup.start_later)
+        return RedisChangeLog(self._clients, self.generation, self._executor.startup.start_later)
 
     def agents(self) -> RedisAgents:
         """The agents and their tokens, shared by several hubs."""
@@ -413,24 +360,24 @@ class RedisStore(RedisHolds, Closable):
     def windows(self, prefix: str | None = None) -> RedisWindows:
         """See `WindowStore.windows`. Those with the same prefix count together."""
         start = f"{self._prefix}windows:" if prefix is None else checked_prefix(prefix, self._prefix)
-        return RedisWindows(start, self.aexecute, self._log_error, self._fallback.windows())
+        return RedisWindows(start, self._executor.aexecute, self._log_error, self._fallback.windows())
 
     # The server ------------------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
         """See `ServerStore.verify`."""
         try:
-            drive(self._startup.look_at_server(), lambda _: self._clients.call(_info, timeouts=1))
+            drive(self._executor.startup.look_at_server(), lambda _: self._executor.info())
             for request in self._probes():
-                self._thread_batcher.execute(request)
+                self._executor.thread_batcher.execute(request)
         except (*ERRORS, StoreAway) as error:
             raise startup_error(error) from error
 
     async def averify(self) -> None:
         try:
-            await adrive(self._startup.look_at_server(), lambda _: self._clients.acall(_info, timeouts=1))
+            await adrive(self._executor.startup.look_at_server(), lambda _: self._executor.ainfo())
             for request in self._probes():
-                await self.aexecute(request)
+                await self._executor.aexecute(request)
         except (*ERRORS, StoreAway) as error:
             raise startup_error(error) from error
 
@@ -478,9 +425,7 @@ class RedisStore(RedisHolds, Closable):
 
     def _after_fork(self) -> None:
         """In a forked process: replace what can't be shared with the parent."""
-        self._parents.append(dict(self._loop_batchers))  # kept alive, like the parent's clients
-        self._loop_batchers.clear()
-        for part in (self._clients, self._startup, self._thread_batcher, self._caches, self._flusher, self._bookings):
+        for part in (self._clients, self._executor, self._caches, self._flusher, self._bookings):
             if part is not None:
                 part.after_fork()
 
@@ -496,7 +441,3 @@ class RedisStore(RedisHolds, Closable):
         """Close the connections of this event loop, and those of threads."""
         await self._clients.aclose()
         await asyncio.to_thread(self.close)
-
-
-def _info(client: Any) -> Any:
-    return client.info()
