@@ -22,6 +22,7 @@ COMPILED = [
     "limits/slots.py",
     "limits/violations.py",
     "http/header_writer.py",
+    "stores/asks.py",
     "stores/memory_tables.py",
     "stores/memory_holds.py",
     "stores/remembered_holds.py",

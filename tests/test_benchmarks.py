@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import holds, hub_load, hub_suite, versions
 from benchmarks.hub_report import MESSAGE, PING, Pair
+from benchmarks.redis_report import ONE_CORE
 
 pytestmark = pytest.mark.once
 
@@ -60,7 +61,7 @@ def test_the_other_version_is_required(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_holds_are_measured_beside_checks() -> None:
     results = holds.measure(holds.Scale(rounds=2, memory_checks=20, checks=10, task_checks=2, open=2000))
     text = holds.markdown(results)
-    for place in (holds.MEMORY, holds.ON_SERVER + holds.ONE_CORE, holds.TASKS):
+    for place in (holds.MEMORY, holds.ON_SERVER + ONE_CORE, holds.TASKS):
         assert results.ratio(place) > 1
         assert f"| {place} | " in text
     assert results.growth(holds.MEMORY) > 0

@@ -58,6 +58,8 @@ class WaitQueues:
 
     def wake(self, key: str) -> None:
         """Wake up the first in the queue, who may pass earlier than the store has said."""
+        if not self._queues:  # one who joins from now on asks the store first
+            return
         with self._lock:
             queue = self._queues.get(key)
             while queue and _is_abandoned(queue[0]):

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
 from typing import Any
+from uuid import uuid4
 from wsgiref.util import FileWrapper, setup_testing_defaults
 
 import pytest
 
-from headgate import Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Policy, RateLimited
+from headgate import Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Policy, RateLimited, RedisStore
 from headgate.edges import settlement
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.decorator import rate_limited
@@ -19,7 +20,7 @@ from headgate.edges.websocket import WebSocketLimits
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 from headgate.lease_renewer import RENEWERS
 from tests.support.event_loop import until
-from tests.support.valkey import wait_for
+from tests.support.valkey import PATIENCE, wait_for
 from tests.support.wrapped_store import WrappedHoldStore, WrappedStore
 
 pytestmark = pytest.mark.once
@@ -35,10 +36,15 @@ class Gone(Exception):
     """What a handler raises."""
 
 
-@pytest.fixture(params=[MemoryStore, WrappedHoldStore])
-def store(request: pytest.FixtureRequest, clock: ManualClock) -> Any:
-    """In memory, and behind a store that is awaited."""
-    return request.param(clock=clock)
+@pytest.fixture(params=[MemoryStore, WrappedHoldStore, pytest.param(RedisStore, marks=pytest.mark.long)])
+def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Any]:
+    """In memory, behind a store that is awaited, and on a server."""
+    if request.param is RedisStore:
+        url = request.getfixturevalue("redis_server").url
+        with RedisStore(url, prefix=f"{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
+            yield store
+    else:
+        yield request.param(clock=clock)
 
 
 @pytest.fixture
@@ -768,7 +774,10 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 def test_slots_need_a_store_that_can_hold(clock: ManualClock) -> None:
-    store, text = WrappedStore(clock=clock), "expected a store that can hold slots, such as MemoryStore(), got"
+    store, text = (
+        WrappedStore(clock=clock),
+        "expected a store that can hold slots, such as MemoryStore() or RedisStore(...), got",
+    )
     made: list[Callable[[], object]] = [
         lambda: RateLimitMiddleware(hello, "5 in flight", store=store),
         lambda: RateLimitMiddleware(hello, "5/minute", store=store, routes={"/a": "5 in flight; 5/minute"}),

@@ -96,15 +96,12 @@ class Holders:
         assert process.wait() == -signal.SIGKILL
         assert process.stdin is not None
         process.stdin.close()
-        name = f"name=holder-{number} "
-        wait_for(
-            lambda: not any(name in one.execute_command("CLIENT LIST") for one in self._clients), f"end of {number}"
-        )
+        wait_for(lambda: not self._is_connected(number), f"end of {number}")
         self.gone[number] = microseconds()
 
     def _is_connected(self, number: int) -> bool:
         """Whether anything that it has sent may still be under way."""
-        return any(f"name=holder-{number} " in one.execute_command("CLIENT LIST") for one in self._clients)
+        return any(found["name"] == f"holder-{number}" for client in self._clients for found in client.client_list())
 
     def history(self) -> list[Line]:
         """All calls. One without an answer has taken effect before its holder's connections were closed, or never."""

@@ -75,6 +75,10 @@ class Walk:
         if name == "advance":
             self.clock.advance(chance.choice([0, 0.000_001, 0.1, 1, 1, self.longest, chance.uniform(0, 40), 1800]))
             return
+        self.compare(name, arguments)
+
+    def compare(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Have a verb carried out by both stores, and compare their answers."""
         self.done.append(f"{self.clock.now()}: {name}{arguments}")
         outcomes = [carried_out(store, name, arguments) for store in self.stores]
         assert outcomes[0] == outcomes[1], "\n".join([*self.done[-40:], f"{outcomes[0]}", f"{outcomes[1]}"])
@@ -111,3 +115,62 @@ def test_holds_agree_with_memory(still: RedisStore, clock: ManualClock, seed: in
     walk = Walk([MemoryStore(clock=clock), still], clock, seed)
     for _ in range(200):
         walk.step()
+
+
+BUCKETS = [
+    TokenBucket(60, 11, 1),
+    TokenBucket(200, 45, 1),
+    TokenBucket(3000, 2, 7),
+    TokenBucket(10**6, 999_983, 86_413),
+]
+
+
+class BucketWalk(Walk):
+    """Many holds of one large bucket, so that there are more headrooms to remember than it has entries for."""
+
+    def __init__(self, stores: list[HoldStore], clock: ManualClock, seed: int) -> None:
+        super().__init__(stores, clock, seed)
+        limit = self.chance.choice(BUCKETS)
+        self.asks = [("limiter", "key", limit)]
+        self.ids = [f"id-{number}" for number in range(400)]
+        self.held: list[str] = []
+
+    def step(self) -> None:
+        chance, cost = self.chance, self.chance.choice([0, 1, 1, 2, 5, 9, self.chance.randint(1, 40)])
+        asks, hold_id = [Ask(*self.asks[0], cost)], chance.choice(self.ids)
+        choice = chance.random()
+        if choice < 0.45:
+            self.ids.remove(hold_id)
+            self.held.append(hold_id)
+            self.compare("hold", (asks, 100, HoldTerms(hold_id, 10**9, self.release, 10**9)))
+        elif choice < 0.7 and self.held:
+            settled = self.held.pop(chance.randrange(len(self.held)))
+            self.compare("settle", (asks, 100, settled, [cost]))
+        elif choice < 0.8:
+            self.compare("apply", (chance.choice([Verb.CHECK, Verb.CHARGE, Verb.REFUND]), asks, 100))
+        else:
+            self.clock.advance(chance.choice([0.001, 0.05, 0.3, chance.uniform(0, 1)]))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_buckets_with_many_holds_agree_with_memory(still: RedisStore, clock: ManualClock, seed: int) -> None:
+    walk = BucketWalk([MemoryStore(clock=clock), still], clock, seed)
+    for _ in range(300):
+        walk.step()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_budgets_agree_with_memory_when_the_clock_steps_back(still: RedisStore, clock: ManualClock, seed: int) -> None:
+    """After something was spent: what changes nothing isn't stored, not even that a period has begun."""
+    chance, walk = random.Random(seed), Walk([MemoryStore(clock=clock), still], clock, seed)
+    clock.advance(86_400)
+    for number in range(80):
+        asks = [Ask("name", "key", Budget(30, "hour"), chance.randint(1, 5))]
+        if chance.random() < 0.3:
+            clock.advance(chance.randint(1, 5000))
+        elif chance.random() < 0.3:
+            clock.step_back(chance.randint(1, 5000))
+        elif chance.random() < 0.5:
+            walk.compare("apply", (Verb.CHARGE, asks, 0))
+        else:
+            walk.compare("hold", (asks, 0, HoldTerms(f"{number}", 10**11, False, 10**11)))

@@ -84,7 +84,7 @@ class HoldOptions(TypedDict):
 def refuse_slots(where: str, limiter: Limiter) -> None:
     """Refuse slots in a store that can't hold."""
     if limiter.limit.counts_slots and not isinstance(limiter.store, HoldStore):
-        refuse(where, "a store that can hold slots, such as MemoryStore()", limiter.store)
+        refuse(where, "a store that can hold slots, such as MemoryStore() or RedisStore(...)", limiter.store)
 
 
 def hold_options(limiter: Limiter) -> HoldOptions:

@@ -92,8 +92,13 @@ def reserve(counter: RequestCounter, key: str, tier: str, cost: int) -> Flow[obj
         return Reservation(counter, key, tier, cost, (yield counter.check(key, tier, cost)), None)
     hold = yield counter.hold(key, cost)
     assert counter.limiter is not None  # gates have no holds
-    held = RequestHold(hold, counter.limiter, awaits=counter.awaits) if hold else None
-    return Reservation(counter, key, tier, cost, hold.decision, held)
+    if hold:
+        held = RequestHold(hold, counter.limiter, awaits=counter.awaits)
+        return Reservation(counter, key, tier, cost, hold.decision, held)
+    if hold.decision.degraded and not counter.limiter.limit.shares_counts:
+        # While the store is away, holds may be denied where rates pass: only what it settles makes this one a hold.
+        return Reservation(counter, key, tier, cost, (yield counter.check(key, tier, cost)), None)
+    return Reservation(counter, key, tier, cost, hold.decision, None)
 
 
 def reserve_all(

@@ -59,6 +59,8 @@ def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
     """
     if decimals:
         return smallest_units("cost", value, decimals, zero=zero)
+    if type(value) is int and 0 < value <= LARGEST:  # as most are
+        return value
     return cost_of(value, least=0 if zero else 1)
 
 
@@ -96,7 +98,7 @@ def microseconds(where: str, seconds: object, most: int | None = None) -> int:
     number = seconds if type(seconds) is int else _fraction(seconds)
     if number is None or number < 0:
         refuse(where, "a number of seconds, 0 or more", seconds)
-    found = round(number * 1_000_000)
+    found = number * 1_000_000 if isinstance(number, int) else round(number * 1_000_000)
     if most is not None and found > most:
         refuse(where, f"at most {most // 1_000_000} seconds", seconds)
     return found

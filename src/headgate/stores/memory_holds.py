@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from headgate._native import i64
+from headgate._native import i64, mypyc_attr
 from headgate.errors import UnknownHold, refuse
 from headgate.limits.all_of import AllOfState
 from headgate.limits.decision import Decision, Limit, State
@@ -35,6 +35,7 @@ _SWEPT_AT_ONCE: Final = 2  # holds that a new one looks at, whether they can be 
 _log = logging.getLogger("headgate")
 
 
+@mypyc_attr(acyclic=True)
 class Charge:
     """A cost that was taken under one limit, at one time: where each part of the limit has counted it."""
 
@@ -60,6 +61,7 @@ def _state_of(state: State, part: i64) -> State:
     return state.states[part] if isinstance(state, AllOfState) else state
 
 
+@mypyc_attr(acyclic=True)
 class HeldPiece:
     """What a hold has taken under one piece of a limit: at first, and whenever it was extended."""
 
@@ -82,19 +84,20 @@ class HeldPiece:
             excess += given
 
 
+@mypyc_attr(acyclic=True)
 class MemoryHold:
-    """One hold."""
+    """One hold. There may be many that are only remembered: the garbage collector has nothing to look at in those."""
 
-    def __init__(self, asks: Sequence[Ask], terms: HoldTerms, pieces: list[HeldPiece], costs: list[int]) -> None:
+    def __init__(self, asks: Sequence[Ask], terms: HoldTerms, pieces: list[HeldPiece], costs: tuple[int, ...]) -> None:
         self.name: Final = asks[0].name
         self.key: Final = asks[0].key
-        self.asks: Final = list(asks)
-        self.spans: Final = [len(ask.limit.pieces) for ask in asks]
+        self.asks = tuple(asks)
+        self.spans: Final = tuple([len(ask.limit.pieces) for ask in asks])
         """How many of the pieces belong to each ask."""
         self.hold_id: Final = terms.hold_id
         self.release: Final = terms.release
         self.keep: Final[i64] = terms.keep
-        self.pieces: Final = pieces
+        self.pieces = pieces
         self.costs = costs
         """Of each ask: the reserved ones, in the end the settled ones."""
         self.released = False
@@ -110,11 +113,18 @@ class MemoryHold:
             return asked
         return [Ask(self.asks[i].name, self.asks[i].key, self.asks[i].limit, more[i]) for i in range(len(more))]
 
+    def let_go(self) -> None:
+        """Drop what only an unsettled hold needs."""
+        self.asks, self.pieces = (), _NO_PIECES
+
     def state_at(self, now: i64) -> HoldState:
         return EXPIRED if self.state == OPEN and self.end <= now else self.state
 
     def left(self, now: i64) -> i64:
         return max(self.end - now, 0) if self.state == OPEN else 0
+
+
+_NO_PIECES: Final[list[HeldPiece]] = []
 
 
 class MemoryHolds:
@@ -141,7 +151,7 @@ class MemoryHolds:
         now = self._begin()
         name, key = asks[0].name, asks[0].key
         known = self._find(name, key, terms.hold_id, now)
-        costs = [ask.cost for ask in asks]
+        costs = tuple([ask.cost for ask in asks])
         if known is not None:
             if known.state == OPEN and known.costs != costs:
                 refuse_other_costs(terms.hold_id, known.state_at(now), known.costs, costs)
@@ -155,20 +165,20 @@ class MemoryHolds:
         denied = self._take(entries, charges, now, held.end)
         decision = self._decide(entries, denied, asks, pieces, low, now)
         if denied:
-            return HoldAnswer(decision, DENIED, tuple(costs), 0)
+            return HoldAnswer(decision, DENIED, costs, 0)
         self._record_hold(held, asks, terms, now)
         self._add(held)
         self._expect_release(held)
         self._sweep(now)
         self._tables.sweep(now)
-        return HoldAnswer(decision, OPEN, tuple(costs), terms.lease)
+        return HoldAnswer(decision, OPEN, costs, terms.lease)
 
     def settle(
         self, asks: Sequence[Ask], low: i64, hold_id: str, costs: Sequence[int] | None, cancel: bool
     ) -> HoldAnswer:
         now = self._begin()
         held = self._known(asks, hold_id, now)
-        actual = [0] * len(held.costs) if cancel else list(held.costs if costs is None else costs)
+        actual = (0,) * len(held.costs) if cancel else held.costs if costs is None else tuple(costs)
         if held.state in (SETTLED, CANCELLED):
             if actual != held.costs:
                 refuse_other_costs(hold_id, held.state, held.costs, actual)
@@ -201,10 +211,10 @@ class MemoryHolds:
             denied = self._take(entries, charges, now, 0)
             decision = self._decide(entries, denied, asked, pieces, low, now)
             if denied:
-                return HoldAnswer(decision, OPEN, tuple(held.costs), held.left(now))
+                return HoldAnswer(decision, OPEN, held.costs, held.left(now))
             for i in range(len(pieces)):
                 _add_charge(held.pieces[i].charges, charges[i])
-            held.costs = [held.costs[i] + more[i] for i in range(len(asks))]
+            held.costs = tuple([held.costs[i] + more[i] for i in range(len(asks))])
         end = held.end if lease is None else now if lease == 0 else max(held.end, now + lease)
         if charges or end != held.end:
             self._record_extension(held, charges, more, end, now)
@@ -220,7 +230,7 @@ class MemoryHolds:
         now = self._begin()
         found = [held for held in self._by_key.get((name, key), {}).values() if held.end + held.keep > now]
         first = heapq.nsmallest(count, [(held.end, i, held) for i, held in enumerate(found)])
-        return [ListedHold(one.hold_id, one.state_at(now), tuple(one.costs), one.left(now)) for _, _, one in first]
+        return [ListedHold(one.hold_id, one.state_at(now), one.costs, one.left(now)) for _, _, one in first]
 
     # What a verb takes and gives back --------------------------------------------------------------------------------
 
@@ -238,13 +248,13 @@ class MemoryHolds:
         if self._tables.size + len(pieces) > self._tables.max_keys:
             self._tables.make_room(now)  # before tables are looked up: it may drop empty ones
         entries = [self._entry(ask, now) for ask in pieces]
-        if len({(id(entry.table), entry.key) for entry in entries}) < len(entries):
+        if len(entries) > 1 and len({(id(entry.table), entry.key) for entry in entries}) < len(entries):
             refuse("asks", "each key once", [ask.key for ask in pieces])
         return entries
 
     def _found(self, piece: HeldPiece, now: i64) -> Entry:
         """The entry of a piece of a hold, up to now."""
-        entry = self._entry(Ask(piece.name, piece.key, piece.limit, 0), now)
+        entry = Entry(self._tables.table_of(piece.name, piece.limit), piece.key, piece.limit, 0, now)
         entry.find(now)
         return entry
 
@@ -288,14 +298,14 @@ class MemoryHolds:
             return self._tables.deny_for_room(entries[0].limit)
         return place_in(decide_all(entries, CHECK, not denied, now, low), asks, pieces)
 
-    def _count(self, held: MemoryHold, actual: list[int], now: i64) -> None:
+    def _count(self, held: MemoryHold, actual: tuple[int, ...], now: i64) -> None:
         """Count `actual` for each ask of a hold instead of what is counted now."""
         for piece, counted, cost in self._corrections(held, actual):
             entry = self._found(piece, now)
             piece.correct(entry.state, now, counted, cost)
             entry.keep(now)
 
-    def _corrections(self, held: MemoryHold, actual: list[int]) -> list[tuple[HeldPiece, int, int]]:
+    def _corrections(self, held: MemoryHold, actual: tuple[int, ...]) -> list[tuple[HeldPiece, int, int]]:
         """The pieces of a hold, each with what is counted now and what is to be counted."""
         found: list[tuple[HeldPiece, int, int]] = []
         for place in range(len(held.costs)):
@@ -333,7 +343,7 @@ class MemoryHolds:
         for entry in entries:
             entry.find(now)
         decision = place_in(decide_all(entries, verb, True, now, low), asks, pieces)
-        return HoldAnswer(decision, held.state_at(now), tuple(held.costs), held.left(now))
+        return HoldAnswer(decision, held.state_at(now), held.costs, held.left(now))
 
     # Leases that end, and holds that are forgotten -------------------------------------------------------------------
 
@@ -348,7 +358,7 @@ class MemoryHolds:
         while self._due and self._due[0][0] <= now:
             end, _, held = heapq.heappop(self._due)
             if held.state == OPEN and held.end == end and not held.released:
-                self._count(held, [0] * len(held.costs), now)
+                self._count(held, (0,) * len(held.costs), now)
                 held.released = True
                 self._record_release(held, now)
         self._tables.due = self._due[0][0] if self._due else LATER
@@ -381,6 +391,7 @@ class MemoryHolds:
 
     def _remember(self, held: MemoryHold) -> None:
         """Remember a hold that was settled, and forget the oldest ones if there are too many."""
+        held.let_go()
         self._ended.append(held)
         if len(self._ended) > self._max_ended:
             if not self._warned:
@@ -438,7 +449,7 @@ class MemoryHolds:
     def _record_hold(self, held: MemoryHold, asks: Sequence[Ask], terms: HoldTerms, now: i64) -> None:
         """Called when a hold has taken its costs. What it raises gives them back first."""
 
-    def _record_settlement(self, held: MemoryHold, state: HoldState, actual: list[int], now: i64) -> None:
+    def _record_settlement(self, held: MemoryHold, state: HoldState, actual: tuple[int, ...], now: i64) -> None:
         """Called before a hold is settled."""
 
     def _record_extension(self, held: MemoryHold, charges: list[Charge], more: list[int], end: i64, now: i64) -> None:

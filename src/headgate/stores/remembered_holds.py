@@ -53,7 +53,7 @@ class RememberedHolds(MemoryHolds):
                 piece = HeldPiece(Ask(ask.name, ask.key, limit, 0), charges[0])
                 piece.charges.extend(charges[1:])
                 pieces.append(piece)
-        held = MemoryHold(row.asks, row.terms, pieces, [ask.cost for ask in row.asks])
+        held = MemoryHold(row.asks, row.terms, pieces, tuple([ask.cost for ask in row.asks]))
         held.state = row.state
         held.released = row.released
         held.end = row.end - ahead
@@ -109,10 +109,10 @@ class RememberedHolds(MemoryHolds):
             if not isinstance(error, StoreError):  # an interruption: it may have been written
                 self.file.forget_later(_key(held))
             self._free_slots(held, now)
-            self._count(held, [0] * len(held.costs), now)
+            self._count(held, (0,) * len(held.costs), now)
             raise
 
-    def _record_settlement(self, held: MemoryHold, state: HoldState, actual: list[int], now: i64) -> None:
+    def _record_settlement(self, held: MemoryHold, state: HoldState, actual: tuple[int, ...], now: i64) -> None:
         ahead = self._tables.wall_ahead(now)
         rows: list[BudgetRow] = []
         for piece, counted, cost in self._corrections(held, actual):
@@ -135,7 +135,7 @@ class RememberedHolds(MemoryHolds):
                 charges[i].correct(self._found(piece, now).state, now, charges[i].cost, 0)
                 remove_charge(piece.charges, charges[i])
             if more:
-                held.costs = [held.costs[i] - more[i] for i in range(len(more))]
+                held.costs = tuple([held.costs[i] - more[i] for i in range(len(more))])
             raise
 
     def _record_release(self, held: MemoryHold, now: i64) -> None:

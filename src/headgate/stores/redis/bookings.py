@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Any, Final
 
-from headgate.errors import HeadgateError, StoreAway
+from headgate.errors import HeadgateError, StoreAway, UnknownHold
 from headgate.lifecycle import new_lock
 from headgate.stores.redis.batching import MAX_BATCH, ThreadBatcher
 from headgate.stores.redis.protocol import AskAgain, Request
@@ -15,19 +15,23 @@ from headgate.stores.redis.protocol import AskAgain, Request
 MAX_BOOKINGS: Final = 10_000
 """Bookings that wait for a server. Beyond that nothing is granted without it."""
 
+_RETRY_EVERY: Final = 1.0  # seconds: nobody else may ask the server meanwhile
+
 _log = logging.getLogger("headgate")
 
 
 class Booking:
     """A request that has to be carried out once: `make` makes it, at the time at which it is sent."""
 
-    def __init__(self, about: Hashable, make: Callable[[], Request[Any]]) -> None:
+    def __init__(self, about: Hashable, make: Callable[[], Request[Any]], *, may_be_unknown: bool = False) -> None:
         self.about: Final = about
         self.make: Final = make
+        self.may_be_unknown: Final = may_be_unknown
+        """Whether it cancels a hold that perhaps was never made."""
 
 
 class Bookings:
-    """Bookings in their order, and a thread that sends them when the server is back.
+    """Bookings in their order, and a thread that sends them as soon as the server is back.
 
     Each can be sent twice, and counts once: the server knows a hold by its id, and another request by its own.
     """
@@ -42,6 +46,7 @@ class Bookings:
         self._waiting: Final[deque[Booking]] = deque()
         self._about: Final[Counter[Hashable]] = Counter()
         self._thread: threading.Thread | None = None
+        self._back = threading.Event()
         self._closed = False
 
     def __len__(self) -> int:
@@ -62,9 +67,10 @@ class Bookings:
         return True
 
     def start(self) -> None:
-        """Start the thread, if there is anything to send, and a server to send it to."""
+        """Send what waits, now that the server may be back: in a thread, which tries again until it is."""
+        self._back.set()
         with self._lock:
-            if self._thread is None and self._waiting and not self._closed and not self._is_away():
+            if self._thread is None and self._waiting and not self._closed:
                 thread = threading.Thread(target=self._run, name="headgate-bookings", daemon=True)
                 try:
                     thread.start()
@@ -75,11 +81,14 @@ class Bookings:
 
     def _run(self) -> None:
         while True:
+            self._back.clear()
             sent = self.send()
             with self._lock:
-                if not sent or not self._waiting:  # the breaker starts it again
+                if not self._waiting or self._closed:
                     self._thread = None
                     return
+            if not sent:
+                self._back.wait(_RETRY_EVERY)
 
     def send(self) -> bool:
         """Send the next bookings, and say whether that worked."""
@@ -95,7 +104,7 @@ class Bookings:
                 answer = self._send_one(booking)
             if isinstance(answer, StoreAway):
                 break
-            if isinstance(answer, BaseException):
+            if isinstance(answer, BaseException) and not (booking.may_be_unknown and isinstance(answer, UnknownHold)):
                 _log.error("what was decided while the store was away can't be booked: %s", answer)
             done += 1
         with self._lock:
@@ -118,11 +127,13 @@ class Bookings:
         self._waiting.clear()
         self._about.clear()
         self._thread = None
+        self._back = threading.Event()
 
     def close(self) -> None:
         """Send what is left, if the server is there."""
         with self._lock:
             self._closed, thread = True, self._thread
+        self._back.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         while self._waiting and not self._is_away() and self.send():

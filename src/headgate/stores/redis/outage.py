@@ -33,8 +33,9 @@ class HoldOutage:
         """Whether something about a hold is still to be booked."""
         return self._bookings is not None and self._bookings.has(_about(asks, hold_id))
 
-    def _book(self, about: object, make: Callable[[], Request[Any]]) -> bool:
-        return self._bookings is not None and self._bookings.add(Booking(about, make))
+    def _book(self, about: object, make: Callable[[], Request[Any]], *, may_be_unknown: bool = False) -> bool:
+        booking = Booking(about, make, may_be_unknown=may_be_unknown)
+        return self._bookings is not None and self._bookings.add(booking)
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
         """A verb on budgets or slots."""
@@ -69,7 +70,10 @@ class HoldOutage:
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, cancel: bool, error: StoreAway
     ) -> HoldAnswer:
         """It is booked later; raises the error if that can't be."""
-        if not self._book(_about(asks, hold_id), lambda: settle_request(self._keys, asks, low, hold_id, costs, cancel)):
+        about = _about(asks, hold_id)
+        if not self._book(
+            about, lambda: settle_request(self._keys, asks, low, hold_id, costs, cancel), may_be_unknown=cancel
+        ):
             raise error
         self._fallback.settle(asks, low, hold_id, costs, cancel=cancel)
         counted = [0] * len(asks) if cancel else [ask.cost for ask in asks] if costs is None else costs

@@ -68,18 +68,34 @@ local function refund(bucket, limit, cost)
   bucket.level = min(added(bucket.level, cost, limit.unit), bucket.cap)
 end
 
+local MOST_NUMBERS = 180 -- that are unpacked together
+
 local function read_rows(bucket, limit, stored)
-  local slices = {}
-  for at = 17, #stored, 24 do
-    local number, one, other = unpacked('<ddd', stored, at)
+  local slices, numbers, i = {}, {}, 1
+  for at = 17, #stored, 8 * MOST_NUMBERS do
+    local some = { unpacked('<' .. string.rep('d', min((#stored - at + 1) / 8, MOST_NUMBERS)), stored, at) }
+    some[#some] = nil -- where it has ended
+    if #numbers == 0 then
+      numbers = some
+    else
+      for _, number in ipairs(some) do
+        numbers[#numbers + 1] = number
+      end
+    end
+  end
+  while i < #numbers do
+    local number, one, other = numbers[i], numbers[i + 1], numbers[i + 2]
     if not (are_whole(number, one) and are_whole(one, other)) then
       return false
-    elseif number > 0 then
-      slices[#slices + 1] = { number = number, tokens = one, expires = other }
     elseif number < 0 then
-      headroom().read_row(bucket, number, one, other)
+      i = headroom().read_rows(bucket, numbers, i)
     else
-      bucket.due = one
+      if number > 0 then
+        slices[#slices + 1] = { number = number, tokens = one, expires = other }
+      else
+        bucket.due = one
+      end
+      i = i + 3
     end
   end
   return #slices == 0 or draw_ahead().load(bucket, limit, slices, earn)

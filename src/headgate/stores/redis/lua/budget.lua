@@ -36,7 +36,7 @@ local function load(limit, key)
     if budget.start < limit.start then
       budget.start, budget.used = limit.start, 0
     elseif budget.start > limit.finish then
-      budget.start = limit.start
+      budget.start, budget.changed = limit.start, true
     end
   end
   return budget

@@ -173,6 +173,9 @@ local function carry_out(request, numbers, next_key)
     elseif state.due and state.due <= now then
       again = release().give_back(limit.kind, state, limit) or again
     end
+    if state.changed and request.on_hold then
+      limit.kind.save(state, limit)
+    end
     states[i] = state
   end
   if again then

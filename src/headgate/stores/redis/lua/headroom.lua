@@ -4,6 +4,7 @@
 -- entry its negative serial number, its headroom in units, and the epoch. Without any entry, nothing is stored.
 
 local MOST = 16
+local CLOSE = 1 + 1e-14 -- quotients that differ by less may be rounded to the wrong order
 
 -- One that is too large to be exact counts as less.
 local function room_of(bucket)
@@ -21,16 +22,17 @@ local function room_at(bucket, limit, moment)
   return max(room, 0)
 end
 
-local function read_row(bucket, number, room, epoch)
-  local stack = bucket.stack
-  if not stack then
-    stack = { count = 0, epoch = epoch, serials = {}, rooms = {} }
-    bucket.stack = stack
+-- Read the rows that begin at an index, and return the one after them.
+local function read_rows(bucket, numbers, i)
+  local serials, rooms, count = {}, {}, 0
+  bucket.stack = { count = -numbers[i], epoch = numbers[i + 2], serials = serials, rooms = rooms }
+  i = i + 3
+  while i < #numbers and numbers[i] < 0 do
+    count = count + 1
+    serials[count], rooms[count] = -numbers[i], numbers[i + 1]
+    i = i + 3
   end
-  stack.count = max(stack.count, -number)
-  if room > 0 then
-    stack.serials[#stack.serials + 1], stack.rooms[#stack.rooms + 1] = -number, room
-  end
+  return i
 end
 
 local function rows(bucket)
@@ -38,11 +40,11 @@ local function rows(bucket)
   if #stack.rooms == 0 or bucket.level >= bucket.cap then
     return ''
   end
-  local stored = packed('<ddd', -stack.count, 0, stack.epoch)
+  local epoch, serials, numbers = stack.epoch, stack.serials, { -stack.count, 0, stack.epoch }
   for i, room in ipairs(stack.rooms) do
-    stored = stored .. packed('<ddd', -stack.serials[i], room, stack.epoch)
+    numbers[3 * i + 1], numbers[3 * i + 2], numbers[3 * i + 3] = -serials[i], room, epoch
   end
-  return stored
+  return packed('<' .. string.rep('d', #numbers), unpack(numbers))
 end
 
 local function remove(stack, i)
@@ -76,9 +78,12 @@ end
 -- Join the two neighbours whose ratio is closest to 1.
 local function merge(stack)
   local rooms, best = stack.rooms, 2
+  local least = rooms[2] / rooms[1]
   for i = 3, #rooms do
-    if is_less(rooms[i], rooms[i - 1], rooms[best], rooms[best - 1]) then
-      best = i
+    local ratio = rooms[i] / rooms[i - 1]
+    if ratio < least * CLOSE and (ratio * CLOSE < least or is_less(rooms[i], rooms[i - 1], rooms[best], rooms[best - 1]))
+    then
+      best, least = i, ratio
     end
   end
   remove(stack, best)
@@ -135,4 +140,4 @@ local function give_back(bucket, limit, cost, epoch, serial)
   end
 end
 
-return { read_row = read_row, rows = rows, see = see, add = add, give_back = give_back }
+return { read_rows = read_rows, rows = rows, see = see, add = add, give_back = give_back }

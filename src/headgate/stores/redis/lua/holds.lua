@@ -14,7 +14,7 @@
 -- found; 0 denied; 2 unknown, 3 other costs, 4 ended, 5 too many); after 2 and 5 nothing; else the state, the microseconds
 -- left, the number of asks, and the cost of each; after 1, 7, 6 and 0 the reports of the limits.
 
-local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 6, 131072, 8, 64, 20
+local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 6, 131072, 8, 64, 60
 local NOTHING = string.rep('\0', 8) -- so that the cost of the last charge can be read, too
 local OPEN, SETTLED, CANCELLED, EXPIRED = 1, 2, 3, 4
 
@@ -69,19 +69,20 @@ local function load(request, numbers, states, next_key)
 end
 
 local function save(held)
-  local stored = packed('<BBBdd', held.state, held.release and 1 or 0, #held.costs, held.finish, held.keep)
-  for _, cost in ipairs(held.costs) do
-    stored = stored .. packed('<d', cost)
-  end
+  local costs = held.costs
+  local stored = packed(
+    '<BBBdd' .. string.rep('d', #costs), held.state, held.release and 1 or 0, #costs, held.finish, held.keep, unpack(costs)
+  )
   if held.state == OPEN then
     for i = 1, #held.request.limits do
       local charges = held.charges[i] or {}
+      local last = charges[#charges]
       stored = stored .. string.char(#charges)
-      for j, charge in ipairs(charges) do
-        stored = stored .. packed('<dd', charge.mark, charge.serial)
-        if j < #charges then
-          stored = stored .. packed('<d', charge.cost)
-        end
+      for j = 1, #charges - 1 do
+        stored = stored .. packed('<ddd', charges[j].mark, charges[j].serial, charges[j].cost)
+      end
+      if last then
+        stored = stored .. packed('<dd', last.mark, last.serial)
       end
     end
   end
@@ -182,7 +183,7 @@ end
 
 -- Drop a few that are no longer remembered from a long list of holds.
 local function sweep(held, card)
-  if card <= SWEPT_ABOVE then
+  if card <= SWEPT_ABOVE or now % 4 > 0 then -- not every time
     return
   end
   local prefix, gone = string.sub(held.name, 1, #held.name - #held.id), {}
