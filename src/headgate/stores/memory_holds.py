@@ -335,6 +335,7 @@ class MemoryHolds:
                 piece.limit.free_slot(entry.state, held.end)
                 if end != 0:
                     piece.limit.take_slot(entry.state, end)
+                    entry.keep(now)  # its key may have been forgotten, but not the hold, which belongs to another
 
     def _answer(self, held: MemoryHold, asks: Sequence[Ask], low: i64, now: i64, verb: Verb = CHARGE) -> HoldAnswer:
         """What has become of a hold: for CHECK with a decision that passed, otherwise as a peek would say."""
