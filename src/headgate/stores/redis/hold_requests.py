@@ -90,9 +90,9 @@ class HoldRequest(Request[HoldAnswer]):
             at += 3 + count
             costs = tuple(row[at - count : at])
             if status == _OTHER_COSTS:
-                refuse_other_costs(self._hold_id, state, costs, self._costs)
+                refuse_other_costs(self._asks, self._hold_id, state, costs, self._costs)
             if status == _ENDED:
-                refuse_ended(self._hold_id, state, costs, "extend")
+                refuse_ended(self._asks, self._hold_id, state, costs, "extend")
         except HoldError as error:
             self.answer = error
             return at
