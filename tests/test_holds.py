@@ -427,11 +427,15 @@ def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options
 @pytest.mark.long
 def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
     limiter = make("10000000/minute", clock)
-    for _ in range(MAX_OPEN_HOLDS):
-        limiter.hold("a", lease=1, keep=1)
+    held = [limiter.hold("a", lease=1, keep=1) for _ in range(MAX_OPEN_HOLDS)]
     with pytest.raises(HoldError, match=f"expected at most {MAX_OPEN_HOLDS} open holds of 'a', got one more"):
         limiter.hold("a")
     assert limiter.hold("b")
+    for hold in held[:3]:
+        hold.settle()
+    assert all(limiter.hold("a", lease=1, keep=1) for _ in range(3))  # settled ones are remembered, and not in the way
+    with pytest.raises(HoldError):
+        limiter.hold("a")
     clock.advance(1)
     assert limiter.hold("a")
 

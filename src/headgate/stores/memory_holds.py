@@ -138,6 +138,7 @@ class MemoryHolds:
         self._ended: Final[deque[MemoryHold]] = deque()  # those that were settled, in this order
         self._forgotten: i64 = 0  # how many of these are still in the queue of all
         self._due: Final[list[tuple[int, int, MemoryHold]]] = []  # when their costs may come back
+        self._room: Final[dict[tuple[str, str], int]] = {}  # holds that a key with many may surely make
         self._made = 0
         self._warned = False
 
@@ -378,13 +379,21 @@ class MemoryHolds:
         return held
 
     def _refuse_more(self, name: str, key: str, now: i64) -> None:
+        """Refuse one open hold too many. They are counted only when there may be so many, not for every hold."""
         holds = self._by_key.get((name, key))
-        if holds is not None and len(holds) >= MAX_OPEN_HOLDS:
+        if holds is None or len(holds) < MAX_OPEN_HOLDS:
+            if self._room:
+                self._room.pop((name, key), None)
+            return
+        room = self._room.get((name, key), 0)
+        if room == 0:
             for held in list(holds.values()):
                 if held.end + held.keep <= now:
                     self._forget(held)
-            if len([None for held in holds.values() if held.state_at(now) == OPEN]) >= MAX_OPEN_HOLDS:
+            room = MAX_OPEN_HOLDS - len([None for held in holds.values() if held.state_at(now) == OPEN])
+            if room <= 0:
                 refuse_more_holds(key)
+        self._room[name, key] = room - 1
 
     def _add(self, held: MemoryHold) -> None:
         self._by_key.setdefault((held.name, held.key), {})[held.hold_id] = held
