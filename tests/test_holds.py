@@ -133,19 +133,19 @@ def test_a_late_settle_corrects(clock: ManualClock) -> None:
     assert not limiter.peek("a", Decimal("99.968801"))
 
 
-@pytest.mark.parametrize("block", [False, True])
-def test_an_expired_hold_that_was_found_is_settled_with_what_was_used(clock: ManualClock, block: bool) -> None:
+def test_an_expired_hold_that_was_found_is_settled_with_what_was_used(clock: ManualClock) -> None:
     limiter = make("100/day", clock)
     hold = limiter.hold("a", 60, lease=5)
     clock.advance(5)
     found = limiter.find_hold("a", hold.id)
     assert found.state == "expired"
-    if block:
-        with found:
-            found.use(7)
-    else:
-        found.use(7)
-        found.settle()
+    with (
+        pytest.raises(HoldError, match="expected an open hold to run a block, got one that is expired with cost 60"),
+        found,
+    ):
+        pytest.fail("it ran without its reservation")
+    found.use(7)
+    found.settle()
     assert (found.state, left(limiter)) == ("settled", 93)
 
 
@@ -535,3 +535,47 @@ def test_costs_in_errors_are_in_units(clock: ManualClock) -> None:
     hold.settle("0.2")
     with pytest.raises(HoldError, match=r"expected cost 0\.2, with which it is settled, got cost 0\.3"):
         hold.settle("0.3")
+
+
+def test_a_reset_leaves_the_holds_of_other_limiters_alone(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    rate, slots, money = (Limiter(limit, store=store) for limit in ("10/minute", "1 in flight", "100 in all"))
+    held, spent = slots.hold("a"), money.hold("a", 10, on_expiry="release", lease=60)
+    rate.hold("a", 5)
+    assert rate.reset("a")
+    assert not slots.hold("a")
+    held.settle()
+    assert slots.hold("a")
+    clock.advance(60)
+    assert money.peek("a").remaining == 100
+    assert spent.state == "expired"
+
+
+def test_a_pending_hold_has_one_block(clock: ManualClock) -> None:
+    limiter = make("5 in flight", clock)
+
+    async def walk() -> None:
+        pending = limiter.ahold("a")
+        async with pending:
+            with pytest.raises(HoldError, match="expected one block for each call, got a second one"):
+                async with pending:
+                    pytest.fail("it ran")
+
+    asyncio.run(walk())
+    assert left(limiter) == 5
+
+
+def test_a_slot_that_another_limiter_frees_is_found(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    one, other = Limiter("1 in flight", store=store), Limiter("1 in flight", store=store)
+    held = one.hold("a", lease=600)
+    granted: list[Hold] = []
+    thread = threading.Thread(target=lambda: granted.append(other.hold("a", timeout=100)))
+    thread.start()
+    while not other.waiting("a"):
+        thread.join(0.01)
+    held.settle()
+    while thread.is_alive():
+        clock.advance(0.25)
+        thread.join(0.01)
+    assert granted[0]

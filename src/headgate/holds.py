@@ -1,7 +1,8 @@
 """Holds: a cost or a slot that is reserved now, and settled with what it really cost."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from decimal import Decimal
 from itertools import count
@@ -227,8 +228,13 @@ class Hold:
     def __enter__(self) -> Self:
         if not self:
             raise self._owner.denial(self.key, self._decision)
-        self._refuse_settled("run a block")  # of a repeated id: what it has reserved is spent, or free for others
-        RENEWERS.add(self._store, self)
+        if self.state != OPEN:  # of a repeated id: what it has reserved is spent, or free for others
+            refuse_ended(self._asks, self.id, self.state, self._costs, "run a block")
+        try:
+            RENEWERS.add(self._store, self)
+        except BaseException:  # interrupted: no block runs that would end it
+            RENEWERS.remove(self._store, self)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -250,15 +256,18 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if self._leave():
-            try:
-                if error is None:
-                    await self.asettle()
-                elif self._exceeds():
-                    self._ended(await self._store.asettle(*self._arguments(), self._at_least_used()))
-                else:
-                    await self._aexpire()
-            except UnknownHold:
-                self._lose()
+            await _to_its_end(self._aend(error))
+
+    async def _aend(self, error: BaseException | None) -> None:
+        try:
+            if error is None:
+                await self.asettle()
+            elif self._exceeds():
+                self._ended(await self._store.asettle(*self._arguments(), self._at_least_used()))
+            else:
+                await self._aexpire()
+        except UnknownHold:
+            self._lose()
 
     def _leave(self) -> bool:
         """Stop renewing it, and say whether it is still to be ended."""
@@ -346,9 +355,8 @@ class HoldAttempt:
 
     @property
     def recheck(self) -> int | None:
-        """Microseconds after which to ask again at the latest: a slot may have been freed on another machine."""
-        slots = any(ask.limit.counts_slots for ask in self._asks)
-        return _RECHECK if slots and isinstance(self._store, ServerStore) else None
+        """Microseconds after which to ask again at the latest: another limiter, or machine, may have freed a slot."""
+        return _RECHECK if any(ask.limit.counts_slots for ask in self._asks) else None
 
     def ask(self) -> Decision:
         self._called = self._store.clock.now()
@@ -430,17 +438,36 @@ def summarize(listed: ListedHold, decimals: int) -> HoldSummary:
     return HoldSummary(listed.hold_id, listed.state, cost, listed.left / 1_000_000)
 
 
+_ending: Final[set[asyncio.Task[None]]] = set()  # an event loop itself keeps only weak references
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await the end of a hold, even if the caller is cancelled meanwhile: its slot must not wait for the lease."""
+    task = asyncio.ensure_future(work)
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])  # cancelled once more, the caller goes on without it
+        raise
+
+
 class PendingHold:
-    """A hold that is yet to be made: `await` it, or use it in `async with`."""
+    """A hold that is yet to be made: `await` it, or use it in `async with`, once."""
 
     def __init__(self, make: Callable[[], Awaitable[Hold]]) -> None:
         self._make: Final = make
+        self._entered = False
         self._made: Hold | None = None
 
     def __await__(self) -> Generator[Any, None, Hold]:
         return self._make().__await__()
 
     async def __aenter__(self) -> Hold:
+        if self._entered:
+            raise HoldError("ahold: expected one block for each call, got a second one; call `ahold` again")
+        self._entered = True
         self._made = await self._make()
         return await self._made.__aenter__()
 

@@ -208,7 +208,7 @@ def test_an_open_hold_is_settled_after_a_restart(restarts: Restarts) -> None:
     limiter = restarts.limiter(limit)
     assert limiter.find_hold("a", "h").state == "settled"
     assert limiter.find_hold("a", "h").settle("0.25")  # the same again
-    with pytest.raises(HoldError, match="expected cost 0.25, with which it is settled"):
+    with pytest.raises(HoldError, match=r"expected cost 0\.25, with which it is settled"):
         limiter.find_hold("a", "h").settle("0.5")
     assert left(restarts.limiter("100 usd/calendar month")) == 99
 

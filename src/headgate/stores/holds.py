@@ -34,7 +34,7 @@ EXPIRED: Final = "expired"
 MAX_OPEN_HOLDS: Final = 131_072
 """Open holds of one key under one name."""
 
-MAX_CHARGES: Final = 8
+MAX_CHARGES: Final = 32
 """Times at which one hold can have been charged, by extending it. What is added later counts as charged at the last."""
 
 

@@ -188,9 +188,11 @@ class MemoryStore(Tables):
         """See `Store.forget`."""
         counted = False
         with self._lock:
+            holds = self._holds.under(name, rule, key) if isinstance(rule, Limit) else []
             if self._remembered is not None:
-                self._remembered.file.forget(self._remembered.wall(), name, key, _pieces(rule))
-            self._holds.forget(name, key)
+                ids = [(hold.name, hold.key, hold.hold_id) for hold in holds]
+                self._remembered.file.forget(self._remembered.wall(), name, key, _pieces(rule), ids)
+            self._holds.forget(holds)
         for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
@@ -205,9 +207,11 @@ class MemoryStore(Tables):
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`."""
         with self._lock:
+            holds = self._holds.under(name, rule) if isinstance(rule, Limit) else []
             if self._remembered is not None:
-                self._remembered.file.clear(self._remembered.wall(), name, _pieces(rule))
-            self._holds.clear(name)
+                ids = [(hold.name, hold.key, hold.hold_id) for hold in holds]
+                self._remembered.file.clear(self._remembered.wall(), name, _pieces(rule), ids)
+            self._holds.forget(holds)
         for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
@@ -282,7 +286,7 @@ class MemoryStore(Tables):
             if self._remembered is not None:
                 self._remembered.file.reset(self._remembered.wall())
             self._answers.clear()
-            self._holds.clear(None)
+            self._holds.forget_all()
         for (name, _), table in list(self._tables.items()):
             if isinstance(table.rule, Limit):
                 dropped[name] = dropped.get(name, 0) + table.size

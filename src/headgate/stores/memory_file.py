@@ -189,17 +189,21 @@ class MemoryFile(SqliteFile):
         with self._verb(now, budgets):
             self._file.execute(_CHANGE_HOLD, (*changed, *_stored(key)))
 
-    def forget(self, now: int, name: str, key: str, limits: Iterable[object]) -> None:
-        """Delete the holds of a key, and what it has used of the budgets among some limits."""
+    def forget(
+        self, now: int, name: str, key: str, limits: Iterable[object], holds: Iterable[tuple[str, str, str]]
+    ) -> None:
+        """Delete some holds, and what a key has used of the budgets among some limits."""
         with self._verb(now, ()):
-            self._file.execute("DELETE FROM holds WHERE name = ? AND key = ?", _stored((name, key)))
+            for hold in holds:
+                self._file.execute(_DROP_HOLD, _stored(hold))
             for budget in _budgets(limits):
                 self._file.execute(_DROP, (_bytes(name), self._text(budget), _bytes(key)))
 
-    def clear(self, now: int, name: str, limits: Iterable[object]) -> None:
-        """Delete the holds under a name, and what was used of the budgets among some limits."""
+    def clear(self, now: int, name: str, limits: Iterable[object], holds: Iterable[tuple[str, str, str]]) -> None:
+        """Delete some holds, and what was used of the budgets among some limits."""
         with self._verb(now, ()):
-            self._file.execute("DELETE FROM holds WHERE name = ?", _stored((name,)))
+            for hold in holds:
+                self._file.execute(_DROP_HOLD, _stored(hold))
             for budget in _budgets(limits):
                 self._file.execute(
                     "DELETE FROM budgets WHERE name = ? AND budget = ?", (_bytes(name), self._text(budget))

@@ -442,17 +442,21 @@ class MemoryHolds:
         if not holds:
             del self._by_key[held.name, held.key]
 
-    def forget(self, name: str, key: str) -> None:
-        """Forget the holds of a key: nothing that they have taken comes back."""
-        for held in list(self._by_key.get((name, key), {}).values()):
+    def under(self, name: str, limit: Limit, key: str | None = None) -> list["MemoryHold"]:
+        """The holds under a name that have taken something of a limit, of all keys or of one."""
+        counted = {piece.identity for piece in limit.pieces}
+        keys = [(name, key)] if key is not None else [one for one in self._by_key if one[0] == name]
+        found = [held for one in keys for held in self._by_key.get(one, {}).values()]
+        return [held for held in found if not counted.isdisjoint([piece.limit.identity for piece in held.pieces])]
+
+    def forget(self, holds: list["MemoryHold"]) -> None:
+        """Forget some holds: nothing that they have taken comes back."""
+        for held in holds:
             held.state = CANCELLED
             self._drop(held)
 
-    def clear(self, name: str | None) -> None:
-        """Forget all holds, or those under a name."""
-        for one, key in list(self._by_key):
-            if name is None or one == name:
-                self.forget(one, key)
+    def forget_all(self) -> None:
+        self.forget([held for holds in self._by_key.values() for held in holds.values()])
 
     # For a file that remembers them: called within each verb, before it is answered ----------------------------------
 

@@ -13,7 +13,7 @@
 -- the status; after UNKNOWN and TOO_MANY nothing; else the state, the microseconds left, the number of asks, and the
 -- cost of each; after HELD, KNOWN, AS_NOW and DENIED the reports of the limits.
 
-local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 6, 131072, 8, 64, 60
+local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 6, 131072, 32, 64, 60
 local DENIED, HELD, UNKNOWN, OTHER_COSTS, ENDED, TOO_MANY = 0, 1, 2, 3, 4, 5
 local AS_NOW, KNOWN = 6, 7 -- settled or found, with what is left now; held before, or extended
 local NOTHING = string.rep('\0', 8) -- so that the cost of the last charge can be read, too
