@@ -56,7 +56,7 @@ class Denied(HTTPException):
         shown = dict(decode_headers(headers))
         self.content_type: Final = shown.pop("content-type")
         del shown["content-length"]  # a handler's body may have another length
-        super().__init__(status, "too many requests" if status == 429 else "not at the moment", shown)
+        super().__init__(status, "too many requests" if status == 429 else "temporarily unavailable", shown)
 
 
 class RateLimit:
