@@ -90,8 +90,8 @@ def rate_limited(
     or its text; for an async function, it may be async. `key` is what a call counts for: the name of one of the
     function's parameters, or a function of the same arguments. By default all calls share one key, the function's
     module and name. What has no name of its own (a lambda, a partial) needs a key under a limiter, and a `name` in a
-    store. `cost` is a number, such as "0.05" under a limit in dollars, or a function of the arguments. With `wait`, a call first waits up to so many seconds,
-    first come, first served.
+    store. `cost` is a number (under a limit in dollars, "0.05" is one), or a function of the arguments. With `wait`, a
+    call first waits up to so many seconds, first come, first served.
 
     >>> @rate_limited("5/minute", key="agent")
     ... def ask(agent: str, question: str) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from headgate.edges.counters import RequestCounter, was_counted
 from headgate.edges.costs import ExactCost, most_decimals, rounded_up
+from headgate.edges.counters import RequestCounter, was_counted
 from headgate.edges.request_hold import RequestHold
 from headgate.edges.requests import HttpRequest
 from headgate.flow import Flow
