@@ -153,8 +153,8 @@ async def test_the_headers_are_those_of_the_limit_that_lets_fewer_more_requests_
         inner = RateLimitMiddleware(AsgiEdge().app(), Limiter("5/minute", store=store, name="requests"))
         app = RateLimitMiddleware(inner, Limiter(BUDGET, store=store, name="budget"), cost=cost)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://example.org") as client:
-            for _ in range(2):
-                answer = await client.get("/")
+            await client.get("/")
+            answer = await client.get("/")
         assert answer.headers["ratelimit"].startswith(f'"{binds}"')
 
 

@@ -10,11 +10,12 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import StreamingResponse
 from flask import Flask, Response
 
-from headgate import Hold, Limiter, ManualClock, MemoryStore, RateLimited
+from headgate import Hold, Limiter, ManualClock, MemoryStore, RateLimited, RedisStore
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.decorator import too_many_requests
 from tests.support.asgi_server import serving
 from tests.support.http_edges import client_at, serving_wsgi
+from tests.support.ports import nobody
 from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
@@ -81,6 +82,16 @@ def served(make: Any, limiter: Limiter) -> Iterator[int]:
     else:
         with serving(make(limiter)) as server:
             yield server.port
+
+
+@pytest.mark.parametrize("make", [in_fastapi, in_flask])
+def test_a_hold_that_is_denied_while_the_store_is_away_is_no_fault_of_the_caller(make: Any) -> None:
+    with nobody() as away, RedisStore(f"redis://127.0.0.1:{away}") as store:
+        with served(make, Limiter("1 in flight", store=store)) as port, client_at(port) as client:
+            answer = client.get("/short")
+    assert (answer.status_code, answer.json()["title"]) == (503, "Temporarily unavailable")
+    assert answer.json()["type"].endswith("#temporary-reduced-capacity")
+    assert answer.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize("make", [in_fastapi, in_flask])
