@@ -324,3 +324,16 @@ def test_the_program_says_what_it_found(tmp_path: Path) -> None:
     code, output = run(*files)
     assert code == 2
     assert "line 2.jsonl:1: expected a limit or a call" in output
+
+
+@pytest.mark.parametrize("cost", [4, 5, 6])
+def test_what_is_settled_after_it_came_back_need_not_fit(cost: int) -> None:
+    """Whether it is less than what was held, the same or more."""
+    late = [
+        hold("h1", "W", 0, 5, until=0.1, release=True, lease=SECOND),
+        hold("h2", "W", 2, 10, until=2.1),
+        settle("h1", 3, cost, until=3.1),
+    ]
+    assert check_history([*LIMITS, *late]) == []
+    too_much = hold("h3", "W", 4, 1, until=4.1)
+    assert [crime.kind for crime in check_history([*LIMITS, *late, too_much])] == ["exceeded"]

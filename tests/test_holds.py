@@ -18,6 +18,8 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
+from headgate.holds import HoldSummary
+from headgate.lease_renewer import RENEWERS
 from headgate.stores.holds import MAX_OPEN_HOLDS
 
 
@@ -293,7 +295,7 @@ def test_a_denied_hold_runs_no_block(clock: ManualClock) -> None:
         pytest.fail("it ran")
     denied = limiter.hold("a")
     assert (denied.state, bool(denied)) == ("denied", False)
-    with pytest.raises(HoldError, match="was denied: there is nothing to settle"):
+    with pytest.raises(HoldError, match="was denied: it has taken nothing"):
         denied.settle()
 
 
@@ -341,6 +343,23 @@ def test_leases_are_renewed_once_there_is_a_thread_for_it(clock: ManualClock, mo
         clock.advance(20)
 
 
+def test_a_store_that_fails_in_a_new_way_ends_no_other_renewal(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        renewal_interval = 1_000_000
+
+        def renew(self) -> bool:
+            raise ZeroDivisionError
+
+    limiter = make("10/day", clock)
+    RENEWERS.add(limiter.store, broken := Broken())
+    with limiter.hold("a", lease=60) as hold, renewed(hold):
+        clock.advance(20)
+    RENEWERS.remove(limiter.store, broken)
+    assert "the lease of a hold can't be renewed" in caplog.text
+
+
 @contextmanager
 def renewed(hold: Hold) -> Iterator[None]:
     """Wait until the lease was renewed in the block."""
@@ -362,10 +381,10 @@ def test_holds_are_listed(clock: ManualClock) -> None:
     limiter.hold("b", 5)
     clock.advance(20)
     found = limiter.list_holds("a")
-    assert [(one.hold_id, one.state, one.costs, one.left) for one in found] == [
-        ("done", "settled", (4,), 0),
-        ("short", "expired", (2,), 0),
-        ("long", "open", (1,), 40_000_000),
+    assert found == [
+        HoldSummary("done", "settled", Decimal(4), 0.0),
+        HoldSummary("short", "expired", Decimal(2), 0.0),
+        HoldSummary("long", "open", Decimal(1), 40.0),
     ]
     assert len(limiter.list_holds("a", 2)) == 2
     clock.advance(86_400 + 40)
@@ -468,3 +487,47 @@ def test_the_async_twins(clock: ManualClock) -> None:
         return await limiter.ahold("a", 1, timeout=60)
 
     asyncio.run(walk())
+
+
+def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(clock: ManualClock) -> None:
+    limiter = make("10 usd in all; 1 in flight", clock)
+    for key, used, expected in (("less", "0.20", "9.40"), ("more", "1.50", "8.50")):
+        hold = limiter.hold(key, "0.60")
+        hold.use(used)
+        with pytest.raises(ZeroDivisionError), hold:
+            _ = 1 / 0
+        assert limiter.peek(key, expected)
+        assert not limiter.peek(key, Decimal(expected) + Decimal("0.000001"))
+
+    async def walk() -> None:
+        hold = await limiter.ahold("async", "0.60")
+        hold.use("1.50")
+        with pytest.raises(ZeroDivisionError):
+            async with hold:
+                _ = 1 / 0
+
+    asyncio.run(walk())
+    assert limiter.hold("async", "8.50")
+
+
+def test_an_ended_hold_runs_no_block_and_uses_nothing(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    limiter.hold("a", 10, hold_id="one").settle()
+    again = limiter.hold("a", 10, hold_id="one")
+    with pytest.raises(HoldError, match="expected an open hold to run a block, got one that is settled"), again:
+        pytest.fail("it ran")
+    with pytest.raises(HoldError, match="expected an open hold to use, got one that is settled"):
+        again.use(1)
+    denied = limiter.hold("a", 1000)
+    with pytest.raises(HoldError, match="expected an open hold to use, got one that is denied"):
+        denied.use(1)
+
+
+def test_costs_in_errors_are_in_units(clock: ManualClock) -> None:
+    limiter = make("10 usd in all", clock)
+    hold = limiter.hold("a", "0.25", hold_id="one")
+    with pytest.raises(HoldError, match=r"hold 'one': expected cost 0\.25, with which it is open, got cost 0\.5"):
+        limiter.hold("a", "0.5", hold_id="one")
+    hold.settle("0.2")
+    with pytest.raises(HoldError, match=r"expected cost 0\.2, with which it is settled, got cost 0\.3"):
+        hold.settle("0.3")

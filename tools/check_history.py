@@ -271,8 +271,8 @@ class History:
                 moves.append(expiry)
             if end:
                 kept, kept_most = min(cost, max(low - before, 0)), min(cost, max(high - before_sure, 0))
-                if low < most and ((place and (rated or not all(sure))) or came_late):
-                    kept = 0
+                if came_late or (low < most and place and (rated or not all(sure))):
+                    kept = 0  # what is booked late, after it came back, didn't have to fit
                 if not place and rated and cost < high < most:
                     kept_most = high  # as if all of it had been taken at the instant of the hold
                 moves.append((*end[:3], kept, kept_most))

@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from decimal import Decimal
 from itertools import count
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from headgate.errors import HoldError, RateLimited, StoreError, UnknownHold, refuse
 from headgate.lease_renewer import RENEWERS
@@ -13,7 +15,18 @@ from headgate.lifecycle import after_fork
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import Number, microseconds
 from headgate.stores.base import Ask, ServerStore, Verb
-from headgate.stores.holds import DENIED, EXPIRED, OPEN, HoldAnswer, HoldState, HoldStore, HoldTerms
+from headgate.stores.holds import (
+    DENIED,
+    EXPIRED,
+    OPEN,
+    HoldAnswer,
+    HoldState,
+    HoldStore,
+    HoldTerms,
+    ListedHold,
+    refuse_ended,
+    refuse_other_costs,
+)
 
 OnExpiry: TypeAlias = Literal["keep", "release"]
 
@@ -53,7 +66,7 @@ class Hold:
     """A cost or a slot that is reserved, until it is settled or cancelled, or its lease ends. True if it was granted.
 
     >>> from headgate import Limiter
-    >>> limiter = Limiter("100000/minute")
+    >>> limiter = Limiter("100000 tokens/calendar day")
     >>> hold = limiter.hold("agent-7", 1200)        # what it may cost
     >>> bool(hold), hold.state, limiter.peek("agent-7").remaining
     (True, 'open', 98800)
@@ -64,7 +77,8 @@ class Hold:
 
     As a context manager it renews its lease while the block runs, and is settled at the end, with what `use` has added
     up, or else with what was reserved. If the block raises, the hold ends as if its lease had: slots are free, and
-    costs stay counted unless `on_expiry` is "release". A denied hold raises `RateLimited` instead of running the block.
+    costs stay counted unless `on_expiry` is "release"; if more than that was used, it is settled with what was used. A
+    denied hold raises `RateLimited` instead of running the block.
 
     Every verb may be repeated, and has an async twin.
     """
@@ -126,6 +140,10 @@ class Hold:
 
     def use(self, cost: object = 1) -> None:
         """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store."""
+        if not self._is_unsettled():
+            raise HoldError(
+                f"hold {self.id!r} of {self.key!r}: expected an open hold to use, got one that is {self.state}"
+            )
         more = self._owner.read_costs(cost)
         before = self._used or (0,) * len(more)
         self._used = tuple(one + other for one, other in zip(before, more, strict=True))
@@ -164,13 +182,20 @@ class Hold:
 
     def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
         if not self:
-            raise HoldError(f"hold {self.id!r} of {self.key!r} was denied: there is nothing to settle")
+            raise HoldError(f"hold {self.id!r} of {self.key!r} was denied: it has taken nothing")
         return self._asks, self._owner.low, self.id
 
     def _settled(self, cost: object) -> tuple[int, ...] | None:
-        if cost is not None:
-            return self._owner.read_costs(cost)
-        return self._used if self._is_unsettled() else self._costs
+        if cost is None:
+            return self._used if self._is_unsettled() else self._costs
+        costs = self._owner.read_costs(cost)
+        if self and not self._is_unsettled() and costs != self._costs:  # known even while the store is away
+            refuse_other_costs(self._asks, self.id, self.state, self._costs, costs)
+        return costs
+
+    def _refuse_settled(self, verb: str) -> None:
+        if not self._is_unsettled():
+            refuse_ended(self._asks, self.id, self.state, self._costs, verb)
 
     def _is_unsettled(self) -> bool:
         return self._state in (OPEN, EXPIRED)
@@ -202,13 +227,19 @@ class Hold:
     def __enter__(self) -> Self:
         if not self:
             raise self._owner.denial(self.key, self._decision)
+        self._refuse_settled("run a block")  # of a repeated id: what it has reserved is spent, or free for others
         RENEWERS.add(self._store, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._leave():
             try:
-                self.settle() if error is None else self._expire()
+                if error is None:
+                    self.settle()
+                elif self._exceeds():
+                    self._ended(self._store.settle(*self._arguments(), self._at_least_used()))
+                else:
+                    self._expire()
             except UnknownHold:
                 self._lose()
 
@@ -220,7 +251,12 @@ class Hold:
     ) -> None:
         if self._leave():
             try:
-                await (self.asettle() if error is None else self._aexpire())
+                if error is None:
+                    await self.asettle()
+                elif self._exceeds():
+                    self._ended(await self._store.asettle(*self._arguments(), self._at_least_used()))
+                else:
+                    await self._aexpire()
             except UnknownHold:
                 self._lose()
 
@@ -228,6 +264,13 @@ class Hold:
         """Stop renewing it, and say whether it is still to be ended."""
         RENEWERS.remove(self._store, self)
         return self._is_unsettled()
+
+    def _exceeds(self) -> bool:
+        """Whether more was used than is reserved: a block that raises must not lose that."""
+        return self._at_least_used() != self._costs
+
+    def _at_least_used(self) -> tuple[int, ...]:
+        return tuple(map(max, self._costs, self._used or self._costs))
 
     def _lose(self) -> None:
         self._lost = True
@@ -279,8 +322,8 @@ class Hold:
         return f"Hold({self.id!r}, {self.state})"
 
 
-class HoldRequest:
-    """Asks for a hold, once or until it is granted."""
+class HoldAttempt:
+    """Asks a store for a hold, once or until it is granted."""
 
     def __init__(
         self,
@@ -296,6 +339,7 @@ class HoldRequest:
         self._store: Final = owner.hold_store
         self._asks: Final = asks
         self._terms: Final = _terms(lease, hold_id, on_expiry, keep)
+        self._own_id: Final = hold_id is None
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
         self._called = 0
         self._answer: HoldAnswer | None = None
@@ -331,11 +375,32 @@ class HoldRequest:
 
     def made(self, decision: Decision) -> Hold:
         """The hold on which this was the last decision."""
+        hold = self._made(decision)
+        if self._may_be_granted(hold):
+            with suppress(HoldError, StoreError):
+                self._store.settle(*self._cancellation(), cancel=True)
+        return hold
+
+    async def amade(self, decision: Decision) -> Hold:
+        hold = self._made(decision)
+        if self._may_be_granted(hold):
+            with suppress(HoldError, StoreError):
+                await self._store.asettle(*self._cancellation(), cancel=True)
+        return hold
+
+    def _made(self, decision: Decision) -> Hold:
         answer = self._answer
         if answer is None or answer.state == DENIED:
             answer = HoldAnswer(decision, DENIED, tuple(ask.cost for ask in self._asks), 0)
         terms = self._terms
         return Hold(self._owner, self._asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
+
+    def _may_be_granted(self, hold: Hold) -> bool:
+        """Whether a server that didn't answer may still grant a hold that is denied here, and nobody can repeat it."""
+        return not hold and hold.decision.degraded and self._own_id and isinstance(self._store, ServerStore)
+
+    def _cancellation(self) -> tuple[tuple[Ask, ...], int, str, tuple[int, ...]]:
+        return self._asks, self._owner.low, self._terms.hold_id, (0,) * len(self._asks)
 
 
 def found_hold(owner: HoldOwner, asks: tuple[Ask, ...], hold_id: str, answer: HoldAnswer, called: int) -> Hold:
@@ -346,6 +411,23 @@ def found_hold(owner: HoldOwner, asks: tuple[Ask, ...], hold_id: str, answer: Ho
 
 def _with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]:
     return tuple(ask._replace(cost=cost) for ask, cost in zip(asks, costs, strict=True))
+
+
+class HoldSummary(NamedTuple):
+    """A hold, as it is listed."""
+
+    id: str
+    state: HoldState
+    cost: Decimal
+    """What it has reserved, or was settled with."""
+    lease_left: float
+    """Seconds until its lease ends; 0.0 if it isn't open."""
+
+
+def summarize(listed: ListedHold, decimals: int) -> HoldSummary:
+    """A hold of a store with one ask, in units and seconds."""
+    cost = Decimal(listed.costs[0]).scaleb(-decimals)
+    return HoldSummary(listed.hold_id, listed.state, cost, listed.left / 1_000_000)
 
 
 class PendingHold:

@@ -1,6 +1,7 @@
 """Renews the leases of holds whose blocks are running: one thread for each store, while there are any."""
 
 import heapq
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,8 @@ from headgate.lifecycle import after_fork, new_lock
 from headgate.stores.base import Store
 
 _IDLE: Final = 5.0  # seconds for which the thread waits for more to do
+
+_log = logging.getLogger("headgate")
 
 
 class Renewable(Protocol):
@@ -103,7 +106,12 @@ class LeaseRenewer:
         while True:
             hold, when = self._next()
             if hold is not None:
-                if not hold.renew():
+                try:
+                    goes_on = hold.renew()
+                except Exception:  # noqa: BLE001 - of any store: the other holds still need this thread
+                    _log.exception("the lease of a hold can't be renewed; the next attempt is in a third of it")
+                    goes_on = True
+                if not goes_on:
                     self.remove(hold)
                 with self._lock:
                     if hold in self._holds:

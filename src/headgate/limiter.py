@@ -6,13 +6,23 @@ from typing import Any, ClassVar, Final, Never
 
 from headgate._limiter_hot import LimiterChecks, id_of, key_of
 from headgate.errors import RateLimited, refuse, refuse_option
-from headgate.holds import KEEP, Hold, HoldRequest, OnExpiry, PendingHold, check_id, found_hold
+from headgate.holds import (
+    KEEP,
+    Hold,
+    HoldAttempt,
+    HoldSummary,
+    OnExpiry,
+    PendingHold,
+    check_id,
+    found_hold,
+    summarize,
+)
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.notation import LimitLike, denial_error, limit_of
 from headgate.limits.numbers import Cost, Number, cost_in, permille, whole
 from headgate.stores.base import Ask, Store, Verb
-from headgate.stores.holds import HoldStore, ListedHold
+from headgate.stores.holds import HoldStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.memory_file import check_path
 from headgate.stores.urls import aclose_store, close_store, is_memory, open_store
@@ -173,11 +183,11 @@ class Limiter(LimiterChecks, Closable):
         With a `hold_id` it is made once, however often it is asked for. It is remembered for `keep` seconds after its
         end.
         """
-        request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+        attempt = HoldAttempt(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
         if timeout == 0:
-            return request.made(request.ask())
-        clock, perform = self._store.clock, request.perform
-        return request.made(acquire(self._queues, key, clock, timeout, perform, recheck=request.recheck))
+            return attempt.made(attempt.ask())
+        clock, perform = self._store.clock, attempt.perform
+        return attempt.made(acquire(self._queues, key, clock, timeout, perform, recheck=attempt.recheck))
 
     def ahold(
         self,
@@ -194,11 +204,13 @@ class Limiter(LimiterChecks, Closable):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
-            request = HoldRequest(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+            attempt = HoldAttempt(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
             if timeout == 0:
-                return request.made(await request.aask())
-            clock, perform = self._store.clock, request.aperform
-            return request.made(await aacquire(self._queues, key, clock, timeout, perform, recheck=request.recheck))
+                return await attempt.amade(await attempt.aask())
+            clock, perform = self._store.clock, attempt.aperform
+            return await attempt.amade(
+                await aacquire(self._queues, key, clock, timeout, perform, recheck=attempt.recheck)
+            )
 
         return PendingHold(hold)
 
@@ -213,12 +225,14 @@ class Limiter(LimiterChecks, Closable):
             self._holds, asks, name, await self._holds.hold_store.afind_hold(asks, self._low, name), called
         )
 
-    def list_holds(self, key: str, count: int = 100) -> list[ListedHold]:
-        """The holds of a key that are open, or remembered after their end; those that end first come first."""
-        return self._holds.hold_store.list_holds(self._name, key_of(key), whole("count", count))
+    def list_holds(self, key: str, count: int = 100) -> list[HoldSummary]:
+        """Holds of a key that are open or expired, those that end first at the front; in memory settled ones, too."""
+        found = self._holds.hold_store.list_holds(self._name, key_of(key), whole("count", count))
+        return [summarize(one, self._decimals) for one in found]
 
-    async def alist_holds(self, key: str, count: int = 100) -> list[ListedHold]:
-        return await self._holds.hold_store.alist_holds(self._name, key_of(key), whole("count", count))
+    async def alist_holds(self, key: str, count: int = 100) -> list[HoldSummary]:
+        found = await self._holds.hold_store.alist_holds(self._name, key_of(key), whole("count", count))
+        return [summarize(one, self._decimals) for one in found]
 
     def _hold_asks(self, key: object, cost: Cost = 1) -> tuple[Ask, ...]:
         return (Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost)),)

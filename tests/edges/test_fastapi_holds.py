@@ -164,14 +164,14 @@ def test_dependencies_that_count_in_one_bucket_take_one_slot(slots: Limiter) -> 
     @app.get("/", dependencies=[Depends(RateLimit(limiter)), Depends(RateLimit(limiter, cost=5))])
     async def root(decision: Annotated[Decision, Depends(RateLimit(limiter, cost=3))]) -> bool:
         held = await limiter.alist_holds(KEY)
-        seen.append([one.costs for one in held if one.state == "open"])
+        seen.append([one.cost for one in held if one.state == "open"])
         return bool(decision)
 
     with serving(app) as server, client_of(server) as client:
         for _ in range(3):
             assert client.get("/").json() is True
         wait_for(lambda: not open_holds(limiter), "the settlements")
-    assert seen == [[(5,)]] * 3
+    assert seen == [[5]] * 3
     assert limiter.hold(KEY, 45)
     assert not limiter.hold(KEY)
 

@@ -86,9 +86,13 @@ def served(make: Any, limiter: Limiter) -> Iterator[int]:
 
 @pytest.mark.parametrize("make", [in_fastapi, in_flask])
 def test_a_hold_that_is_denied_while_the_store_is_away_is_no_fault_of_the_caller(make: Any) -> None:
-    with nobody() as away, RedisStore(f"redis://127.0.0.1:{away}") as store:
-        with served(make, Limiter("1 in flight", store=store)) as port, client_at(port) as client:
-            answer = client.get("/short")
+    with (
+        nobody() as away,
+        RedisStore(f"redis://127.0.0.1:{away}") as store,
+        served(make, Limiter("1 in flight", store=store)) as port,
+        client_at(port) as client,
+    ):
+        answer = client.get("/short")
     assert (answer.status_code, answer.json()["title"]) == (503, "Temporarily unavailable")
     assert answer.json()["type"].endswith("#temporary-reduced-capacity")
     assert answer.headers["retry-after"] == "1"

@@ -1,6 +1,7 @@
 """Clocks."""
 
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -77,3 +78,9 @@ def test_a_time_that_no_clock_reaches_is_refused(digits: int, shown: str) -> Non
         ManualClock().advance(seconds)
     with pytest.raises(InvalidInput, match="ManualClock: expected a time"):
         ManualClock().step_back(seconds)
+
+
+@pytest.mark.parametrize("at", [datetime(2028, 2, 29), "2028-02-29", 1_800_000_000])
+def test_a_time_of_day_has_a_zone(at: Any) -> None:
+    with pytest.raises(InvalidInput, match="ManualClock at: expected a datetime with a time zone"):
+        ManualClock(at=at)

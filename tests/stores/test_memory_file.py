@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from decimal import Decimal
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_a_reset_is_remembered(restarts: Restarts) -> None:
     limiter = restarts.limiter("100 in all; 5 in flight")
     assert limiter.list_holds("a") == []
     assert left(limiter, "a") == 5
-    assert [hold.hold_id for hold in limiter.list_holds("b")] == ["h"]
+    assert [hold.id for hold in limiter.list_holds("b")] == ["h"]
     assert restarts.store is not None
     restarts.store.clear("llm", limiter.limit)
     restarts.limiter("9 in all", "other").check("c")
@@ -197,7 +198,7 @@ def test_an_open_hold_is_settled_after_a_restart(restarts: Restarts) -> None:
     found = limiter.find_hold("a", "h")
     assert found.state == "open"
     (listed,) = limiter.list_holds("a")
-    assert (listed.costs, listed.left) == ((61_500_000,), 3_540_000_000)
+    assert (listed.cost, listed.lease_left) == (Decimal("61.5"), 3540.0)
     assert left(restarts.limiter("100 usd/calendar month")) == 38
     assert left(restarts.limiter("2 in flight")) == 1
     found.settle("0.25")
@@ -207,7 +208,7 @@ def test_an_open_hold_is_settled_after_a_restart(restarts: Restarts) -> None:
     limiter = restarts.limiter(limit)
     assert limiter.find_hold("a", "h").state == "settled"
     assert limiter.find_hold("a", "h").settle("0.25")  # the same again
-    with pytest.raises(HoldError, match="expected cost 250000, with which it is settled"):
+    with pytest.raises(HoldError, match="expected cost 0.25, with which it is settled"):
         limiter.find_hold("a", "h").settle("0.5")
     assert left(restarts.limiter("100 usd/calendar month")) == 99
 
@@ -781,7 +782,7 @@ def test_what_was_answered_survives_a_kill_exactly_once(tmp_path: Path) -> None:
             else:
                 costs[what] = costs.get(what, 9) + 1
         with Limiter("1000000000 in all; 100000 in flight", remember=path) as limiter:
-            listed = {hold.hold_id: hold for hold in limiter.list_holds("a", 10**6)}
+            listed = {hold.id: hold for hold in limiter.list_holds("a", 10**6)}
             found = 10**9 - Limiter("1000000000 in all", store=limiter.store).peek("a").remaining
             slots = 100_000 - Limiter("100000 in flight", store=limiter.store).peek("a").remaining
         assert slots == len([hold for hold in listed.values() if hold.state == "open"])
@@ -789,14 +790,14 @@ def test_what_was_answered_survives_a_kill_exactly_once(tmp_path: Path) -> None:
         changed = [
             name
             for name, hold in listed.items()
-            if (hold.costs[0], hold.state != "open") != (costs.get(name), name in settled)
+            if (hold.cost, hold.state != "open") != (costs.get(name), name in settled)
         ]
         missing = set(costs) - set(listed)
         assert not missing
         assert len(changed) <= 1
         before = used + sum(costs.values())
         for name in changed:
-            costs[name] = listed[name].costs[0]
+            costs[name] = int(listed[name].cost)
             settled |= {name} if listed[name].state == "settled" else set()
         after = used + sum(costs.values())
         assert found in ((after,) if changed else (before, before + 3))

@@ -29,10 +29,9 @@ class RequestHold:
     lease ends. With `awaits`, its flows yield awaitables.
     """
 
-    __slots__ = ("_awaits", "_ended", "_hold", "_renewal", "_store", "decision")
+    __slots__ = ("_awaits", "_ended", "_hold", "_renewal", "_store")
 
     def __init__(self, hold: Hold, limiter: Limiter, *, awaits: bool) -> None:
-        self.decision: Final = hold.decision
         self._hold: Final = hold
         self._store: Final = limiter.store
         self._awaits: Final = awaits

@@ -25,7 +25,8 @@ _LARGEST: Final[i64] = 2**53 - 1
 class BudgetState:
     """What is used in the period that began at `start`, in smallest units.
 
-    `start` is in microseconds since 1970; 0 in all. `ahead` is what the store adds to its own time to get those.
+    `start` is in microseconds since 1970, or 0 without a period. `ahead` is what the store adds to its own time to get
+    the time of day.
     """
 
     __slots__ = ("ahead", "start", "used")
@@ -87,7 +88,7 @@ class Budget(Limit):
 
     @property
     def period(self) -> str | None:
-        """ "hour", "day", "week", "month" or "year"; None in all."""
+        """ "hour", "day", "week", "month" or "year"; None for an amount in all."""
         return self._period
 
     @property
@@ -120,7 +121,7 @@ class Budget(Limit):
         return (self._amount,)
 
     def nearby(self, moment: int) -> list[int]:
-        """The starts of the previous, the current, the next and the next but one period of a moment; [0] in all."""
+        """The starts of the previous, current, next and next but one period of a moment; [0] without a period."""
         if self._calendar is None:
             return [0]
         start, end = self._calendar.at(moment)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final, Protocol
 
 from headgate.errors import refuse
@@ -54,12 +55,28 @@ class ManualClock:
     True
 
     A caller that waits in `Limiter.acquire` wakes up when the clock passes the moment that it waits for.
+
+    `at` is the time of day when it is made, for budgets by the calendar: a `datetime` with a time zone. Without it,
+    that is some time in January 2027.
+
+    >>> from datetime import UTC, datetime
+    >>> clock = ManualClock(at=datetime(2028, 2, 28, 23, 59, 59, tzinfo=UTC))
+    >>> limiter = Limiter("1/calendar day", store=MemoryStore(clock=clock))
+    >>> bool(limiter.check("a")), bool(limiter.check("a"))
+    (True, False)
+    >>> clock.advance(1)
+    >>> bool(limiter.check("a"))                    # on 29 February
+    True
     """
 
-    def __init__(self, start: Number = 0) -> None:
+    def __init__(self, start: Number = 0, *, at: datetime | None = None) -> None:
+        given: object = at  # unchecked
+        if given is not None and (not isinstance(given, datetime) or given.tzinfo is None):
+            refuse("ManualClock at", "a datetime with a time zone", given)
         self._lock = new_lock()
         self._alarms: list[tuple[int, Callable[[], None]]] = []
         self._set(microseconds("ManualClock start", start))
+        self._wall_start = _WALL_START if at is None else at.timestamp() - self._now / 1_000_000
 
     def now(self) -> int:
         """Microseconds since the clock's zero."""
@@ -82,8 +99,8 @@ class ManualClock:
         return None
 
     def wall(self) -> float:
-        """The time of day: in January 2027 when the clock shows 0, and as much later as it has gone on."""
-        return _WALL_START + self._now / 1_000_000
+        """The time of day: that of its start, and as much later as it has gone on."""
+        return self._wall_start + self._now / 1_000_000
 
     def _set(self, now: int) -> None:
         if not 0 <= now <= LARGEST:

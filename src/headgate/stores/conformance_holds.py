@@ -418,6 +418,17 @@ def asks_to_hold_name_each_key_once(make: MakeStore) -> None:
         raise NotConforming("asks that name a key twice: expected a ValueError, got none")
 
 
+def a_lease_that_is_extended_takes_a_slot_that_was_forgotten(make: MakeStore) -> None:
+    """A hold belongs to the key of its first ask, and outlives the count of another."""
+    harness = HoldHarness(make, Slots(1))
+    asks = [Ask("first", "key", per_day(10), 1), *harness.asks()]
+    harness.holds.hold(asks, LOW, HoldTerms("id", 60 * SECOND, False, 0))
+    harness.store.forget("", "key", harness.limit)
+    expect("free once it is forgotten", harness.left(), 1)
+    harness.holds.extend(asks, LOW, "id", None, 90 * SECOND)
+    expect("free after the lease was extended", harness.left(), 0)
+
+
 def forgetting_a_key_forgets_its_holds(make: MakeStore) -> None:
     harness = HoldHarness(make, AllOf([per_day(10), Slots(1)]))
     harness.hold(5, release=True)
@@ -459,6 +470,7 @@ HOLD_CASES: Final[tuple[Case, ...]] = (
     an_id_can_be_used_again_when_its_hold_is_forgotten,
     holds_are_listed_by_their_ends,
     asks_to_hold_name_each_key_once,
+    a_lease_that_is_extended_takes_a_slot_that_was_forgotten,
     forgetting_a_key_forgets_its_holds,
     *WALKS,
 )

@@ -15,10 +15,12 @@ answer, and an expired hold can still be settled.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from headgate.errors import HoldError
 from headgate.limits.decision import Decision
+from headgate.limits.numbers import decimal_text
 from headgate.stores.base import Ask, Store
 
 HoldState: TypeAlias = Literal["denied", "open", "settled", "cancelled", "expired"]
@@ -123,19 +125,26 @@ class HoldStore(Store, Protocol):
     async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]: ...
 
 
-def refuse_ended(hold_id: str, state: str, costs: Sequence[int], verb: str) -> NoReturn:
+def refuse_ended(asks: Sequence[Ask], hold_id: str, state: str, costs: Sequence[int], verb: str) -> NoReturn:
     """Refuse a verb on a hold that has ended."""
-    raise HoldError(f"hold {hold_id!r}: expected an open hold to {verb}, got one that is {state} with {_shown(costs)}")
+    shown = _shown(asks, costs)
+    raise HoldError(f"hold {hold_id!r}: expected an open hold to {verb}, got one that is {state} with {shown}")
 
 
-def refuse_other_costs(hold_id: str, state: str, costs: Sequence[int], got: Sequence[int]) -> NoReturn:
+def refuse_other_costs(
+    asks: Sequence[Ask], hold_id: str, state: str, costs: Sequence[int], got: Sequence[int]
+) -> NoReturn:
     """Refuse to hold or settle once more with other costs."""
-    raise HoldError(f"hold {hold_id!r}: expected {_shown(costs)}, with which it is {state}, got {_shown(got)}")
+    known = _shown(asks, costs)
+    raise HoldError(f"hold {hold_id!r}: expected {known}, with which it is {state}, got {_shown(asks, got)}")
 
 
 def refuse_more_holds(key: str) -> NoReturn:
     raise HoldError(f"hold: expected at most {MAX_OPEN_HOLDS} open holds of {key!r}, got one more; settle some first")
 
 
-def _shown(costs: Sequence[int]) -> str:
-    return f"cost {costs[0]}" if len(costs) == 1 else f"costs {', '.join(map(str, costs))}"
+def _shown(asks: Sequence[Ask], costs: Sequence[int]) -> str:
+    """Costs as their caller writes them."""
+    decimals = [ask.limit.decimals for ask in asks]
+    texts = [decimal_text(Fraction(cost, 10**places)) for cost, places in zip(costs, decimals, strict=False)]
+    return f"cost {texts[0]}" if len(texts) == 1 else f"costs {', '.join(texts)}"

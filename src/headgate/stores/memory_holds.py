@@ -154,7 +154,7 @@ class MemoryHolds:
         costs = tuple([ask.cost for ask in asks])
         if known is not None:
             if known.state == OPEN and known.costs != costs:
-                refuse_other_costs(terms.hold_id, known.state_at(now), known.costs, costs)
+                refuse_other_costs(asks, terms.hold_id, known.state_at(now), known.costs, costs)
             return self._answer(known, asks, low, now, CHECK)
         pieces = pieces_of(asks)
         self._refuse_more(name, key, now)
@@ -181,7 +181,7 @@ class MemoryHolds:
         actual = (0,) * len(held.costs) if cancel else held.costs if costs is None else tuple(costs)
         if held.state in (SETTLED, CANCELLED):
             if actual != held.costs:
-                refuse_other_costs(hold_id, held.state, held.costs, actual)
+                refuse_other_costs(asks, hold_id, held.state, held.costs, actual)
             return self._answer(held, asks, low, now)
         state: HoldState = CANCELLED if cancel else SETTLED
         self._record_settlement(held, state, actual, now)
@@ -199,7 +199,7 @@ class MemoryHolds:
         now = self._begin()
         held = self._known(asks, hold_id, now)
         if held.state_at(now) != OPEN:
-            refuse_ended(hold_id, held.state_at(now), held.costs, "extend")
+            refuse_ended(asks, hold_id, held.state_at(now), held.costs, "extend")
         more = [max(costs[i] - held.costs[i], 0) for i in range(len(costs))] if costs is not None else []
         decision = None
         charges: list[Charge] = []
@@ -335,6 +335,7 @@ class MemoryHolds:
                 piece.limit.free_slot(entry.state, held.end)
                 if end != 0:
                     piece.limit.take_slot(entry.state, end)
+                    entry.keep(now)  # its key may have been forgotten, but not the hold, which belongs to another
 
     def _answer(self, held: MemoryHold, asks: Sequence[Ask], low: i64, now: i64, verb: Verb = CHARGE) -> HoldAnswer:
         """What has become of a hold: for CHECK with a decision that passed, otherwise as a peek would say."""

@@ -95,7 +95,7 @@ class Bookings:
         some = list(islice(self._waiting, MAX_BATCH))
         requests = [booking.make() for booking in some]
         self._batcher.execute_all(requests)
-        late: set[Hashable] = set()  # whose order in that call was none
+        late: set[Hashable] = set()  # one about these was put off: what follows it is sent again, in its order
         done = 0
         for booking, request in zip(some, requests, strict=True):
             answer: object = request.answer

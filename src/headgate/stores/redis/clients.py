@@ -13,8 +13,8 @@ The query goes to redis-py: `?ssl_ca_certs=ca.pem`. A prefix `async+` changes no
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
@@ -437,6 +437,15 @@ def _asentinel(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.a
 def describe_error(error: BaseException) -> str:
     """An error of redis-py in a few words, without secrets."""
     return f"{type(error).__name__}: {str(error) or 'no answer in time'}"[:300]
+
+
+@contextmanager
+def server_errors() -> Iterator[None]:
+    """Raise `StoreAway` for an error of redis-py."""
+    try:
+        yield
+    except ERRORS as error:
+        raise StoreAway(describe_error(error)) from error
 
 
 def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], str]:

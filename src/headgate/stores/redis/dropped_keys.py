@@ -3,8 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from headgate.errors import StoreAway
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients, describe_error
+from headgate.stores.redis.clients import AsyncClient, Client, Clients, server_errors
 from headgate.stores.redis.keys import Keys
 
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
@@ -20,10 +19,8 @@ def drop_keys(clients: Clients, keys: Keys, patterns: list[bytes]) -> Counter[st
                 if client.unlink(key):
                     dropped.update(keys.limiter_of(key))
 
-    try:
+    with server_errors():
         clients.call(drop, timeouts=None)
-    except ERRORS as error:
-        raise StoreAway(describe_error(error)) from error
     return dropped
 
 
@@ -37,8 +34,6 @@ async def adrop_keys(clients: Clients, keys: Keys, patterns: list[bytes]) -> Cou
                 if await client.unlink(key):
                     dropped.update(keys.limiter_of(key))
 
-    try:
+    with server_errors():
         await clients.acall(drop, timeouts=None)
-    except ERRORS as error:
-        raise StoreAway(describe_error(error)) from error
     return dropped

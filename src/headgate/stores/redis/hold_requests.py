@@ -36,6 +36,7 @@ _OTHER_COSTS: Final = 3
 _ENDED: Final = 4
 _TOO_MANY: Final = 5
 _AS_NOW: Final = 6
+# 7 (held before, or extended) passes like _HELD, and needs no name here.
 
 
 class HoldRequest(Request[HoldAnswer]):
@@ -89,9 +90,9 @@ class HoldRequest(Request[HoldAnswer]):
             at += 3 + count
             costs = tuple(row[at - count : at])
             if status == _OTHER_COSTS:
-                refuse_other_costs(self._hold_id, state, costs, self._costs)
+                refuse_other_costs(self._asks, self._hold_id, state, costs, self._costs)
             if status == _ENDED:
-                refuse_ended(self._hold_id, state, costs, "extend")
+                refuse_ended(self._asks, self._hold_id, state, costs, "extend")
         except HoldError as error:
             self.answer = error
             return at
@@ -149,8 +150,8 @@ def extend_request(
 ) -> HoldRequest:
     """`HoldStore.extend`. One that is granted already passes whatever is left."""
     none = [0] * len(asks)
-    given = (costs is not None, lease is not None, lease or 0, granted, 0)
-    return HoldRequest(keys, b"x", asks, low, hold_id, costs or none, *given)
+    end = -1 if lease is None else lease
+    return HoldRequest(keys, b"x", asks, low, hold_id, costs or none, costs is not None, granted, end, 0, 0)
 
 
 def find_request(keys: Keys, asks: Sequence[Ask], low: int, hold_id: str) -> HoldRequest:

@@ -1,14 +1,13 @@
 """Holds in Redis or Valkey: the verbs of `HoldStore`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from headgate.errors import StoreAway
 from headgate.flow import Flow, adrive, drive
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold
-from headgate.stores.redis.clients import ERRORS, Clients, describe_error
+from headgate.stores.redis.clients import Clients, server_errors
 from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.hold_requests import (
     HoldRequest,
@@ -132,11 +131,11 @@ class RedisHolds:
 
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
         """See `HoldStore.list_holds`. Those that are settled are not listed. Raises `StoreAway` like `forget`."""
-        with _server_errors():
+        with server_errors():
             return drive(self._list(name, key, count), self._perform)
 
     async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
-        with _server_errors():
+        with server_errors():
             return await adrive(self._list(name, key, count), self._aperform)
 
     def _perform(self, step: Request[Any] | tuple[object, ...]) -> Any:
@@ -165,11 +164,3 @@ class RedisHolds:
 
 def _command(words: tuple[object, ...]) -> Any:
     return lambda client: client.execute_command(*words)
-
-
-@contextmanager
-def _server_errors() -> Iterator[None]:
-    try:
-        yield
-    except ERRORS as error:
-        raise StoreAway(describe_error(error)) from error

@@ -180,6 +180,6 @@ return {
     return { capacity = capacity, unit = unit, gain = gain, tick = tick, full = full }
   end,
   load = load, passes = passes, spend = spend, refund = refund, save = save, report = report, counts = counts,
-  forget = forget, correct = correct, releases = true,
+  forget = forget, correct = correct, counts_costs = true,
   mark = function(bucket, epoch) return headroom().add(bucket, epoch) end,
 }

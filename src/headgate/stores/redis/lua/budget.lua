@@ -63,7 +63,7 @@ local function count(budget, cost)
 end
 
 return {
-  numbers = '<dd', releases = true,
+  numbers = '<dd', counts_costs = true,
   read = function(amount, calendar) return { amount = amount, calendar = calendar == 1 } end,
   find = find, load = load, save = save,
   passes = function(budget, limit, cost) return cost <= limit.amount - budget.used end,

@@ -11,8 +11,8 @@
 -- periods of the calendar, or -3 since a call gives back only so much of what holds have taken.
 --
 -- A spec: a letter for the verb; for each limit a letter for its kind, followed by its numbers as little-endian doubles
--- (after an 'a' if it is the first of an ask, where this matters); 'o' and the numbers of a backoff, if violations are recorded; 'i' and the microseconds for
--- which the request's id is remembered, if it has one.
+-- (after an 'a' if it is the first of an ask, where this matters); 'o' and the numbers of a backoff, if violations are
+-- recorded; 'i' and the microseconds for which the request's id is remembered, if it has one.
 
 local floor, min, max = math.floor, math.min, math.max
 local packed, unpacked = struct.pack, struct.unpack

@@ -1,20 +1,21 @@
 -- Holds: costs and slots that are reserved, and settled with what they really cost. The rules are in stores/holds.py.
 --
--- Stored: a string for each hold, which ends with what is remembered of it: bytes for its state, whether its costs come
--- back, and the number of asks; doubles for the end of its lease (or when it was settled), and for how long it is
--- remembered then; a double for the cost of each ask. While it is open, there follow for each limit the number of its
--- charges as a byte, and for each charge doubles: two that say where the limit has counted it, and the cost. Of the last
--- charge that isn't stored: it is the rest. The holds of a key that are open, or have expired, are in a sorted set by the ends of their leases, which is that of the
--- slots if these are counted.
+-- Stored: a string for each hold: bytes for its state, whether its costs come back, and the number of asks; doubles for
+-- the end of its lease (or when it was settled), and for how long it is remembered then; a double for the cost of each
+-- ask. While it is open, there follow for each limit the number of its charges as a byte, and for each charge doubles:
+-- two that say where the limit has counted it, and the cost. The cost of the last charge isn't stored: it is the rest.
+-- The holds of a key that are open, or have expired, are in a sorted set by the ends of their leases. If slots are
+-- counted, that is the set of the slots.
 --
--- The numbers of a request: six doubles (whether costs are given; whether it is a cancel, has a lease, or was granted
--- before; the lease; for how long it is remembered, or whether more was granted before; whether costs come back; and a
--- random number), the cost of each ask, the periods of budgets, and the id. Its last keys
--- are the sorted set and the string. The answer: the status (1 held; 7 known, or extended; 6 settled, or
--- found; 0 denied; 2 unknown, 3 other costs, 4 ended, 5 too many); after 2 and 5 nothing; else the state, the microseconds
--- left, the number of asks, and the cost of each; after 1, 7, 6 and 0 the reports of the limits.
+-- The numbers of a request: six doubles (whether costs are given; whether it is a cancel, or was granted before; the
+-- lease, or -1 for none; for how long a new hold is remembered; whether its costs come back; and a random number), the
+-- cost of each ask, the periods of budgets, and the id. Its last keys are the sorted set and the string. The answer:
+-- the status; after UNKNOWN and TOO_MANY nothing; else the state, the microseconds left, the number of asks, and the
+-- cost of each; after HELD, KNOWN, AS_NOW and DENIED the reports of the limits.
 
 local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 6, 131072, 8, 64, 60
+local DENIED, HELD, UNKNOWN, OTHER_COSTS, ENDED, TOO_MANY = 0, 1, 2, 3, 4, 5
+local AS_NOW, KNOWN = 6, 7 -- settled or found, with what is left now; held before, or extended
 local NOTHING = string.rep('\0', 8) -- so that the cost of the last charge can be read, too
 local OPEN, SETTLED, CANCELLED, EXPIRED = 1, 2, 3, 4
 
@@ -27,7 +28,7 @@ end
 -- The hold that a request is about, with what is stored of it; nil if that isn't ours.
 local function load(request, numbers, states, next_key)
   local held = { request = request, states = states, index = KEYS[next_key], name = KEYS[next_key + 1] }
-  held.given, held.flag, held.lease, held.keeps, held.releases, held.epoch = unpacked('<dddddd', numbers)
+  held.given, held.flag, held.lease, held.new_keep, held.new_release, held.epoch = unpacked('<dddddd', numbers)
   held.asked = doubles(numbers, 8 * HEAD + 1, request.asks)
   local periods = 0
   for _, limit in ipairs(request.limits) do
@@ -135,7 +136,7 @@ local function charge(held, costs)
   for i, limit in ipairs(held.request.limits) do
     local kind, state, charges = limit.kind, held.states[i], held.charges[i] or {}
     held.charges[i] = charges
-    if kind.releases then
+    if kind.counts_costs then
       kind.spend(state, limit, costs[limit.ask])
       local mark, serial = kind.mark(state, held.epoch)
       serial = serial == 0 and #charges or serial -- so that no two are equal
@@ -201,25 +202,25 @@ end
 local function hold(held)
   if held.state then
     if held.state == OPEN and differ(held.costs, held.asked) then
-      return put(held, 3)
+      return put(held, OTHER_COSTS)
     end
-    return answer_with(held, 7, nil, 0)
+    return answer_with(held, KNOWN, nil, 0)
   end
   local card, granted = call('ZCARD', held.index), held.flag == 1
   if not granted and card >= MAX_OPEN and call('ZCOUNT', held.index, '(' .. digits(now), '+inf') >= MAX_OPEN then
-    return push(5)
+    return push(TOO_MANY)
   end
-  held.state, held.release, held.finish, held.keep = OPEN, held.releases == 1, now + held.lease, held.keeps
+  held.state, held.release, held.finish, held.keep = OPEN, held.new_release == 1, now + held.lease, held.new_keep
   held.costs, held.charges = held.asked, {}
   if not granted and not pass(held, held.costs, true) then
     held.state = 0
-    return answer_with(held, 0, held.costs)
+    return answer_with(held, DENIED, held.costs)
   end
   charge(held, held.costs)
   lease(held, 1)
   save(held)
   sweep(held, card)
-  answer_with(held, 1, nil, 0)
+  answer_with(held, HELD, nil, 0)
 end
 
 -- Count another cost under a limit than what is counted now. The newest charges are given back first.
@@ -250,9 +251,9 @@ local function settle(held)
   local actual = held.given == 1 and held.asked or held.costs
   if held.state ~= OPEN then
     if differ(actual, held.costs) then
-      return put(held, 3)
+      return put(held, OTHER_COSTS)
     end
-    return answer_with(held, 6, nil, 1)
+    return answer_with(held, AS_NOW, nil, 1)
   end
   local ended = held.finish <= now
   call('ZREM', held.index, held.id)
@@ -263,13 +264,13 @@ local function settle(held)
         call('ZREM', state.key, held.name)
       end
       state.used = ended and state.used or state.used - 1
-    elseif limit.kind.releases then
+    elseif limit.kind.counts_costs then
       correct(held, i, held.release and ended and 0 or held.costs[limit.ask], actual[limit.ask])
     end
   end
   held.costs, held.state, held.finish = actual, held.flag == 1 and CANCELLED or SETTLED, now
   save(held)
-  answer_with(held, 6, nil, 1)
+  answer_with(held, AS_NOW, nil, 1)
 end
 
 -- Let the lease of an open hold end at its new time.
@@ -278,12 +279,12 @@ local function move(held)
   lease(held, finish <= now and -1 or 0)
   if held.release then
     for i, limit in ipairs(held.request.limits) do
-      for _, one in ipairs(limit.kind.releases and held.charges[i] or {}) do
+      for _, one in ipairs(limit.kind.counts_costs and held.charges[i] or {}) do
         release().expect(held.states[i], one, held.id, finish)
       end
-      if limit.kind.releases and finish <= now then
+      if limit.kind.counts_costs and finish <= now then
         release().give_back(limit.kind, held.states[i], limit)
-      elseif limit.kind.releases then
+      elseif limit.kind.counts_costs then
         limit.kind.save(held.states[i], limit)
       end
     end
@@ -292,7 +293,7 @@ end
 
 local function extend(held)
   if state_of(held) ~= OPEN then
-    return put(held, 4)
+    return put(held, ENDED)
   end
   local more, any = {}, false
   for i, cost in ipairs(held.costs) do
@@ -300,8 +301,8 @@ local function extend(held)
     any = any or more[i] > 0
   end
   if any then
-    if held.keeps == 0 and not pass(held, more, false) then
-      return answer_with(held, 0, more)
+    if held.flag == 0 and not pass(held, more, false) then
+      return answer_with(held, DENIED, more)
     end
     charge(held, more)
     for i, cost in ipairs(more) do
@@ -309,20 +310,20 @@ local function extend(held)
     end
   end
   local before = held.finish
-  held.finish = held.flag == 0 and before or held.lease == 0 and now or max(before, now + held.lease)
+  held.finish = held.lease < 0 and before or held.lease == 0 and now or max(before, now + held.lease)
   if any then
-    answer_with(held, 7, nil, 0) -- on what was added, before anything comes back
+    answer_with(held, KNOWN, nil, 0) -- on what was added, before anything comes back
   end
   if held.finish ~= before then
     move(held)
   end
   save(held)
   if not any then
-    answer_with(held, 7, nil, 0)
+    answer_with(held, KNOWN, nil, 0)
   end
 end
 
-local verbs = { h = hold, t = settle, x = extend, q = function(held) answer_with(held, 6, nil, 1) end }
+local verbs = { h = hold, t = settle, x = extend, q = function(held) answer_with(held, AS_NOW, nil, 1) end }
 
 -- The state of a hold, the end of its lease, and its costs; 0 if it isn't remembered.
 local function list(name)
@@ -346,9 +347,9 @@ return {
     if not held then
       push(-1)
     elseif not held.state and request.verb ~= 'h' then
-      push(2)
+      push(UNKNOWN)
     elseif held.state and #held.costs ~= request.asks then
-      put(held, 3)
+      put(held, OTHER_COSTS)
     else
       verbs[request.verb](held)
     end

@@ -237,5 +237,5 @@ return {
   counts = function(log) return log.used > 0 end,
   forget = function(log) call('DEL', log.key) end,
   mark = function(log) return log.count > 0 and log.newest or 0, 0 end,
-  correct = correct, releases = true,
+  correct = correct, counts_costs = true,
 }
