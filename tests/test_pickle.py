@@ -36,7 +36,7 @@ from headgate.stores.base import Ask, Change, Edit, Offence, Verb
 DECISION = Limiter(per_minute(60)).check("agent")
 
 MADE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "RateLimited": (("agent", 5.0, "5 signals/sec", 200), {}),
+    "RateLimited": (("agent", 5.0, "5 signals/sec", 200), {"degraded": True}),
     "UnknownHold": (("agent", "hold-1"), {}),
     "PolicyError": (("policy.toml", ["limits.heavy: expected a limit, got 5", "another"]), {}),
     "RequestError": ((404, "unknown", "no such agent"), {}),

@@ -22,7 +22,7 @@ class InvalidInput(HeadgateError, ValueError):
 class RateLimited(HeadgateError):
     """A request was denied. Only verbs that say so raise it; everywhere else a denial is a `Decision`."""
 
-    def __init__(self, agent_id: str, limit: float, pace: str, retry_ms: int | None) -> None:
+    def __init__(self, agent_id: str, limit: float, pace: str, retry_ms: int | None, *, degraded: bool = False) -> None:
         self.agent_id = agent_id
         """The agent, or another key, that was denied."""
         self.limit = limit
@@ -31,8 +31,11 @@ class RateLimited(HeadgateError):
         """The limit, in words."""
         self.retry_after_ms = retry_ms
         """Milliseconds until a retry can pass, rounded up, never 0; None if no wait would help."""
+        self.degraded = degraded
+        """Whether something other than the limit denied it: the store was away, or had no room for a new key."""
+        why = ", the store is away" if degraded else ""
         wait = "no wait would help" if self.retry_after_ms is None else f"retry after {self.retry_after_ms}ms"
-        super().__init__(f"rate limited: agent {agent_id!r} at {pace}, {wait}")
+        super().__init__(f"rate limited: agent {agent_id!r} at {pace}{why}, {wait}")
 
 
 class StoreError(HeadgateError):

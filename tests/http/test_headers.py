@@ -25,11 +25,13 @@ from headgate.http import (
     RateLimitHeaders,
     ServiceLimit,
     describe_denial,
+    describe_error,
     read_denial,
     read_headers,
 )
+from headgate.http.verdict import describe_decision
 from headgate.limits.decision import Outcome
-from headgate.limits.notation import LimitLike
+from headgate.limits.notation import LimitLike, denial_error
 from tests.support.rate_limit_headers import format_headers, headers_of, write_headers
 
 NOW = 1_900_000_000.0
@@ -213,8 +215,35 @@ def test_a_denial_while_the_store_is_away_is_a_503() -> None:
     degraded: Decision = limited.check("a").as_degraded(limited.limit)
     denial = describe_denial(degraded, "x")
     assert (denial.status, denial.kind) == (503, "temporary-reduced-capacity")
-    assert json.loads(denial.encode())["title"] == "Not at the moment"
+    assert json.loads(denial.encode())["title"] == "Temporarily unavailable"
     assert read_denial(denial.encode()) == denial
+
+
+def test_an_error_that_was_raised_while_the_store_is_away_is_a_503() -> None:
+    limited, _ = limiter("1 in flight")
+    decision = limited.hold("a").decision.as_denied()
+    error = denial_error("a", decision.as_degraded(limited.limit))
+    assert error.degraded
+    assert str(error) == "rate limited: agent 'a' at 1 in flight, the store is away, retry after 1ms"
+    problem = describe_error(error)
+    assert (problem.status, problem.kind, problem.retry_after_ms) == (503, "temporary-reduced-capacity", 1000)
+    assert describe_error(denial_error("a", decision)).status == 429
+
+
+def test_the_advised_wait_for_a_slot_is_a_second_whatever_the_lease() -> None:
+    limited, clock = limiter("1 in flight; 5/minute")
+    limited.hold("a", lease=1000)
+    clock.advance(0.5)
+    denied = limited.hold("a").decision
+    assert denied.retry_after == 999.5  # the upper bound
+    for problem in (describe_denial(denied, "x"), describe_error(denial_error("a", denied))):
+        assert (problem.retry_after_ms, dict(problem.headers)["retry-after"]) == (1000, "1")
+    assert describe_decision(denied)["retry_after_ms"] == 1000
+    clock.advance(999)
+    assert describe_decision(limited.peek("a"))["retry_after_ms"] == 500
+    clock.advance(1)
+    limited.hold("a").settle(5)
+    assert describe_denial(limited.hold("a").decision, "x").retry_after_ms > 1000  # the rate binds
 
 
 @pytest.mark.parametrize(
@@ -350,13 +379,13 @@ SLOTS = '"default";q=2;qu="concurrent-requests"'
 @pytest.mark.parametrize(
     ("limit", "policy", "first", "last"),
     [
-        ("2 in flight", SLOTS, '"default";r=1', '"default";r=0;t=60'),
+        ("2 in flight", SLOTS, '"default";r=1', '"default";r=0;t=1'),
         ("2 usd in all", '"default";q=2;qu="usd"', '"default";r=1', '"default";r=0'),
         ("2 in all", '"default";q=2', '"default";r=1', '"default";r=0'),
         ("2.50 credits:2 in all", '"default";q=2;qu="credits"', '"default";r=1', '"default";r=0'),
         ("2 usd/calendar day", '"default";q=2;qu="usd"', '"default";r=1;t=3600', '"default";r=0;t=3600'),
         ("9/minute; 2 in flight", '"9/minute";q=9;w=60, ' + SLOTS.replace("default", "2 in flight"),
-         '"2 in flight";r=1', '"2 in flight";r=0;t=60'),
+         '"2 in flight";r=1', '"2 in flight";r=0;t=1'),
         ("9/minute; 2 in all", '"9/minute";q=9;w=60, "2 in all";q=2', '"2 in all";r=1', '"2 in all";r=0'),
     ],
 )  # fmt: skip
@@ -384,9 +413,9 @@ def test_the_older_triple_tells_of_slots_only_in_denials() -> None:
     assert writer.write(denied.decision) == [
         (b"x-ratelimit-limit", b"1"),
         (b"x-ratelimit-remaining", b"0"),
-        (b"x-ratelimit-reset", b"60"),
+        (b"x-ratelimit-reset", b"1"),
     ]
-    assert describe_denial(denied.decision, "default").retry_after_ms == 60_000
+    assert describe_denial(denied.decision, "default").retry_after_ms == 1000
 
 
 def test_the_older_triple_has_no_reset_for_a_budget_in_all() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
+from headgate.edges.costs import ExactCost, more_requests
 from headgate.edges.request_hold import RequestHold
 from headgate.edges.requests import Message, Send
 from headgate.flow import Flow
@@ -30,7 +31,7 @@ _STARTS: Final = ("http.response.start", "websocket.accept", "websocket.http.res
 _MOST_SIBLINGS: Final = 64  # processes that are looked at
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
-Counted: TypeAlias = dict[object, tuple[int, Decision, RequestHold | None]]
+Counted: TypeAlias = dict[object, tuple[ExactCost, Decision, RequestHold | None]]
 """The cost that a request has been counted at, the decision on it, and its hold if it has one, by bucket and key."""
 
 
@@ -80,11 +81,9 @@ class RequestLimits:
         """Of those that have let it pass, in case that another one denies it."""
         self._left = left  # how many more requests the limit of these headers lets pass
 
-    def add(self, decision: Decision, cost: int, headers: HeaderList) -> None:
+    def add(self, decision: Decision, cost: ExactCost, headers: HeaderList) -> None:
         """Note a decision on a request of this cost, and its headers."""
-        left = -1
-        if decision:  # each request takes one slot, whatever it costs
-            left = decision.remaining // cost if decision.limit.counts_costs else decision.remaining
+        left = more_requests(decision, cost) if decision else -1
         if not decision or (headers and left < self._left):
             self._left, self.headers = left, headers
 

@@ -3,6 +3,7 @@
 from typing import Final, Unpack
 
 from headgate.edges.application import SCOPE_KEY, RequestLimits, join_limits
+from headgate.edges.costs import more_requests
 from headgate.edges.counters import FastPath, address_key
 from headgate.edges.guard import Denial, Guard, LimitGiven, Options
 from headgate.edges.lifespan import run_lifespan
@@ -100,7 +101,7 @@ class RateLimitMiddleware:
             counter, check, cost, write_headers = fast_path
             decision = check(key, cost)
             if decision:
-                headers, left = write_headers(decision), decision.remaining // cost
+                headers, left = write_headers(decision), more_requests(decision, cost)
                 limits = RequestLimits(guard.settings, headers=headers, left=left)
                 scope[SCOPE_KEY], send = limits, limits.sender(send)
                 try:

@@ -5,9 +5,11 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from hashlib import sha256
 from ipaddress import ip_address
+from math import ceil
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.edges.application import HeaderList
+from headgate.edges.costs import ExactCost, decimals_of
 from headgate.edges.limit_function import LimitFunction
 from headgate.edges.request_hold import Held, hold_options, refuse_slots
 from headgate.edges.requests import HttpRequest
@@ -33,9 +35,9 @@ class RequestCounter(NamedTuple):
     """Counts requests by key, tier and cost. With `awaits` its decisions have to be awaited."""
 
     awaits: bool
-    check: Callable[[str, str, int], Decided]
-    charge: Callable[[str, str, int], Decided]
-    refund: Callable[[str, str, int], Decided]
+    check: Callable[[str, str, ExactCost], Decided]
+    charge: Callable[[str, str, ExactCost], Decided]
+    refund: Callable[[str, str, ExactCost], Decided]
     limit: Callable[[str, str], Limit]
     """The limit of a key, under a tier."""
     label: Callable[[str], str]
@@ -44,7 +46,9 @@ class RequestCounter(NamedTuple):
     """Identifies where it counts under a tier, among the counters of one request."""
     limiter: Limiter | None = None
     """The limiter that counts; None where a gate does."""
-    hold: Callable[[str, int], Held] | None = None
+    decimals: int | None = 0
+    """How many the costs have that it counts; None where nothing is counted. A gate counts whole numbers."""
+    hold: Callable[[str, ExactCost], Held] | None = None
     """Reserves a cost for a key until it is settled, and a slot if slots are limited; None where a check is enough."""
 
     @property
@@ -60,9 +64,9 @@ class FastPath(NamedTuple):
     """All that is needed where a request counts under one limit, in memory, and nothing is left to do after it."""
 
     counter: RequestCounter
-    check: Callable[[str, int], Decision]
+    check: Callable[[str, ExactCost], Decision]
     """The counter's, without a tier."""
-    cost: int
+    cost: ExactCost
     write_headers: Callable[[Decision], HeaderList]
 
 
@@ -97,7 +101,7 @@ def limiter_counter(where: str, limiter: Limiter, label: str, *, awaits: bool, s
     awaits = awaits and in_process(limiter.store) is None  # in memory nothing is awaited
     settles = settles and limiter.limit is not UNLIMITED and isinstance(limiter.store, HoldStore)
     refuse_slots(where, limiter)
-    hold: Callable[[str, int], Held] | None = None
+    hold: Callable[[str, ExactCost], Held] | None = None
     if settles or limiter.limit.counts_slots:
         hold = partial(limiter.ahold if awaits else limiter.hold, **hold_options(limiter))
     check = limiter.acheck if awaits else limiter.check
@@ -113,6 +117,7 @@ def limiter_counter(where: str, limiter: Limiter, label: str, *, awaits: bool, s
         lambda tier: label,
         lambda tier: bucket,
         limiter,
+        decimals_of(limiter.limit),
         hold,
     )
 
@@ -131,15 +136,15 @@ def agent_counter(gate: Gate, channel: str, *, awaits: bool) -> RequestCounter:
             _log.warning("the policy no longer has the tier %s: taken as %s", tier, UNKNOWN_TIER)
         return UNKNOWN_TIER
 
-    def counted(verb: Callable[..., Any]) -> Callable[[str, str, int], Decided]:
-        def count(key: str, tier: str, cost: int) -> Decided:
+    def counted(verb: Callable[..., Any]) -> Callable[[str, str, ExactCost], Decided]:
+        def count(key: str, tier: str, cost: ExactCost) -> Decided:
             try:
                 decided: Decided = verb(key, channel, tier, cost=cost)
             except InvalidInput:
                 decided = verb(key, channel, tier_instead(tier), cost=cost)
             return decided
 
-        async def acount(key: str, tier: str, cost: int) -> Decision:
+        async def acount(key: str, tier: str, cost: ExactCost) -> Decision:
             try:
                 decision: Decision = await verb(key, channel, tier, cost=cost)
             except InvalidInput:
@@ -173,9 +178,9 @@ def address_counter(gate: Gate, *, awaits: bool) -> RequestCounter:
     refund = gate.arefund_address if awaits else gate.refund_address
     return RequestCounter(
         awaits,
-        lambda key, tier, cost: check(_ip_address(key), cost=cost),
-        lambda key, tier, cost: charge(_ip_address(key), cost),
-        lambda key, tier, cost: refund(_ip_address(key), cost),
+        lambda key, tier, cost: check(_ip_address(key), cost=ceil(cost)),
+        lambda key, tier, cost: charge(_ip_address(key), ceil(cost)),
+        lambda key, tier, cost: refund(_ip_address(key), ceil(cost)),
         lambda key, tier: gate.policy.address_limits["request"],
         lambda tier: "address",
         lambda tier: (id(gate), None),

@@ -18,6 +18,7 @@ from typing import (
 )
 
 from headgate.edges.callables import is_async, is_generator
+from headgate.edges.costs import decimals_of, read_cost
 from headgate.edges.counters import bounded_key
 from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.request_hold import hold_options, refuse_slots
@@ -25,10 +26,10 @@ from headgate.errors import RateLimited, refuse, refuse_option
 from headgate.holds import Hold
 from headgate.http.problem import Headers, describe_error
 from headgate.limiter import Limiter, UnpinnedLimiter
-from headgate.limits.decision import Decision
+from headgate.limits.decision import Decision, Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, denial_error, limit_of
-from headgate.limits.numbers import Number, cost_of, microseconds
+from headgate.limits.numbers import Cost, Number, cost_in, microseconds, smallest_units
 from headgate.stores.base import Store
 
 P = ParamSpec("P")
@@ -57,7 +58,7 @@ def rate_limited(
     limit: Limiter | LimitLike,
     *,
     key: Callable[..., str] | str | None = None,
-    cost: int | Callable[..., int] = 1,
+    cost: Cost | Callable[..., Cost] = 1,
     wait: Number | None = None,
     store: Store | str | None = None,
     name: str = "",
@@ -67,7 +68,7 @@ def rate_limited(
     *,
     limit: Callable[..., LimitLike | Awaitable[LimitLike]],
     key: Callable[..., str] | str | None = None,
-    cost: int | Callable[..., int] = 1,
+    cost: Cost | Callable[..., Cost] = 1,
     wait: Number | None = None,
     store: Store | str | None = None,
     name: str = "",
@@ -89,8 +90,8 @@ def rate_limited(
     or its text; for an async function, it may be async. `key` is what a call counts for: the name of one of the
     function's parameters, or a function of the same arguments. By default all calls share one key, the function's
     module and name. What has no name of its own (a lambda, a partial) needs a key under a limiter, and a `name` in a
-    store. `cost` is a number, or a function of the arguments. With `wait`, a call first waits up to so many seconds,
-    first come, first served.
+    store. `cost` is a number (under a limit in dollars, "0.05" is one), or a function of the arguments. With `wait`, a
+    call first waits up to so many seconds, first come, first served.
 
     >>> @rate_limited("5/minute", key="agent")
     ... def ask(agent: str, question: str) -> str:
@@ -136,7 +137,8 @@ def _limited(
     elif isinstance(given, Limiter) and key is None:
         _require_name(function, "key", "one under a shared limiter, such as key=lambda *_: 'mail'")
     limiter, limits = _limiters(given, function, store, name or _name_of(function))
-    key_by, cost_by = _key_function(function, key), _cost_function(cost)
+    key_by = _key_function(function, key)
+    cost_by = _cost_function(cost, None if limits is not None else limiter.limit)
     limited: Callable[..., Any]
 
     if limits is not None or limiter.limit.counts_slots or is_generator(function):
@@ -169,7 +171,7 @@ class _CallLimit:
         limiter: Limiter,
         limits: LimitFunction[Limiter] | None,
         key_by: Callable[[Arguments], str],
-        cost_by: Callable[[Arguments], int],
+        cost_by: Callable[[Arguments], Cost],
         wait: Number | None,
     ) -> None:
         refuse_slots(f"{_WHERE} limit", limiter)
@@ -184,6 +186,7 @@ class _CallLimit:
         key, cost, limiter, wait = self._key_by(call), self._cost_by(call), self._limiter, self._wait
         if self._limits is not None:
             limiter = self._limits.find(self._limits.function(*call[0], **call[1]))
+            cost = _cost_under(limiter.limit, cost)
         if limiter.limit.counts_slots:
             return limiter.hold(key, cost, timeout=wait or 0, **hold_options(limiter))
         _require(key, limiter.check(key, cost) if wait is None else limiter.acquire(key, cost, timeout=wait))
@@ -195,6 +198,7 @@ class _CallLimit:
             given: Any = self._limits.function(*call[0], **call[1])
             given = await in_time(self._limits.where, given) if hasattr(given, "__await__") else given
             limiter = self._limits.find(given)
+            cost = _cost_under(limiter.limit, cost)
         if limiter.limit.counts_slots:
             return await limiter.ahold(key, cost, timeout=wait or 0, **hold_options(limiter))
         taken = limiter.acheck(key, cost) if wait is None else limiter.aacquire(key, cost, timeout=wait)
@@ -352,14 +356,23 @@ def _parameter(function: Callable[..., object], name: str) -> Callable[[Argument
     return find
 
 
-def _cost_function(cost: object) -> Callable[[Arguments], int]:
-    """The cost of a call, by its arguments."""
+def _cost_function(cost: Any, limit: Limit | None) -> Callable[[Arguments], Cost]:
+    """The cost of a call, by its arguments, for its limit to read. None: that depends on the arguments, too."""
     if callable(cost) and not (is_async(cost) or is_generator(cost)):
         find = _apply(cost)
-        return lambda call: cost_of(find(call))
-    number = cost_of(cost)
-    return lambda call: number
+    else:
+        if isinstance(cost, int) or (limit is not None and decimals_of(limit) is not None):
+            cost_in(0 if limit is None else limit.decimals, cost)
+        else:
+            smallest_units("cost", cost, 0, round_up=True)
+        find = lambda call: cost  # noqa: E731
+    return find if limit is None or decimals_of(limit) is not None else lambda call: _cost_under(limit, find(call))
 
 
-def _apply(function: Callable[..., object]) -> Callable[[Arguments], object]:
+def _cost_under(limit: Limit, cost: Cost) -> Cost:
+    """The cost of a call, as its limit can read it: any, where nothing is counted."""
+    return cost if decimals_of(limit) is not None else read_cost("cost", cost, None)
+
+
+def _apply(function: Callable[..., Any]) -> Callable[[Arguments], Any]:
     return lambda call: function(*call[0], **call[1])

@@ -7,6 +7,7 @@ from typing import Any, Final, Unpack
 from weakref import WeakKeyDictionary
 
 from headgate.edges.application import SCOPE_KEY, ApplicationSettings, HeaderList, RequestLimits
+from headgate.edges.costs import ExactCost
 from headgate.edges.counters import FastPath, RequestCounter, address_key
 from headgate.edges.guard import Denial, Guard, LimitGiven, Options
 from headgate.edges.requests import AsgiRequest, HttpRequest, Proxies, decode_headers
@@ -56,7 +57,7 @@ class Denied(HTTPException):
         shown = dict(decode_headers(headers))
         self.content_type: Final = shown.pop("content-type")
         del shown["content-length"]  # a handler's body may have another length
-        super().__init__(status, "too many requests" if status == 429 else "not at the moment", shown)
+        super().__init__(status, "too many requests" if status == 429 else "temporarily unavailable", shown)
 
 
 class RateLimit:
@@ -221,7 +222,7 @@ def _check_at_once(path: FastPath, request: HttpRequest, limits: RequestLimits) 
     return decision
 
 
-def _refund(counter: RequestCounter, key: str, cost: int) -> Flow[object, None]:
+def _refund(counter: RequestCounter, key: str, cost: ExactCost) -> Flow[object, None]:
     yield counter.refund(key, "normal", cost)
 
 

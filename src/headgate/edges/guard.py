@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 from headgate.edges.application import ApplicationSettings, Counted, HeaderList, warn_of_workers
 from headgate.edges.callables import is_async, is_generator
+from headgate.edges.costs import CostGiven, ExactCost, most_decimals, read_cost
 from headgate.edges.counters import (
     Counters,
     CountersFunction,
@@ -26,7 +27,7 @@ from headgate.edges.limit_function import LimitFunction, in_time
 from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
 from headgate.edges.reservation import CheckedRequest, reserve, reserve_all
-from headgate.edges.settlement import Counts, Settlement, whole_cost
+from headgate.edges.settlement import Counts, Settlement
 from headgate.errors import InvalidInput, RateLimited, refuse, refuse_option
 from headgate.flow import Flow
 from headgate.gate import Gate
@@ -46,7 +47,7 @@ LimitGiven: TypeAlias = Limiter | LimitLike | RequestFunction[LimitLike]
 """A limit as an option: a limiter, a limit or its text, or a function of the request that returns one of the latter."""
 _Route: TypeAlias = tuple[RequestCounter, RequestCounter, str]
 """How requests count: by key, by address, and under which tier."""
-_Found: TypeAlias = tuple[list[_Route], int]
+_Found: TypeAlias = tuple[list[_Route], ExactCost]
 """Where a request counts, and its cost."""
 
 
@@ -55,8 +56,9 @@ class Options(TypedDict, total=False):
 
     key: RequestFunction[str | None]
     """The key or agent that a request counts for. None or "" for an anonymous caller, who is counted by address."""
-    cost: int | RequestFunction[int]
-    """The cost of a request, 1 by default. A request that costs 0 isn't counted."""
+    cost: CostGiven | RequestFunction[CostGiven]
+    """The cost of a request, 1 by default: a whole number, or "0.05" under a budget that counts decimals, where 1 is
+    one whole unit, such as a dollar. A request that costs 0 isn't counted."""
     tier: str | RequestFunction[str]
     """The gate's tier for a request, "normal" by default."""
     exempt: RequestFunction[bool]
@@ -69,9 +71,9 @@ class Options(TypedDict, total=False):
     """Which responses count: "all", "failures" (400 and above), "successes", or a function of the status. A request is
     counted when it arrives, so that no more are in progress than may pass; it is refunded if its response is not to
     count. A handler that raises before its response has begun counts as a 500."""
-    settle: Callable[[HttpRequest, HttpResponse], int | Awaitable[int]]
+    settle: Callable[[HttpRequest, HttpResponse], CostGiven | Awaitable[CostGiven]]
     """The actual cost of a request, once its response has ended: sent, or cut off by either side. Until then, and if
-    the function raises, `cost` is taken."""
+    the function raises, `cost` is taken. Under a budget, a cost with more decimals than that counts is rounded up."""
     refund_crashes: bool
     """Whether a request is refunded if its handler raises before its response has begun. False by default: otherwise
     an input that makes the handler raise could be sent without limit."""
@@ -135,7 +137,7 @@ class Guard:
         self._key: Final = options.get("key")
         self._exempt: Final = options.get("exempt")
         self._cost_function: Final = cost if callable(cost) else None
-        self._cost: Final = 1 if callable(cost) else whole_cost(f"{where} cost", cost)
+        self._cost: Final = 1 if callable(cost) else cost  # as it was given: limits read it
         self._tier_function: Final = tier if callable(tier) else None
         self._tier: Final = "normal" if callable(tier) else tier
         self.settlement: Final = Settlement(where, options)
@@ -189,6 +191,7 @@ class Guard:
         if "http" not in gate.policy.channels:
             refuse(f"{self._where} gate", "a policy with the channel 'http'", gate.policy.channels)
         self._limiter = Limiter(UNLIMITED, store=gate.store)
+        self._read_cost(self._cost, 0)
         own = agent_counter(gate, "http", awaits=self._awaits), address_counter(gate, awaits=self._awaits)
         self._default = (*own, self._tier)
         for tier in (self._tier, *routes.values()):
@@ -255,6 +258,7 @@ class Guard:
 
     def _limit_function(self, where: str, function: Callable[..., object], name: str, label: str) -> CountersFunction:
         self._check_function(where, function)
+        self._read_cost(self._cost, None)
         pinned: set[Limit] = set()
 
         def make(limit: Limit) -> LimitCounters:
@@ -280,7 +284,11 @@ class Guard:
     def _fast_path_of(self, limiter: Limiter, label: str) -> FastPath:
         settles = self.settlement.changes_costs
         counter = limiter_counter(self._where, limiter, label, awaits=self._awaits, settles=settles)
-        return FastPath(counter, limiter.check, self._cost, self._writer.for_limit(limiter.limit, label).write)
+        cost = 1 if self._cost_function is not None else self._read_cost(self._cost, counter.decimals)
+        return FastPath(counter, limiter.check, cost, self._writer.for_limit(limiter.limit, label).write)
+
+    def _read_cost(self, given: object, decimals: int | None) -> ExactCost:
+        return read_cost(f"{self._where} cost", given, decimals)
 
     def _check_function(self, where: str, function: object) -> None:
         """Refuse a function of the user that couldn't be called here."""
@@ -324,7 +332,7 @@ class Guard:
         return CheckedRequest(request, counter, key, tier, cost, (yield counter.check(key, tier, cost)), identified)
 
     def check_held(
-        self, request: HttpRequest, counter: RequestCounter, key: str, cost: int, identified: bool
+        self, request: HttpRequest, counter: RequestCounter, key: str, cost: ExactCost, identified: bool
     ) -> Flow[object, CheckedRequest]:
         """Check a request by a hold, which takes a slot if slots are limited."""
         one = yield from reserve(counter, key, "normal", cost)
@@ -336,7 +344,7 @@ class Guard:
         counter: RequestCounter,
         key: str,
         tier: str,
-        cost: int,
+        cost: ExactCost,
         identified: bool,
         counted: Counted,
     ) -> Flow[object, CheckedRequest]:
@@ -364,10 +372,10 @@ class Guard:
             return None
         if self._exempt is not None and (yield self._ask("exempt", self._exempt, request)):
             return None
-        cost = self._cost
+        given: object = self._cost
         if self._cost_function is not None:
-            cost = whole_cost(f"{self._where} cost", (yield self._ask("cost", self._cost_function, request)))
-        if cost == 0:
+            given = yield self._ask("cost", self._cost_function, request)
+        if type(given) is int and given == 0:  # no limit has to be found
             return None
         found = [self._default]
         if self._routes is not None:
@@ -386,22 +394,31 @@ class Guard:
             tier = yield self._ask("tier", self._tier_function, request)
             self._check_tier(tier)
             routes = [(by_key, by_address, tier) for by_key, by_address, _ in routes]
-        return routes, cost
+        cost = self._read_cost(given, most_decimals(by_key.decimals for by_key, _, _ in routes))
+        return (routes, cost) if cost else None
 
     def _begin(self) -> None:
         """Before the first request. By now the server has started its workers."""
         self._new, own = False, self._own
-        if self._cost and not any((self._exempt, self._cost_function, self._tier_function, self._skip, self._routes)):
-            if not isinstance(self._default, LimitFunction):
-                self._always = [self._default], self._cost
-            if own is not None and not self.settlement.changes_costs and in_process(self._limiter.store) is not None:
-                self.fast_path = self._find_fast_path
-                if isinstance(own, LimitCounters) and own.by_key.counter.hold is not None:
-                    self.fast_path = None
-                elif isinstance(own, LimitCounters) and self._key is None and not self.proxies:
-                    self.fast_path = own.by_address
+        if not any((self._exempt, self._cost_function, self._tier_function, self._skip, self._routes)):
+            self._shorten(own)
         if self._private:
             warn_of_workers()
+
+    def _shorten(self, own: LimitCounters | CountersFunction | None) -> None:
+        """Find out once what is the same for all requests."""
+        default = self._default
+        cost = self._read_cost(self._cost, None if isinstance(default, LimitFunction) else default[0].decimals)
+        if cost == 0:
+            return
+        if not isinstance(default, LimitFunction):
+            self._always = [default], cost
+        if own is not None and not self.settlement.changes_costs and in_process(self._limiter.store) is not None:
+            self.fast_path = self._find_fast_path
+            if isinstance(own, LimitCounters) and own.by_key.counter.hold is not None:
+                self.fast_path = None
+            elif isinstance(own, LimitCounters) and self._key is None and not self.proxies:
+                self.fast_path = own.by_address
 
     def _check_tier(self, tier: object) -> None:
         """Refuse what isn't a tier. One that a reload has removed is: the counter knows what to do."""

@@ -4,6 +4,7 @@ from collections.abc import Awaitable
 from typing import Final, TypeAlias, TypedDict
 from weakref import ref
 
+from headgate.edges.costs import ExactCost
 from headgate.errors import UnknownHold, refuse
 from headgate.flow import Flow
 from headgate.holds import Hold
@@ -38,12 +39,12 @@ class RequestHold:
         self._ended = False
         RENEWERS.add(self._store, self._renewal)
 
-    def extend(self, cost: int) -> Flow[object, Decision]:
+    def extend(self, cost: ExactCost) -> Flow[object, Decision]:
         """Reserve so much more, all or nothing."""
         decision: Decision = yield self._hold.aextend(cost) if self._awaits else self._hold.extend(cost)
         return decision
 
-    def settle(self, actual: int | None) -> Flow[object, bool]:
+    def settle(self, actual: ExactCost | None) -> Flow[object, bool]:
         """End it, with the cost that was reserved or another one. Only the first end counts.
 
         False if it was forgotten before: its lease has ended, since the process stood still or the store was away.

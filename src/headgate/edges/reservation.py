@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from headgate.edges.costs import ExactCost, most_decimals, rounded_up
 from headgate.edges.counters import RequestCounter, was_counted
 from headgate.edges.request_hold import RequestHold
 from headgate.edges.requests import HttpRequest
@@ -16,12 +17,13 @@ class Reservation(NamedTuple):
     counter: RequestCounter
     key: str
     tier: str
-    cost: int
+    cost: ExactCost
     decision: Decision
     hold: RequestHold | None
 
-    def settle(self, actual: int) -> Flow[object, None]:
+    def settle(self, actual: ExactCost) -> Flow[object, None]:
         """Count this cost instead of the reserved one, and free the slot."""
+        actual = rounded_up(actual, self.counter.decimals)
         more = actual - self.cost
         if self.hold is not None:
             known = yield from self.hold.settle(actual if more else None)
@@ -40,7 +42,7 @@ class CheckedRequest(NamedTuple):
     counter: RequestCounter
     key: str
     tier: str
-    cost: int
+    cost: ExactCost
     decision: Decision
     identified: bool
     """Whether `key` is from the user's function; otherwise it is the address."""
@@ -57,7 +59,12 @@ class CheckedRequest(NamedTuple):
     def has_slot(self) -> bool:
         return self.held and any(one.counter.counts_slots for one in self._reserved())
 
-    def settle(self, actual: int) -> Flow[object, None]:
+    @property
+    def decimals(self) -> int | None:
+        """The most decimals that any of its counters counts."""
+        return most_decimals(one.counter.decimals for one in self._reserved())
+
+    def settle(self, actual: ExactCost) -> Flow[object, None]:
         """Count this cost instead of the reserved one wherever it was counted, and free its slots."""
         return settle_all(self._reserved(), actual)
 
@@ -77,7 +84,7 @@ class CheckedRequest(NamedTuple):
         return (Reservation(self.counter, self.key, self.tier, self.cost, self.decision, self.hold),)
 
 
-def settle_all(reserved: Sequence[Reservation], actual: int) -> Flow[object, None]:
+def settle_all(reserved: Sequence[Reservation], actual: ExactCost) -> Flow[object, None]:
     """Settle all, even if some of them fail."""
     if reserved:
         try:
@@ -86,7 +93,7 @@ def settle_all(reserved: Sequence[Reservation], actual: int) -> Flow[object, Non
             yield from settle_all(reserved[1:], actual)
 
 
-def reserve(counter: RequestCounter, key: str, tier: str, cost: int) -> Flow[object, Reservation]:
+def reserve(counter: RequestCounter, key: str, tier: str, cost: ExactCost) -> Flow[object, Reservation]:
     """Take a cost from a counter, by a hold or by a check."""
     if counter.hold is None:
         return Reservation(counter, key, tier, cost, (yield counter.check(key, tier, cost)), None)
@@ -102,7 +109,7 @@ def reserve(counter: RequestCounter, key: str, tier: str, cost: int) -> Flow[obj
 
 
 def reserve_all(
-    counters: Iterable[tuple[RequestCounter, str]], key: str, cost: int
+    counters: Iterable[tuple[RequestCounter, str]], key: str, cost: ExactCost
 ) -> Flow[object, tuple[Reservation, tuple[Reservation, ...]]]:
     """Take a cost from several counters, under their tiers: from all of them, or from none.
 
@@ -114,7 +121,7 @@ def reserve_all(
     taken: list[Reservation] = []
     for counter, tier in buckets.values():
         try:
-            one = yield from reserve(counter, key, tier, cost)
+            one = yield from reserve(counter, key, tier, rounded_up(cost, counter.decimals))
         except BaseException:
             yield from settle_all(taken, 0)
             raise

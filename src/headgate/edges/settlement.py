@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
+from headgate.edges.costs import ExactCost, read_cost
 from headgate.edges.requests import HttpResponse
 from headgate.edges.reservation import CheckedRequest
 from headgate.errors import HeadgateError, refuse
@@ -51,21 +52,15 @@ class Settlement:
         finally:  # a slot is free whatever the user's functions do
             yield from checked.settle(max(actual, cost) if disconnected else actual)
 
-    def _actual_cost(self, checked: CheckedRequest, response: HttpResponse | None) -> Flow[object, int]:
+    def _actual_cost(self, checked: CheckedRequest, response: HttpResponse | None) -> Flow[object, ExactCost]:
         if self._counts is not None and not (yield self._counts(500 if response is None else response.status)):
             return 0
         if response is None:
             return 0 if self.refund_crashes else checked.cost
         if self._settle is None:
             return checked.cost
-        return whole_cost(f"{self._where} settle", (yield self._settle(checked.request, response)))
-
-
-def whole_cost(where: str, value: object) -> int:
-    """A cost, as an option or from a user's function."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        refuse(where, "a whole number, 0 or more, or a function that returns one", value)
-    return value
+        given = yield self._settle(checked.request, response)
+        return read_cost(f"{self._where} settle", given, checked.decimals, round_up=True)
 
 
 def _status_filter(where: str, counts: Counts) -> Callable[[int], bool | Awaitable[bool]] | None:

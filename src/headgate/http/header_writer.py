@@ -15,6 +15,8 @@ from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import LONGEST, TokenBucket
 
 _SECOND: Final[i64] = 1_000_000
+SLOT_WAIT: Final = 1_000_000
+"""Microseconds to wait for a slot, at the most: nobody knows when a request ends, so that HTTP clients have to poll."""
 _LARGEST_RESET: Final[i64] = EPOCH - 1  # seconds in X-RateLimit-Reset: more would be taken for a moment
 _MOST_LIMITS: Final = 1024  # limits may be made for each of many agents
 
@@ -94,12 +96,20 @@ def reset_seconds(decision: Decision) -> i64:
     until the next one passes. `NEVER` if no wait helps."""
     if decision._outcome is DENY:
         wait = decision.own_wait()
+        if isinstance(decision._limit, Slots):
+            wait = min(wait, i64(SLOT_WAIT))
         return NEVER if wait == NEVER else whole_seconds(wait)
     if decision._remaining:
         return whole_seconds(decision._reset)
     if decision._reset == LONGEST:  # at least: when the next one passes isn't known, but it is within one token's time
         return _seconds_of_one(decision._limit)
     return whole_seconds(decision._reset - i64(_refill_after_first(decision._limit)))
+
+
+def advised_wait(decision: Decision) -> int | None:
+    """The wait of a denied caller in microseconds, None if no wait helps. For a slot, `retry_us` is an upper bound."""
+    wait = decision.retry_us
+    return min(wait, SLOT_WAIT) if wait is not None and isinstance(decision.limit, Slots) else wait
 
 
 def whole_seconds(microseconds: i64) -> i64:

@@ -4,7 +4,7 @@ import json
 from typing import Final, NamedTuple, TypeAlias
 
 from headgate.errors import RateLimited
-from headgate.http.header_writer import whole_seconds
+from headgate.http.header_writer import SLOT_WAIT, advised_wait, whole_seconds
 from headgate.http.headers import is_count
 from headgate.http.structured_fields import as_printable
 from headgate.limits.decision import Decision
@@ -33,7 +33,7 @@ class ProblemDetails(NamedTuple):
         return json.dumps(
             {
                 "type": f"{_TYPES}{self.kind}",
-                "title": "Too many requests" if self.status == 429 else "Not at the moment",
+                "title": "Too many requests" if self.status == 429 else "Temporarily unavailable",
                 "status": self.status,
                 "detail": self.detail,
                 "violated-policies": self.policies,
@@ -59,18 +59,18 @@ def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
 
     The status is 429; or 503 where the store was away or full, which isn't the caller's fault.
     """
-    wait = wait_ms(decision)
     policy = as_printable(tier if decision.bound is None else str(decision.limit))
-    if decision.degraded:
-        detail = f"requests can't be counted at the moment; try again in {wait // 1000} s"
-        return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
-    return quota_exceeded(wait, tier, policy)
+    describe = _reduced_capacity if decision.degraded else quota_exceeded
+    return describe(wait_ms(decision), tier, policy)
 
 
 def describe_error(error: RateLimited) -> ProblemDetails:
     """The problem details of a `RateLimited` that was raised while a request was handled."""
-    wait = error.retry_after_ms
-    return quota_exceeded(round_wait(None if wait is None else wait * 1000), error.pace, error.pace)
+    wait = None if error.retry_after_ms is None else error.retry_after_ms * 1000
+    if wait is not None and error.pace.endswith(" in flight"):  # as `Slots` is written
+        wait = min(wait, SLOT_WAIT)
+    describe = _reduced_capacity if error.degraded else quota_exceeded
+    return describe(round_wait(wait), error.pace, error.pace)
 
 
 def quota_exceeded(wait: int, tier: str, policy: str) -> ProblemDetails:
@@ -79,12 +79,19 @@ def quota_exceeded(wait: int, tier: str, policy: str) -> ProblemDetails:
     return ProblemDetails(429, "quota-exceeded", detail, wait, tier, (policy,))
 
 
+def _reduced_capacity(wait: int, tier: str, policy: str) -> ProblemDetails:
+    """The same of a 503."""
+    detail = f"requests can't be counted at the moment; try again in {wait // 1000} s"
+    return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
+
+
 def wait_ms(decision: Decision) -> int:
     """The advised wait of a denied caller in milliseconds: whole seconds, rounded up, at least one.
 
-    Where no wait helps under the current limit, it is the backoff's advice, or a minute.
+    Where no wait helps under the current limit, it is the backoff's advice, or a minute. For a slot it is a second,
+    however long the leases are: the slot is free as soon as another request ends.
     """
-    wait = decision.retry_us
+    wait = advised_wait(decision)
     if wait is None and decision.violation is not None:
         wait = round(decision.violation.advised * 1_000_000)
     return round_wait(wait)

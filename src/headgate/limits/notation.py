@@ -159,7 +159,8 @@ def _join(limits: list[Limit]) -> Limit:
 
 def denial_error(key: str, decision: Decision) -> RateLimited:
     """The error for a denial, where one is raised."""
-    return RateLimited(key, rate_of(decision.limit), str(decision.limit), decision.retry_ms)
+    limit = decision.limit
+    return RateLimited(key, rate_of(limit), str(limit), decision.retry_ms, degraded=decision.degraded)
 
 
 def rate_of(limit: Limit) -> float:

@@ -3,7 +3,7 @@
 import re
 from decimal import Decimal
 from fractions import Fraction
-from math import inf, nextafter
+from math import ceil, inf, nextafter
 from operator import index
 from typing import Final, SupportsIndex, TypeAlias
 
@@ -64,7 +64,9 @@ def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
     return cost_of(value, least=0 if zero else 1)
 
 
-def smallest_units(where: str, value: object, decimals: int, *, zero: bool = False, hint: str = "") -> int:
+def smallest_units(
+    where: str, value: object, decimals: int, *, zero: bool = False, hint: str = "", round_up: bool = False
+) -> int:
     """A number above 0 (with `zero`, or 0) as a whole number of units of its last decimal.
 
     It is an int, a float, a Decimal, a Fraction or a text. A float is the decimal that it prints.
@@ -73,6 +75,8 @@ def smallest_units(where: str, value: object, decimals: int, *, zero: bool = Fal
     if number is None or number < 0 or (number == 0 and not zero):
         refuse(where, "a number, 0 or more" if zero else f"a number above 0{hint}", value)
     scaled: Fraction = number * 10**decimals
+    if round_up:
+        scaled = Fraction(ceil(scaled))
     if scaled.denominator != 1:
         most = f"a number with at most {decimals} decimals" if decimals else "a whole number"
         refuse(where, f"{most} (round it, if it was computed)", value)
