@@ -58,6 +58,7 @@ def test_the_other_version_is_required(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "the following arguments are required: --package" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_holds_are_measured_beside_checks() -> None:
     results = holds.measure(holds.Scale(rounds=2, memory_checks=20, checks=10, task_checks=2, open=2000))
     text = holds.markdown(results)

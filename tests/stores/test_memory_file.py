@@ -24,7 +24,7 @@ from headgate.gate.changes import exemption
 from headgate.limits.notation import parse
 from headgate.stores import conformance
 from headgate.stores.base import Ask, Change, Store
-from headgate.stores.hold_walks import compare_holds, random_hold_steps
+from headgate.stores.hold_walks import WALKS, compare_holds, random_hold_steps
 from headgate.stores.holds import HoldTerms
 from headgate.stores.reference import BudgetModel, Model, SlotsModel
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
@@ -351,7 +351,14 @@ def test_more_settled_holds_than_are_kept_are_deleted(tmp_path: Path) -> None:
 # The model ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", conformance.HOLD_CASES, ids=lambda case: case.__name__)
+CASES = [
+    pytest.param(case, id=case.__name__, marks=[pytest.mark.long] if case in WALKS else [])
+    for case in conformance.HOLD_CASES
+]
+"""The walks take seconds each; in memory they are walked with every change."""
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_conformance(tmp_path: Path, case: conformance.Case) -> None:
     with ExitStack() as stack:
         numbers = count()

@@ -7,6 +7,7 @@ import pytest
 
 from headgate import ManualClock
 from headgate.stores import conformance
+from headgate.stores.hold_walks import WALKS
 from headgate.stores.redis import RedisStore
 from tests.support.valkey import PATIENCE, Server, other_servers
 
@@ -19,7 +20,14 @@ def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("case", [*conformance.CASES, *conformance.HOLD_CASES], ids=lambda case: case.__name__)
+CASES = [
+    pytest.param(case, id=case.__name__, marks=[pytest.mark.long] if case in WALKS else [])
+    for case in (*conformance.CASES, *conformance.HOLD_CASES)
+]
+"""The walks take seconds each; in memory they are walked with every change."""
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_it_conforms(any_server: Server, case: conformance.Case) -> None:
     made = []
 

@@ -134,6 +134,7 @@ async def test_periods_are_those_of_the_server_for_tasks(server: Server, monkeyp
         assert (await store.aapply(Verb.CHECK, asks(Budget(10, "hour"), 3), 0)).remaining == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [per_day(10**6), Budget(10**6), SlidingWindow(10**6, 86_400)], ids=str)
 def test_however_many_holds_come_back_at_once_no_call_takes_long(
     server: Server, raw: Any, clock: ManualClock, limit: Limit
@@ -158,6 +159,7 @@ def test_however_many_holds_come_back_at_once_no_call_takes_long(
         assert store.find_hold(asks(limit), 0, "7")[1:] == ("expired", (1,), 0)
 
 
+@pytest.mark.long
 def test_slots_are_free_when_leases_end_however_many(still: RedisStore, raw: Any, clock: ManualClock) -> None:
     limit, ended = Slots(100_000), {f"id-{number}": 1001.0 * SECOND for number in range(100_000)}
     raw.zadd("headgate:{key}s1:name", ended)
@@ -181,6 +183,7 @@ def test_open_holds_of_a_key_are_bounded(still: RedisStore, raw: Any) -> None:
         still.hold(asks(per_day(5)), 0, terms())
 
 
+@pytest.mark.long
 def test_an_open_hold_takes_at_most_250_bytes(server: Server, raw: Any) -> None:
     async def hold_all(limit: Limit, count: int) -> None:
         async with RedisStore(server.url, timeout=PATIENCE) as store:
