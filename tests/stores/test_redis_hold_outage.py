@@ -165,3 +165,19 @@ def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
         assert hold.extend(lease=90)
         assert hold.state == "open"
         assert hold._costs == (15 + 3 * (policy == "open"),)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_memory_judges_what_a_hold_is_extended_by(own: Server, breaker_clock: ManualClock, nodes: int) -> None:
+    limit = AllOf([Budget(10 * nodes), Slots(nodes)])
+    with RedisStore(own.url, on_failure_holds="local", nodes=nodes) as store:
+        assert store.hold(asks(1, limit), 0, terms("of the server")).state == "open"
+        own.kill()
+        assert store.hold(asks(5, limit), 0, terms("a")).state == "open"
+        denied = store.extend(asks(5, limit), 0, "a", [1000], None)
+        assert (bool(denied.decision), denied.decision.degraded, denied.costs) == (False, True, (5,))
+        assert not store.extend(asks(1, limit), 0, "of the server", [1 + 6], None).decision
+        assert store.extend(asks(1, limit), 0, "of the server", [1 + 4], None).decision  # it has its slot
+        assert not store.extend(asks(5, limit), 0, "a", [7], None).decision
+        assert store.extend(asks(5, limit), 0, "a", [6], None).costs == (6,)
+        assert store.extend(asks(5, limit), 0, "of the server", None, 90_000_000).decision

@@ -89,8 +89,9 @@ class HoldOutage:
         error: StoreAway,
     ) -> HoldAnswer:
         """A longer lease is booked later; more costs are as the policy says."""
-        if costs is not None and self._fallback.closed:
-            return HoldAnswer(degraded_deny(asks), OPEN, tuple([ask.cost for ask in asks]), 0)
+        decision = self._fallback.extend(asks, low, hold_id, costs, lease)
+        if not decision:
+            return HoldAnswer(decision, OPEN, tuple([ask.cost for ask in asks]), 0)
         end = None if not lease else self._clock.now() + lease
 
         def make() -> Request[Any]:
@@ -99,9 +100,8 @@ class HoldOutage:
 
         if not self._book(_about(asks, hold_id), make):
             raise error
-        self._fallback.extend(asks, low, hold_id, costs, lease)
         counted = [ask.cost for ask in asks] if costs is None else costs
-        return HoldAnswer(degraded_allow(asks), EXPIRED if lease == 0 else OPEN, tuple(counted), lease or 0)
+        return HoldAnswer(decision, EXPIRED if lease == 0 else OPEN, tuple(counted), lease or 0)
 
 
 def _about(asks: Sequence[Ask], hold_id: str) -> tuple[str, str, str]:
