@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headgate import Limiter, ManualClock, per_day
-from headgate.errors import InvalidInput, StoreAway
+from headgate.errors import HoldError, InvalidInput, StoreAway
 from headgate.limits.all_of import AllOf
 from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
@@ -15,6 +15,7 @@ from headgate.limits.slots import Slots
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldTerms
 from headgate.stores.redis import RedisStore, bookings
+from headgate.stores.redis.hold_requests import HoldRequest, find_request
 from tests.support.valkey import Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -79,7 +80,7 @@ def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) 
         assert (settled.state, settled.costs, settled.decision.degraded) == ("settled", (4,), True)
         assert store.settle(asks(10, Budget(50)), 0, "b", None, cancel=True).state == "cancelled"
         assert not store.extend(asks(10, Budget(50)), 0, "c", [20], None).decision
-        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000).left == 90_000_000
+        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000)[1:] == ("open", (10,), 0)
         come_back(server, store, breaker_clock)
         assert left(store, Budget(50)) == 50 - 4 - 0 - 10
         assert store.find_hold(asks(10, Budget(50)), 0, "a")[1:] == ("settled", (4,), 0)
@@ -181,3 +182,85 @@ def test_memory_judges_what_a_hold_is_extended_by(own: Server, breaker_clock: Ma
         assert not store.extend(asks(5, limit), 0, "a", [7], None).decision
         assert store.extend(asks(5, limit), 0, "a", [6], None).costs == (6,)
         assert store.extend(asks(5, limit), 0, "of the server", None, 90_000_000).decision
+
+
+@pytest.mark.parametrize("renewals", [1, 3])
+def test_a_hold_whose_renewals_only_wait_is_lost_when_its_lease_ends(
+    own: Server, breaker_clock: ManualClock, renewals: int
+) -> None:
+    clock = ManualClock()
+    with RedisStore(own.url, clock=clock) as store:
+        hold = Limiter(Slots(1), store=store).hold("a", lease=60)
+        own.kill()
+        clock.advance(30)
+        assert [hold.renew() for _ in range(renewals)] == [True] * renewals
+        clock.advance(29)
+        assert (hold.state, hold.lost) == ("open", False)
+        clock.advance(1)
+        assert (hold.state, hold.lost) == ("expired", True)
+        assert not hold.renew()
+
+
+def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_clock: ManualClock) -> None:
+    clock = ManualClock()
+    with RedisStore(own.url, clock=clock, on_failure_holds="open") as store:
+        own.kill()
+        limiter = Limiter(Slots(1), store=store)
+        hold = limiter.hold("a", lease=60, hold_id="h")
+        for _ in range(3):
+            clock.advance(40)
+            assert hold.renew()
+        assert hold.state == "open"
+        assert limiter.hold("a", lease=90, hold_id="h")._ends == hold._ends
+        come_back(own, store, breaker_clock)
+        assert limiter.find_hold("a", "h").state == "open"
+        assert limiter.peek("a").remaining == 0
+
+
+def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookings, "MAX_BOOKINGS", 2)
+    with RedisStore(own.url, clock=ManualClock(0)) as store:
+        assert store._bookings is not None
+        own.kill()
+        for lease in (70, 95, 80):
+            store.extend(asks(1), 0, "a", None, lease * 1_000_000)
+        store.settle(asks(1), 0, "b", None)
+        store.extend(asks(1), 0, "a", None, 75_000_000)
+        assert len(store._bookings) == 2
+        (renewal,) = store._bookings.about(("name", "key", "a"))
+        assert renewal.until == 95_000_000
+        with pytest.raises(StoreAway):
+            store.extend(asks(1), 0, "c", None, 70_000_000)
+
+
+def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: ManualClock) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
+        assert store._bookings is not None
+        store.hold(asks(1), 0, terms("a"))
+        server.kill()
+        store.extend(asks(1), 0, "a", None, 70_000_000)
+
+        def renew() -> HoldRequest:
+            store.extend(asks(1), 0, "a", None, 200_000_000)
+            return find_request(store.keys, asks(1), 0, "a")
+
+        store._bookings.add(bookings.Booking(None, renew))
+        come_back(server, store, breaker_clock)
+        assert store.find_hold(asks(1), 0, "a").left > 150_000_000
+
+
+def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_clock: ManualClock) -> None:
+    with RedisStore(own.url, on_failure_holds="open") as store:
+        own.kill()
+        assert store.hold(asks(5), 0, terms("a")).state == "open"
+        with pytest.raises(HoldError, match="expected cost 5, with which it is open, got cost 6"):
+            store.hold(asks(6), 0, terms("a"))
+        store.settle(asks(5), 0, "a", [2])
+        assert store.hold(asks(5), 0, terms("a"))[1:] == ("settled", (2,), 0)
+        assert store.settle(asks(5), 0, "a", None).costs == (2,)
+        with pytest.raises(HoldError, match="expected cost 2, with which it is settled, got cost 3"):
+            store.settle(asks(5), 0, "a", [3])
+        with pytest.raises(HoldError, match="expected an open hold to extend, got one that is settled with cost 2"):
+            store.extend(asks(5), 0, "a", None, 90_000_000)
+        assert store.extend(asks(5), 0, "b", None, 0).state == "expired"
+        assert store.hold(asks(5), 0, terms("b")).state == "expired"
