@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from struct import pack
 
 import pytest
 
@@ -240,13 +241,16 @@ def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: Manua
         server.kill()
         store.extend(asks(1), 0, "a", None, 70_000_000)
 
+        leases = [70_000_000]
+
         def renew() -> HoldRequest:
-            store.extend(asks(1), 0, "a", None, 200_000_000)
+            leases.append(leases[-1] + 100_000_000)
+            store.extend(asks(1), 0, "a", None, leases[-1])
             return find_request(store.keys, asks(1), 0, "a")
 
         store._bookings.add(bookings.Booking(None, renew))
         come_back(server, store, breaker_clock)
-        assert store.find_hold(asks(1), 0, "a").left > 150_000_000
+        assert store.find_hold(asks(1), 0, "a").left > leases[-1] - 50_000_000
 
 
 def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_clock: ManualClock) -> None:
@@ -264,3 +268,52 @@ def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_
             store.extend(asks(5), 0, "a", None, 90_000_000)
         assert store.extend(asks(5), 0, "b", None, 0).state == "expired"
         assert store.hold(asks(5), 0, terms("b")).state == "expired"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        b"\x01\x00\x09" + b"x" * 40,
+        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, 10) + b"\x05",
+        b"\x01\x00\x01" + pack("<3d", float("nan"), 6e8, 10) + b"\x00",
+        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, float("inf")) + b"\x00",
+        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, 10) + b"\x01" + pack("<2d", float("nan"), 0),
+        b"\x09\x00\x01" + pack("<3d", 2e15, 6e8, 10),
+        b"\x01\x00\x00" + pack("<3d", 2e15, 6e8, 10),
+        None,
+    ],
+)
+def test_what_is_not_ours_fails_alone(
+    server: Server, store: RedisStore, caplog: pytest.LogCaptureFixture, foreign: bytes | None
+) -> None:
+    limiter = Limiter(Budget(100), store=store)
+    strange, fine = [limiter.hold(key, 10, hold_id="h") for key in ("a", "b")]
+    assert [one.id for one in limiter.list_holds("a")] == ["h"]
+    with server.client() as client:
+        (key,) = [one for one in client.keys("*{a}*") if one.endswith(b"h")]
+        client.delete(key)
+        if foreign is None:
+            client.hset(key, "a", "b")
+        else:
+            client.set(key, foreign)
+        assert limiter.list_holds("a") == []
+        assert strange.settle(5).degraded
+        assert not fine.settle(5).degraded
+        wait_for(lambda: len(store._bookings or ()) == 0, "the bookings")
+        assert "can't be booked" in caplog.text
+        assert not store.degraded
+        with pytest.raises(StoreAway, match="that this headgate didn't write"):
+            limiter.find_hold("a", "h")
+        assert client.exists(key)
+
+
+def test_a_list_of_holds_that_is_not_ours_fails_alone(server: Server, store: RedisStore) -> None:
+    limiter = Limiter(Budget(100), store=store)
+    hold = limiter.hold("a", 10)
+    with server.client() as client:
+        (index,) = [one for one in client.keys("*{a}*") if client.type(one) == b"zset"]
+        client.set(index, "strange")
+    assert not limiter.hold("a", 10)
+    assert hold.settle(5).degraded
+    assert not limiter.hold("b", 10).decision.degraded
+    assert not store.degraded
