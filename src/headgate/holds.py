@@ -324,6 +324,8 @@ class Hold:
         except HoldError:
             self._lost = True
             return False
+        if not answer.left:  # the store is away: it doesn't know whether it will be in time
+            return self.state == OPEN
         self._ends = called + answer.left
         return True
 

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from struct import pack
 
 import pytest
 
 from headgate import Limiter, ManualClock, per_day
-from headgate.errors import InvalidInput, StoreAway
+from headgate.errors import HoldError, InvalidInput, StoreAway
 from headgate.limits.all_of import AllOf
 from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
@@ -15,6 +16,7 @@ from headgate.limits.slots import Slots
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldTerms
 from headgate.stores.redis import RedisStore, bookings
+from headgate.stores.redis.hold_requests import HoldRequest, find_request
 from tests.support.valkey import Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -79,7 +81,7 @@ def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) 
         assert (settled.state, settled.costs, settled.decision.degraded) == ("settled", (4,), True)
         assert store.settle(asks(10, Budget(50)), 0, "b", None, cancel=True).state == "cancelled"
         assert not store.extend(asks(10, Budget(50)), 0, "c", [20], None).decision
-        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000).left == 90_000_000
+        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000)[1:] == ("open", (10,), 0)
         come_back(server, store, breaker_clock)
         assert left(store, Budget(50)) == 50 - 4 - 0 - 10
         assert store.find_hold(asks(10, Budget(50)), 0, "a")[1:] == ("settled", (4,), 0)
@@ -165,3 +167,153 @@ def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
         assert hold.extend(lease=90)
         assert hold.state == "open"
         assert hold._costs == (15 + 3 * (policy == "open"),)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_memory_judges_what_a_hold_is_extended_by(own: Server, breaker_clock: ManualClock, nodes: int) -> None:
+    limit = AllOf([Budget(10 * nodes), Slots(nodes)])
+    with RedisStore(own.url, on_failure_holds="local", nodes=nodes) as store:
+        assert store.hold(asks(1, limit), 0, terms("of the server")).state == "open"
+        own.kill()
+        assert store.hold(asks(5, limit), 0, terms("a")).state == "open"
+        denied = store.extend(asks(5, limit), 0, "a", [1000], None)
+        assert (bool(denied.decision), denied.decision.degraded, denied.costs) == (False, True, (5,))
+        assert not store.extend(asks(1, limit), 0, "of the server", [1 + 6], None).decision
+        assert store.extend(asks(1, limit), 0, "of the server", [1 + 4], None).decision  # it has its slot
+        assert not store.extend(asks(5, limit), 0, "a", [7], None).decision
+        assert store.extend(asks(5, limit), 0, "a", [6], None).costs == (6,)
+        assert store.extend(asks(5, limit), 0, "of the server", None, 90_000_000).decision
+
+
+@pytest.mark.parametrize("renewals", [1, 3])
+def test_a_hold_whose_renewals_only_wait_is_lost_when_its_lease_ends(
+    own: Server, breaker_clock: ManualClock, renewals: int
+) -> None:
+    clock = ManualClock()
+    with RedisStore(own.url, clock=clock) as store:
+        hold = Limiter(Slots(1), store=store).hold("a", lease=60)
+        own.kill()
+        clock.advance(30)
+        assert [hold.renew() for _ in range(renewals)] == [True] * renewals
+        clock.advance(29)
+        assert (hold.state, hold.lost) == ("open", False)
+        clock.advance(1)
+        assert (hold.state, hold.lost) == ("expired", True)
+        assert not hold.renew()
+
+
+def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_clock: ManualClock) -> None:
+    clock = ManualClock()
+    with RedisStore(own.url, clock=clock, on_failure_holds="open") as store:
+        own.kill()
+        limiter = Limiter(Slots(1), store=store)
+        hold = limiter.hold("a", lease=60, hold_id="h")
+        for _ in range(3):
+            clock.advance(40)
+            assert hold.renew()
+        assert hold.state == "open"
+        assert limiter.hold("a", lease=90, hold_id="h")._ends == hold._ends
+        come_back(own, store, breaker_clock)
+        assert limiter.find_hold("a", "h").state == "open"
+        assert limiter.peek("a").remaining == 0
+
+
+def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookings, "MAX_BOOKINGS", 2)
+    with RedisStore(own.url, clock=ManualClock(0)) as store:
+        assert store._bookings is not None
+        own.kill()
+        for lease in (70, 95, 80):
+            store.extend(asks(1), 0, "a", None, lease * 1_000_000)
+        store.settle(asks(1), 0, "b", None)
+        store.extend(asks(1), 0, "a", None, 75_000_000)
+        assert len(store._bookings) == 2
+        (renewal,) = store._bookings.about(("name", "key", "a"))
+        assert renewal.until == 95_000_000
+        with pytest.raises(StoreAway):
+            store.extend(asks(1), 0, "c", None, 70_000_000)
+
+
+def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: ManualClock) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
+        assert store._bookings is not None
+        store.hold(asks(1), 0, terms("a"))
+        server.kill()
+        store.extend(asks(1), 0, "a", None, 70_000_000)
+
+        leases = [70_000_000]
+
+        def renew() -> HoldRequest:
+            leases.append(leases[-1] + 100_000_000)
+            store.extend(asks(1), 0, "a", None, leases[-1])
+            return find_request(store.keys, asks(1), 0, "a")
+
+        store._bookings.add(bookings.Booking(None, renew))
+        come_back(server, store, breaker_clock)
+        assert store.find_hold(asks(1), 0, "a").left > leases[-1] - 50_000_000
+
+
+def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_clock: ManualClock) -> None:
+    with RedisStore(own.url, on_failure_holds="open") as store:
+        own.kill()
+        assert store.hold(asks(5), 0, terms("a")).state == "open"
+        with pytest.raises(HoldError, match="expected cost 5, with which it is open, got cost 6"):
+            store.hold(asks(6), 0, terms("a"))
+        store.settle(asks(5), 0, "a", [2])
+        assert store.hold(asks(5), 0, terms("a"))[1:] == ("settled", (2,), 0)
+        assert store.settle(asks(5), 0, "a", None).costs == (2,)
+        with pytest.raises(HoldError, match="expected cost 2, with which it is settled, got cost 3"):
+            store.settle(asks(5), 0, "a", [3])
+        with pytest.raises(HoldError, match="expected an open hold to extend, got one that is settled with cost 2"):
+            store.extend(asks(5), 0, "a", None, 90_000_000)
+        assert store.extend(asks(5), 0, "b", None, 0).state == "expired"
+        assert store.hold(asks(5), 0, terms("b")).state == "expired"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        b"\x01\x00\x09" + b"x" * 40,
+        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, 10) + b"\x05",
+        b"\x01\x00\x01" + pack("<3d", float("nan"), 6e8, 10) + b"\x00",
+        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, float("inf")) + b"\x00",
+        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, 10) + b"\x01" + pack("<2d", float("nan"), 0),
+        b"\x09\x00\x01" + pack("<3d", 2e15, 6e8, 10),
+        b"\x01\x00\x00" + pack("<3d", 2e15, 6e8, 10),
+        None,
+    ],
+)
+def test_what_is_not_ours_fails_alone(
+    server: Server, store: RedisStore, caplog: pytest.LogCaptureFixture, foreign: bytes | None
+) -> None:
+    limiter = Limiter(Budget(100), store=store)
+    strange, fine = [limiter.hold(key, 10, hold_id="h") for key in ("a", "b")]
+    assert [one.id for one in limiter.list_holds("a")] == ["h"]
+    with server.client() as client:
+        (key,) = [one for one in client.keys("*{a}*") if one.endswith(b"h")]
+        client.delete(key)
+        if foreign is None:
+            client.hset(key, "a", "b")
+        else:
+            client.set(key, foreign)
+        assert limiter.list_holds("a") == []
+        assert strange.settle(5).degraded
+        assert not fine.settle(5).degraded
+        wait_for(lambda: len(store._bookings or ()) == 0, "the bookings")
+        assert "can't be booked" in caplog.text
+        assert not store.degraded
+        with pytest.raises(StoreAway, match="that this headgate didn't write"):
+            limiter.find_hold("a", "h")
+        assert client.exists(key)
+
+
+def test_a_list_of_holds_that_is_not_ours_fails_alone(server: Server, store: RedisStore) -> None:
+    limiter = Limiter(Budget(100), store=store)
+    hold = limiter.hold("a", 10)
+    with server.client() as client:
+        (index,) = [one for one in client.keys("*{a}*") if client.type(one) == b"zset"]
+        client.set(index, "strange")
+    assert not limiter.hold("a", 10)
+    assert hold.settle(5).degraded
+    assert not limiter.hold("b", 10).decision.degraded
+    assert not store.degraded

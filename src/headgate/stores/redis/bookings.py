@@ -2,13 +2,14 @@
 
 import logging
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from headgate.errors import HeadgateError, StoreAway, UnknownHold
 from headgate.lifecycle import new_lock
+from headgate.stores.holds import HoldAnswer
 from headgate.stores.redis.batching import MAX_BATCH, ThreadBatcher
 from headgate.stores.redis.protocol import AskAgain, Request
 
@@ -23,11 +24,32 @@ _log = logging.getLogger("headgate")
 class Booking:
     """A request that has to be carried out once: `make` makes it, at the time at which it is sent."""
 
-    def __init__(self, about: Hashable, make: Callable[[], Request[Any]], *, may_be_unknown: bool = False) -> None:
+    def __init__(
+        self,
+        about: Hashable,
+        make: Callable[[], Request[Any]],
+        answer: HoldAnswer | None = None,
+        *,
+        until: int = 0,
+        renews: bool = False,
+        may_be_unknown: bool = False,
+    ) -> None:
         self.about: Final = about
-        self.make: Final = make
+        """The hold, or None."""
+        self.make = make
+        self.answer: Final = answer
+        """What was answered about the hold."""
+        self.until = until
+        """When the lease of the hold is to end; 0 if that doesn't change."""
+        self.renews: Final = renews
+        """Whether it does nothing but renew the lease."""
         self.may_be_unknown: Final = may_be_unknown
         """Whether it cancels a hold that perhaps was never made."""
+
+    @property
+    def grants(self) -> bool:
+        """Whether it makes the hold."""
+        return self.until > 0 and not self.renews
 
 
 class Bookings:
@@ -44,7 +66,7 @@ class Bookings:
         self._is_away: Final = is_away
         self._lock: Final = new_lock()
         self._waiting: Final[deque[Booking]] = deque()
-        self._about: Final[Counter[Hashable]] = Counter()
+        self._about: Final[dict[Hashable, list[Booking]]] = {}
         self._thread: threading.Thread | None = None
         self._back = threading.Event()
         self._closed = False
@@ -52,18 +74,30 @@ class Bookings:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def has(self, about: Hashable) -> bool:
-        """Whether something about this hold waits: what comes later has to wait behind it."""
-        return bool(self._waiting) and self._about[about] > 0
+    def about(self, hold: Hashable) -> Sequence[Booking]:
+        """What waits about a hold: what comes later has to wait behind it."""
+        return tuple(self._about.get(hold, ()))
 
     def add(self, booking: Booking) -> bool:
         """Add a booking; False if there are too many."""
         with self._lock:
-            if len(self._waiting) >= MAX_BOOKINGS or self._closed:
+            if self._closed:
                 return False
-            self._waiting.append(booking)
-            self._about[booking.about] += 1
+            if not self._join(booking):
+                if len(self._waiting) >= MAX_BOOKINGS:
+                    return False
+                self._waiting.append(booking)
+                self._about.setdefault(booking.about, []).append(booking)
         self.start()
+        return True
+
+    def _join(self, booking: Booking) -> bool:
+        """Let a renewal take the place of one that waits last: of many only the one that ends last matters."""
+        last = self._about.get(booking.about, [booking])[-1]
+        if last is booking or not (booking.renews and last.renews):
+            return False
+        if booking.until > last.until:
+            last.make, last.until = booking.make, booking.until
         return True
 
     def start(self) -> None:
@@ -93,7 +127,8 @@ class Bookings:
     def send(self) -> bool:
         """Send the next bookings, and say whether that worked."""
         some = list(islice(self._waiting, MAX_BATCH))
-        requests = [booking.make() for booking in some]
+        makers = [booking.make for booking in some]
+        requests = [make() for make in makers]
         self._batcher.execute_all(requests)
         late: set[Hashable] = set()  # one about these was put off: what follows it is sent again, in its order
         done = 0
@@ -108,12 +143,22 @@ class Bookings:
                 _log.error("what was decided while the store was away can't be booked: %s", answer)
             done += 1
         with self._lock:
-            for booking in some[:done]:
+            for booking, make in zip(some[:done], makers, strict=False):
+                renewed = booking.make is not make  # meanwhile
+                if renewed and self._about[booking.about][-1] is not booking:
+                    break  # it is sent again, before what came after it
                 self._waiting.popleft()
-                self._about[booking.about] -= 1
-                if self._about[booking.about] <= 0:
-                    del self._about[booking.about]
+                if renewed:
+                    self._waiting.append(booking)
+                else:
+                    self._drop(booking)
         return done == len(some)
+
+    def _drop(self, booking: Booking) -> None:
+        others = self._about[booking.about]
+        others.remove(booking)
+        if not others:
+            del self._about[booking.about]
 
     def _send_one(self, booking: Booking) -> object:
         """Send a booking by itself; an error is its answer."""

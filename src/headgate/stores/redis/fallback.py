@@ -16,6 +16,7 @@ from headgate.limits.numbers import LARGEST, whole
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket
+from headgate.stores.asks import pieces_of
 from headgate.stores.base import ON_FAILURE, Ask, Offence, Verb, WindowCount
 from headgate.stores.holds import DENIED, OPEN, HoldAnswer, HoldTerms
 from headgate.stores.memory import MemoryStore
@@ -140,11 +141,26 @@ class Fallback:
 
     def extend(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
-    ) -> None:
-        """The same for more costs, or a longer lease."""
-        if self._on_failure == "local":
-            with suppress(HoldError):
-                self.memory.extend(*self._in_memory(asks, costs, low, hold_id), lease)
+    ) -> Decision:
+        """The decision on more costs for a hold, in all, or on a longer lease, which always passes."""
+        if self._on_failure == "closed" and costs is not None:
+            return degraded_deny(asks)
+        if self._on_failure != "local":
+            return degraded_allow(asks)
+        try:
+            decision = self.memory.extend(*self._in_memory(asks, costs, low, hold_id), lease).decision
+        except HoldError:  # the server alone knows that it is open
+            more = [max(cost - ask.cost, 0) for ask, cost in zip(asks, costs or (), strict=False)]
+            return self._check_more(asks, low, more)
+        return decision.as_degraded(decision.limit) if self._nodes == 1 else _on_asks(decision, asks)
+
+    def _check_more(self, asks: Sequence[Ask], low: int, more: Sequence[int]) -> Decision:
+        """The decision on more costs for a hold that isn't counted here. It has its slot."""
+        asked = [ask._replace(cost=cost) for ask, cost in zip(asks, more, strict=False)]
+        counted = pieces_of(asked) if self._nodes == 1 else self._of_parts(asked)
+        counted = [ask for ask in counted if not ask.limit.counts_slots]
+        passed = not any(more) or not counted or self.memory.apply(Verb.CHECK, counted, low)
+        return degraded_allow(asks) if passed else degraded_deny(asks)
 
     def _in_memory(
         self, asks: Sequence[Ask], costs: Sequence[int] | None, low: int, hold_id: str

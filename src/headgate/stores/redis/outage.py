@@ -4,7 +4,7 @@ They are worth more than a rate: an hour of everything passing can use up a mont
 which lets nothing pass unless it is told to. What passes, and what is settled, is booked when the server is back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import uuid4
 
@@ -12,7 +12,17 @@ from headgate.errors import StoreAway
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 from headgate.stores.base import Ask, Offence, Verb
-from headgate.stores.holds import CANCELLED, DENIED, EXPIRED, OPEN, SETTLED, HoldAnswer, HoldTerms
+from headgate.stores.holds import (
+    CANCELLED,
+    DENIED,
+    EXPIRED,
+    OPEN,
+    SETTLED,
+    HoldAnswer,
+    HoldTerms,
+    refuse_ended,
+    refuse_other_costs,
+)
 from headgate.stores.redis.bookings import Booking, Bookings
 from headgate.stores.redis.fallback import Fallback, degraded_allow, degraded_deny
 from headgate.stores.redis.hold_requests import extend_request, hold_request, settle_request
@@ -31,10 +41,17 @@ class HoldOutage:
 
     def waits(self, asks: Sequence[Ask], hold_id: str) -> bool:
         """Whether something about a hold is still to be booked."""
-        return self._bookings is not None and self._bookings.has(_about(asks, hold_id))
+        return len(self._waiting(_about(asks, hold_id))) > 0
 
-    def _book(self, about: object, make: Callable[[], Request[Any]], *, may_be_unknown: bool = False) -> bool:
-        booking = Booking(about, make, may_be_unknown=may_be_unknown)
+    def _waiting(self, about: object) -> Sequence[Booking]:
+        return () if self._bookings is None else self._bookings.about(about)
+
+    def _last(self, about: object) -> HoldAnswer | None:
+        """The last answer about a hold that is still to be booked."""
+        waiting = self._waiting(about)
+        return waiting[-1].answer if waiting else None
+
+    def _book(self, booking: Booking) -> bool:
         return self._bookings is not None and self._bookings.add(booking)
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
@@ -44,40 +61,63 @@ class HoldOutage:
             return decision
         booked = Verb.CHARGE if verb is Verb.CHECK else verb
         own = request_id or uuid4().hex
-        if not self._book(None, lambda: ApplyRequest(self._keys, booked, asks, low, None, own)) and decision:
+        booking = Booking(None, lambda: ApplyRequest(self._keys, booked, asks, low, None, own))
+        if not self._book(booking) and decision:
             return degraded_deny(asks)
         return decision
 
     def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
-        costs = tuple([ask.cost for ask in asks])
-        if self.waits(asks, terms.hold_id):  # it was granted before
-            return HoldAnswer(degraded_allow(asks), OPEN, costs, terms.lease)
+        about = _about(asks, terms.hold_id)
+        known = self._last(about)
+        if known is not None:
+            return self._held_before(asks, terms, known)
         answer = self._fallback.hold(asks, low, terms)
         if answer.state == DENIED:
             return answer
         end = self._clock.now() + terms.lease
 
         def make() -> Request[Any]:
-            lease = max(end - self._clock.now(), 0)
+            until = max([end, *[one.until for one in self._waiting(about)]])  # it may have been renewed
+            lease = max(until - self._clock.now(), 0)
             return hold_request(self._keys, asks, low, terms._replace(lease=lease), granted=True)
 
-        if not self._book(_about(asks, terms.hold_id), make):
+        if not self._book(Booking(about, make, answer, until=end)):
             self._fallback.settle(asks, low, terms.hold_id, None, cancel=True)
-            return HoldAnswer(degraded_deny(asks), DENIED, costs, 0)
+            return HoldAnswer(degraded_deny(asks), DENIED, tuple([ask.cost for ask in asks]), 0)
         return answer
+
+    def _held_before(self, asks: Sequence[Ask], terms: HoldTerms, known: HoldAnswer) -> HoldAnswer:
+        """The answer to a hold whose id is known from what is still to be booked."""
+        costs = tuple([ask.cost for ask in asks])
+        if known.state != OPEN:
+            return known._replace(decision=degraded_allow(asks))
+        if known.costs != costs:
+            refuse_other_costs(asks, terms.hold_id, OPEN, known.costs, costs)
+        until = max([one.until for one in self._waiting(_about(asks, terms.hold_id))], default=0)
+        left = min(max(until - self._clock.now(), 0), terms.lease) if until else terms.lease
+        return HoldAnswer(degraded_allow(asks), OPEN if left else EXPIRED, costs, left)
 
     def settle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, cancel: bool, error: StoreAway
     ) -> HoldAnswer:
         """It is booked later; raises the error if that can't be."""
         about = _about(asks, hold_id)
-        if not self._book(
-            about, lambda: settle_request(self._keys, asks, low, hold_id, costs, cancel), may_be_unknown=cancel
-        ):
+        known = self._last(about)
+        reserved = tuple([ask.cost for ask in asks]) if known is None else known.costs
+        actual = (0,) * len(asks) if cancel else reserved if costs is None else tuple(costs)
+        if known is not None and known.state in (SETTLED, CANCELLED):
+            if actual != known.costs:
+                refuse_other_costs(asks, hold_id, known.state, known.costs, actual)
+            return known
+        answer = HoldAnswer(degraded_allow(asks), CANCELLED if cancel else SETTLED, actual, 0)
+
+        def make() -> Request[Any]:
+            return settle_request(self._keys, asks, low, hold_id, costs, cancel)
+
+        if not self._book(Booking(about, make, answer, may_be_unknown=cancel)):
             raise error
         self._fallback.settle(asks, low, hold_id, costs, cancel=cancel)
-        counted = [0] * len(asks) if cancel else [ask.cost for ask in asks] if costs is None else costs
-        return HoldAnswer(degraded_allow(asks), CANCELLED if cancel else SETTLED, tuple(counted), 0)
+        return answer
 
     def extend(
         self,
@@ -88,20 +128,31 @@ class HoldOutage:
         lease: int | None,
         error: StoreAway,
     ) -> HoldAnswer:
-        """A longer lease is booked later; more costs are as the policy says."""
-        if costs is not None and self._fallback.closed:
-            return HoldAnswer(degraded_deny(asks), OPEN, tuple([ask.cost for ask in asks]), 0)
-        end = None if not lease else self._clock.now() + lease
+        """A longer lease is booked later; more costs are as the policy says.
+
+        The lease of a hold that the server knows may have ended there before: what is left of it isn't known here.
+        """
+        about = _about(asks, hold_id)
+        known = self._last(about)
+        if known is not None and known.state != OPEN:
+            refuse_ended(asks, hold_id, known.state, known.costs, "extend")
+        reserved = tuple([ask.cost for ask in asks]) if known is None else known.costs
+        decision = self._fallback.extend(asks, low, hold_id, costs, lease)
+        if not decision:
+            return HoldAnswer(decision, OPEN, reserved, 0)
+        end = self._clock.now() + lease if lease else 0
 
         def make() -> Request[Any]:
-            left = lease if end is None else max(end - self._clock.now(), 1)
+            left = max(end - self._clock.now(), 1) if end else lease
             return extend_request(self._keys, asks, low, hold_id, costs, left, granted=True)
 
-        if not self._book(_about(asks, hold_id), make):
+        left = lease if lease and any(one.grants for one in self._waiting(about)) else 0
+        counted = reserved if costs is None else tuple(costs)
+        answer = HoldAnswer(decision, EXPIRED if lease == 0 else OPEN, counted, left)
+        renews = costs is None and end > 0
+        if not self._book(Booking(about, make, answer, until=end if renews else 0, renews=renews)):
             raise error
-        self._fallback.extend(asks, low, hold_id, costs, lease)
-        counted = [ask.cost for ask in asks] if costs is None else costs
-        return HoldAnswer(degraded_allow(asks), EXPIRED if lease == 0 else OPEN, tuple(counted), lease or 0)
+        return answer
 
 
 def _about(asks: Sequence[Ask], hold_id: str) -> tuple[str, str, str]:

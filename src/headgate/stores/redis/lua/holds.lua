@@ -25,6 +25,48 @@ local function doubles(text, at, count)
   return found
 end
 
+-- The charges under each limit; nil if they aren't ours. The cost of the last one isn't known yet.
+local function read_charges(stored, at)
+  local found = {}
+  while at <= #stored do
+    local charges, many = {}, string.byte(stored, at)
+    local after = at + (many > 0 and 24 * many - 7 or 1)
+    if many > MAX_CHARGES or after > #stored + 1 then
+      return nil
+    end
+    for i = 1, many do
+      local mark, serial, cost = unpacked('<ddd', stored .. NOTHING, at + 24 * i - 23)
+      if not are_whole(mark, serial) or i < many and not (cost >= 0 and cost == floor(cost)) then
+        return nil
+      end
+      charges[i] = { mark = mark, serial = serial, cost = cost }
+    end
+    found[#found + 1], at = charges, after
+  end
+  return found
+end
+
+-- The hold in a string; nil if that isn't ours.
+local function read(stored)
+  if type(stored) ~= 'string' or #stored < 27 then
+    return nil
+  end
+  local state, released, asks, finish, keep = unpacked('<BBBdd', stored)
+  local after = 20 + 8 * asks
+  if state < OPEN or state > CANCELLED or asks == 0 or after > #stored + 1 or not are_whole(finish, keep) then
+    return nil
+  end
+  local costs = doubles(stored, 20, asks)
+  for _, cost in ipairs(costs) do
+    if cost < 0 or cost ~= floor(cost) or cost == math.huge then
+      return nil
+    end
+  end
+  local charges = read_charges(stored, after)
+  return charges
+    and { state = state, release = released == 1, finish = finish, keep = keep, costs = costs, charges = charges }
+end
+
 -- The hold that a request is about, with what is stored of it; nil if that isn't ours.
 local function load(request, numbers, states, next_key)
   local held = { request = request, states = states, index = KEYS[next_key], name = KEYS[next_key + 1] }
@@ -38,24 +80,21 @@ local function load(request, numbers, states, next_key)
   local stored = pcall('GET', held.name)
   if not stored then
     return held
-  elseif type(stored) ~= 'string' or #stored < 27 then
-    return nil
   end
-  local state, release_flag, asks, finish, keep = unpacked('<BBBdd', stored)
-  if finish + keep <= now or state == OPEN and not call('ZSCORE', held.index, held.id) then
+  local found = read(stored)
+  if not found then
+    return nil
+  elseif found.finish + found.keep <= now then
     return held -- it is forgotten
   end
-  held.state, held.release, held.finish, held.keep = state, release_flag == 1, finish, keep
-  held.costs, held.charges = doubles(stored, 20, asks), {}
-  local at = 20 + 8 * asks
-  while at <= #stored do
-    local charges, many = {}, string.byte(stored, at)
-    for i = 1, many do
-      local mark, serial, cost = unpacked('<ddd', stored .. NOTHING, at + 24 * i - 23)
-      charges[i] = { mark = mark, serial = serial, cost = cost }
-    end
-    held.charges[#held.charges + 1], at = charges, at + (many > 0 and 24 * many - 7 or 1)
+  local listed = found.state ~= OPEN or pcall('ZSCORE', held.index, held.id)
+  if type(listed) == 'table' then
+    return nil
+  elseif not listed then
+    return held
   end
+  held.state, held.release, held.finish, held.keep = found.state, found.release, found.finish, found.keep
+  held.costs, held.charges = found.costs, found.charges
   if #held.charges ~= #request.limits then
     held.charges = {} -- its limits were others: these don't know where it was counted
   end
@@ -206,7 +245,10 @@ local function hold(held)
     end
     return answer_with(held, KNOWN, nil, 0)
   end
-  local card, granted = call('ZCARD', held.index), held.flag == 1
+  local card, granted = pcall('ZCARD', held.index), held.flag == 1
+  if type(card) == 'table' then
+    return push(-1)
+  end
   if not granted and card >= MAX_OPEN and call('ZCOUNT', held.index, '(' .. digits(now), '+inf') >= MAX_OPEN then
     return push(TOO_MANY)
   end
@@ -325,17 +367,16 @@ end
 
 local verbs = { h = hold, t = settle, x = extend, q = function(held) answer_with(held, AS_NOW, nil, 1) end }
 
--- The state of a hold, the end of its lease, and its costs; 0 if it isn't remembered.
+-- The state of a hold, the end of its lease, and its costs; 0 if it isn't remembered, or isn't ours.
 local function list(name)
-  local stored = call('GET', name)
-  local state, _, asks, finish, keep = unpacked('<BBBdd', stored or string.rep('\0', 19))
-  if finish + keep <= now then
+  local found = read(pcall('GET', name))
+  if not found or found.finish + found.keep <= now then
     return push(0)
   end
-  push(state)
-  push(finish)
-  push(asks)
-  for _, cost in ipairs(doubles(stored, 20, asks)) do
+  push(found.state)
+  push(found.finish)
+  push(#found.costs)
+  for _, cost in ipairs(found.costs) do
     push(cost)
   end
 end
