@@ -797,7 +797,7 @@ def test_what_was_answered_survives_a_kill_exactly_once(tmp_path: Path) -> None:
         changed = [
             name
             for name, hold in listed.items()
-            if (hold.cost, hold.state != "open") != (costs.get(name), name in settled)
+            if (int(hold.cost), hold.state != "open") != (costs.get(name), name in settled)
         ]
         missing = set(costs) - set(listed)
         assert not missing
