@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
 
 from headgate import ManualClock, SlidingWindow, per_day, per_second
 from headgate.errors import HoldError, UnknownHold
@@ -272,3 +274,16 @@ async def test_a_hold_of_a_cancelled_task_is_cancelled(server: Server) -> None:
 def test_a_request_keeps_its_keys_in_one_slot() -> None:
     request = hold_request(keys.Keys("p:"), asks(AllOf([per_day(20), Budget(30), Slots(3)])), 0, terms())
     assert {name.partition(b"}")[0] for name in request.keys} == {b"p:{key"}
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_every_id_is_listed_whatever_the_client_decodes(server: Server, raw: Any, protocol: int) -> None:
+    ids = {"id", "\ud800", "é", "\0", "a\nb"}
+    options: dict[str, Any] = {"port": server.port, "decode_responses": True, "protocol": protocol}
+    with redis.Redis(**options) as client, RedisStore(client, timeout=PATIENCE) as store:
+        for hold_id in ids:
+            store.hold([Ask("name", "key", Slots(9), 1)], 0, terms(hold_id))
+        raw.zadd("headgate:{key}s1:name", {b"\xff": 1e18})  # nobody's id
+        assert {one.hold_id for one in store.list_holds("name", "key", 100)} == ids
+    async with redis.asyncio.Redis(**options) as aclient, RedisStore(aclient, timeout=PATIENCE) as astore:
+        assert {one.hold_id for one in await astore.alist_holds("name", "key", 100)} == ids
