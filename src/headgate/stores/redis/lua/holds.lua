@@ -2,16 +2,17 @@
 --
 -- Stored: a string for each hold: bytes for its state, whether its costs come back, and the number of asks; doubles for
 -- the end of its lease (or when it was settled), and for how long it is remembered then; a double for the cost of each
--- ask. While it is open, there follow a checksum of what its limits are, and for each limit the number of its charges as a byte, and for each charge doubles:
--- two that say where the limit has counted it, and the cost. The cost of the last charge isn't stored: it is the rest.
--- The holds of a key that are open, or have expired, are in a sorted set by the ends of their leases. If slots are
--- counted, that is the set of the slots.
+-- ask. While it is open, there follow a checksum of what its limits are, and for each limit the number of its charges
+-- as a byte, and for each charge doubles: two that say where the limit has counted it, and the cost. The cost of the
+-- last charge isn't stored: it is the rest. The holds of a key that are open, or have expired, are in a sorted set by
+-- the ends of their leases. If slots are counted, that is the set of the slots.
 --
 -- The numbers of a request: seven doubles (whether costs are given; whether it is a cancel, or was granted before; the
 -- lease, or -1 for none; for how long a new hold is remembered; whether its costs come back; a random number; and the
--- checksum of its limits), the cost of each ask, the periods of budgets, and the id. Its last keys are the sorted set and the string. The answer:
--- the status; after UNKNOWN, TOO_MANY and OTHER_LIMITS nothing; else the state, the microseconds left, the number of asks, and the
--- cost of each; after HELD, KNOWN, AS_NOW and DENIED the reports of the limits.
+-- checksum of its limits), the cost of each ask, the periods of budgets, and the id. Its last keys are the sorted set
+-- and the string. The answer: the status; after UNKNOWN, TOO_MANY and OTHER_LIMITS nothing; else the state, the
+-- microseconds left, the number of asks, and the cost of each; after HELD, KNOWN, AS_NOW and DENIED the reports of the
+-- limits.
 
 local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 7, 131072, 8, 64, 60
 local DENIED, HELD, UNKNOWN, OTHER_COSTS, ENDED, TOO_MANY = 0, 1, 2, 3, 4, 5
@@ -69,7 +70,8 @@ local function read(stored)
   local limits = state == OPEN and unpacked('<I4', stored, after) or 0
   local charges = read_charges(stored, state == OPEN and after + 4 or after)
   return charges and {
-    state = state, release = released == 1, finish = finish, keep = keep, costs = costs, limits = limits, charges = charges,
+    state = state, release = released == 1, finish = finish, keep = keep, costs = costs, limits = limits,
+    charges = charges,
   }
 end
 
