@@ -4,8 +4,11 @@ import asyncio
 import struct
 import time
 from typing import Any
+from zlib import crc32
 
 import pytest
+import redis
+import redis.asyncio
 
 from headgate import ManualClock, SlidingWindow, per_day, per_second
 from headgate.errors import HoldError, UnknownHold
@@ -59,7 +62,9 @@ def test_the_format_of_holds(still: RedisStore, raw: Any) -> None:
     assert raw.zrange("headgate:{key}s1:name", 0, -1, withscores=True) == [(b"id", 1060.0 * SECOND)]
     charges = b"".join([b"\x01" + doubles(*mark) for mark in ((epoch, 1), (10**9, 0), (day, 0), (0, 0))]) + b"\x00"
     head = struct.pack("<BBBdd", 1, 0, 1, 1060.0 * SECOND, 600.0 * SECOND)
-    assert stored[b"headgate:{key}h1:4:name:id"] == head + doubles(4) + charges
+    endings = ["b1:10/second", "w1:10/minute sliding", "c1: day UTC", "c1:tokens all UTC", "s1"]
+    checksum = struct.pack("<I", crc32("\n".join([f"}}{ending}:name" for ending in endings]).encode()))
+    assert stored[b"headgate:{key}h1:4:name:id"] == head + doubles(4) + checksum + charges
     still.settle(asks(limit, 4), 0, "id", [1])
     assert raw.get("headgate:{key}h1:4:name:id") == struct.pack("<BBBddd", 2, 0, 1, 10**9, 600.0 * SECOND, 1)
     assert not raw.exists("headgate:{key}s1:name")
@@ -275,3 +280,46 @@ async def test_a_hold_of_a_cancelled_task_is_cancelled(server: Server) -> None:
 def test_a_request_keeps_its_keys_in_one_slot() -> None:
     request = hold_request(keys.Keys("p:"), asks(AllOf([per_day(20), Budget(30), Slots(3)])), 0, terms())
     assert {name.partition(b"}")[0] for name in request.keys} == {b"p:{key"}
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_every_id_is_listed_whatever_the_client_decodes(server: Server, raw: Any, protocol: int) -> None:
+    ids = {"id", "\ud800", "é", "\0", "a\nb"}
+    options: dict[str, Any] = {"port": server.port, "decode_responses": True, "protocol": protocol}
+    with redis.Redis(**options) as client, RedisStore(client, timeout=PATIENCE) as store:
+        for hold_id in ids:
+            store.hold([Ask("name", "key", Slots(9), 1)], 0, terms(hold_id))
+        raw.zadd("headgate:{key}s1:name", {b"\xff": 1e18})  # nobody's id
+        assert {one.hold_id for one in store.list_holds("name", "key", 100)} == ids
+    async with redis.asyncio.Redis(**options) as aclient, RedisStore(aclient, timeout=PATIENCE) as astore:
+        assert {one.hold_id for one in await astore.alist_holds("name", "key", 100)} == ids
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Budget(100), AllOf([Budget(100), per_day(1000)])),
+        (AllOf([Budget(100), per_day(1000)]), Budget(100)),
+        (Budget(100), Budget(100, "day")),
+        (per_day(100), per_day(200)),
+    ],
+)
+def test_other_limits_change_no_hold(still: RedisStore, before: Limit, after: Limit) -> None:
+    still.hold(asks(before, 10), 0, terms())
+    assert still.find_hold(asks(after, 10), 0, "id").costs == (10,)
+    refused = "'id': expected the limits with which it was made, got "
+    with pytest.raises(HoldError, match=refused):
+        still.settle(asks(after, 10), 0, "id", [4])
+    with pytest.raises(HoldError, match=refused):
+        still.settle(asks(after, 10), 0, "id", None, cancel=True)
+    with pytest.raises(HoldError, match=refused):
+        still.extend(asks(after, 10), 0, "id", None, 90 * SECOND)
+    assert still.apply(Verb.PEEK, asks(before, 1), 0).remaining == 90
+    still.settle(asks(before, 10), 0, "id", [4])
+    assert still.apply(Verb.PEEK, asks(before, 1), 0).remaining == 96
+
+
+def test_another_amount_of_a_budget_is_the_same_limit(still: RedisStore) -> None:
+    still.hold(asks(Budget(100), 10), 0, terms())
+    still.settle(asks(Budget(200), 10), 0, "id", [4])
+    assert still.apply(Verb.PEEK, asks(Budget(200), 1), 0).remaining == 196

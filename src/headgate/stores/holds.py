@@ -139,6 +139,15 @@ def refuse_other_costs(
     raise HoldError(f"hold {hold_id!r}: expected {known}, with which it is {state}, got {_shown(asks, got)}")
 
 
+def refuse_other_limits(asks: Sequence[Ask], hold_id: str) -> NoReturn:
+    """Refuse to change a hold under other limits: its costs are counted under those with which it was made."""
+    limits = "; ".join([str(ask.limit) for ask in asks])
+    raise HoldError(
+        f"hold {hold_id!r}: expected the limits with which it was made, got {limits}; nothing has changed: settle it "
+        "with a limiter that has the former limits"
+    )
+
+
 def refuse_more_holds(key: str) -> NoReturn:
     raise HoldError(f"hold: expected at most {MAX_OPEN_HOLDS} open holds of {key!r}, got one more; settle some first")
 

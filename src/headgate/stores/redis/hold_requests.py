@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from struct import pack
 from typing import Any, Final
+from zlib import crc32
 
 from headgate._native import i64
 from headgate.errors import HoldError, UnknownHold
@@ -23,6 +24,7 @@ from headgate.stores.holds import (
     refuse_ended,
     refuse_more_holds,
     refuse_other_costs,
+    refuse_other_limits,
 )
 from headgate.stores.redis.keys import Keys, LimitCodec, Moment, encode, hold_ending, open_ending, slots_ending
 from headgate.stores.redis.protocol import Request
@@ -36,6 +38,7 @@ _OTHER_COSTS: Final = 3
 _ENDED: Final = 4
 _TOO_MANY: Final = 5
 _AS_NOW: Final = 6
+_OTHER_LIMITS: Final = 8
 # 7 (held before, or extended) passes like _HELD, and needs no name here.
 
 
@@ -75,7 +78,8 @@ class HoldRequest(Request[HoldAnswer]):
         self.counted: Final = names[:-2]
         """The keys of counts alone."""
         numbers = pack(f"<{5 + len(costs)}d", *rest, *costs)
-        epoch = pack("<d", secrets.randbits(52) + 1)
+        limits = crc32(b"\n".join([ending for _, codec in self._codecs for ending in codec.endings]))
+        epoch = pack("<2d", secrets.randbits(52) + 1, limits)
         super().__init__(keys.spec(verb, spec), names, numbers[:40] + epoch + numbers[40:] + periods + encode(hold_id))
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
@@ -86,6 +90,8 @@ class HoldRequest(Request[HoldAnswer]):
                 raise UnknownHold(self._asks[0].key, self._hold_id)
             if status == _TOO_MANY:
                 refuse_more_holds(self._asks[0].key)
+            if status == _OTHER_LIMITS:
+                refuse_other_limits(self._asks, self._hold_id)
             state, left, count = _STATES[row[at]], row[at + 1], row[at + 2]
             at += 3 + count
             costs = tuple(row[at - count : at])

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from redis.client import NEVER_DECODE
+
 from headgate.errors import StoreAway
 from headgate.flow import Flow, adrive, drive
 from headgate.stores.base import Ask
@@ -153,7 +155,7 @@ class RedisHolds:
             start, page = 0, [b""]
             while page and len(listed) < count:
                 page = yield ("ZRANGE", root + ending, start, start + _PAGE - 1)
-                ids = [one.decode("utf-8", "surrogatepass") if isinstance(one, bytes) else one for one in page]
+                ids = [hold_id for one in page if (hold_id := _decoded(one)) is not None]
                 if ids:
                     listed += yield ListRequest(self.keys, name, key, ids)
                 start += _PAGE
@@ -162,5 +164,14 @@ class RedisHolds:
         return [one for _, one in found[:count]]
 
 
+def _decoded(stored: bytes) -> str | None:
+    """An id; None if it isn't ours."""
+    try:
+        return stored.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None
+
+
 def _command(words: tuple[object, ...]) -> Any:
-    return lambda client: client.execute_command(*words)
+    # A client that decodes replies can't decode every id.
+    return lambda client: client.execute_command(*words, **{NEVER_DECODE: True})

@@ -2,20 +2,22 @@
 --
 -- Stored: a string for each hold: bytes for its state, whether its costs come back, and the number of asks; doubles for
 -- the end of its lease (or when it was settled), and for how long it is remembered then; a double for the cost of each
--- ask. While it is open, there follow for each limit the number of its charges as a byte, and for each charge doubles:
--- two that say where the limit has counted it, and the cost. The cost of the last charge isn't stored: it is the rest.
--- The holds of a key that are open, or have expired, are in a sorted set by the ends of their leases. If slots are
--- counted, that is the set of the slots.
+-- ask. While it is open, there follow a checksum of what its limits are, and for each limit the number of its charges
+-- as a byte, and for each charge doubles: two that say where the limit has counted it, and the cost. The cost of the
+-- last charge isn't stored: it is the rest. The holds of a key that are open, or have expired, are in a sorted set by
+-- the ends of their leases. If slots are counted, that is the set of the slots.
 --
--- The numbers of a request: six doubles (whether costs are given; whether it is a cancel, or was granted before; the
--- lease, or -1 for none; for how long a new hold is remembered; whether its costs come back; and a random number), the
--- cost of each ask, the periods of budgets, and the id. Its last keys are the sorted set and the string. The answer:
--- the status; after UNKNOWN and TOO_MANY nothing; else the state, the microseconds left, the number of asks, and the
--- cost of each; after HELD, KNOWN, AS_NOW and DENIED the reports of the limits.
+-- The numbers of a request: seven doubles (whether costs are given; whether it is a cancel, or was granted before; the
+-- lease, or -1 for none; for how long a new hold is remembered; whether its costs come back; a random number; and the
+-- checksum of its limits), the cost of each ask, the periods of budgets, and the id. Its last keys are the sorted set
+-- and the string. The answer: the status; after UNKNOWN, TOO_MANY and OTHER_LIMITS nothing; else the state, the
+-- microseconds left, the number of asks, and the cost of each; after HELD, KNOWN, AS_NOW and DENIED the reports of the
+-- limits.
 
-local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 6, 131072, 32, 64, 60
+local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 7, 131072, 32, 64, 60
 local DENIED, HELD, UNKNOWN, OTHER_COSTS, ENDED, TOO_MANY = 0, 1, 2, 3, 4, 5
 local AS_NOW, KNOWN = 6, 7 -- settled or found, with what is left now; held before, or extended
+local OTHER_LIMITS = 8
 local NOTHING = string.rep('\0', 8) -- so that the cost of the last charge can be read, too
 local OPEN, SETTLED, CANCELLED, EXPIRED = 1, 2, 3, 4
 
@@ -62,15 +64,22 @@ local function read(stored)
       return nil
     end
   end
-  local charges = read_charges(stored, after)
-  return charges
-    and { state = state, release = released == 1, finish = finish, keep = keep, costs = costs, charges = charges }
+  if state == OPEN and #stored < after + 3 then
+    return nil
+  end
+  local limits = state == OPEN and unpacked('<I4', stored, after) or 0
+  local charges = read_charges(stored, state == OPEN and after + 4 or after)
+  return charges and {
+    state = state, release = released == 1, finish = finish, keep = keep, costs = costs, limits = limits,
+    charges = charges,
+  }
 end
 
 -- The hold that a request is about, with what is stored of it; nil if that isn't ours.
 local function load(request, numbers, states, next_key)
   local held = { request = request, states = states, index = KEYS[next_key], name = KEYS[next_key + 1] }
-  held.given, held.flag, held.lease, held.new_keep, held.new_release, held.epoch = unpacked('<dddddd', numbers)
+  held.given, held.flag, held.lease, held.new_keep, held.new_release, held.epoch, held.limits =
+    unpacked('<ddddddd', numbers)
   held.asked = doubles(numbers, 8 * HEAD + 1, request.asks)
   local periods = 0
   for _, limit in ipairs(request.limits) do
@@ -95,8 +104,8 @@ local function load(request, numbers, states, next_key)
   end
   held.state, held.release, held.finish, held.keep = found.state, found.release, found.finish, found.keep
   held.costs, held.charges = found.costs, found.charges
-  if #held.charges ~= #request.limits then
-    held.charges = {} -- its limits were others: these don't know where it was counted
+  if held.state == OPEN and (found.limits ~= held.limits or #held.charges ~= #request.limits) then
+    held.charges, held.other_limits = {}, true -- these don't know where it was counted
   end
   for i, charges in ipairs(held.charges) do
     local cost = held.costs[request.limits[i].ask]
@@ -114,6 +123,7 @@ local function save(held)
     '<BBBdd' .. string.rep('d', #costs), held.state, held.release and 1 or 0, #costs, held.finish, held.keep, unpack(costs)
   )
   if held.state == OPEN then
+    stored = stored .. packed('<I4', held.limits)
     for i = 1, #held.request.limits do
       local charges = held.charges[i] or {}
       local last = charges[#charges]
@@ -391,6 +401,8 @@ return {
       push(UNKNOWN)
     elseif held.state and #held.costs ~= request.asks then
       put(held, OTHER_COSTS)
+    elseif held.other_limits and (request.verb == 't' or request.verb == 'x') then
+      push(OTHER_LIMITS)
     else
       verbs[request.verb](held)
     end
