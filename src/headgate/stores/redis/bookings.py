@@ -10,8 +10,9 @@ from typing import Any, Final
 from headgate.errors import HeadgateError, StoreAway, UnknownHold
 from headgate.lifecycle import new_lock
 from headgate.stores.holds import HoldAnswer
+from headgate.stores.redis.ask_again import AskAgain
 from headgate.stores.redis.batching import MAX_BATCH, ThreadBatcher
-from headgate.stores.redis.protocol import AskAgain, Request
+from headgate.stores.redis.protocol import Request
 
 MAX_BOOKINGS: Final = 10_000
 """Bookings that wait for a server. Beyond that nothing is granted without it."""

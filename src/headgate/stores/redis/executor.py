@@ -10,10 +10,11 @@ from redis.crc import key_slot
 from headgate.errors import StoreAway, refuse
 from headgate.flow import Flow, adrive, drive
 from headgate.stores.base import Ask
+from headgate.stores.redis.ask_again import AskAgain
 from headgate.stores.redis.batching import LoopBatcher, ScriptRunner, ThreadBatcher
 from headgate.stores.redis.clients import Clients, running_loop
 from headgate.stores.redis.keys import Keys
-from headgate.stores.redis.protocol import Answer, AskAgain, Request
+from headgate.stores.redis.protocol import Answer, Request
 from headgate.stores.redis.startup import Startup
 
 _MAX_REPEATS: Final = 2000

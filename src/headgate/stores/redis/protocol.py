@@ -9,12 +9,13 @@ from struct import pack
 from typing import Any, Final, Generic, TypeVar
 
 from headgate._native import i64, mypyc_attr
-from headgate.errors import HeadgateError, StoreAway
+from headgate.errors import HeadgateError
 from headgate.limits.decision import Decision, Limit, Rule, Violation, binding_of
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.limits.violations import Backoff, Standing, ViolationRecord
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.redis.ask_again import AskAgain
 from headgate.stores.redis.keys import FORMAT, Keys, LimitCodec, Moment, encode, open_ending, violations_ending
 
 CHECK: Final = Verb.CHECK
@@ -28,19 +29,6 @@ Answer = TypeVar("Answer")
 
 class ForeignData(HeadgateError):
     """The value of one of our keys isn't ours, or is of a later format. It is left as it is."""
-
-
-class AskAgain(StoreAway):
-    """The script has done nothing, or not all that is due: `request.again()` is to be asked."""
-
-    def __init__(
-        self, text: str, request: "Request[Any] | None" = None, server_time: int = 0, *, outside: bool = False
-    ) -> None:
-        super().__init__(text)
-        self.request = request
-        self.server_time = server_time
-        self.outside = outside
-        """Whether its time is in none of the periods that were sent."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
