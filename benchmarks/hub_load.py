@@ -132,11 +132,10 @@ def watch(hub: HubProcess, token: str, dashboards: int, pipe: "Connection[Any, A
 
 async def _watch(hub: HubProcess, token: str, dashboards: int, pipe: "Connection[Any, Any]") -> None:
     async with asyncio.TaskGroup() as group:
-        opened = [asyncio.Event() for _ in range(dashboards)]
-        for event in opened:
-            group.create_task(_dashboard(hub, token, event))
-        for event in opened:
-            await event.wait()
+        for _ in range(dashboards):  # one after the other: a hub bounds how many an address is opening
+            opened = asyncio.Event()
+            group.create_task(_dashboard(hub, token, opened))
+            await opened.wait()
         pipe.send("open")
     pipe.send("closed")
 
