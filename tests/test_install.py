@@ -99,6 +99,7 @@ def stored(hub: Program, tokens: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_backup_of_a_busy_hub_is_complete(tmp_path: Path) -> None:
     config, data, backups = tmp_path / "headgate.toml", tmp_path / "lib" / "headgate", tmp_path / "backups"
     config.write_text(f"{RAISED}\n[hub]\nmax_history = 1000000\n")

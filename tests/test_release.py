@@ -95,6 +95,7 @@ def test_the_smoke_test_refuses_another_version(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not compiled(), reason="a release is compiled")
 def test_the_smoke_test_tries_command_library_and_hub(tmp_path: Path) -> None:
     done = smoke(VERSION, tmp_path)

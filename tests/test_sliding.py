@@ -209,6 +209,7 @@ def test_c5_a_prefix_that_is_no_text_or_has_braces_is_refused(prefix: Any) -> No
         RateLimiter("redis://127.0.0.1:1", RateLimitSettings(prefix=prefix))
 
 
+@pytest.mark.long
 def test_c5_a_cluster_counts_keys_with_and_without_braces() -> None:
     async def walk(url: str) -> None:
         async with RateLimiter(url, RateLimitSettings(default_limit=2, timeout=PATIENCE)) as limiter:

@@ -268,6 +268,7 @@ def summary(lines: list[str]) -> re.Match[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
     result = run("demo", "--seconds", "1", "--seed", "7", command=command)
@@ -368,6 +369,7 @@ def test_no_color_leaves_the_colours_out() -> None:
     assert not COLOUR.search(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "columns", "more"),
     [(24, 60, {}), (8, 100, {}), (24, 100, {"TERM": "dumb"}), (24, 100, {"PYTHONIOENCODING": "ascii"})],

@@ -160,6 +160,7 @@ def test_a_process_without_standard_streams_ends_as_documented() -> None:
     assert (cut.returncode, cut.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_a_hub_runs_without_an_output(tmp_path: Path) -> None:
     shell = 'exec "$0" -m headgate serve --port 0 --data "$1" >&-'
     command = ["bash", "-c", shell, sys.executable, str(tmp_path)]

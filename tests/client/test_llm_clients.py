@@ -156,6 +156,7 @@ def test_12_calls_at_10_a_minute_are_not_denied(sdk: Sdk, kind: Kind, stream: bo
     took(server, kind, 12, 60 if kind == "window" else 12)
 
 
+@pytest.mark.long
 @every_sdk
 @both_kinds
 @pytest.mark.parametrize(("stream", "at_once"), [(True, 1), (False, 12), (True, 12)])
@@ -198,6 +199,7 @@ def test_without_a_date_moments_are_compared_with_the_local_clock(kind: Kind, mo
 # Tokens per minute ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @both_sdks
 @both_kinds
 @pytest.mark.parametrize(("stream", "at_once"), [(False, 1), (True, 5), (False, 20)])

@@ -151,6 +151,7 @@ def campaign(kind: Kind, seeds: range) -> None:
     assert objects[-1] - objects[len(objects) // 2] < 100, objects
 
 
+@pytest.mark.long
 @both_clients
 def test_d5_a_server_that_misbehaves_makes_no_client_lose_double_or_hang(kind: Kind) -> None:
     campaign(kind, range(10))

@@ -86,6 +86,7 @@ def left(response: httpx.Response, name: str) -> int:
     return int(found)
 
 
+@pytest.mark.long
 def test_fastapi() -> None:
     with started("fastapi_app.py") as where, client(where) as http:
         login = partial(http.post, "/login", params={"name": "bob", "password": "guess"})
@@ -117,6 +118,7 @@ def test_flask() -> None:
         assert http.get("/health").text == "well"
 
 
+@pytest.mark.long
 def test_django() -> None:
     with started("django_app.py", "--bind=127.0.0.1:{}") as where, client(where) as http:
         login = partial(http.post, "/login")

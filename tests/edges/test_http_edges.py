@@ -387,6 +387,7 @@ def test_200_clients_at_once_are_counted_exactly(edge: type[Edge]) -> None:
         assert statuses(200, port) == [200] * 60 + [429] * 140
 
 
+@pytest.mark.long
 @edges(AsgiEdge, FastapiEdge)
 @pytest.mark.parametrize("by", ["limiter", "gate"])
 def test_200_clients_of_two_nodes_at_once_are_counted_exactly(edge: type[Edge], by: str, redis_server: Server) -> None:

@@ -425,6 +425,7 @@ def test_connections_are_kept_and_clients_counted_exactly_behind_gunicorn() -> N
             assert len({stream.get_extra_info("client_addr") for stream in streams} - {None}) == 1
 
 
+@pytest.mark.long
 def test_workers_that_share_a_server_count_exactly(redis_server: Server) -> None:
     with redis_server.client() as raw:
         raw.flushall()

@@ -49,6 +49,7 @@ def test_b8_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
         assert fleet.open == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("patience", [2_000_000, 0])
 def test_b8_many_hubs_raise_and_resolve_each_of_many_alerts_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, patience: int

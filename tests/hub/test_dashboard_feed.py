@@ -519,6 +519,7 @@ def test_a_public_dashboard_is_sent_no_network_addresses() -> None:
         assert public.state["alerts"] == [{**viewer.state["alerts"][0], "address": ""}]
 
 
+@pytest.mark.long
 def test_b2_b3_a_flood_of_wrong_tokens_beside_300_agents_is_limited_and_seen() -> None:
     """All from one address, on default settings, without a moment passing: nobody waits for a bucket to refill."""
     with running() as hub, ExitStack() as stack, dashboard(hub, VIEWER) as board:

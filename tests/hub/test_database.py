@@ -212,6 +212,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("acknowledged", [1, 100, 1000])
 def test_every_acknowledged_row_survives_a_kill(tmp_path: Path, acknowledged: int) -> None:
     path = tmp_path / "hub.db"

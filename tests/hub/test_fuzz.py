@@ -48,6 +48,7 @@ def campaign(folder: Path, config: str, seed: int, enough: int, limits: list[Any
     return checker
 
 
+@pytest.mark.long
 def test_b11_a_few_thousand_inputs_of_any_kind(tmp_path: Path) -> None:
     checker = campaign(tmp_path, UNLIMITED, 1, 2000)
     assert {entrance for entrance, _ in checker.sent} == {"ws", "relay", "http", "handshake"}

@@ -128,6 +128,7 @@ async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, pr
     assert agents._follower.done()
 
 
+@pytest.mark.long
 async def test_agents_in_a_cluster() -> None:
     with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}"

@@ -118,6 +118,7 @@ async def test_a_failed_first_start_creates_no_admin_token(tmp_path: Path) -> No
     assert await start() == ""
 
 
+@pytest.mark.long
 def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text(
@@ -137,6 +138,7 @@ def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None
         assert lines[0]["store"] == "memory"
 
 
+@pytest.mark.long
 def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) -> None:
     file, none, data, broken = (tmp_path / name for name in ("file", "none", "data", "broken"))
     file.write_text("no certificate, no database, no directory, no TOML\n")
@@ -309,6 +311,7 @@ def test_a_policy_file_that_became_empty_is_applied_by_an_admin_alone(tmp_path: 
         assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "120/minute"
 
 
+@pytest.mark.long
 def test_it_serves_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     own = authority.issue_cert("127.0.0.1", "localhost")

@@ -122,6 +122,7 @@ def test_a_request_that_the_stop_cancels_is_not_logged_as_an_exception(caplog: p
     assert "ASGI callable" not in caplog.text
 
 
+@pytest.mark.long
 def test_a_slow_reader_does_not_delay_the_stop_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

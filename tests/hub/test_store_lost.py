@@ -344,6 +344,7 @@ def restore(server: Server, backup: dict[bytes, bytes]) -> None:
             client.restore(key, 0, value, replace=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["register", "rotate", "revoke", "override"])
 def test_a_store_from_an_older_backup_is_lost(server: Server, tmp_path: Path, change: str) -> None:
     """A stranger could register a name that was taken since, a replaced token would be valid, a limit would be gone."""
@@ -386,6 +387,7 @@ def test_what_was_seen_right_before_a_stop_counts_too(
         assert register(hub, "bank") == (503, "store_lost")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["{agents}1:tokens", "{agents}1:names", "{agents}1:changes", "changes"])
 def test_a_part_of_the_data_that_is_missing_is_noticed(server: Server, tmp_path: Path, part: str) -> None:
     with hub_on(server, tmp_path) as hub:
@@ -454,6 +456,7 @@ def test_hubs_adopt_the_generation_of_the_first(server: Server, tmp_path: Path) 
         assert hub_knows == [True] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kept", [(), ("beside_agents",), ("beside_changes",), ("beside_agents", "beside_changes")], ids=len
 )
@@ -508,6 +511,7 @@ def test_half_a_generation_is_lost_until_it_is_accepted(server: Server, tmp_path
         assert register(hub, "bank") == (201, "")
 
 
+@pytest.mark.long
 def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
     with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port}"

@@ -89,6 +89,7 @@ def test_every_boundary_is_one_of_the_zone_to_the_microsecond(period: str, zone:
     assert {label(period, moment, zone) for moment in range(FROM, TO, 12 * HOUR)} <= set(labels)  # none is left out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zone", ZONES)
 def test_every_hour_around_every_change_of_the_clock_is_one_period(zone: str) -> None:
     """And every hour of one year: those of twenty take longer."""

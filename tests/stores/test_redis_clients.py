@@ -81,6 +81,7 @@ async def test_a_limiter_and_a_gate_take_a_url(server: Server) -> None:
         wait_for(lambda: client.info()["connected_clients"] == 1, "the connections to close")
 
 
+@pytest.mark.long
 def test_password_user_and_database() -> None:
     with Server("--requirepass", "sesame") as server:
         where = f"127.0.0.1:{server.port}"
@@ -218,6 +219,7 @@ def test_sentinel() -> None:
         assert both_ways(store) == [True, True, True, False]
 
 
+@pytest.mark.long
 def test_cluster() -> None:
     with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}") as store:
         store.verify()

@@ -223,6 +223,7 @@ def test_a_long_window_gives_nothing_back_from_far_behind(still: RedisStore, clo
 # Other features -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_holds_in_a_cluster() -> None:
     with steady_cluster() as nodes:
         clock = ManualClock(1000)

@@ -46,6 +46,7 @@ def works(store: RedisStore) -> bool:
     return not any(decision.degraded for decision in run_together(16, lambda _: limiter.check("works")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
 @pytest.mark.parametrize("draw_ahead", [0, 0.01])
 def test_a_check_may_be_interrupted_anywhere(server: Server, error: type[BaseException], draw_ahead: float) -> None:
@@ -173,6 +174,7 @@ async def test_an_interrupted_call_of_an_event_loop_is_raised_by_one_caller(
 # Cancellation ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["aacquire", "acheck"])
 @pytest.mark.parametrize("limit", [per_day(10), SlidingWindow(10, 86_400)], ids=str)
 async def test_a_check_that_is_cancelled_after_it_was_sent_has_spent_nothing(

@@ -163,6 +163,7 @@ def test_lone_surrogates_are_valid_in_keys(still: RedisStore, raw: Any) -> None:
 ODD = ["agent-7", "", "}", "{", "{x}", "a}b", "{}", "}{", "%", "%7D", "%25", "ä", "\ud800", "x" * 512, "y" * 9999]
 
 
+@pytest.mark.long
 def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[Server]) -> None:
     """A server refuses a decision whose keys are in different slots."""
     limit = parse("100/minute; 2/hour; 50/hour sliding")
