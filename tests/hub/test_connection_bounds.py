@@ -46,7 +46,8 @@ class Slow:
 @contextmanager
 def guarded(app: Any, **bounds: Any) -> Iterator[tuple[Serving, ConnectionGuard]]:
     guard = ConnectionGuard(app, probes=["/live"], **bounds)
-    with serving(guard, http=guard.protocol) as server:
+    # uvloop may go on waiting for a TLS peer that has closed; like a hub, the server doesn't wait for that to its end.
+    with serving(guard, http=guard.protocol, timeout_graceful_shutdown=5) as server:
         yield server, guard
 
 
