@@ -11,7 +11,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN pip wheel --no-deps --wheel-dir /wheels .
 RUN python -m venv --without-pip /opt/headgate \
     && pip --python /opt/headgate/bin/python install "$(echo /wheels/*.whl)[server]" \
-    && /opt/headgate/bin/python -c "from headgate.stores.memory import compiled; exit(not compiled())"
+    && /opt/headgate/bin/python -c "from headgate.stores.memory_tables import compiled; exit(not compiled())"
 
 FROM python:3.13-slim
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin headgate \

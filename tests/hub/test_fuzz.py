@@ -73,7 +73,7 @@ def test_b11_inputs_of_any_kind_under_limits(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_b11_inputs_of_any_kind_from_an_address_with_its_limit(tmp_path: Path) -> None:
-    few = '[hub]\nshutdown_within = 30\n[addresses]\nconnection = "100/minute"'
+    few = '[hub]\nshutdown_within = 30\n[addresses]\nconnection = "20/minute"'
     checker = campaign(tmp_path, few, 6, 10_000)
     assert checker.seen["handshake 429"]
 
