@@ -30,7 +30,7 @@ with_budgets: st.SearchStrategy[Limit] = st.one_of(limits, budgets, st.tuples(li
 chances = st.randoms(use_true_random=False)
 
 
-@pytest.fixture(scope="module", params=["memory", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["memory", pytest.param("redis", marks=[pytest.mark.long, pytest.mark.once])])
 def make(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
     """Makes a store. Of those in a server the last two are in use."""
     if request.param == "memory":
