@@ -287,6 +287,7 @@ async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server:
         await until(lambda: heard == ["a"], "the revocation")
 
 
+@pytest.mark.long
 async def test_a_change_whose_answer_timed_out_is_announced(server: Server) -> None:
     async with impatient(server, "a") as (registry, token):
         heard: list[str] = []
