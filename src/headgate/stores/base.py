@@ -52,6 +52,8 @@ class Ask(NamedTuple):
     key: str
     limit: Limit
     cost: int
+    root: str = ""
+    """The key beside which this one is stored, so that both are in one slot of a cluster; "": it stands by itself."""
 
 
 class Offence(NamedTuple):

@@ -48,6 +48,14 @@ class HoldTerms(NamedTuple):
     """Whether its costs come back if its lease ends."""
     keep: int
     """Microseconds for which it is remembered after its end."""
+    note: str = ""
+    """Kept with the hold, and found with it again."""
+    shape: str = ""
+    """The same, for a text that many holds have in common: a store may keep it once."""
+    most: int = MAX_OPEN_HOLDS
+    """Open holds of its key, with this one."""
+    forced: bool = False
+    """Whether it is granted whatever is left: the decision is then a denial, or what it would have been."""
 
 
 class HoldAnswer(NamedTuple):
@@ -60,6 +68,8 @@ class HoldAnswer(NamedTuple):
     """What is counted for each ask: the reserved or the settled cost."""
     left: int
     """Microseconds until its lease ends; 0 if it isn't open, or if its store is away and doesn't know."""
+    parts: tuple[Decision, ...] = ()
+    """The decision on each piece of each ask, of which `decision` is the one that bound; none while a store is away."""
 
 
 class ListedHold(NamedTuple):
@@ -70,6 +80,8 @@ class ListedHold(NamedTuple):
     costs: tuple[int, ...]
     left: int
     """Microseconds until its lease ends; 0 if it isn't open."""
+    note: str = ""
+    shape: str = ""
 
 
 @runtime_checkable
@@ -78,6 +90,9 @@ class HoldStore(Store, Protocol):
 
     def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
         """Take every cost, and a slot where slots are counted, if all of the asks pass, and otherwise nothing.
+
+        A cost of 0 takes nothing, and passes only if a cost of 1 would. The counts belong to the asks; the hold itself
+        belongs to the name and the key of the first ask.
 
         With the id of a hold that exists, nothing is taken, and the answer is about that one; a `HoldError` if its
         costs were others.
@@ -123,6 +138,40 @@ class HoldStore(Store, Protocol):
     async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer: ...
 
     async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]: ...
+
+
+class UsageRow(NamedTuple):
+    """What was counted under a `headgate.limits.meter.Meter` on one day."""
+
+    root: str
+    key: str
+    start: int
+    """Of the day, in microseconds since 1970."""
+    amount: int
+    """In smallest units."""
+
+
+@runtime_checkable
+class AccountStore(HoldStore, Protocol):
+    """A store with what accounts need besides holds. Each verb has an async twin."""
+
+    def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
+        """A hold of a key, without knowing its asks, with its note and its shape; None if it is unknown."""
+
+    def peek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]:
+        """What a peek for cost 1 says of each piece of each ask, all at one moment."""
+
+    def read_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
+        """What meters under a name have counted on days that start in this span (`last` excluded), of one root or all.
+
+        What is asked under a meter has a root.
+        """
+
+    async def aread_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None: ...
+
+    async def apeek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]: ...
+
+    async def aread_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]: ...
 
 
 def refuse_ended(asks: Sequence[Ask], hold_id: str, state: str, costs: Sequence[int], verb: str) -> NoReturn:

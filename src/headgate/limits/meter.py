@@ -1,0 +1,140 @@
+"""Meters: what was used on each day, without a limit."""
+
+from typing import Final
+
+from headgate._native import i64, mypyc_attr
+from headgate.limits.calendar import Calendar
+from headgate.limits.decision import Decision, Limit, State, decide_one
+from headgate.limits.numbers import LARGEST
+
+KEPT: Final = 400 * 86_400_000_000
+"""Microseconds for which a day is kept after its start: 13 months."""
+
+
+@mypyc_attr(acyclic=True)
+class MeterState:
+    """What was used on each day, by the day's start in microseconds since 1970."""
+
+    __slots__ = ("ahead", "days", "newest")
+
+    def __init__(self) -> None:
+        self.ahead: i64 = 0
+        self.newest: i64 = 0  # the day that was counted on last
+        self.days: Final[dict[int, int]] = {}
+
+
+class Meter(Limit):
+    """Counts by day, in a time zone, and lets everything pass. What a hold has cost counts on the day of the hold.
+
+    >>> print(Meter("Europe/Berlin"))
+    metered in Europe/Berlin
+    """
+
+    __slots__ = ("_calendar", "_current", "_zone")
+
+    def __init__(self, zone: str = "UTC") -> None:
+        self._calendar: Final = Calendar("day", zone)
+        self._zone: Final = zone
+        self._current: tuple[int, ...] = (0, 0)  # the start and end of the day of the last look: one object, for threads
+
+    @property
+    def capacity(self) -> int:
+        return LARGEST
+
+    @property
+    def zone(self) -> str:
+        """The IANA name of the time zone of its days."""
+        return self._zone
+
+    @property
+    def identity(self) -> object:
+        return f"meter {self._zone}"
+
+    @property
+    def calendar(self) -> bool:
+        return True
+
+    @property
+    def shares_counts(self) -> bool:
+        return True
+
+    @property
+    def uninterrupted(self) -> bool:
+        return False
+
+    def nearby(self, moment: int) -> list[int]:
+        """The starts of the previous, current, next and next but one day of a moment."""
+        start, end = self._calendar.at(moment)
+        return [self._calendar.previous(moment)[0], start, end, self._calendar.next(moment)[1]]
+
+    def fresh(self, now: i64) -> State:
+        return MeterState()
+
+    def align(self, state: State, ahead: i64) -> None:
+        assert isinstance(state, MeterState)
+        state.ahead = ahead
+
+    def wait(self, state: State, now: i64, cost: i64) -> i64:
+        return 0
+
+    def spend(self, state: State, now: i64, cost: i64) -> None:
+        assert isinstance(state, MeterState)
+        start = self.day_at(now + state.ahead)
+        if start not in state.days:
+            for day in [day for day in state.days if day <= start - KEPT]:
+                del state.days[day]
+        state.newest = start
+        _count(state.days, start, cost)
+
+    def refund(self, state: State, cost: i64) -> None:
+        assert isinstance(state, MeterState)
+        _count(state.days, state.newest, -cost)
+
+    def mark(self, state: State) -> tuple[i64, i64]:
+        """What a hold keeps to be corrected later: the day that it was counted on."""
+        assert isinstance(state, MeterState)
+        return state.newest, 0
+
+    def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
+        assert isinstance(state, MeterState)
+        if mark > now + state.ahead - KEPT:
+            _count(state.days, mark, actual - held)
+
+    def idle(self, state: State, now: i64) -> bool:
+        assert isinstance(state, MeterState)
+        return not state.days or max(state.days) <= now + state.ahead - KEPT
+
+    def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
+        return decide_one(self, 0, LARGEST, False, 0)
+
+    def day_at(self, moment: i64) -> i64:
+        """The start of the day of a moment, in microseconds since 1970."""
+        current = self._current
+        if not current[0] <= moment < current[1]:
+            current = self._calendar.at(max(moment, 0))
+            self._current = current
+        return current[0]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Meter) and self._zone == other._zone
+
+    def __hash__(self) -> int:
+        return hash(("meter", self._zone))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Meter, (self._zone,)
+
+    def __repr__(self) -> str:
+        return f"Meter({self._zone!r})"
+
+    def __str__(self) -> str:
+        return f"metered in {self._zone}"
+
+
+def _count(days: dict[int, int], start: int, cost: int) -> None:
+    """Count so much more, or less."""
+    amount = min(max(days.get(start, 0) + cost, 0), LARGEST)
+    if amount:
+        days[start] = amount
+    else:
+        days.pop(start, None)
