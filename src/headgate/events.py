@@ -86,7 +86,48 @@ class PolicyChanged:
     by: str
 
 
-Event: TypeAlias = Checked | Violated | Alerted | ViolationsReset | AddressChecked | Degraded | PolicyChanged
+@dataclass(frozen=True, slots=True)
+class HoldChecked:
+    """One hold of an agent was granted or denied."""
+
+    agent: str
+    tool: str
+    """"" for none."""
+    account: str
+    """The path of the account whose limit decided; "" if none is limited."""
+    resource: str
+    decision: Decision
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.decision.outcome
+
+
+@dataclass(frozen=True, slots=True)
+class AccountAlerted:
+    """A budget of an account is used up to a share: 0.8 or 1. Each is told once in a period, by each gate."""
+
+    account: str
+    resource: str
+    tool: str
+    """"" unless it is the budget of one tool."""
+    share: float
+    limit: str
+    resets_at: float | None
+    """When the next period begins, in seconds since 1970; None without one."""
+
+
+Event: TypeAlias = (
+    Checked
+    | Violated
+    | Alerted
+    | ViolationsReset
+    | AddressChecked
+    | Degraded
+    | PolicyChanged
+    | HoldChecked
+    | AccountAlerted
+)
 Listener: TypeAlias = Callable[[Event], object]
 E = TypeVar("E")
 

@@ -337,7 +337,7 @@ def test_many_edits_update_the_rules_once() -> None:
     edits += [no_override(f"agent-{number}") for number in range(300)]
     policy = Policy()
     counted: Any = Counted()
-    found = apply_edits(Effective(policy.limits, counted, policy.session_limit, {}), policy, edits)
+    found = apply_edits(Effective(policy.limits, counted, policy.session_limit, {}, policy.accounts), policy, edits)
     assert counted.updates == 1
     assert found == effective(policy, edits)
     assert sorted(found.overrides) == sorted(f"agent-{number}" for number in range(300, 700))

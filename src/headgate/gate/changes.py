@@ -9,21 +9,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from headgate.errors import refuse
+from headgate.errors import InvalidInput, refuse
+from headgate.gate.accounts import SLOTS, Accounts, Resource, account_limit
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
-from headgate.limits.notation import LimitLike, rate_limit_of
+from headgate.limits.notation import LimitLike, limit_of, rate_limit_of
 from headgate.stores.base import LAST_MOMENT, MAX_REASON, UNREADABLE, Change, Edit, LogPage
 from headgate.stores.base import Block as Block
 from headgate.stores.change_rows import read_limit
 
-KINDS: Final = ("override", "exemption", "default", "session", "block", "role")
-"""The kinds of edits."""
+KINDS: Final = ("override", "exemption", "default", "session", "block", "role", "account", "agent_plan")
+"""The kinds of edits that are about an agent or about all of them."""
+ACCOUNT_KINDS: Final = ("account_limit", "account_plan", "level_limit", "plan_limit")
+"""The kinds that are about an account, a level or a plan."""
 KEPT: Final = 10_000
 """The newest changes, which stay readable when a log is compacted."""
 _MAX_ROLE: Final = 64
+_FORMER: Final = 4  # accounts that an agent has left, in which its holds are looked for
 _CLOCKS_APART: Final = 86_400.0  # seconds by which the clocks of two nodes may differ
 
 
@@ -87,6 +91,54 @@ def role(agent: str, role: str | None) -> Edit:
     return Edit("role", check_agent(agent), value=role)
 
 
+def account(agent: str, path: str | None) -> Edit:
+    """Let an agent belong to an account, "" for none. None: to that of the policy."""
+    if path is not None and not isinstance(path, str):
+        refuse("account", "the path of an account, such as 'acme/search'", path)
+    return Edit("account", check_agent(agent), value=path)
+
+
+def agent_plan(agent: str, plan: str | None) -> Edit:
+    """Give an agent a plan. None: that of the policy."""
+    return Edit("agent_plan", check_agent(agent), value=plan)
+
+
+def account_plan(path: str, plan: str | None) -> Edit:
+    """Give an account a plan. None: that of the policy."""
+    return Edit("account_plan", path, value=plan)
+
+
+def account_limit_edit(path: str, resource: str, limit: LimitLike | None, tool: str | None = None) -> Edit:
+    """Limit a resource of an account, for all or for one tool. None: back to the policy."""
+    return Edit("account_limit", path, tier=_resource_text(resource, tool), value=_text(limit))
+
+
+def level_limit(level: str, resource: str, limit: LimitLike | None, tool: str | None = None) -> Edit:
+    """Limit a resource of every account of a level that has no limit of its own. None: back to the policy."""
+    return Edit("level_limit", level, tier=_resource_text(resource, tool), value=_text(limit))
+
+
+def plan_limit(plan: str, resource: str, limit: LimitLike | None, tool: str | None = None) -> Edit:
+    """Limit a resource in a plan. None: back to the policy."""
+    return Edit("plan_limit", plan, tier=_resource_text(resource, tool), value=_text(limit))
+
+
+def _text(limit: LimitLike | None) -> str | None:
+    return limit if limit is None or isinstance(limit, str) else str(limit_of("limit", limit))
+
+
+def _resource_text(resource: object, tool: object) -> str:
+    """How an edit names a resource: "usd", or "usd@web" for one tool."""
+    if not isinstance(resource, str) or not isinstance(tool, str | None):
+        refuse("resource", "the name of a resource", resource)
+    return f"{resource}@{tool}" if tool else resource
+
+
+def _resource_of(text: str) -> Resource:
+    resource, _, tool = text.partition("@")
+    return resource, tool
+
+
 def _is_printable(text: object, most: int) -> bool:
     return isinstance(text, str) and len(text) <= most and text.isprintable()
 
@@ -104,6 +156,8 @@ def validated(edit: object, policy: Policy, now: float) -> Edit:
 
     `now` is the time of day: a block ends later.
     """
+    if isinstance(edit, Edit) and edit.kind in ACCOUNT_KINDS:
+        return _validated_account_edit(edit, policy.accounts)
     if not isinstance(edit, Edit) or edit.kind not in KINDS or edit.generation:
         refuse("edit", "an edit made by a function of headgate.gate.changes, such as override or block", edit)
     if edit.channel not in ("", *policy.channels):
@@ -119,6 +173,12 @@ def validated(edit: object, policy: Policy, now: float) -> Edit:
         made = no_block(edit.agent) if edit.value is None else _validated_block(edit.agent, edit.value, now)
     elif edit.kind == "role":
         made = role(edit.agent, edit.value)
+    elif edit.kind == "account":
+        path = None if edit.value is None else policy.accounts.check_account("account", edit.value)
+        made = account(edit.agent, path)
+    elif edit.kind == "agent_plan":
+        plan = None if edit.value is None else policy.accounts.check_plan("plan", edit.value)
+        made = agent_plan(edit.agent, plan)
     elif edit.kind == "default" and edit.value is None:
         made = no_default(edit.tier or None, edit.channel or None)
     elif edit.kind == "default":
@@ -130,6 +190,29 @@ def validated(edit: object, policy: Policy, now: float) -> Edit:
     if replace(made, value=edit.value) != edit or (edit.kind == "exemption" and made != edit):
         refuse("edit", f"one such as {made}", edit)
     return made
+
+
+def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
+    if edit.channel or edit.generation:
+        refuse("edit", "an edit made by a function of headgate.gate.changes, such as account_limit_edit", edit)
+    if edit.kind == "level_limit":
+        accounts.check_level("level", edit.agent)
+    elif edit.kind == "plan_limit":
+        accounts.check_plan("plan", edit.agent)
+    else:
+        accounts.check_path("account", edit.agent)
+    if edit.kind == "account_plan":
+        if edit.agent.count("/") >= accounts.agent_level:
+            refuse("account", "one above the agents, which have plans by their names", edit.agent)
+        return edit if edit.value is None else replace(edit, value=accounts.check_plan("plan", edit.value))
+    resource, tool = _resource_of(edit.tier)
+    accounts.check_resource("resource", resource)
+    accounts.check_tool("tool", tool)
+    if tool and resource == SLOTS:
+        refuse("resource", "another one than slots, which have no tool", resource)
+    if edit.value is None:
+        return edit
+    return replace(edit, value=account_limit("limit", resource, edit.value, accounts.units).text)
 
 
 def _validated_block(agent: str, value: str, now: float) -> Edit:
@@ -155,6 +238,11 @@ class AgentRules:
     block: Block | None = None
     """It may have ended."""
     role: str = ""
+    account: str = ""
+    """The path of the account that it belongs to; "" for none."""
+    plan: str = ""
+    former: tuple[str, ...] = ()
+    """The accounts that it belonged to before, the latest first: there may be holds of it."""
 
 
 _NO_RULES: Final = AgentRules({}, False)
@@ -175,6 +263,7 @@ class Effective:
     """The limit of the sessions of agents without a limit of their own."""
     generations: Mapping[ChannelTier, int]
     """How often a default was changed. Each generation is counted in buckets of its own, so that all begin full."""
+    accounts: Accounts
 
     @cached_property
     def overrides(self) -> Mapping[str, Mapping[ChannelTier, Limit]]:
@@ -221,11 +310,24 @@ class Effective:
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
     """The rules in effect after these edits to a policy."""
     agents: dict[str, AgentRules | None] = {
-        agent: AgentRules(policy.overrides.get(agent, {}), agent in policy.exempt, policy.session_overrides.get(agent))
-        for agent in {*policy.overrides, *policy.exempt, *policy.session_overrides}
+        agent: AgentRules(
+            policy.overrides.get(agent, {}),
+            agent in policy.exempt,
+            policy.session_overrides.get(agent),
+            account=policy.agent_accounts.get(agent, ""),
+            plan=policy.agent_plans.get(agent, ""),
+        )
+        for agent in {
+            *policy.overrides,
+            *policy.exempt,
+            *policy.session_overrides,
+            *policy.agent_accounts,
+            *policy.agent_plans,
+        }
     }
     empty: ImmutableMap[AgentRules] = ImmutableMap()
-    return apply_edits(Effective(policy.limits, empty.update(agents), policy.session_limit, {}), policy, edits)
+    first = Effective(policy.limits, empty.update(agents), policy.session_limit, {}, policy.accounts)
+    return apply_edits(first, policy, edits)
 
 
 def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Effective:
@@ -237,6 +339,8 @@ def apply_edits(before: Effective, policy: Policy, edits: Iterable[Edit]) -> Eff
             after = _with_default(after, policy, edit)
         elif edit.kind == "session" and not edit.agent:
             after = replace(after, session_limit=policy.session_limit if edit.value is None else read_limit(edit.value))
+        elif edit.kind in ACCOUNT_KINDS:
+            after = replace(after, accounts=_with_account_edit(after.accounts, policy.accounts, edit))
         elif edit.kind in KINDS:  # a kind of a later version is ignored
             found = changed[edit.agent] if edit.agent in changed else before.agents.get(edit.agent)
             rules = _with_rules(found or _NO_RULES, policy, edit)
@@ -253,11 +357,39 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
         return replace(before, role=edit.value or "")
     if edit.kind == "session":
         return replace(before, session=None if edit.value is None else read_limit(edit.value))
+    if edit.kind == "agent_plan":
+        return replace(before, plan=policy.agent_plans.get(edit.agent, "") if edit.value is None else edit.value)
+    if edit.kind == "account":
+        path = policy.agent_accounts.get(edit.agent, "") if edit.value is None else edit.value
+        former = [before.account, *before.former] if path != before.account else list(before.former)
+        return replace(before, account=path, former=tuple([one for one in former if one != path][:_FORMER]))
     places = places_of(policy, edit)
     own = {place: limit for place, limit in before.overrides.items() if place not in places}
     if edit.value is not None:
         own |= dict.fromkeys(places, read_limit(edit.value))
     return replace(before, overrides=own)
+
+
+def _with_account_edit(before: Accounts, policy: Accounts, edit: Edit) -> Accounts:
+    """The accounts after an edit. One that this policy has no level, plan, resource or tool for has no effect."""
+    subject, resource = edit.agent, _resource_of(edit.tier)
+    try:
+        if edit.kind == "account_plan":
+            own = policy.at.get(subject)
+            return before.with_plan(subject, (own.plan if own else "") if edit.value is None else edit.value)
+        limit = None if edit.value is None else account_limit("limit", resource[0], edit.value, before.units)
+        if edit.kind == "level_limit" and subject in before.levels:
+            filed = policy.defaults.get(subject, {}).get(resource)
+            return before.with_default(subject, resource, limit or filed)
+        if edit.kind == "plan_limit" and subject in before.plans:
+            filed = policy.plans.get(subject, {}).get(resource)
+            return before.with_plan_limit(subject, resource, limit or filed)
+        if edit.kind == "account_limit":
+            account = policy.at.get(subject)
+            return before.with_limit(subject, resource, limit or (account and account.limits.get(resource)) or None)
+    except (InvalidInput, LookupError):
+        pass
+    return before
 
 
 def _with_default(before: Effective, policy: Policy, edit: Edit) -> Effective:

@@ -9,7 +9,7 @@ from headgate.events import Alerted, Checked, Degraded, Event, Listener, Violate
 from headgate.flow import in_thread
 from headgate.gate._hot import CHECK, EXEMPT, store_request
 from headgate.gate.changes import Block, Effective
-from headgate.gate.gate_changes import GateChanges
+from headgate.gate.gate_accounts import GateAccounts
 from headgate.gate.lookup import AGENTS, ActiveLimit
 from headgate.gate.policy import Policy, check_agent
 from headgate.gate.sessions import Session, Sessions
@@ -22,7 +22,7 @@ from headgate.stores.base import ChangeLog, ObservableStore, Offence, RecordedVi
 from headgate.stores.urls import aclose_store, close_store, open_store
 
 
-class Gate(GateChanges, Closable):
+class Gate(GateAccounts, Closable):
     """Says whether an agent may do something, and counts it.
 
     `store` counts: a store, the URL of a Redis or Valkey server, or None for this process's memory. `remember` is the

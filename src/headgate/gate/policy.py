@@ -5,7 +5,6 @@ A policy is a value, read from one TOML file or from the same structure in Pytho
 path.
 """
 
-import difflib
 import os
 import re
 import stat
@@ -17,7 +16,10 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from os import PathLike, fspath
 from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 
-from headgate.errors import HeadgateError, InvalidInput, refuse
+from headgate.errors import HeadgateError, refuse
+from headgate.gate.account_settings import account_settings, read_accounts
+from headgate.gate.accounts import Accounts
+from headgate.gate.settings_reader import SettingsReader
 from headgate.gate.toml_text import flatten, limit_setting, to_toml, toml_key, toml_value
 from headgate.limits.decision import Limit
 from headgate.limits.notation import parse, rate_limit_of
@@ -49,7 +51,11 @@ PURPOSES: Final = {
 requests without a token, registrations, connects of WebSockets, and wrong tokens.
 """
 
-_OF_AGENTS: Final = ("session", "shadow")  # keys in the table of an agent, beside tiers and channels
+_TABLES: Final = (
+    *("warn_at", "channels", "tiers", "exempt", "shadow", "limits", "actions", "addresses", "sessions", "accounts"),
+    *("agents", "backoff", "alerts", "store", "hub"),
+)
+_OF_AGENTS: Final = ("session", "shadow", "account", "plan")  # keys in the table of an agent, beside tiers and channels
 _MAX_CHANNELS: Final = 1000
 _MAX_OWN_TIERS: Final = 16  # each has a bucket for every agent and channel, and series of metrics
 _MAX_TIER: Final = 64  # characters: tiers are in headers, frames and labels
@@ -114,6 +120,10 @@ class Policy:
     session_overrides: Mapping[str, Limit]
     """The limits of the sessions of some agents."""
     exempt_addresses: tuple[Network, ...]
+    accounts: Accounts
+    agent_accounts: Mapping[str, str]
+    """The paths of the accounts that agents belong to."""
+    agent_plans: Mapping[str, str]
     backoff: Backoff
     on_failure: str
     """How to decide while the store is away: "open", "closed", or "local"."""
@@ -167,6 +177,9 @@ class Policy:
             agents.setdefault(agent, {})["session"] = limit_setting(limit)
         for agent in sorted(self.shadow_agents):
             agents.setdefault(agent, {})["shadow"] = True
+        for key, values in (("account", self.agent_accounts), ("plan", self.agent_plans)):
+            for agent, value in values.items():
+                agents.setdefault(agent, {})[key] = value
         return {
             "warn_at": self.warn_at,
             "channels": list(self.channels),
@@ -186,6 +199,7 @@ class Policy:
                 "exempt": [str(network) for network in self.exempt_addresses],
             },
             "sessions": {"limit": limit_setting(self.session_limit)},
+            "accounts": account_settings(self.accounts),
             "agents": agents,
             "backoff": {
                 "steps": list(self.backoff.steps),
@@ -270,60 +284,63 @@ def check_agent(agent: object) -> str:
     return str.__str__(agent)
 
 
-class _Reader:
-    """Reads settings and collects the mistakes in them."""
+class _Reader(SettingsReader):
+    """Reads a policy."""
 
     def __init__(self) -> None:
-        self.mistakes: list[str] = []
+        super().__init__()
         self._channels: tuple[str, ...] = ()
         self._tiers: tuple[str, ...] = ()
 
     def policy(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        known = "warn_at channels tiers exempt shadow limits actions addresses sessions agents backoff alerts store hub"
-        self._check_keys("", settings, known.split())
+        self.check_keys("", settings, _TABLES)
         self._channels = self._names("channels", settings.get("channels", list(_ACTIONS)), _channel, (1, _MAX_CHANNELS))
         own = self._names("tiers", settings.get("tiers", []), partial(_own_tier, self._channels), (0, _MAX_OWN_TIERS))
         self._tiers = (*BUILT_IN_TIERS, *own)
         shadow, shadow_tiers = self._shadow(settings.get("shadow", False))
-        agents = self._table("agents", settings)
-        addresses = self._table("addresses", settings)
-        self._check_keys("addresses", addresses, [*(key for key, _ in PURPOSES.values()), "exempt"])
-        sessions = self._table("sessions", settings)
-        self._check_keys("sessions", sessions, ["limit"])
-        store = self._table("store", settings)
-        self._check_keys("store", store, ["on_failure", "timeout", "nodes"])
+        agents = self.table("agents", settings)
+        addresses = self.table("addresses", settings)
+        self.check_keys("addresses", addresses, [*(key for key, _ in PURPOSES.values()), "exempt"])
+        sessions = self.table("sessions", settings)
+        self.check_keys("sessions", sessions, ["limit"])
+        accounts = read_accounts(self, self.table("accounts", settings))
+        store = self.table("store", settings)
+        self.check_keys("store", store, ["on_failure", "timeout", "nodes"])
         return {
             "channels": self._channels,
             "tiers": self._tiers,
-            "limits": self._defaults(self._table("limits", settings)),
-            "actions": self._actions(self._table("actions", settings)),
-            "warn_at": self._value("warn_at", settings, 0.8, _fraction),
-            "exempt": frozenset(self._list("exempt", settings.get("exempt", []), check_agent)),
+            "limits": self._defaults(self.table("limits", settings)),
+            "actions": self._actions(self.table("actions", settings)),
+            "warn_at": self.value("warn_at", settings, 0.8, _fraction),
+            "exempt": frozenset(self.values("exempt", settings.get("exempt", []), check_agent)),
             "overrides": dict(self._overrides(agents)),
             "shadow": shadow,
             "shadow_tiers": shadow_tiers,
             "shadow_agents": frozenset(
                 agent
                 for agent, table in agents.items()
-                if isinstance(table, dict) and self._value(f"agents.{toml_key(agent)}.shadow", table, False, _bool)
+                if isinstance(table, dict) and self.value(f"agents.{toml_key(agent)}.shadow", table, False, _bool)
             ),
             "address_limits": {
-                purpose: self._value(f"addresses.{key}", addresses, parse(default), _limit)
+                purpose: self.value(f"addresses.{key}", addresses, parse(default), _limit)
                 for purpose, (key, default) in PURPOSES.items()
             },
-            "session_limit": self._value("sessions.limit", sessions, parse("unlimited"), _limit),
-            "session_overrides": dict(self._session_overrides(agents)),
-            "exempt_addresses": tuple(self._list("addresses.exempt", addresses.get("exempt", []), _network)),
-            "backoff": self._backoff(self._table("backoff", settings), self._table("alerts", settings)),
-            "on_failure": self._value("store.on_failure", store, "local", _on_failure),
-            "store_timeout": self._value("store.timeout", store, 0.25, _timeout),
-            "nodes": self._value("store.nodes", store, 1, _nodes),
+            "session_limit": self.value("sessions.limit", sessions, parse("unlimited"), _limit),
+            "session_overrides": dict(self._of_agents(agents, "session", _limit)),
+            "exempt_addresses": tuple(self.values("addresses.exempt", addresses.get("exempt", []), _network)),
+            "accounts": accounts,
+            "agent_accounts": dict(self._of_agents(agents, "account", partial(accounts.check_account, ""))),
+            "agent_plans": dict(self._of_agents(agents, "plan", partial(accounts.check_plan, ""))),
+            "backoff": self._backoff(self.table("backoff", settings), self.table("alerts", settings)),
+            "on_failure": self.value("store.on_failure", store, "local", _on_failure),
+            "store_timeout": self.value("store.timeout", store, 0.25, _timeout),
+            "nodes": self.value("store.nodes", store, 1, _nodes),
         }
 
     def _names(
         self, path: str, given: object, read: Callable[[object], str], within: tuple[int, int]
     ) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._list(path, given, read, within)))
+        return tuple(dict.fromkeys(self.values(path, given, read, within)))
 
     def _defaults(self, given: Mapping[str, Any]) -> dict[ChannelTier, Limit]:
         """The limit of every channel and tier. A tier that the policy adds has none unless it is given."""
@@ -343,35 +360,36 @@ class _Reader:
     def _limits(self, path: str, given: Mapping[str, Any]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
         channels, tiers = self._channels, self._tiers
-        self._check_keys(path, given, [*tiers, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())])
+        self.check_keys(path, given, [*tiers, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())])
         limits: dict[ChannelTier, Limit] = {}
         for tier in tiers:
-            if (limit := self._value(f"{path}.{tier}", given, None, _limit)) is not None:
+            if (limit := self.value(f"{path}.{tier}", given, None, _limit)) is not None:
                 limits |= {(channel, tier): limit for channel in channels}
         for channel in channels:
-            table = self._table(channel, given, f"{path}.{channel}")
-            self._check_keys(f"{path}.{channel}", table, tiers)
+            table = self.table(channel, given, f"{path}.{channel}")
+            self.check_keys(f"{path}.{channel}", table, tiers)
             for tier in tiers:
-                if (limit := self._value(f"{path}.{channel}.{tier}", table, None, _limit)) is not None:
+                if (limit := self.value(f"{path}.{channel}.{tier}", table, None, _limit)) is not None:
                     limits[channel, tier] = limit
         return limits
 
     def _overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, dict[ChannelTier, Limit]]]:
         for agent in agents:
             path = f"agents.{toml_key(agent)}"
-            self._parsed(path, agent, check_agent)
-            if limits := self._limits(path, self._table(agent, agents, path)):
+            self.parsed(path, agent, check_agent)
+            if limits := self._limits(path, self.table(agent, agents, path)):
                 yield agent, limits
 
-    def _session_overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, Limit]]:
+    def _of_agents(self, agents: Mapping[str, Any], key: str, read: Callable[[object], T]) -> Iterator[tuple[str, T]]:
+        """The values of a key in the tables of agents."""
         for agent, table in agents.items():
-            path = f"agents.{toml_key(agent)}.session"
-            if isinstance(table, dict) and (limit := self._value(path, table, None, _limit)) is not None:
-                yield agent, limit
+            path = f"agents.{toml_key(agent)}.{key}"
+            if isinstance(table, dict) and (found := self.value(path, table, None, read)) is not None:
+                yield agent, found
 
     def _actions(self, given: Mapping[str, Any]) -> dict[ChannelTier, str]:
         channels, read = self._channels, partial(_one_of, self._tiers)
-        self._check_keys("actions", given, channels)
+        self.check_keys("actions", given, channels)
         actions = {
             (channel, action): tier
             for channel in channels
@@ -379,11 +397,9 @@ class _Reader:
             for action in names.split()
         }
         for channel in channels:
-            table = self._table(channel, given, f"actions.{channel}")
+            table = self.table(channel, given, f"actions.{channel}")
             for action in table:
-                if (
-                    tier := self._value(f"actions.{channel}.{toml_key(action)}", table, None, read, action)
-                ) is not None:
+                if (tier := self.value(f"actions.{channel}.{toml_key(action)}", table, None, read, action)) is not None:
                     actions[channel, action] = tier
         return actions
 
@@ -391,74 +407,22 @@ class _Reader:
         if isinstance(given, bool):
             return given, frozenset()
         if not isinstance(given, list):
-            self._add_mistake("shadow", "true, false or a list of tiers", given)
+            self.add_mistake("shadow", "true, false or a list of tiers", given)
             return False, frozenset()
-        return False, frozenset(self._list("shadow", given, partial(_one_of, self._tiers)))
+        return False, frozenset(self.values("shadow", given, partial(_one_of, self._tiers)))
 
     def _backoff(self, backoff: Mapping[str, Any], alerts: Mapping[str, Any]) -> Backoff:
-        self._check_keys("backoff", backoff, ["steps", "quiet", "enforce"])
-        self._check_keys("alerts", alerts, ["violations", "window"])
+        self.check_keys("backoff", backoff, ["steps", "quiet", "enforce"])
+        self.check_keys("alerts", alerts, ["violations", "window"])
         default = Backoff()
-        steps = self._list("backoff.steps", backoff.get("steps", default.steps), _seconds, within=(1, _MAX_STEPS))
+        steps = self.values("backoff.steps", backoff.get("steps", default.steps), _seconds, within=(1, _MAX_STEPS))
         return Backoff(
             steps=steps or default.steps,
-            quiet=self._value("backoff.quiet", backoff, default.quiet, _seconds),
-            enforce=self._value("backoff.enforce", backoff, default.enforce, _bool),
-            alert_after=self._value("alerts.violations", alerts, default.alert_after, _count),
-            alert_window=self._value("alerts.window", alerts, default.alert_window, _seconds),
+            quiet=self.value("backoff.quiet", backoff, default.quiet, _seconds),
+            enforce=self.value("backoff.enforce", backoff, default.enforce, _bool),
+            alert_after=self.value("alerts.violations", alerts, default.alert_after, _count),
+            alert_window=self.value("alerts.window", alerts, default.alert_window, _seconds),
         )
-
-    # Values, and the mistakes in them --------------------------------------------------------------------------------
-
-    def _add_mistake(self, path: str, expected: str, got: object) -> None:
-        try:
-            refuse(path, expected, got)
-        except InvalidInput as error:
-            self.mistakes.append(str(error))
-
-    def _parsed(self, path: str, value: object, read: Callable[[object], T]) -> T | None:
-        try:
-            return read(value)
-        except InvalidInput as error:
-            self.mistakes.append(f"{path}: {str(error).partition(': ')[2]}")
-            return None
-
-    def _value(
-        self, path: str, table: Mapping[str, Any], default: T, read: Callable[[object], T], key: str | None = None
-    ) -> T:
-        key = path.rpartition(".")[2] if key is None else key
-        if key not in table:
-            return default
-        value = self._parsed(path, table[key], read)
-        return default if value is None else value
-
-    def _list(
-        self, path: str, given: object, read: Callable[[object], T], within: tuple[int, int] | None = None
-    ) -> list[T]:
-        if not isinstance(given, (list, tuple, set, frozenset)):
-            self._add_mistake(path, "a list", given)
-            return []
-        if within is not None and not within[0] <= len(given) <= within[1]:
-            self._add_mistake(path, f"a list of {within[0]} to {within[1]} entries", given)
-            return []
-        found = [self._parsed(f"{path}[{i}]", value, read) for i, value in enumerate(given)]
-        return [value for value in found if value is not None]
-
-    def _table(self, key: str, settings: Mapping[str, Any], path: str | None = None) -> Mapping[str, Any]:
-        table = settings.get(key, {})
-        if isinstance(table, Mapping) and all(isinstance(name, str) for name in table):
-            return table
-        self._add_mistake(path or key, "a table", table)
-        return {}
-
-    def _check_keys(self, path: str, table: Mapping[str, Any], known: "list[str] | tuple[str, ...]") -> None:
-        for key in table:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                self.mistakes.append(
-                    f"{path}.{toml_key(key)}".lstrip(".") + f": expected one of {', '.join(known)}{hint}"
-                )
 
 
 _limit: Final = partial(rate_limit_of, "limit")

@@ -14,6 +14,15 @@ from headgate.stores.base import Edit, LogPage
 _LISTED: Final = 5  # paths in a line of the log
 
 _SESSIONS: Final = "sessions.limit"
+_ACCOUNT_PATHS: Final = {
+    "account": ("agents", "account"),
+    "agent_plan": ("agents", "plan"),
+    "account_plan": ("accounts.at", "plan"),
+    "account_limit": ("accounts.at", ""),
+    "level_limit": ("accounts.default", ""),
+    "plan_limit": ("accounts.plans", ""),
+}
+"""The table and the key that an edit about accounts changes; "" for the resource that it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +73,16 @@ def _in_effect(policy: Policy, current: Effective) -> Policy:
         agent: current.session_overrides.get(agent, current.session_limit)
         for agent in sorted({*policy.session_overrides, *current.session_overrides})
     }
+    agents = sorted(current.agents.items())
     for name, value in {
         "limits": current.limits,
         "overrides": overrides,
         "session_limit": current.session_limit,
         "session_overrides": sessions,
         "exempt": current.exempt,
+        "accounts": current.accounts,
+        "agent_accounts": {agent: rules.account for agent, rules in agents if rules.account},
+        "agent_plans": {agent: rules.plan for agent, rules in agents if rules.plan},
     }.items():
         object.__setattr__(made, name, value)
     return made
@@ -106,6 +119,8 @@ def _paths_of(policy: Policy, edit: Edit) -> Iterator[tuple[str, bool]]:
             yield _default_path(place), False
     elif edit.kind == "session":
         yield _session_path(edit.agent), edit.agent in policy.session_overrides
+    elif edit.kind in _ACCOUNT_PATHS:
+        yield _account_path(edit), False
     elif edit.kind == "override":
         own = policy.overrides.get(edit.agent, {})
         for place in places_of(policy, edit):
@@ -118,6 +133,12 @@ def _default_path(place: ChannelTier) -> str:
 
 def _override_path(agent: str, place: ChannelTier) -> str:
     return f"agents.{toml_key(agent)}.{'.'.join(place)}"
+
+
+def _account_path(edit: Edit) -> str:
+    table, key = _ACCOUNT_PATHS[edit.kind]
+    resource, _, tool = edit.tier.partition("@")
+    return f"{table}.{toml_key(edit.agent)}.{key or (f'tools.{toml_key(tool)}.{resource}' if tool else resource)}"
 
 
 def _session_path(agent: str) -> str:

@@ -35,7 +35,10 @@ class Meter(Limit):
     def __init__(self, zone: str = "UTC") -> None:
         self._calendar: Final = Calendar("day", zone)
         self._zone: Final = zone
-        self._current: tuple[int, ...] = (0, 0)  # the start and end of the day of the last look: one object, for threads
+        self._current: tuple[int, ...] = (
+            0,
+            0,
+        )  # start and end of the day of the last look: one object, for threads
 
     @property
     def capacity(self) -> int:

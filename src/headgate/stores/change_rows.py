@@ -4,12 +4,17 @@ A row is one edit:
 
 | field                | meaning                                                             |
 |----------------------|---------------------------------------------------------------------|
-| kind                 | "override", "exemption", "default", "session", "block" or "role"    |
+| kind                 | "override", "exemption", "default", "session", "block", "role",     |
+|                      | "account", "agent_plan", "account_limit", "account_plan",           |
+|                      | "level_limit" or "plan_limit"                                       |
 | agent, channel, tier | its subject; "" where all of them are meant                         |
 | value                | by kind, as below; null: removed                                    |
 | by, at               | who made the change, and when, in seconds since 1970                |
 | more (optional)      | the next row belongs to the same change                             |
 | generation (optional)| in a snapshot: how often the default had been changed               |
+
+Of the kinds about accounts, the agent is the path of the account, the level or the plan, and the tier is the resource:
+"usd", or "usd@web" for one tool. The value is a limit's text, the name of a plan, or the path of an agent's account.
 
 The value of an override, a default and a session is a limit's text, that of an exemption "exempt", that of a role its
 name. That of a block is JSON: `{"until": 1800000000.0, "reason": "it loops"}`; until null is without an end.
@@ -33,7 +38,7 @@ from headgate.stores.base import LAST_MOMENT, UNREADABLE, Block, Change, Edit
 _SUBJECT: Final = ("agent", "channel", "tier")
 _EDIT: Final = ("kind", *_SUBJECT, "value")
 _MOST: Final = 2**63  # that a database can store
-_LIMITS: Final = ("override", "default", "session")  # kinds whose values are limits
+_LIMITS: Final = ("override", "default", "session", "account_limit", "level_limit", "plan_limit")  # values are limits
 
 
 def to_rows(change: Change) -> list[dict[str, Any]]:

@@ -1,0 +1,218 @@
+"""What a hold asks of a store: every limit of every account above an agent, and meters of what it uses."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from headgate.errors import HoldError, refuse
+from headgate.gate.accounts import (
+    MAX_ACCOUNT,
+    NO_ACCOUNT,
+    REQUESTS,
+    SLOTS,
+    AccountLimit,
+    Accounts,
+    Bound,
+    Resource,
+    is_name,
+    join_path,
+)
+from headgate.limits.decision import Decision, Limit
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.meter import Meter
+from headgate.limits.notation import parse
+from headgate.limits.numbers import cost_in
+from headgate.stores.base import Ask
+
+HOLDS: Final = "accounts"
+"""The name under which stores keep the holds of accounts."""
+USAGE: Final = "usage"
+"""The name under which they count what is used."""
+_SESSION: Final = -1  # the level of sessions, whose keys differ from hold to hold
+
+
+class LimitRow(NamedTuple):
+    """One limit that a hold asks for."""
+
+    path: str
+    """Of the account; "" for the session's."""
+    resource: int
+    """Its place among the resources."""
+    tool: str
+    limit: Limit
+
+
+class AccountAsks:
+    """The limits for holds of one agent, with one tool and the same resources.
+
+    `text` is what is common to many holds: together with the note of a hold it makes the same asks again, also if the
+    limits have changed since.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        root: str,
+        tool: str,
+        resources: Sequence[tuple[str, int]],
+        metered: int,
+        zone: str,
+        rows: list[LimitRow],
+    ) -> None:
+        self.path: Final = path
+        """Of the agent."""
+        self.root: Final = root
+        """The top account, which chooses the slot of a cluster."""
+        self.tool: Final = tool
+        self.resources: Final = tuple(resources)
+        """Their names and decimals. The first ones are metered."""
+        self.rows: Final = rows
+        self._metered: Final = metered
+        self._zone: Final = zone
+        meter = _meter(zone)
+        home = (HOLDS, self.root, UNLIMITED, "")
+        meters = [(USAGE, f"{path}\t{tool}\t{name}", meter, self.root) for name, _ in resources[:metered]]
+        self._fixed: Final[list[tuple[str, str, Limit, str]]] = [home, *meters]
+        self._limits: Final = [
+            (f"account:{resources[row.resource][0]}{row.tool and ':' + row.tool}", row.path, row.limit) for row in rows
+        ]
+        self.places: Final[tuple[int, ...]] = (0, *range(metered), *[row.resource for row in rows])
+        """For each ask the place of its resource."""
+        shape = [
+            [_SESSION if not row.path else row.path.count("/"), row.resource, row.tool, str(row.limit)] for row in rows
+        ]
+        known = {"resources": self.resources, "metered": metered, "zone": zone, "limits": shape}
+        self.text: Final = json.dumps(known, separators=(",", ":"), ensure_ascii=False)
+
+    def asks(self, costs: Sequence[int], session: str) -> tuple[Ask, ...]:
+        """The asks for costs of the resources."""
+        made = [
+            Ask(name, key, limit, costs[place], root)
+            for (name, key, limit, root), place in zip(self._fixed, self.places, strict=False)
+        ]
+        of_session = f"{self.path}/{join_path([session])}" if session else ""
+        for (name, key, limit), place in zip(self._limits, self.places[len(made) :], strict=True):
+            made.append(Ask(name, key or of_session, limit, costs[place], self.root))
+        return tuple(made)
+
+    def note(self, session: str) -> str:
+        """What is kept with a hold, to make its asks again."""
+        return f"{self.path}\t{self.tool}\t{session}"
+
+    def costs_of(self, given: object, unnamed: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Costs of the resources in smallest units. Those that aren't named cost what `unnamed` says, or nothing.
+
+        A new hold, for which `unnamed` is None, makes one request.
+        """
+        if not isinstance(given, Mapping):
+            expected = 'costs by resource, such as {"tokens": 1200}'
+            refuse("cost", expected, given)
+        costs = list(unnamed) if unnamed is not None else [int(name == REQUESTS) for name, _ in self.resources]
+        places = {name: (place, decimals) for place, (name, decimals) in enumerate(self.resources)}
+        for name, cost in given.items():
+            if name not in places or name == SLOTS:
+                known = ", ".join([one for one in places if one != SLOTS])
+                refuse("cost", f"the resources of the hold ({known})", name)
+            place, decimals = places[name]
+            try:
+                costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS)
+            except ValueError as error:
+                refuse(f"cost of {name}", str(error).partition("expected ")[2].partition(", got")[0], cost)
+        return tuple(costs)
+
+    def by_ask(self, costs: Sequence[int]) -> tuple[int, ...]:
+        """Costs of the resources as costs of the asks."""
+        return tuple([costs[place] for place in self.places])
+
+    def by_resource(self, costs: Sequence[int]) -> tuple[int, ...]:
+        """Costs of the asks as costs of the resources."""
+        found = [0] * len(self.resources)
+        for place, cost in zip(self.places, costs, strict=True):
+            found[place] = cost
+        return tuple(found)
+
+    def limits(self, parts: Sequence[Decision]) -> list[tuple[LimitRow, Decision]]:
+        """The limits, each with its decision, from the decisions on all asks."""
+        return list(zip(self.rows, parts[len(self._fixed) :], strict=True))
+
+    def bound_of(self, row: LimitRow, session: str) -> Bound:
+        path = row.path or f"{self.path}/{join_path([session])}"
+        return Bound(path, self.resources[row.resource][0], row.tool)
+
+
+def account_asks(
+    accounts: Accounts, path: str, plan: str, tool: str, named: Sequence[str], sessions: bool
+) -> AccountAsks:
+    """What a hold of an agent asks for. `named` are the resources that it names."""
+    names = path.split("/")
+    above = ["/".join(names[: depth + 1]) for depth in range(len(names) - 1) if names[depth] != NO_ACCOUNT]
+    found = [*[(one, accounts.limits_of(one)) for one in above], (path, accounts.limits_of(path, plan))]
+    if sessions:
+        found.append(("", accounts.limits_of(f"{path}/{NO_ACCOUNT}")))
+    return _made(accounts, path, tool, named, found, ("", tool))
+
+
+def asks_of_one(accounts: Accounts, path: str, plan: str) -> AccountAsks:
+    """All limits of one account, those of tools included."""
+    return _made(accounts, path, "", (), [(path, accounts.limits_of(path, plan))], ("", *accounts.tools))
+
+
+def _made(
+    accounts: Accounts,
+    path: str,
+    tool: str,
+    named: Sequence[str],
+    limits: Sequence[tuple[str, Mapping[Resource, AccountLimit]]],
+    tools: Sequence[str],
+) -> AccountAsks:
+    limited = {resource for _, found in limits for resource, of in found if of in tools}
+    metered = [REQUESTS, *[name for name in accounts.units if name in named and name not in (REQUESTS, SLOTS)]]
+    others = [name for name in accounts.units if name in limited and name not in metered]
+    resources = [(name, accounts.units[name]) for name in [*metered, *others]]
+    place = {name: i for i, (name, _) in enumerate(resources)}
+    rows = [
+        LimitRow(account, place[resource], of, part)
+        for account, found in limits
+        for (resource, of), limit in sorted(found.items())
+        if of in tools
+        for part in limit.parts
+    ]
+    return AccountAsks(path, accounts.root_of(path), tool, resources, len(metered), accounts.zone, rows)
+
+
+def restored_asks(note: str, shape: str) -> tuple[AccountAsks, str]:
+    """The asks of a hold that was made before, and its session."""
+    try:
+        path, tool, session = note.split("\t")
+        return _restored(path, tool, shape), session
+    except (ValueError, LookupError, TypeError) as error:
+        raise HoldError(f"hold: expected one of an account, got one with the note {note!r}") from error
+
+
+@lru_cache(4096)
+def _restored(path: str, tool: str, shape: str) -> AccountAsks:
+    known: dict[str, Any] = json.loads(shape)
+    names = path.split("/")
+    rows = [
+        LimitRow("" if level == _SESSION else "/".join(names[: level + 1]), resource, of, parse(text))
+        for level, resource, of, text in known["limits"]
+    ]
+    resources = [(str(name), int(decimals)) for name, decimals in known["resources"]]
+    root = path if names[0] == NO_ACCOUNT else names[0]
+    return AccountAsks(path, root, tool, resources, int(known["metered"]), str(known["zone"]), rows)
+
+
+def check_session(session: object) -> str:
+    """The id of a session, "" for none."""
+    if session is None:
+        return ""
+    text = str(session) if isinstance(session, int) and not isinstance(session, bool) else session
+    if not is_name(text):
+        refuse("session", f"1 to {MAX_ACCOUNT} printable characters", session)
+    return str(text)
+
+
+@lru_cache(64)
+def _meter(zone: str) -> Meter:
+    return Meter(zone)

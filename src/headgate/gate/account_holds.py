@@ -1,0 +1,249 @@
+"""Holds of accounts: the handle of one, and what makes it."""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, NamedTuple, Protocol
+
+from headgate.errors import RateLimited
+from headgate.gate.account_asks import AccountAsks, LimitRow
+from headgate.gate.accounts import Bound, amount_of, written
+from headgate.holds import Hold
+from headgate.limits.budget import Budget
+from headgate.limits.decision import NEVER, Decision, Limit
+from headgate.limits.notation import rate_of
+from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
+
+
+class LimitStatus(NamedTuple):
+    """One limit of an account, and what is left of it."""
+
+    account: str
+    level: str
+    resource: str
+    tool: str
+    """"" unless it is the limit of one tool."""
+    limit: str
+    amount: Decimal
+    spent: Decimal
+    held: Decimal
+    """By holds that are open."""
+    left: Decimal
+    resets_after: float | None
+    """Seconds until all that was spent has come back; None if it never does by itself."""
+
+    @property
+    def used(self) -> float:
+        """The share that is spent or held."""
+        return float(1 - self.left / self.amount) if self.amount else 1.0
+
+
+class AccountOwner(Protocol):
+    """The gate of a hold."""
+
+    @property
+    def hold_store(self) -> HoldStore: ...
+
+    @property
+    def low(self) -> int: ...
+
+    def freed(self, key: str) -> None: ...
+
+    def note_decisions(self, hold: "AccountHold") -> None:
+        """Take note of what is left after a verb."""
+
+
+class HoldTemplate:
+    """What a hold of an agent is made of: the `HoldOwner` of its handle."""
+
+    def __init__(self, owner: AccountOwner, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
+        self.owner: Final = owner
+        self.agent: Final = agent
+        self.asks: Final = asks
+        self.session: Final = session
+        self.mode: Final = mode
+        """ "enforced"; or "exempt" or "shadow": never denied."""
+        self.hold_store: Final = owner.hold_store
+        self.low: Final = owner.low
+
+    def read_costs(self, cost: object, unnamed: Sequence[int]) -> tuple[int, ...]:
+        asks = self.asks
+        return asks.by_ask(asks.costs_of(cost, asks.by_resource(unnamed)))
+
+    def denial(self, key: str, decision: Decision) -> RateLimited:
+        what = str(decision.limit)
+        if decision.bound is not None:
+            row = self.asks.rows[decision.bound]
+            decimals = self.asks.resources[row.resource][1]
+            what = f"{written(row.limit, decimals)} ({self.asks.bound_of(row, self.session)})"
+        return RateLimited(self.agent, rate_of(decision.limit), what, decision.retry_ms, degraded=decision.degraded)
+
+    def freed(self, key: str) -> None:
+        self.owner.freed(self.asks.path)
+
+
+class AccountHold(Hold):
+    """What an agent has reserved on all accounts above it, until it is settled or cancelled, or its lease ends.
+
+    Costs are mappings of resources. It is used like the `Hold` of a limiter.
+
+    >>> from headgate import Gate, Policy
+    >>> gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "100000/minute", "slots": "5 in flight"}}}))
+    >>> hold = gate.hold("planner", {"tokens": 1200})
+    >>> bool(hold), hold.state
+    (True, 'open')
+    >>> _ = hold.settle({"tokens": 830})
+    >>> [(one.resource, str(one.left)) for one in gate.explain("planner")]
+    [('slots', '5'), ('tokens', '99170')]
+    """
+
+    def __init__(self, owner: HoldTemplate, *arguments: Any) -> None:
+        super().__init__(owner, *arguments)
+        self._template: Final = owner
+        self._final: Decision | None = None  # that replaces the decision of the limits
+
+    @property
+    def agent(self) -> str:
+        return self._template.agent
+
+    @property
+    def id(self) -> str:
+        """The id, by which another process can settle it: `gate.find_hold(agent, id)`."""
+        return self._id[len(self._template.agent) + 1 :]
+
+    @property
+    def account(self) -> str:
+        """The path of the agent when the hold was made."""
+        return self._template.asks.path
+
+    @property
+    def session(self) -> str:
+        return self._template.session
+
+    @property
+    def tool(self) -> str:
+        return self._template.asks.tool
+
+    @property
+    def costs(self) -> dict[str, Decimal]:
+        """What is reserved, or was settled, by resource."""
+        return named_costs(self._template.asks, self._costs)
+
+    @property
+    def bound(self) -> Bound | None:
+        """The account, resource and tool that decided: the longest wait, or else the smallest share left.
+
+        None if nothing is limited, or something other than a limit decided.
+        """
+        found = self._binding()
+        return None if found is None else self.bound_of(self._template.asks.rows[found])
+
+    def bound_of(self, row: LimitRow) -> Bound:
+        return self._template.asks.bound_of(row, self.session)
+
+    @property
+    def mode(self) -> str:
+        return self._template.mode
+
+    @property
+    def decision(self) -> Decision:
+        if self._final is not None:
+            return self._final
+        found = self._binding()
+        return self._decision if found is None else self._decided(found)
+
+    def decide(self, decision: Decision) -> None:
+        """Let it be decided otherwise: with a violation, in shadow mode, or for an exempt agent."""
+        self._final = decision
+
+    def _ended(self, answer: HoldAnswer) -> Decision:
+        super()._ended(answer)
+        return self._told()
+
+    def _extended(self, called: int, answer: HoldAnswer) -> Decision:
+        super()._extended(called, answer)
+        return self._told()
+
+    def _told(self) -> Decision:
+        self._final = None
+        self._template.owner.note_decisions(self)
+        return self.decision
+
+    def _binding(self) -> int | None:
+        """The place of the limit that decided."""
+        limits = self.limits()
+        return min(range(len(limits)), key=lambda place: _rank(limits[place][1]), default=None)
+
+    def limits(self) -> list[tuple[LimitRow, Decision]]:
+        """Each limit with the decision on it; none while the store is away."""
+        return self._template.asks.limits(self._parts) if self._parts else []
+
+    def _decided(self, place: int) -> Decision:
+        row, one = self.limits()[place]
+        decimals = self._template.asks.resources[row.resource][1]
+        if decimals == 0 or isinstance(row.limit, Budget):
+            return one.at(place)
+        retry = one.retry_us
+        reset = round(one.reset_after * 1_000_000)
+        remaining = one.remaining // 10**decimals
+        return Decision(one.outcome, row.limit, remaining, NEVER if retry is None else retry, reset, place)
+
+    def __repr__(self) -> str:
+        return f"AccountHold({self.id!r} of {self.agent!r}, {self.state})"
+
+
+def _rank(decision: Decision) -> tuple[bool, float, float]:
+    """Denials come first, the longest wait before others, then the smallest share left."""
+    wait = float("inf") if decision.retry_us is None else decision.retry_us
+    return bool(decision), -wait, share_left(decision)
+
+
+def share_left(decision: Decision) -> float:
+    capacity = decision.limit.capacity
+    if isinstance(decision.limit, Budget):
+        return float(decision.left / decision.limit.amount)
+    return decision.remaining / capacity if capacity else 0.0
+
+
+def named_costs(asks: AccountAsks, costs: Sequence[int]) -> dict[str, Decimal]:
+    """Costs of asks by resource, in units."""
+    found = zip(asks.resources, asks.by_resource(costs), strict=True)
+    return {name: Decimal(cost).scaleb(-decimals) for (name, decimals), cost in found if cost}
+
+
+def limit_status(
+    bound: Bound, level: str, limit: Limit, decimals: int, decision: Decision, held: Mapping[Bound, int]
+) -> LimitStatus:
+    """The status of a limit, from what a peek says of it."""
+    amount = amount_of(limit, decimals)
+    left = decision.left if isinstance(limit, Budget) else Decimal(decision.remaining).scaleb(-decimals)
+    reserved = Decimal(held.get(bound, 0)).scaleb(-decimals)
+    reset = decision.reset_after
+    forever = isinstance(limit, Budget) and limit.period is None
+    return LimitStatus(
+        account=bound.account,
+        level=level,
+        resource=bound.resource,
+        tool=bound.tool,
+        limit=written(limit, decimals),
+        amount=amount,
+        spent=max(amount - left - reserved, Decimal(0)),
+        held=reserved,
+        left=left,
+        resets_after=None if forever else reset,
+    )
+
+
+class AccountHoldSummary(NamedTuple):
+    """A hold of an account, as it is listed."""
+
+    id: str
+    agent: str
+    account: str
+    """The path of the agent when the hold was made."""
+    session: str
+    tool: str
+    state: HoldState
+    costs: dict[str, Decimal]
+    """What it has reserved, or was settled with, by resource."""
+    lease_left: float
+    """Seconds until its lease ends; 0.0 if it isn't open."""

@@ -1,0 +1,272 @@
+"""Accounts: who pays for what an agent does.
+
+Accounts form a tree, from the top level to an agent and its sessions. An account is named by its path, such as
+"acme/search". Each can limit any resource: requests, tokens, money, slots, or a unit of the operator's own; for
+everything below it, or for one tool. A limit comes from the account itself, else from its plan, else from the default
+of its level.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Final, NamedTuple, TypeAlias
+
+from headgate.errors import InvalidInput, refuse
+from headgate.gate.immutable_map import ImmutableMap
+from headgate.limits.budget import Budget
+from headgate.limits.decision import Limit
+from headgate.limits.fixed import BLOCKED, UNLIMITED
+from headgate.limits.notation import limit_of, parse
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.slots import Slots
+from headgate.limits.token_bucket import TokenBucket
+from headgate.limits.units import BUILT_IN
+
+LEVELS: Final = ("org", "team", "agent", "session")
+"""The levels unless the policy names others. The last two are always those of the agent and its session."""
+MAX_LEVELS: Final = 8
+MAX_ACCOUNT: Final = 128
+"""Characters of each name in a path."""
+REQUESTS: Final = "requests"
+SLOTS: Final = "slots"
+NO_ACCOUNT: Final = "-"
+"""Stands in a path for a level at which an agent has no account."""
+
+Resource: TypeAlias = tuple[str, str]
+"""A resource, and the tool for which it is limited; "" for all."""
+
+
+class Bound(NamedTuple):
+    """What decided on a hold."""
+
+    account: str
+    """The path of the account."""
+    resource: str
+    tool: str
+    """"" unless it is a limit of one tool."""
+
+    def __str__(self) -> str:
+        return f"{self.resource} of {self.account}" + (f" by {self.tool}" if self.tool else "")
+
+
+# Paths ----------------------------------------------------------------------------------------------------------------
+
+
+def join_path(names: Iterable[str]) -> str:
+    """A path from the names of its levels. A slash in a name is written as %2F, so that no two paths are the same."""
+    return "/".join([name.replace("%", "%25").replace("/", "%2F") for name in names])
+
+
+def split_path(path: str) -> list[str]:
+    """The names in a path."""
+    return [name.replace("%2F", "/").replace("%25", "%") for name in path.split("/")]
+
+
+def is_name(name: object) -> bool:
+    """Whether this can be the name of an account or a session."""
+    return isinstance(name, str) and 1 <= len(name) <= MAX_ACCOUNT and name.isprintable()
+
+
+def is_within(path: str, account: str) -> bool:
+    """Whether a path is that of an account or of something below it."""
+    return path == account or path.startswith(f"{account}/")
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimit:
+    """A limit of a resource, as the operator writes it, and as it is counted: in smallest units, part by part."""
+
+    text: str
+    parts: tuple[Limit, ...]
+    """None if it is unlimited."""
+
+
+def account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
+    """The limit of a resource. A budget may leave out its unit, which is the resource."""
+    limit = limit_of(where, given)
+    if limit is UNLIMITED:
+        return AccountLimit("unlimited", ())
+    decimals = units[resource]
+    try:
+        written = [_in_unit(where, resource, part, decimals) for part in limit.parts]
+        counted = tuple([_scaled(part, decimals) for part in written])
+    except InvalidInput as error:
+        raise InvalidInput(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+    return AccountLimit("; ".join([str(part) for part in written]), counted)
+
+
+def _in_unit(where: str, resource: str, limit: Limit, decimals: int) -> Limit:
+    if limit is BLOCKED:
+        return limit
+    if (resource == SLOTS) != isinstance(limit, Slots):
+        expected = "slots, such as '5 in flight'" if resource == SLOTS else "a rate or a budget, not slots"
+        refuse(where, expected, str(limit))
+    if not isinstance(limit, Budget):
+        return limit
+    unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
+    if limit.unit == unit:
+        return limit
+    if limit.unit:
+        refuse(where, f"an amount of {resource}, without a unit", str(limit))
+    text = str(limit)
+    amount, space, rest = text.partition(" " if limit.period is None else "/")
+    return parse(f"{amount} {unit}{space}{rest}")
+
+
+def _scaled(limit: Limit, decimals: int) -> Limit:
+    """A limit in smallest units."""
+    if decimals and isinstance(limit, TokenBucket):
+        capacity, refill, per = limit.fields()
+        return TokenBucket(capacity * 10**decimals, refill * 10**decimals, per)
+    if decimals and isinstance(limit, SlidingWindow):
+        return SlidingWindow(limit.capacity * 10**decimals, limit.window)
+    return limit
+
+
+def written(limit: Limit, decimals: int) -> str:
+    """A limit as it is counted, in the words of an operator."""
+    if decimals and isinstance(limit, TokenBucket):
+        capacity, refill, per = limit.fields()
+        return str(TokenBucket(capacity // 10**decimals, refill / 10**decimals, per))
+    if decimals and isinstance(limit, SlidingWindow):
+        return str(SlidingWindow(limit.capacity // 10**decimals, limit.window))
+    return str(limit)
+
+
+def amount_of(limit: Limit, decimals: int) -> Decimal:
+    """The largest amount of a limit as it is counted, in units."""
+    return limit.amount if isinstance(limit, Budget) else Decimal(limit.capacity).scaleb(-decimals)
+
+
+# Accounts -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What an operator has said of one account."""
+
+    limits: Mapping[Resource, AccountLimit]
+    plan: str = ""
+
+
+NO_RULES: Final = Account({})
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """The accounts of a policy, or those in effect."""
+
+    levels: tuple[str, ...]
+    units: Mapping[str, int]
+    """The decimals of each resource that can be limited."""
+    tools: frozenset[str]
+    zone: str
+    """The time zone of the days by which usage is counted."""
+    max_lease: float
+    """The longest lease of a hold, in seconds."""
+    max_open_holds: int
+    """Of one top account."""
+    defaults: Mapping[str, Mapping[Resource, AccountLimit]]
+    """By level."""
+    plans: Mapping[str, Mapping[Resource, AccountLimit]]
+    at: ImmutableMap[Account]
+    """By path."""
+
+    @property
+    def agent_level(self) -> int:
+        """The index of the agents' level."""
+        return len(self.levels) - 2
+
+    def limits_of(self, path: str, plan: str = "") -> dict[Resource, AccountLimit]:
+        """The limits of an account. `plan` is that of an agent; other accounts have theirs in `at`."""
+        own = self.at.get(path) or NO_RULES
+        level = path.count("/")
+        defaults = self.defaults.get(self.levels[level], {})
+        found = {**defaults, **self.plans.get(plan or own.plan, {}), **own.limits}
+        return {resource: limit for resource, limit in found.items() if limit.parts}
+
+    def agent_path(self, account: str, agent: str) -> str:
+        """The path of an agent that belongs to an account, or to none."""
+        names = split_path(account) if account else []
+        return join_path([*names, *[NO_ACCOUNT] * (self.agent_level - len(names)), agent])
+
+    def root_of(self, path: str) -> str:
+        """The top account of a path; for an agent without any, and for its sessions, the agent."""
+        names = path.split("/")
+        return names[0] if names[0] != NO_ACCOUNT else "/".join(names[: self.agent_level + 1])
+
+    def check_account(self, where: str, account: object) -> str:
+        """The path of an account above the agents, or "" for none."""
+        if account == "":
+            return ""
+        path = self.check_path(where, account)
+        if path.count("/") >= self.agent_level or NO_ACCOUNT in split_path(path):
+            above = "/".join(self.levels[: self.agent_level]).upper() or "none, since accounts.levels has none"
+            refuse(where, f"the path of an account above the agents ({above})", account)
+        return path
+
+    def check_path(self, where: str, path: object, *, sessions: bool = False) -> str:
+        """The path of an account or an agent, or of a session."""
+        levels = self.levels if sessions else self.levels[:-1]
+        names = split_path(path) if isinstance(path, str) else []
+        if not names or len(names) > len(levels) or not all(map(is_name, names)) or join_path(names) != path:
+            shape = (
+                f"the path of an account, up to {'/'.join(levels).upper()}, with names of 1 to {MAX_ACCOUNT} characters"
+            )
+            refuse(where, shape, path)
+        return str(path)
+
+    def check_resource(self, where: str, resource: object) -> str:
+        if not isinstance(resource, str) or resource not in self.units:
+            refuse(where, f"one of {', '.join(self.units)} (accounts.units adds others)", resource)
+        return resource
+
+    def check_tool(self, where: str, tool: object) -> str:
+        """A tool of the policy, or "" for none."""
+        if tool is None or tool == "":
+            return ""
+        if not isinstance(tool, str) or tool not in self.tools:
+            known = ", ".join(sorted(self.tools)) or "none: the policy has no tools"
+            refuse(where, f"a tool that the policy names ({known})", tool)
+        return tool
+
+    def check_plan(self, where: str, plan: object) -> str:
+        if not isinstance(plan, str) or plan not in self.plans:
+            known = ", ".join(sorted(self.plans)) or "none: the policy has no plans"
+            refuse(where, f"a plan of the policy ({known})", plan)
+        return plan
+
+    def check_level(self, where: str, level: object) -> str:
+        if not isinstance(level, str) or level not in self.levels:
+            refuse(where, f"one of {', '.join(self.levels)}", level)
+        return level
+
+    def with_limit(self, path: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+        """The same, with one limit of an account set or removed."""
+        before = self.at.get(path) or NO_RULES
+        return self._with(path, Account(_with(before.limits, resource, limit), before.plan))
+
+    def with_plan(self, path: str, plan: str) -> "Accounts":
+        """The same, with another plan of an account."""
+        return self._with(path, Account((self.at.get(path) or NO_RULES).limits, plan))
+
+    def _with(self, path: str, account: Account) -> "Accounts":
+        return replace(self, at=self.at.update({path: None if account == NO_RULES else account}))
+
+    def with_default(self, level: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+        """The same, with one default of a level set or removed."""
+        return replace(self, defaults={**self.defaults, level: _with(self.defaults.get(level, {}), resource, limit)})
+
+    def with_plan_limit(self, plan: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+        """The same, with one limit of a plan set or removed."""
+        return replace(self, plans={**self.plans, plan: _with(self.plans.get(plan, {}), resource, limit)})
+
+
+def _with(
+    limits: Mapping[Resource, AccountLimit], resource: Resource, limit: AccountLimit | None
+) -> dict[Resource, AccountLimit]:
+    others = {other: found for other, found in limits.items() if other != resource}
+    return others if limit is None else {**others, resource: limit}

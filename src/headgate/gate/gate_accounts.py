@@ -1,0 +1,248 @@
+"""Accounts of a gate: their limits and what is left of them, what they have used, and changes to them."""
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from headgate.errors import refuse
+from headgate.flow import Flow, adrive, drive, in_thread
+from headgate.gate import changes
+from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, restored_asks
+from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
+from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_within, join_path, split_path
+from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
+from headgate.gate.policy import check_agent
+from headgate.limits.calendar import zone_of
+from headgate.limits.decision import Decision
+from headgate.limits.notation import LimitLike
+from headgate.limits.numbers import whole
+from headgate.stores.base import Ask
+from headgate.stores.holds import EXPIRED, OPEN, ListedHold, UsageRow
+
+_LISTED: Final = 10_000  # open holds that are looked at to tell what is held
+
+
+class AccountStatus(NamedTuple):
+    """An account, with its limits."""
+
+    path: str
+    level: str
+    plan: str
+    limits: tuple[LimitStatus, ...]
+
+
+class Usage(NamedTuple):
+    """What an agent has used of a resource on one day."""
+
+    day: date
+    account: str
+    """The path of the agent."""
+    tool: str
+    resource: str
+    amount: Decimal
+
+
+class GateAccounts(GateHolds):
+    """What a gate can tell of accounts, and change about them."""
+
+    def explain(self, agent: str, *, session: str | int | None = None, tool: str | None = None) -> list[LimitStatus]:
+        """Every limit that a hold of an agent would meet, with what is left of it."""
+        return drive(self._explaining(agent, session, tool), call_store)
+
+    async def aexplain(
+        self, agent: str, *, session: str | int | None = None, tool: str | None = None
+    ) -> list[LimitStatus]:
+        return await adrive(self._explaining(agent, session, tool), acall_store)
+
+    def _explaining(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
+        template, costs = self._template(agent, {}, session, tool)
+        asks = template.asks
+        return (yield from self._status(asks, asks.asks(costs, template.session), template.session))
+
+    def account(self, path: str) -> AccountStatus:
+        """An account, an agent or a session by its path, with all its limits and what is left of them."""
+        return drive(self._looking(path), call_store)
+
+    async def aaccount(self, path: str) -> AccountStatus:
+        return await adrive(self._looking(path), acall_store)
+
+    def _looking(self, path: object) -> Flow[StoreCall, AccountStatus]:
+        effective = self._lookup.effective
+        accounts = effective.accounts
+        found = accounts.check_path("account", path, sessions=True)
+        level = found.count("/")
+        account = accounts.at.get(found)
+        plan = "" if account is None else account.plan
+        if level == accounts.agent_level:
+            plan = (effective.agents.get(split_path(found)[-1]) or NO_AGENT_RULES).plan
+        asks = asks_of_one(accounts, found, plan)
+        limits = yield from self._status(asks, asks.asks(asks.costs_of({}), ""), "")
+        return AccountStatus(found, accounts.levels[level], plan, tuple(limits))
+
+    def _status(self, asks: AccountAsks, made: tuple[Ask, ...], session: str) -> Flow[StoreCall, list[LimitStatus]]:
+        store, accounts = self.hold_store, self._lookup.effective.accounts
+        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self.low))
+        listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _LISTED))
+        held = _held(listed)
+        return [
+            limit_status(
+                bound := asks.bound_of(row, session),
+                accounts.levels[bound.account.count("/")],
+                row.limit,
+                asks.resources[row.resource][1],
+                decision,
+                held,
+            )
+            for row, decision in asks.limits(parts)
+        ]
+
+    def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
+        """Open and expired holds of an account and everything below it, those that end first at the front."""
+        found, root, most = self._listing(path, count)
+        return _summaries(self.hold_store.list_holds(HOLDS, root, _LISTED), found, most)
+
+    async def alist_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
+        found, root, most = self._listing(path, count)
+        return _summaries(await self.hold_store.alist_holds(HOLDS, root, _LISTED), found, most)
+
+    def _listing(self, path: object, count: object) -> tuple[str, str, int]:
+        accounts = self._lookup.effective.accounts
+        found = accounts.check_path("account", path, sessions=True)
+        return found, accounts.root_of(found), whole("count", count, _LISTED)
+
+    def list_accounts(self) -> list[str]:
+        """The paths of all accounts above the agents that the policy, a change or an agent names."""
+        effective = self._lookup.effective
+        level = effective.accounts.agent_level
+        named = [path for path, _ in effective.accounts.at.items()]
+        named += [rules.account for _, rules in effective.agents.items() if rules.account]
+        found = {
+            "/".join(path.split("/")[: depth + 1]) for path in named for depth in range(min(path.count("/") + 1, level))
+        }
+        return sorted([path for path in found if NO_ACCOUNT not in path.split("/")])
+
+    def path_of(self, agent: str) -> str:
+        """The path of an agent."""
+        effective, name = self._lookup.effective, check_agent(agent)
+        return effective.accounts.agent_path((effective.agents.get(name) or NO_AGENT_RULES).account, name)
+
+    def usage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
+        """What was used from one day to another, both included, in an account or in all.
+
+        It is told by day, agent, tool and resource. Holds that are open count as what they have reserved. Days are
+        those of `accounts.zone`.
+        """
+        span = self._usage_span(first, last, account)
+        return self._usage(self.hold_store.read_usage(*span), account)
+
+    async def ausage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
+        span = self._usage_span(first, last, account)
+        return self._usage(await self.hold_store.aread_usage(*span), account)
+
+    def _usage_span(self, first: object, last: object, account: object) -> tuple[str, int, int, str | None]:
+        accounts = self._lookup.effective.accounts
+        root = None if account is None else accounts.root_of(accounts.check_path("account", account))
+        zone = zone_of(accounts.zone)
+        start, end = [
+            round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
+            for day in (_day("first", first), _day("last", last) + timedelta(days=1))
+        ]
+        return USAGE, start, end, root
+
+    def _usage(self, rows: Iterable[UsageRow], account: str | None) -> list[Usage]:
+        accounts = self._lookup.effective.accounts
+        zone, found = zone_of(accounts.zone), []
+        for row in rows:
+            path, tool, resource = row.key.split("\t")
+            if account is None or is_within(path, account):
+                day = datetime.fromtimestamp(row.start // 1_000_000, UTC).astimezone(zone).date()
+                amount = Decimal(row.amount).scaleb(-accounts.units.get(resource, 0))
+                found.append(Usage(day, path, tool, resource, amount))
+        return sorted(found)
+
+    # Changes ---------------------------------------------------------------------------------------------------------
+
+    def set_account_limit(
+        self, account: str, resource: str, limit: LimitLike | None, *, tool: str | None = None, by: str = ""
+    ) -> None:
+        """Limit a resource of an account or an agent by its path. None: back to the policy's limit.
+
+        What is spent and held of a budget stays, whatever the new amount.
+        """
+        self.change([changes.account_limit_edit(account, resource, limit, tool)], by=by)
+
+    def set_level_limit(
+        self, level: str, resource: str, limit: LimitLike | None, *, tool: str | None = None, by: str = ""
+    ) -> None:
+        """Limit a resource of each account of a level that has no limit of its own. None: back to the policy."""
+        self.change([changes.level_limit(level, resource, limit, tool)], by=by)
+
+    def set_plan_limit(
+        self, plan: str, resource: str, limit: LimitLike | None, *, tool: str | None = None, by: str = ""
+    ) -> None:
+        """Limit a resource in a plan of the policy. None: back to the policy's limit."""
+        self.change([changes.plan_limit(plan, resource, limit, tool)], by=by)
+
+    def set_account_plan(self, account: str, plan: str | None, *, by: str = "") -> None:
+        """Give an account a plan. None: that of the policy."""
+        self.change([changes.account_plan(account, plan)], by=by)
+
+    def set_agent_plan(self, agent: str, plan: str | None, *, by: str = "") -> None:
+        """Give an agent a plan. None: that of the policy."""
+        self.change([changes.agent_plan(agent, plan)], by=by)
+
+    def set_agent_account(self, agent: str, account: str | None, *, by: str = "") -> None:
+        """Let an agent belong to an account, "" for none. None: to that of the policy.
+
+        Its open holds are settled on the accounts with which they were made.
+        """
+        self.change([changes.account(agent, account)], by=by)
+
+    aset_account_limit = in_thread(set_account_limit)
+    aset_level_limit = in_thread(set_level_limit)
+    aset_plan_limit = in_thread(set_plan_limit)
+    aset_account_plan = in_thread(set_account_plan)
+    aset_agent_plan = in_thread(set_agent_plan)
+    aset_agent_account = in_thread(set_agent_account)
+
+
+def _day(where: str, day: object) -> date:
+    if not isinstance(day, date) or isinstance(day, datetime) or not 1970 < day.year < 9990:
+        refuse(where, "a date", day)
+    return day
+
+
+def _held(listed: Iterable[ListedHold]) -> dict[Bound, int]:
+    """What open holds have reserved, by account, resource and tool."""
+    found: dict[Bound, int] = {}
+    for hold in listed:
+        if hold.state != OPEN:
+            continue
+        asks, session = restored_asks(hold.note, hold.shape)
+        costs = asks.by_resource(hold.costs)
+        for bound in {asks.bound_of(row, session): row for row in asks.rows}:
+            place = next(i for i, (name, _) in enumerate(asks.resources) if name == bound.resource)
+            found[bound] = found.get(bound, 0) + (1 if bound.resource == SLOTS else costs[place])
+    return found
+
+
+def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[AccountHoldSummary]:
+    found = []
+    for hold in listed:
+        asks, session = restored_asks(hold.note, hold.shape)
+        path = f"{asks.path}/{join_path([session])}" if session else asks.path
+        if hold.state in (OPEN, EXPIRED) and is_within(path, account):
+            agent = split_path(asks.path)[-1]
+            summary = AccountHoldSummary(
+                hold.hold_id[len(agent) + 1 :],
+                agent,
+                asks.path,
+                session,
+                asks.tool,
+                hold.state,
+                named_costs(asks, hold.costs),
+                hold.left / 1_000_000,
+            )
+            found.append(summary)
+    return found[:most]

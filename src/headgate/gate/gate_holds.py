@@ -1,0 +1,311 @@
+"""Holds of a gate: an agent reserves on all accounts above it at once, and settles what it has used."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from headgate.errors import UnknownHold, refuse
+from headgate.events import AccountAlerted, HoldChecked
+from headgate.flow import Flow, adrive, drive
+from headgate.gate._hot import EXEMPT
+from headgate.gate.account_asks import (
+    HOLDS,
+    AccountAsks,
+    account_asks,
+    check_session,
+    restored_asks,
+)
+from headgate.gate.account_holds import (
+    AccountHold,
+    HoldTemplate,
+)
+from headgate.gate.accounts import Bound, is_within
+from headgate.gate.changes import AgentRules, Effective
+from headgate.gate.gate_changes import GateChanges
+from headgate.gate.lookup import AGENTS
+from headgate.gate.policy import check_agent
+from headgate.holds import KEEP, HoldAttempt, PendingHold, check_id, found_hold, lease_of, new_id
+from headgate.limits.budget import Budget
+from headgate.limits.decision import NEVER, Decision, Outcome, Violation
+from headgate.limits.fixed import BLOCKED
+from headgate.limits.numbers import Number
+from headgate.limits.violations import Standing
+from headgate.stores.base import Ask, Offence
+from headgate.stores.holds import (
+    DENIED,
+    AccountStore,
+    HoldAnswer,
+    ListedHold,
+)
+from headgate.wait_queue import WaitQueues, aacquire, acquire
+
+Costs: TypeAlias = Mapping[str, Any]
+"""Costs by resource: whole numbers, or as many decimals as the unit has."""
+
+_REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
+NO_AGENT_RULES: Final = AgentRules({}, False)
+
+
+class _Making(NamedTuple):
+    """A step: make a hold."""
+
+    attempt: HoldAttempt
+    key: str
+    timeout: Number | None
+
+
+_Step: TypeAlias = _Making | tuple[str, Offence]
+
+
+class StoreCall(NamedTuple):
+    """A step of a flow: call a method of the store, or its async twin."""
+
+    method: Callable[..., Any]
+    twin: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class GateHolds(GateChanges):
+    """Holds, accounts and what they have used."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._hold_queues: Final = WaitQueues()
+        self._asks: tuple[Effective | None, dict[tuple[object, ...], AccountAsks]] = (None, {})
+        self._alerted: dict[Bound, tuple[float, int]] = {}  # the last share of each budget, and the period
+        super().__init__(*arguments)
+
+    def hold(
+        self,
+        agent: str,
+        costs: Costs,
+        *,
+        session: str | int | None = None,
+        tool: str | None = None,
+        lease: Number = 60,
+        timeout: Number | None = 0,
+        hold_id: str | None = None,
+        keep: Number = KEEP,
+        max_age: Number | None = 3600,
+    ) -> AccountHold:
+        """Reserve costs on the agent, its session, and all accounts above it: everywhere, or nowhere.
+
+        A hold also takes one request, and one slot of each account that limits them. A resource that is limited and not
+        named costs nothing, and denies only while nothing is left of it. `hold.bound` tells what decided. See
+        `Limiter.hold` for the other arguments.
+        """
+        flow = self._making(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
+        return drive(flow, self._perform_hold)
+
+    def ahold(
+        self,
+        agent: str,
+        costs: Costs,
+        *,
+        session: str | int | None = None,
+        tool: str | None = None,
+        lease: Number = 60,
+        timeout: Number | None = 0,
+        hold_id: str | None = None,
+        keep: Number = KEEP,
+        max_age: Number | None = 3600,
+    ) -> PendingHold[AccountHold]:
+        """`hold`, to be awaited, or used in `async with`."""
+
+        async def make() -> AccountHold:
+            flow = self._making(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
+            return await adrive(flow, self._aperform_hold)
+
+        return PendingHold(make)
+
+    def _perform_hold(self, step: _Step) -> object:
+        if isinstance(step, _Making):
+            attempt = step.attempt
+            if step.timeout == 0:
+                return attempt.made(attempt.ask())
+            clock, recheck = self._store.clock, attempt.recheck
+            return attempt.made(
+                acquire(self._hold_queues, step.key, clock, step.timeout, attempt.perform, recheck=recheck)
+            )
+        verb, offence = step
+        return self._store.standing(offence) if verb == "standing" else self._store.record_violation(offence)
+
+    async def _aperform_hold(self, step: _Step) -> object:
+        if isinstance(step, _Making):
+            attempt = step.attempt
+            if step.timeout == 0:
+                return await attempt.amade(await attempt.aask())
+            clock, recheck = self._store.clock, attempt.recheck
+            return await attempt.amade(
+                await aacquire(self._hold_queues, step.key, clock, step.timeout, attempt.aperform, recheck=recheck)
+            )
+        verb, offence = step
+        if verb == "standing":
+            return await self._store.astanding(offence)
+        return await self._store.arecord_violation(offence)
+
+    def _making(
+        self,
+        agent: str,
+        costs: object,
+        session: object,
+        tool: object,
+        lease: Number,
+        timeout: Number | None,
+        hold_id: str | None,
+        keep: object,
+        max_age: object,
+    ) -> Flow[_Step, AccountHold]:
+        template, taken = self._template(agent, costs, session, tool)
+        asks, accounts = template.asks, self._lookup.effective.accounts
+        if lease_of(lease) > accounts.max_lease * 1_000_000:
+            refuse("hold lease", f"at most {accounts.max_lease:g} seconds (accounts.max_lease)", lease)
+        made = asks.asks(taken, template.session)
+        store_id = f"{template.agent}/{new_id() if hold_id is None else check_id(hold_id)}"
+        offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
+        wait = NEVER if self._lookup.block_of(template.agent) is not None else 0
+        if offence is not None and not wait and offence.backoff.enforce:
+            standing: Standing = yield "standing", offence
+            wait = round(standing.wait_left * 1_000_000)
+        if wait:
+            hold = self._denied(template, made, store_id, wait)
+        else:
+            attempt = HoldAttempt(
+                template,
+                made,
+                lease,
+                store_id,
+                "keep",
+                keep,
+                max_age,
+                note=asks.note(template.session),
+                shape=asks.text,
+                most=accounts.max_open_holds,
+                forced=template.mode != "enforced",
+                make=AccountHold,
+                own_id=hold_id is None,
+            )
+            hold = yield _Making(attempt, asks.path, timeout)
+        violation: Violation | None = None
+        if not hold and offence is not None and self._is_own(hold, bool(wait)):
+            violation = yield "violation", offence
+        return self._decided(hold, violation)
+
+    def _template(
+        self, agent: object, costs: object, session: object, tool: object
+    ) -> tuple[HoldTemplate, Sequence[int]]:
+        """What a hold is made of, and its costs by resource."""
+        name, of_session, effective = check_agent(agent), check_session(session), self._lookup.effective
+        if not isinstance(costs, Mapping):
+            refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
+        named = tuple([effective.accounts.check_resource("cost", resource) for resource in costs])
+        rules = effective.agents.get(name) or NO_AGENT_RULES
+        known, found = self._asks
+        if known is not effective or len(found) >= _REMEMBERED:
+            found = {}
+            self._asks = (effective, found)
+        key = (name, tool, bool(of_session), named)
+        asks = found.get(key)
+        if asks is None:
+            accounts = effective.accounts
+            path = accounts.agent_path(rules.account, name)
+            of_tool = accounts.check_tool("tool", tool)
+            asks = found[key] = account_asks(accounts, path, rules.plan, of_tool, named, bool(of_session))
+        policy = self._lookup.policy
+        shadow = policy.shadow or name in policy.shadow_agents
+        mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
+        return HoldTemplate(self, name, asks, of_session, mode), asks.costs_of(costs)
+
+    def _denied(self, template: HoldTemplate, asks: tuple[Ask, ...], store_id: str, wait: int) -> AccountHold:
+        """A hold of an agent that is blocked, or came back before its advised wait was over."""
+        decision = Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1)
+        answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in asks]), 0)
+        return AccountHold(template, asks, store_id, 0, answer, self._store.clock.now())
+
+    def _is_own(self, hold: AccountHold, blocked: bool) -> bool:
+        """Whether a denial is the agent's own: by its level or its session, or by a block."""
+        bound = hold.bound
+        return blocked or (bound is not None and is_within(bound.account, hold.account))
+
+    def _decided(self, hold: AccountHold, violation: Violation | None) -> AccountHold:
+        """The hold, with the decision that its caller gets. Emits the events of it."""
+        mode, decision = hold.mode, hold.decision
+        if violation is not None:
+            decision = decision.with_violation(violation)
+        elif mode == "shadow" and self._lookup.block_of(hold.agent) is None:
+            decision = decision.as_shadow()
+        elif mode == "exempt" and hold:
+            decision = EXEMPT
+        hold.decide(decision)
+        bound = hold.bound or Bound("", "", "")
+        if self._listeners.get(HoldChecked):
+            self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, decision))
+        if violation is not None:
+            self._emit_violation(hold.agent, "hold", bound.resource, violation)
+        self.note_decisions(hold)
+        return hold
+
+    # The `AccountOwner` of holds -------------------------------------------------------------------------------------
+
+    @property
+    def hold_store(self) -> AccountStore:
+        if not isinstance(self._store, AccountStore):
+            refuse("Gate.hold", "a store with accounts (headgate.stores.holds.AccountStore)", self._store)
+        return self._store
+
+    @property
+    def low(self) -> int:
+        return self._lookup.low
+
+    def freed(self, key: str) -> None:
+        self._hold_queues.wake(key)
+
+    def note_decisions(self, hold: AccountHold) -> None:
+        """Tell of budgets of accounts that are used up, or nearly."""
+        if not self._listeners.get(AccountAlerted):
+            return
+        for row, decision in hold.limits():
+            if isinstance(row.limit, Budget) and row.path and decision.outcome is not Outcome.ALLOW:
+                share = 1.0 if not decision or decision.left <= 0 else 0.8
+                self._tell_low(hold.bound_of(row), row.limit, share, decision)
+
+    def _tell_low(self, bound: Bound, budget: Budget, share: float, decision: Decision) -> None:
+        resets_at = None if budget.period is None else self._store.clock.wall() + decision.reset_after
+        period = 0 if resets_at is None else round(resets_at / 60)
+        known = self._alerted.get(bound, (0.0, -1))
+        if known[1] == period and known[0] >= share:
+            return
+        if len(self._alerted) >= _REMEMBERED:
+            self._alerted.clear()
+        self._alerted[bound] = (share, period)
+        self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
+
+    # By id -----------------------------------------------------------------------------------------------------------
+
+    def find_hold(self, agent: str, hold_id: str) -> AccountHold:
+        """A hold of an agent that was made before, perhaps by another process; raises `UnknownHold`."""
+        return drive(self._finding(agent, hold_id), call_store)
+
+    async def afind_hold(self, agent: str, hold_id: str) -> AccountHold:
+        return await adrive(self._finding(agent, hold_id), acall_store)
+
+    def _finding(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
+        name, store, effective = check_agent(agent), self.hold_store, self._lookup.effective
+        store_id = f"{name}/{check_id(hold_id)}"
+        rules = effective.agents.get(name) or NO_AGENT_RULES
+        for account in (rules.account, *rules.former):
+            root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
+            listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
+            if listed is not None:
+                asks, session = restored_asks(listed.note, listed.shape)
+                template = HoldTemplate(self, name, asks, session, "enforced")
+                made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
+                answer: HoldAnswer = yield StoreCall(store.find_hold, store.afind_hold, (made, self.low, store_id))
+                return found_hold(template, made, store_id, answer, called, make=AccountHold)
+        raise UnknownHold(name, str(hold_id))
+
+
+def call_store(call: StoreCall) -> Any:
+    return call.method(*call.arguments)
+
+
+def acall_store(call: StoreCall) -> Any:
+    return call.twin(*call.arguments)

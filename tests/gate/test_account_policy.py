@@ -1,0 +1,202 @@
+"""Accounts in a policy: read, refused, written, and changed while running."""
+
+from typing import Any
+
+import pytest
+
+from headgate import Gate, HeadgateError, InvalidInput, Policy, PolicyError
+from headgate.gate.accounts import Bound, join_path, split_path
+from headgate.gate.changes import condense, effective
+
+SETTINGS: dict[str, Any] = {
+    "accounts": {
+        "levels": ["org", "team", "agent", "session"],
+        "units": {"credits": {"decimals": 2}},
+        "tools": ["mail"],
+        "zone": "Europe/Berlin",
+        "default": {
+            "agent": {"tokens": "100000/minute", "slots": "5 in flight"},
+            "session": {"usd": "2 in all"},
+        },
+        "plans": {"free": {"usd": "1/calendar day"}, "pro": {"usd": "50/calendar day", "credits": "2.5 in all"}},
+        "at": {
+            "acme": {"plan": "pro"},
+            "acme/search": {
+                "usd": "500/calendar month in Europe/Berlin",
+                "tools": {"web": {"requests": "100/minute"}},
+            },
+        },
+    },
+    "agents": {"planner": {"account": "acme/search", "plan": "free"}},
+}
+
+
+def limits(policy: Policy, path: str, plan: str = "") -> dict[tuple[str, str], str]:
+    return {resource: limit.text for resource, limit in policy.accounts.limits_of(path, plan).items()}
+
+
+def test_f1_limits_come_from_the_account_its_plan_and_its_level() -> None:
+    policy = Policy(**SETTINGS)
+    assert limits(policy, "acme") == {("usd", ""): "50 usd/calendar day", ("credits", ""): "2.5 credits:2 in all"}
+    assert limits(policy, "acme/search") == {
+        ("usd", ""): "500 usd/calendar month in Europe/Berlin",
+        ("requests", "web"): "100/minute",
+    }
+    assert limits(policy, "acme/search/planner", "free") == {
+        ("tokens", ""): "100000/minute",
+        ("slots", ""): "5 in flight",
+        ("usd", ""): "1 usd/calendar day",
+    }
+    assert limits(policy, "acme/search/planner/run-1") == {("usd", ""): "2 usd in all"}
+    assert policy.accounts.tools == {"mail", "web"}
+    assert (policy.agent_accounts, policy.agent_plans) == ({"planner": "acme/search"}, {"planner": "free"})
+
+
+def test_f1_a_policy_with_accounts_reads_what_it_writes() -> None:
+    policy = Policy(**SETTINGS)
+    assert Policy(**policy.settings()) == policy
+    assert policy.values()['accounts.at."acme/search".tools.web.requests'] == '"100/minute"'
+
+
+def test_f1_unlimited_takes_a_default_away() -> None:
+    accounts = {**SETTINGS["accounts"], "at": {"acme/search/planner": {"tokens": "unlimited", "slots": "1 in flight"}}}
+    policy = Policy(accounts=accounts)
+    assert limits(policy, "acme/search/planner") == {("slots", ""): "1 in flight"}
+
+
+@pytest.mark.parametrize(
+    ("accounts", "mistake"),
+    [
+        ({"levels": ["agent"]}, "accounts.levels: expected a list of 2 to 8 entries, got ['agent']"),
+        ({"levels": ["a", "a", "b"]}, "accounts.levels: expected at least two different names, got ['a', 'a', 'b']"),
+        ({"default": {"agnet": {}}}, "accounts.default.agnet: expected one of org, team, agent, session (did you mean agent?)"),
+        ({"default": {"agent": {"dollars": "5/minute"}}}, "accounts.default.agent.dollars: expected one of requests, slots, "),
+        ({"default": {"agent": {"slots": "5/minute"}}}, "accounts.default.agent.slots: expected slots, such as '5 in flight'"),
+        ({"default": {"agent": {"tokens": "5 in flight"}}}, "accounts.default.agent.tokens: expected a rate or a budget, not "),
+        ({"default": {"agent": {"usd": "5 eur in all"}}}, "accounts.default.agent.usd: expected an amount of usd, without a unit"),
+        ({"default": {"agent": {"usd": "five"}}}, "accounts.default.agent.usd: expected 'COUNT/UNIT'"),
+        ({"default": {"agent": {"tools": {"web": {"slots": "5 in flight"}}}}}, "accounts.default.agent.tools.web.slots: expected one of"),
+        ({"units": {"usd": {"decimals": 2}}}, "accounts.units.usd.decimals: expected 6, which usd always has, got 2"),
+        ({"units": {"Coin": {"decimals": 2}}}, "accounts.units.Coin: expected a name of up to 31 of a-z and _"),
+        ({"units": {"coin": {"decimals": 12}}}, "accounts.units.coin.decimals: expected a whole number from 0 to 9, got 12"),
+        ({"zone": "Berlin"}, "accounts.zone: expected the IANA name of a time zone"),
+        ({"at": {"acme/search/planner/run": {}}}, 'accounts.at."acme/search/planner/run": expected the path of an account'),
+        ({"at": {"acme//x": {}}}, 'accounts.at."acme//x": expected the path of an account'),
+        ({"at": {"acme": {"plan": "gold"}}}, "accounts.at.acme.plan: expected a plan of the policy (none: the policy has no plans)"),
+        ({"max_lease": 700000}, "accounts.max_lease: expected"),
+    ],
+)  # fmt: skip
+def test_f1_mistakes_in_accounts_are_told_by_their_paths(accounts: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Policy(accounts=accounts)
+    assert any(one.startswith(mistake) for one in error.value.mistakes), error.value.mistakes
+
+
+@pytest.mark.parametrize(
+    ("agent", "mistake"),
+    [
+        ({"account": "acme/search/planner"}, "agents.planner.account: expected the path of an account above the agents (ORG/TEAM)"),
+        ({"account": "-"}, "agents.planner.account: expected the path of an account above the agents"),
+        ({"account": 7}, "agents.planner.account: expected the path of an account"),
+        ({"plan": "gold"}, "agents.planner.plan: expected a plan of the policy"),
+    ],
+)  # fmt: skip
+def test_f1_an_agent_belongs_to_an_account_above_it(agent: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Policy(agents={"planner": agent})
+    assert any(one.startswith(mistake) for one in error.value.mistakes), error.value.mistakes
+
+
+def test_f1_no_two_paths_are_the_same() -> None:
+    names = ["a/b", "a%2Fb", "a", "b/", "%", "-"]
+    paths = {join_path([one, other]) for one in names for other in names}
+    assert len(paths) == len(names) ** 2
+    assert [join_path(split_path(path)) for path in paths] == list(paths)
+    accounts = Policy().accounts
+    assert accounts.agent_path("acme", "a/b") == "acme/-/a%2Fb"
+    assert accounts.agent_path("", "planner") == "-/-/planner"
+    assert [accounts.root_of(path) for path in ("acme/-/x", "-/-/x", "-/-/x/run", "acme")] == [
+        "acme",
+        "-/-/x",
+        "-/-/x",
+        "acme",
+    ]
+
+
+def test_f1_everything_can_be_changed_while_running() -> None:
+    gate = Gate(Policy(**SETTINGS))
+    gate.set_account_limit("acme/search", "usd", "600/calendar month in Europe/Berlin", by="ada")
+    gate.set_account_limit("acme/search", "requests", "5/minute", tool="mail", by="ada")
+    gate.set_level_limit("team", "tokens", "9/hour")
+    gate.set_plan_limit("pro", "usd", None)
+    gate.set_plan_limit("pro", "credits", "7.25 in all")
+    gate.set_account_plan("beta", "free")
+    gate.set_agent_plan("planner", "pro")
+    gate.set_agent_account("planner", "beta/ops")
+    accounts = gate.effective.accounts
+    found = {resource: limit.text for resource, limit in accounts.limits_of("acme/search").items()}
+    assert found == {
+        ("tokens", ""): "9/hour",
+        ("usd", ""): "600 usd/calendar month in Europe/Berlin",
+        ("requests", "web"): "100/minute",
+        ("requests", "mail"): "5/minute",
+    }
+    assert accounts.limits_of("acme")["credits", ""].text == "7.25 credits:2 in all"
+    assert accounts.limits_of("beta")["usd", ""].text == "1 usd/calendar day"
+    rules = gate.effective.agents.get("planner")
+    assert rules is not None
+    assert (rules.account, rules.plan, rules.former) == ("beta/ops", "pro", ("acme/search",))
+    values = {one.path: (one.value, one.source, one.by) for one in gate.values()}
+    assert values['accounts.at."acme/search".usd'] == ('"600 usd/calendar month in Europe/Berlin"', "change", "ada")
+    assert values["agents.planner.account"] == ('"beta/ops"', "change", "")
+    gate.set_account_limit("acme/search", "usd", None)
+    gate.set_agent_account("planner", None)
+    assert gate.effective.accounts.limits_of("acme/search")["usd", ""].text == "500 usd/calendar month in Europe/Berlin"
+    assert gate.path_of("planner") == "acme/search/planner"
+    assert gate.list_accounts() == ["acme", "acme/search", "beta"]
+
+
+def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
+    gate = Gate(Policy(**SETTINGS))
+    for amount in range(1, 30):
+        gate.set_account_limit("acme/search", "usd", f"{amount}/calendar day")
+        gate.set_account_limit("acme/search", "requests", f"{amount}/minute", tool="web")
+        gate.set_agent_account("planner", f"org-{amount}")
+    edits = [edit for change in gate.history() for edit in change.edits]
+    kept = condense(gate.policy, edits)
+    assert len(kept) == 3
+    assert effective(gate.policy, kept).accounts == gate.effective.accounts
+    other = effective(
+        Policy(accounts={"levels": ["agent", "session"]}), edits
+    )  # its paths are others': no effect there
+    assert other.accounts.limits_of("planner") == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda gate: gate.set_account_limit("acme", "coins", "5 in all"), "resource: expected one of requests, slots, tokens"),
+        (lambda gate: gate.set_account_limit("acme", "usd", "soon"), "limit 'soon': expected"),
+        (lambda gate: gate.set_account_limit("a/b/c/d", "usd", "5 in all"), "account: expected the path of an account, up to ORG/TEAM/AGENT"),
+        (lambda gate: gate.set_account_limit("", "usd", "5 in all"), "account: expected the path of an account"),
+        (lambda gate: gate.set_account_limit("acme", "usd", "5 in all", tool="phone"), "tool: expected a tool that the policy names (mail, web)"),
+        (lambda gate: gate.set_account_limit("acme", "slots", "5 in flight", tool="web"), "resource: expected another one than slots"),
+        (lambda gate: gate.set_level_limit("dept", "usd", "5 in all"), "level: expected one of org, team, agent, session, got 'dept'"),
+        (lambda gate: gate.set_plan_limit("gold", "usd", "5 in all"), "plan: expected a plan of the policy (free, pro), got 'gold'"),
+        (lambda gate: gate.set_account_plan("acme", "gold"), "plan: expected a plan of the policy"),
+        (lambda gate: gate.set_account_plan("acme/search/planner", "pro"), "account: expected one above the agents"),
+        (lambda gate: gate.set_agent_account("planner", "a/b/c"), "account: expected the path of an account above the agents"),
+        (lambda gate: gate.set_agent_plan("planner", "gold"), "plan: expected a plan of the policy"),
+    ],
+)  # fmt: skip
+def test_f1_a_change_that_makes_no_sense_is_refused(call: Any, text: str) -> None:
+    gate = Gate(Policy(**SETTINGS))
+    with pytest.raises(InvalidInput) as error:
+        call(gate)
+    assert str(error.value).startswith(text), error.value
+    assert isinstance(error.value, HeadgateError)
+    assert gate.history() == []
+
+
+def test_f1_a_bound_reads_well() -> None:
+    assert str(Bound("acme/search", "requests", "web")) == "requests of acme/search by web"
