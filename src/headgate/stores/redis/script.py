@@ -30,6 +30,7 @@ _MODULES: Final = (
     "window",
     "budget",
     "slots",
+    "meter",
     "violations",
     "holds",
 )  # each may use those before it
