@@ -8,7 +8,7 @@ from decimal import Decimal
 from itertools import count
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from headgate.errors import HoldError, RateLimited, StoreError, UnknownHold, refuse
 from headgate.lease_renewer import RENEWERS
@@ -347,6 +347,9 @@ class Hold:
         return f"Hold({self.id!r}, {self.state})"
 
 
+AnyHold = TypeVar("AnyHold", bound=Hold)
+
+
 class HoldAttempt:
     """Asks a store for a hold, once or until it is granted."""
 
@@ -365,15 +368,16 @@ class HoldAttempt:
         most: int = MAX_OPEN_HOLDS,
         forced: bool = False,
         make: Callable[..., Hold] = Hold,
+        own_id: bool = False,
     ) -> None:
-        """`make` is `Hold` or a subclass; it is called with the arguments of `Hold`."""
+        """`own_id`: nobody else knows the id. `make` is `Hold` or a subclass, called with the arguments of `Hold`."""
         self._owner: Final = owner
         self._store: Final = owner.hold_store
         self._asks: Final = asks
         terms = _terms(lease, hold_id, on_expiry, keep)
         self._terms: Final = terms._replace(note=note, shape=shape, most=most, forced=forced)
         self._make: Final = make
-        self._own_id: Final = hold_id is None
+        self._own_id: Final = own_id or hold_id is None
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
         self._called = 0
         self._answer: HoldAnswer | None = None
@@ -438,13 +442,8 @@ class HoldAttempt:
 
 
 def found_hold(
-    owner: HoldOwner,
-    asks: tuple[Ask, ...],
-    hold_id: str,
-    answer: HoldAnswer,
-    called: int,
-    make: Callable[..., Hold] = Hold,
-) -> Hold:
+    owner: HoldOwner, asks: tuple[Ask, ...], hold_id: str, answer: HoldAnswer, called: int, make: type[AnyHold]
+) -> AnyHold:
     """A hold that was made before, by its id."""
     lease = min(max(answer.left, SHORTEST_LEASE), LONGEST_LEASE)
     return make(owner, _with_costs(asks, answer.costs), hold_id, lease, answer, called)
@@ -490,18 +489,18 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-class PendingHold:
+class PendingHold(Generic[AnyHold]):
     """A hold that is yet to be made: `await` it, or use it in `async with`, once."""
 
-    def __init__(self, make: Callable[[], Awaitable[Hold]]) -> None:
+    def __init__(self, make: Callable[[], Awaitable[AnyHold]]) -> None:
         self._make: Final = make
         self._entered = False
-        self._made: Hold | None = None
+        self._made: AnyHold | None = None
 
-    def __await__(self) -> Generator[Any, None, Hold]:
+    def __await__(self) -> Generator[Any, None, AnyHold]:
         return self._make().__await__()
 
-    async def __aenter__(self) -> Hold:
+    async def __aenter__(self) -> AnyHold:
         if self._entered:
             raise HoldError("ahold: expected one block for each call, got a second one; call `ahold` again")
         self._entered = True
@@ -530,6 +529,11 @@ class _Ids:
 
 
 _ids: Final = _Ids()
+
+
+def new_id() -> str:
+    """An id that no other hold has."""
+    return _ids.new()
 
 
 def _terms(lease: object, hold_id: object, on_expiry: object, keep: object) -> HoldTerms:

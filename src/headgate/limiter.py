@@ -200,7 +200,7 @@ class Limiter(LimiterChecks, Closable):
         on_expiry: OnExpiry = "keep",
         keep: Number = KEEP,
         max_age: Number | None = 3600,
-    ) -> PendingHold:
+    ) -> PendingHold[Hold]:
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
@@ -217,12 +217,14 @@ class Limiter(LimiterChecks, Closable):
     def find_hold(self, key: str, hold_id: str) -> Hold:
         """A hold that was made before, perhaps by another process; raises `UnknownHold`."""
         called, asks, name = self._store.clock.now(), self._hold_asks(key), check_id(hold_id)
-        return found_hold(self._holds, asks, name, self._holds.hold_store.find_hold(asks, self._low, name), called)
+        return found_hold(
+            self._holds, asks, name, self._holds.hold_store.find_hold(asks, self._low, name), called, Hold
+        )
 
     async def afind_hold(self, key: str, hold_id: str) -> Hold:
         called, asks, name = self._store.clock.now(), self._hold_asks(key), check_id(hold_id)
         return found_hold(
-            self._holds, asks, name, await self._holds.hold_store.afind_hold(asks, self._low, name), called
+            self._holds, asks, name, await self._holds.hold_store.afind_hold(asks, self._low, name), called, Hold
         )
 
     def list_holds(self, key: str, count: int = 100) -> list[HoldSummary]:

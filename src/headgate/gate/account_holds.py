@@ -11,6 +11,7 @@ from headgate.holds import Hold
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
 from headgate.limits.notation import rate_of
+from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
 
 
@@ -154,6 +155,10 @@ class AccountHold(Hold):
     def decide(self, decision: Decision) -> None:
         """Let it be decided otherwise: with a violation, in shadow mode, or for an exempt agent."""
         self._final = decision
+
+    def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
+        asks, low, _ = super()._arguments()
+        return asks, low, self._id
 
     def _ended(self, answer: HoldAnswer) -> Decision:
         super()._ended(answer)
