@@ -241,7 +241,7 @@ class Hold:
 
     def __enter__(self) -> Self:
         if not self:
-            raise self._owner.denial(self.key, self._decision)
+            raise self._owner.denial(self.key, self.decision)
         if self.state != OPEN:  # of a repeated id: what it has reserved is spent, or free for others
             refuse_ended(self._asks, self.id, self.state, self._costs, "run a block")
         try:

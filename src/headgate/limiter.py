@@ -223,9 +223,8 @@ class Limiter(LimiterChecks, Closable):
 
     async def afind_hold(self, key: str, hold_id: str) -> Hold:
         called, asks, name = self._store.clock.now(), self._hold_asks(key), check_id(hold_id)
-        return found_hold(
-            self._holds, asks, name, await self._holds.hold_store.afind_hold(asks, self._low, name), called, Hold
-        )
+        answer = await self._holds.hold_store.afind_hold(asks, self._low, name)
+        return found_hold(self._holds, asks, name, answer, called, Hold)
 
     def list_holds(self, key: str, count: int = 100) -> list[HoldSummary]:
         """Holds of a key that are open or expired, those that end first at the front; in memory settled ones, too."""

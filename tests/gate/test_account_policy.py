@@ -69,23 +69,50 @@ def test_f1_unlimited_takes_a_default_away() -> None:
     [
         ({"levels": ["agent"]}, "accounts.levels: expected a list of 2 to 8 entries, got ['agent']"),
         ({"levels": ["a", "a", "b"]}, "accounts.levels: expected at least two different names, got ['a', 'a', 'b']"),
-        ({"default": {"agnet": {}}}, "accounts.default.agnet: expected one of org, team, agent, session (did you mean agent?)"),
-        ({"default": {"agent": {"dollars": "5/minute"}}}, "accounts.default.agent.dollars: expected one of requests, slots, "),
-        ({"default": {"agent": {"slots": "5/minute"}}}, "accounts.default.agent.slots: expected slots, such as '5 in flight'"),
-        ({"default": {"agent": {"tokens": "5 in flight"}}}, "accounts.default.agent.tokens: expected a rate or a budget, not "),
-        ({"default": {"agent": {"usd": "5 eur in all"}}}, "accounts.default.agent.usd: expected an amount of usd, without a unit"),
+        (
+            {"default": {"agnet": {}}},
+            "accounts.default.agnet: expected one of org, team, agent, session (did you mean agent?)",
+        ),
+        (
+            {"default": {"agent": {"dollars": "5/minute"}}},
+            "accounts.default.agent.dollars: expected one of requests, slots, ",
+        ),
+        (
+            {"default": {"agent": {"slots": "5/minute"}}},
+            "accounts.default.agent.slots: expected slots, such as '5 in flight'",
+        ),
+        (
+            {"default": {"agent": {"tokens": "5 in flight"}}},
+            "accounts.default.agent.tokens: expected a rate or a budget, not ",
+        ),
+        (
+            {"default": {"agent": {"usd": "5 eur in all"}}},
+            "accounts.default.agent.usd: expected an amount of usd, without a unit",
+        ),
         ({"default": {"agent": {"usd": "five"}}}, "accounts.default.agent.usd: expected 'COUNT/UNIT'"),
-        ({"default": {"agent": {"tools": {"web": {"slots": "5 in flight"}}}}}, "accounts.default.agent.tools.web.slots: expected one of"),
+        (
+            {"default": {"agent": {"tools": {"web": {"slots": "5 in flight"}}}}},
+            "accounts.default.agent.tools.web.slots: expected one of",
+        ),
         ({"units": {"usd": {"decimals": 2}}}, "accounts.units.usd.decimals: expected 6, which usd always has, got 2"),
         ({"units": {"Coin": {"decimals": 2}}}, "accounts.units.Coin: expected a name of up to 31 of a-z and _"),
-        ({"units": {"coin": {"decimals": 12}}}, "accounts.units.coin.decimals: expected a whole number from 0 to 9, got 12"),
+        (
+            {"units": {"coin": {"decimals": 12}}},
+            "accounts.units.coin.decimals: expected a whole number from 0 to 9, got 12",
+        ),
         ({"zone": "Berlin"}, "accounts.zone: expected the IANA name of a time zone"),
-        ({"at": {"acme/search/planner/run": {}}}, 'accounts.at."acme/search/planner/run": expected the path of an account'),
+        (
+            {"at": {"acme/search/planner/run": {}}},
+            'accounts.at."acme/search/planner/run": expected the path of an account',
+        ),
         ({"at": {"acme//x": {}}}, 'accounts.at."acme//x": expected the path of an account'),
-        ({"at": {"acme": {"plan": "gold"}}}, "accounts.at.acme.plan: expected a plan of the policy (none: the policy has no plans)"),
+        (
+            {"at": {"acme": {"plan": "gold"}}},
+            "accounts.at.acme.plan: expected a plan of the policy (none: the policy has no plans)",
+        ),
         ({"max_lease": 700000}, "accounts.max_lease: expected"),
     ],
-)  # fmt: skip
+)
 def test_f1_mistakes_in_accounts_are_told_by_their_paths(accounts: dict[str, Any], mistake: str) -> None:
     with pytest.raises(PolicyError) as error:
         Policy(accounts=accounts)
@@ -95,12 +122,15 @@ def test_f1_mistakes_in_accounts_are_told_by_their_paths(accounts: dict[str, Any
 @pytest.mark.parametrize(
     ("agent", "mistake"),
     [
-        ({"account": "acme/search/planner"}, "agents.planner.account: expected the path of an account above the agents (ORG/TEAM)"),
+        (
+            {"account": "acme/search/planner"},
+            "agents.planner.account: expected the path of an account above the agents (ORG/TEAM)",
+        ),
         ({"account": "-"}, "agents.planner.account: expected the path of an account above the agents"),
         ({"account": 7}, "agents.planner.account: expected the path of an account"),
         ({"plan": "gold"}, "agents.planner.plan: expected a plan of the policy"),
     ],
-)  # fmt: skip
+)
 def test_f1_an_agent_belongs_to_an_account_above_it(agent: dict[str, Any], mistake: str) -> None:
     with pytest.raises(PolicyError) as error:
         Policy(agents={"planner": agent})
@@ -175,20 +205,41 @@ def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda gate: gate.set_account_limit("acme", "coins", "5 in all"), "resource: expected one of requests, slots, tokens"),
+        (
+            lambda gate: gate.set_account_limit("acme", "coins", "5 in all"),
+            "resource: expected one of requests, slots, usd",
+        ),
         (lambda gate: gate.set_account_limit("acme", "usd", "soon"), "limit 'soon': expected"),
-        (lambda gate: gate.set_account_limit("a/b/c/d", "usd", "5 in all"), "account: expected the path of an account, up to ORG/TEAM/AGENT"),
+        (
+            lambda gate: gate.set_account_limit("a/b/c/d", "usd", "5 in all"),
+            "account: expected the path of an account, up to ORG/TEAM/AGENT",
+        ),
         (lambda gate: gate.set_account_limit("", "usd", "5 in all"), "account: expected the path of an account"),
-        (lambda gate: gate.set_account_limit("acme", "usd", "5 in all", tool="phone"), "tool: expected a tool that the policy names (mail, web)"),
-        (lambda gate: gate.set_account_limit("acme", "slots", "5 in flight", tool="web"), "resource: expected another one than slots"),
-        (lambda gate: gate.set_level_limit("dept", "usd", "5 in all"), "level: expected one of org, team, agent, session, got 'dept'"),
-        (lambda gate: gate.set_plan_limit("gold", "usd", "5 in all"), "plan: expected a plan of the policy (free, pro), got 'gold'"),
+        (
+            lambda gate: gate.set_account_limit("acme", "usd", "5 in all", tool="phone"),
+            "tool: expected a tool that the policy names (mail, web)",
+        ),
+        (
+            lambda gate: gate.set_account_limit("acme", "slots", "5 in flight", tool="web"),
+            "resource: expected another one than slots",
+        ),
+        (
+            lambda gate: gate.set_level_limit("dept", "usd", "5 in all"),
+            "level: expected one of org, team, agent, session, got 'dept'",
+        ),
+        (
+            lambda gate: gate.set_plan_limit("gold", "usd", "5 in all"),
+            "plan: expected a plan of the policy (free, pro), got 'gold'",
+        ),
         (lambda gate: gate.set_account_plan("acme", "gold"), "plan: expected a plan of the policy"),
         (lambda gate: gate.set_account_plan("acme/search/planner", "pro"), "account: expected one above the agents"),
-        (lambda gate: gate.set_agent_account("planner", "a/b/c"), "account: expected the path of an account above the agents"),
+        (
+            lambda gate: gate.set_agent_account("planner", "a/b/c"),
+            "account: expected the path of an account above the agents",
+        ),
         (lambda gate: gate.set_agent_plan("planner", "gold"), "plan: expected a plan of the policy"),
     ],
-)  # fmt: skip
+)
 def test_f1_a_change_that_makes_no_sense_is_refused(call: Any, text: str) -> None:
     gate = Gate(Policy(**SETTINGS))
     with pytest.raises(InvalidInput) as error:

@@ -152,12 +152,12 @@ def test_any_agent_name_survives_a_round_trip_through_toml(name: str) -> None:
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
 A_LIMIT = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 LETTERS = "letters, digits and underscores"
-TAKEN = "light, normal, heavy, session, shadow"
+TAKEN = "light, normal, heavy, session, shadow, account, plan"
 SECONDS = "a number of seconds from 0.000001"
 TOO_DEEP = "expected tables and lists a few levels deep, got hundreds of levels"
 SECTIONS = (
-    "warn_at, channels, tiers, exempt, shadow, limits, actions, addresses, sessions, agents, backoff, alerts, store, "
-    "hub"
+    "warn_at, channels, tiers, exempt, shadow, limits, actions, addresses, sessions, accounts, agents, backoff, "
+    "alerts, store, hub"
 )
 
 

@@ -56,7 +56,7 @@ def test_a_policy_keeps_its_tiers_as_toml() -> None:
     assert repr(BULK).startswith("Policy(tiers=['bulk'], ")
 
 
-NAME = "a name of up to 64 letters, digits and underscores other than light, normal, heavy, session, shadow, ws, http"
+NAME = "a name of up to 64 letters, digits and underscores other than light, normal, heavy, session, shadow, account, plan, ws, http"
 NO_LIMIT = "expected a limit, since tiers lists bulk, got none"
 
 
@@ -87,7 +87,7 @@ NO_LIMIT = "expected a limit, since tiers lists bulk, got none"
         ({"tiers": ["bulk"], "limits": {"bulk": "1/s"}, "actions": {"ws": {"ping": "bluk"}}},
          f"actions.ws.ping: expected one of {TIERS}, got 'bluk'"),
         ({"tiers": ["bulk"], "limits": {"bulk": "1/s"}, "agents": {"a": {"bluk": "1/s"}}},
-         f"agents.a.bluk: expected one of {TIERS}, ws, http, session, shadow (did you mean bulk?)"),
+         f"agents.a.bluk: expected one of {TIERS}, ws, http, session, shadow, account, plan (did you mean bulk?)"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_tiers_is_reported_with_its_path(settings: dict[str, Any], mistake: str) -> None:

@@ -111,7 +111,9 @@ class AccountAsks:
         costs = list(unnamed) if unnamed is not None else [int(name == REQUESTS) for name, _ in self.resources]
         places = {name: (place, decimals) for place, (name, decimals) in enumerate(self.resources)}
         for name, cost in given.items():
-            if name not in places or name == SLOTS:
+            if name == SLOTS:
+                refuse("cost", "no slots: a hold takes one of each account that limits them", name)
+            if name not in places:
                 known = ", ".join([one for one in places if one != SLOTS])
                 refuse("cost", f"the resources of the hold ({known})", name)
             place, decimals = places[name]

@@ -6,7 +6,7 @@ everything below it, or for one tool. A limit comes from the account itself, els
 of its level.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from headgate.gate.immutable_map import ImmutableMap
 from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import BLOCKED, UNLIMITED
-from headgate.limits.notation import limit_of, parse
+from headgate.limits.notation import limit_of, parse_each
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket
@@ -86,34 +86,36 @@ class AccountLimit:
 
 def account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
     """The limit of a resource. A budget may leave out its unit, which is the resource."""
-    limit = limit_of(where, given)
-    if limit is UNLIMITED:
-        return AccountLimit("unlimited", ())
     decimals = units[resource]
+    unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
+    limits = [given] if isinstance(given, str | Limit) or not isinstance(given, Iterable) else given
     try:
-        written = [_in_unit(where, resource, part, decimals) for part in limit.parts]
-        counted = tuple([_scaled(part, decimals) for part in written])
+        parts = [part for one in limits for part in _parts(where, one, unit)]
+        if parts == [UNLIMITED]:
+            return AccountLimit("unlimited", ())
+        checked = [_checked(where, resource, unit, part) for part in dict.fromkeys(parts)]
+        counted = tuple([_scaled(part, decimals) for part in checked])
     except InvalidInput as error:
         raise InvalidInput(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-    return AccountLimit("; ".join([str(part) for part in written]), counted)
+    if len({part.identity for part in counted}) < len(counted):
+        refuse(where, "each budget once: what is spent belongs to all amounts", given)
+    return AccountLimit("; ".join([str(part) for part in checked]), counted)
 
 
-def _in_unit(where: str, resource: str, limit: Limit, decimals: int) -> Limit:
-    if limit is BLOCKED:
-        return limit
-    if (resource == SLOTS) != isinstance(limit, Slots):
+def _parts(where: str, given: object, unit: str) -> Sequence[Limit]:
+    return parse_each(given, unit) if isinstance(given, str) else limit_of(where, given).parts
+
+
+def _checked(where: str, resource: str, unit: str, limit: Limit) -> Limit:
+    """A part of a limit, if it can be one of this resource."""
+    if limit is UNLIMITED:
+        refuse(where, "'unlimited' alone, or limits", str(limit))
+    if limit is not BLOCKED and (resource == SLOTS) != isinstance(limit, Slots):
         expected = "slots, such as '5 in flight'" if resource == SLOTS else "a rate or a budget, not slots"
         refuse(where, expected, str(limit))
-    if not isinstance(limit, Budget):
-        return limit
-    unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
-    if limit.unit == unit:
-        return limit
-    if limit.unit:
+    if isinstance(limit, Budget) and limit.unit != unit:
         refuse(where, f"an amount of {resource}, without a unit", str(limit))
-    text = str(limit)
-    amount, space, rest = text.partition(" " if limit.period is None else "/")
-    return parse(f"{amount} {unit}{space}{rest}")
+    return limit
 
 
 def _scaled(limit: Limit, decimals: int) -> Limit:

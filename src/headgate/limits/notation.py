@@ -82,18 +82,23 @@ def parse(text: str) -> Limit:
     >>> parse("100000 tokens/calendar hour"), parse("2.50 credits:2 in all"), parse("5 in flight")
     (Budget(100000, 'hour', unit='tokens'), Budget('2.5', unit='credits:2'), Slots(count=5))
     """
+    return _join(parse_each(text))
+
+
+def parse_each(text: str, unit: str = "") -> list[Limit]:
+    """The limits in a text, one by one. A budget that names no unit is one of `unit`."""
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)
-    return _join([_parse_one(part.strip(), text) for part in re.split(r"[;,|]", text)])
+    return [_parse_one(part.strip(), text, unit) for part in re.split(r"[;,|]", text)]
 
 
-def _parse_one(part: str, text: str) -> Limit:
+def _parse_one(part: str, text: str, unit: str) -> Limit:
     if part.lower() == "unlimited":
         return UNLIMITED
     if part.lower() == "blocked":
         return BLOCKED
     try:
-        limit = _rate(part) or _budget(part)
+        limit = _rate(part) or _budget(part, unit)
     except InvalidInput as error:
         raise InvalidInput(f"limit {text!r}: {error}") from None
     if limit is None:
@@ -121,7 +126,7 @@ def _rate(part: str) -> Limit | None:
         raise InvalidInput(f"{error}{hint}") from None
 
 
-def _budget(part: str) -> Limit | None:
+def _budget(part: str, default: str) -> Limit | None:
     """A budget or slots, or None for what is written as neither."""
     slots, budget = _SLOTS.fullmatch(part), _BUDGET.fullmatch(part)
     if slots is not None:
@@ -129,7 +134,7 @@ def _budget(part: str) -> Limit | None:
     if budget is None:
         return None
     amount, unit, period, zone = budget.group("amount", "unit", "period", "zone")
-    return Budget(amount, period and period.lower(), unit=(unit or "").lower(), zone=zone or "UTC")
+    return Budget(amount, period and period.lower(), unit=(unit or default).lower(), zone=zone or "UTC")
 
 
 def limit_of(where: str, given: object) -> Limit:

@@ -1,0 +1,395 @@
+"""Holds of a gate: all accounts above an agent at once, or none."""
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from headgate import Gate, HoldError, InvalidInput, ManualClock, MemoryStore, Policy, RateLimited, UnknownHold
+from headgate.events import AccountAlerted, Event, HoldChecked, Violated
+from headgate.gate.accounts import Bound
+from headgate.stores.base import Store
+from headgate.stores.redis import RedisStore
+from tests.support.valkey import PATIENCE, Server
+
+START = date(2026, 11, 17)
+
+ACCOUNTS: dict[str, Any] = {
+    "default": {
+        "agent": {"tokens": "1000/minute", "slots": "2 in flight"},
+        "session": {"usd": "2 in all"},
+    },
+    "at": {
+        "acme": {"usd": "10/calendar month", "slots": "3 in flight"},
+        "acme/search": {"usd": "5/calendar day", "tools": {"web": {"requests": "2/minute"}}},
+        "acme/ops": {"usd": "1 in all"},
+    },
+}
+AGENTS: dict[str, Any] = {
+    "planner": {"account": "acme/search"},
+    "writer": {"account": "acme/search"},
+    "cook": {"account": "acme/ops"},
+}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "valkey"])
+def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore(clock=clock)
+    else:
+        server = request.getfixturevalue("valkey")
+        with server.client() as client:
+            client.flushall()
+        with RedisStore(server.url, timeout=PATIENCE, clock=clock) as made:
+            yield made
+
+
+def gate_on(store: Store, **settings: Any) -> Gate:
+    return Gate(Policy(**{"accounts": ACCOUNTS, "agents": AGENTS, **settings}), store=store)
+
+
+@pytest.fixture
+def gate(store: Store) -> Gate:
+    return gate_on(store)
+
+
+def left(gate: Gate, agent: str, **where: Any) -> dict[str, str]:
+    """What is left under every limit of an agent."""
+    return {str(Bound(one.account, one.resource, one.tool)): str(one.left) for one in gate.explain(agent, **where)}
+
+
+def test_f1_a_hold_reserves_on_all_levels_and_settles_on_all(gate: Gate) -> None:
+    hold = gate.hold("planner", {"tokens": 200, "usd": "0.5"}, session="run-1", tool="web")
+    assert (bool(hold), hold.state, hold.account, hold.session, hold.tool) == (
+        True, "open", "acme/search/planner", "run-1", "web",
+    )  # fmt: skip
+    assert left(gate, "planner", session="run-1", tool="web") == {
+        "slots of acme": "2",
+        "usd of acme": "9.500000",
+        "requests of acme/search by web": "1",
+        "usd of acme/search": "4.500000",
+        "slots of acme/search/planner": "1",
+        "tokens of acme/search/planner": "800",
+        "usd of acme/search/planner/run-1": "1.500000",
+    }
+    assert hold.settle({"tokens": 150, "usd": "0.123456"})
+    assert left(gate, "planner", session="run-1", tool="web") == {
+        "slots of acme": "3",
+        "usd of acme": "9.876544",
+        "requests of acme/search by web": "1",
+        "usd of acme/search": "4.876544",
+        "slots of acme/search/planner": "2",
+        "tokens of acme/search/planner": "850",
+        "usd of acme/search/planner/run-1": "1.876544",
+    }
+
+
+def test_f1_a_denial_on_one_level_changes_nothing_on_any_other(gate: Gate) -> None:
+    before = left(gate, "planner", session="s", tool="web")
+    hold = gate.hold("planner", {"usd": "5.000001", "tokens": 10}, tool="web")
+    assert (bool(hold), hold.state, hold.bound) == (False, "denied", Bound("acme/search", "usd", ""))
+    assert hold.decision.retry_after is None  # more than the amount never passes
+    assert left(gate, "planner", session="s", tool="web") == before
+    with pytest.raises(HoldError, match="was denied"):
+        hold.settle({})
+
+
+def test_f1_slots_and_requests_are_taken_unasked(gate: Gate) -> None:
+    first, second = gate.hold("planner", {}), gate.hold("planner", {})
+    third = gate.hold("planner", {})
+    assert [bool(first), bool(second), bool(third)] == [True, True, False]
+    assert third.bound == Bound("acme/search/planner", "slots", "")
+    assert gate.hold("writer", {})
+    assert gate.hold("writer", {}).bound == Bound("acme", "slots", "")  # three of the organisation are taken
+    first.cancel()
+    assert gate.hold("writer", {})
+
+
+def test_f1_what_is_not_named_denies_only_while_nothing_is_left(gate: Gate) -> None:
+    gate.hold("cook", {"usd": 1}).settle()
+    denied = gate.hold("cook", {"tokens": 1})
+    assert (bool(denied), denied.bound) == (False, Bound("acme/ops", "usd", ""))
+    gate.set_account_limit("acme/ops", "usd", "1.000001 in all")
+    assert gate.hold("cook", {"tokens": 1})
+
+
+def test_f1_the_longest_wait_binds_then_the_smallest_share(gate: Gate) -> None:
+    hold = gate.hold("planner", {"tokens": 500, "usd": "4"})
+    assert hold.bound == Bound("acme/search", "usd", "")  # a fifth is left, of tokens half
+    denied = gate.hold("writer", {"tokens": 900, "usd": "4"})
+    assert denied.bound == Bound("acme/search", "usd", "")
+    assert denied.decision.retry_after == pytest.approx(16 * 3600)
+
+
+def test_f1_a_change_keeps_what_is_spent_and_held(gate: Gate) -> None:
+    hold = gate.hold("planner", {"usd": 2})
+    gate.hold("planner", {"usd": 1}).settle()
+    gate.set_account_limit("acme/search", "usd", "3.5/calendar day", by="ada")
+    assert left(gate, "planner")["usd of acme/search"] == "0.500000"
+    assert not gate.hold("writer", {"usd": 1})
+    hold.settle({"usd": 1})
+    assert left(gate, "planner")["usd of acme/search"] == "1.500000"
+
+
+def test_f1_a_hold_settles_on_the_accounts_with_which_it_began(gate: Gate, store: Store) -> None:
+    hold = gate.hold("planner", {"usd": 2, "tokens": 100}, session="s", hold_id="request-1")
+    gate.set_agent_account("planner", "beta/ops")
+    gate.set_account_limit("acme/search", "usd", "4/calendar day")
+    other = gate.find_hold("planner", "request-1")
+    assert (other.id, other.account, other.session, other.costs) == (
+        "request-1", "acme/search/planner", "s", {"requests": 1, "usd": Decimal("2.000000"), "tokens": 100},
+    )  # fmt: skip
+    other.settle({"usd": "0.5"})
+    assert [(one.resource, str(one.left)) for one in gate.account("acme/search").limits] == [
+        ("requests", "2"), ("usd", "3.500000"),
+    ]  # fmt: skip
+    assert left(gate, "planner") == {"slots of beta/ops/planner": "2", "tokens of beta/ops/planner": "1000"}
+    assert hold.settle({"usd": "0.5"})  # once more: the same
+    with pytest.raises(UnknownHold):
+        gate.find_hold("writer", "request-1")
+
+
+def test_f1_violations_are_only_those_of_the_agents_own_limits(gate: Gate) -> None:
+    events: list[Event] = []
+    gate.subscribe(events.append, Violated, HoldChecked)
+    gate.hold("cook", {"usd": 1}).settle()
+    assert not gate.hold("cook", {"usd": 1})  # the team's budget is empty
+    assert not gate.is_rate_limited("cook")
+    denied = gate.hold("planner", {"tokens": 1001})
+    assert denied.bound == Bound("acme/search/planner", "tokens", "")
+    assert denied.decision.violation is not None
+    assert (gate.is_rate_limited("planner"), gate.is_rate_limited("cook")) == (True, False)
+    assert [event.outcome.value for event in events if isinstance(event, HoldChecked)] == ["warn", "deny", "deny"]
+    assert [(event.agent, event.channel, event.tier) for event in events if isinstance(event, Violated)] == [
+        ("planner", "hold", "tokens")
+    ]
+
+
+def test_f1_a_denied_session_is_the_agents_violation(gate: Gate) -> None:
+    denied = gate.hold("planner", {"usd": "2.5"}, session="s")
+    assert denied.bound == Bound("acme/search/planner/s", "usd", "")
+    assert gate.is_rate_limited("planner")
+
+
+def test_f1_a_hold_touches_no_bucket_of_a_tier(gate: Gate) -> None:
+    for _ in range(2):
+        gate.hold("planner", {"tokens": 10})
+    assert gate.peek("planner", "ws", "heavy").remaining == 10
+
+
+def test_f1_alerts_of_an_account_at_80_and_100_percent_once_each(gate: Gate, clock: ManualClock) -> None:
+    alerts: list[AccountAlerted] = []
+    gate.subscribe(lambda event: alerts.append(event) if isinstance(event, AccountAlerted) else None, AccountAlerted)
+    gate.hold("planner", {"usd": "3.9"}).settle()
+    assert alerts == []
+    gate.hold("planner", {"usd": "0.2"}).settle()
+    gate.hold("planner", {"usd": "0.1"}).settle()
+    gate.hold("planner", {"usd": "0.8"}).settle()
+    assert not gate.hold("planner", {"usd": "0.1"})
+    told = [(one.account, one.resource, one.share, one.limit) for one in alerts]
+    assert told == [
+        ("acme/search", "usd", 0.8, "5 usd/calendar day"),
+        ("acme/search", "usd", 1.0, "5 usd/calendar day"),
+    ]
+    assert alerts[0].resets_at == pytest.approx(datetime(2026, 11, 18, tzinfo=UTC).timestamp())
+    clock.advance(16 * 3600)
+    gate.hold("planner", {"usd": "4.5"}).settle()
+    assert [(one.account, one.share) for one in alerts[2:]] == [("acme", 0.8), ("acme/search", 0.8)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"exempt": ["cook"]}, {"shadow": True}, {"agents": {**AGENTS, "cook": {"account": "acme/ops", "shadow": True}}}],
+)
+def test_f1_exempt_and_shadowed_spending_is_counted_and_never_denied(store: Store, settings: dict[str, Any]) -> None:
+    gate = gate_on(store, **settings)
+    for _ in range(3):
+        hold = gate.hold("cook", {"usd": "0.75", "tokens": 600})
+        assert hold
+        assert hold.state == "open"
+        assert hold.decision
+        hold.settle()
+    assert not gate.is_rate_limited("cook")
+    assert str(gate.account("acme").limits[1].left) == "7.750000"
+    assert sum(one.amount for one in gate.usage(START, START) if one.resource == "usd") == Decimal("2.25")
+    if "shadow" in settings:
+        assert hold.decision.would_be is None
+        again = gate.hold("cook", {"usd": "0.75"})
+        assert again.decision.would_be is not None
+        assert again.decision.would_be.value == "deny"
+
+
+def test_f1_a_blocked_agent_holds_nothing_and_can_still_settle(gate: Gate) -> None:
+    hold = gate.hold("planner", {"usd": 1})
+    gate.block("planner")
+    denied = gate.hold("planner", {"usd": 1})
+    assert (bool(denied), denied.bound, denied.decision.retry_after) == (False, None, None)
+    assert gate.is_rate_limited("planner")
+    hold.settle({"usd": "0.25"})
+    assert left(gate, "planner")["usd of acme/search"] == "4.750000"
+    with pytest.raises(RateLimited, match="agent 'planner' at blocked"), denied:
+        pass
+
+
+def test_f1_an_enforced_wait_denies_holds_too(store: Store, clock: ManualClock) -> None:
+    gate = gate_on(store, backoff={"enforce": True})
+    assert not gate.hold("planner", {"tokens": 1001})
+    assert not gate.hold("planner", {"tokens": 1})
+    clock.advance(3)
+    assert gate.hold("planner", {"tokens": 1})
+
+
+def test_f1_as_a_block_it_settles_what_was_used(gate: Gate) -> None:
+    with gate.hold("planner", {"tokens": 500, "usd": 1}) as hold:
+        hold.use({"tokens": 20})
+        hold.use({"tokens": 22})
+    assert hold.costs == {"requests": 1, "usd": Decimal("1.000000"), "tokens": 42}
+    assert left(gate, "planner")["tokens of acme/search/planner"] == "958"
+    with pytest.raises(RateLimited) as error, gate.hold("planner", {"usd": 6}):
+        pass
+    assert str(error.value) == (
+        "rate limited: agent 'planner' at 5 usd/calendar day (usd of acme/search), no wait would help"
+    )
+
+
+async def test_f1_the_async_twins_do_the_same(gate: Gate) -> None:
+    async with gate.ahold("planner", {"tokens": 500}, session="s") as hold:
+        hold.use({"tokens": 7})
+        assert await hold.aextend({"tokens": 100})
+    assert hold.costs["tokens"] == 7
+    again = await gate.ahold("planner", {"tokens": 500}, hold_id="x")
+    assert again.bound == Bound("acme/search/planner", "tokens", "")
+    await (await gate.afind_hold("planner", "x")).acancel()
+    assert [str(one.left) for one in await gate.aexplain("planner") if one.resource == "tokens"] == ["993"]
+    assert (await gate.aaccount("acme")).level == "org"
+    assert await gate.alist_holds("acme") == []
+    assert len(await gate.ausage(START, START, "acme")) == 2
+
+
+def test_f1_an_account_tells_limit_spent_held_and_left(gate: Gate) -> None:
+    hold = gate.hold("planner", {"usd": 2, "tokens": 30}, session="a/b")
+    gate.hold("planner", {"usd": "0.5"}).settle()
+    status = gate.account("acme/search")
+    assert (status.path, status.level, status.plan) == ("acme/search", "team", "")
+    usd = status.limits[1]
+    assert [str(one) for one in (usd.amount, usd.spent, usd.held, usd.left)] == [
+        "5",
+        "0.500000",
+        "2.000000",
+        "2.500000",
+    ]
+    assert (usd.limit, usd.resets_after, usd.used) == ("5 usd/calendar day", pytest.approx(16 * 3600), 0.5)
+    listed = gate.list_holds("acme/search/planner/a%2Fb")
+    assert [(one.id, one.agent, one.session, one.state, one.costs) for one in listed] == [
+        (hold.id, "planner", "a/b", "open", {"requests": 1, "usd": Decimal("2.000000"), "tokens": 30})
+    ]
+    assert gate.list_holds("acme/ops") == []
+    assert [one.id for one in gate.list_holds("acme")] == [hold.id]
+    slots = [one for one in gate.account("acme/search/planner").limits if one.resource == "slots"]
+    assert [(str(one.held), str(one.left)) for one in slots] == [("1", "1")]
+
+
+def test_f1_usage_adds_up_by_day_agent_tool_and_resource(gate: Gate, clock: ManualClock) -> None:
+    late = gate.hold("planner", {"usd": 1, "tokens": 100}, tool="web")
+    gate.hold("writer", {"usd": "0.25"}).settle()
+    clock.advance(16 * 3600)
+    gate.hold("planner", {"usd": "0.125"}).settle()
+    late.settle({"usd": "0.5", "tokens": 1})  # on the day of the hold
+    tomorrow = date(2026, 11, 18)
+    found = [
+        (one.day, one.account, one.tool, one.resource, str(one.amount))
+        for one in gate.usage(START, tomorrow, "acme/search")
+    ]
+    assert found == [
+        (START, "acme/search/planner", "web", "requests", "1"),
+        (START, "acme/search/planner", "web", "tokens", "1"),
+        (START, "acme/search/planner", "web", "usd", "0.500000"),
+        (START, "acme/search/writer", "", "requests", "1"),
+        (START, "acme/search/writer", "", "usd", "0.250000"),
+        (tomorrow, "acme/search/planner", "", "requests", "1"),
+        (tomorrow, "acme/search/planner", "", "usd", "0.125000"),
+    ]
+    assert gate.usage(START, START, "acme/ops") == []
+    assert len(gate.usage(tomorrow, tomorrow)) == 2
+    gate.hold("stranger", {"usd": 3}).settle()  # without an account
+    assert {one.account for one in gate.usage(tomorrow, tomorrow)} == {"acme/search/planner", "-/-/stranger"}
+
+
+def test_f1_rates_of_money_are_exact(store: Store) -> None:
+    gate = Gate(Policy(accounts={"default": {"agent": {"usd": "6/minute; 100/calendar day"}}}), store=store)
+    hold = gate.hold("planner", {"usd": "0.000001"})
+    assert [(one.limit, str(one.left)) for one in gate.explain("planner")] == [
+        ("6/minute", "5.999999"), ("100 usd/calendar day", "99.999999"),
+    ]  # fmt: skip
+    hold.cancel()
+    denied = gate.hold("planner", {"usd": "6.000001"})
+    assert (bool(denied), denied.decision.limit.capacity) == (False, 6_000_000)
+
+
+def test_f1_a_repeated_id_holds_once_and_ids_belong_to_their_agents(gate: Gate) -> None:
+    for _ in range(3):
+        assert gate.hold("planner", {"usd": 1}, hold_id="same")
+    assert gate.hold("writer", {"usd": 1}, hold_id="same")
+    assert left(gate, "planner")["usd of acme/search"] == "3.000000"
+    with pytest.raises(HoldError):
+        gate.hold("planner", {"usd": 2}, hold_id="same")
+    gate.find_hold("writer", "same").cancel()
+    assert gate.find_hold("planner", "same").state == "open"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"costs": {"coins": 1}},
+            "cost: expected one of requests, slots, usd, eur, tokens (accounts.units adds others), got 'coins'",
+        ),
+        (
+            {"costs": {"slots": 1}},
+            "cost: expected no slots: a hold takes one of each account that limits them, got 'slots'",
+        ),
+        ({"costs": {"usd": -1}}, "cost of usd: expected a number, 0 or more, got -1"),
+        ({"costs": {"usd": "0.0000001"}}, "cost of usd: expected a number with at most 6 decimals"),
+        ({"costs": {"tokens": 1.5}}, "cost of tokens: expected a whole number"),
+        ({"costs": {"requests": 0}}, "cost of requests: expected a whole number of at least 1, got 0"),
+        ({"costs": 5}, "costs: expected costs by resource"),
+        ({"costs": {}, "tool": "phone"}, "tool: expected a tool that the policy names (web), got 'phone'"),
+        ({"costs": {}, "session": ""}, "session: expected 1 to 128 printable characters"),
+        ({"costs": {}, "session": "a\tb"}, "session: expected 1 to 128 printable characters"),
+        ({"costs": {}, "session": True}, "session: expected 1 to 128 printable characters"),
+        ({"costs": {}, "lease": 0}, "hold lease: expected"),
+        ({"costs": {}, "lease": 3601}, "hold lease: expected at most 3600 seconds (accounts.max_lease), got 3601"),
+        ({"costs": {}, "hold_id": ""}, "hold_id: expected 1 to 200 characters"),
+        ({"costs": {}, "agent": ""}, "agent: expected 1 to 128 printable characters"),
+    ],
+)
+def test_f1_a_hold_that_makes_no_sense_is_refused_and_counts_nothing(
+    gate: Gate, arguments: dict[str, Any], text: str
+) -> None:
+    before = left(gate, "planner")
+    with pytest.raises(InvalidInput) as error:
+        gate.hold(**{"agent": "planner", **arguments})
+    assert str(error.value).startswith(text), error.value
+    assert left(gate, "planner") == before
+
+
+def test_f1_more_open_holds_than_the_bound_are_an_error(store: Store) -> None:
+    gate = Gate(Policy(accounts={"max_open_holds": 2}), store=store)
+    gate.hold("planner", {})
+    gate.hold("planner", {})
+    with pytest.raises(HoldError, match="at most 2 open holds"):
+        gate.hold("planner", {})
+    assert gate.hold("writer", {})
