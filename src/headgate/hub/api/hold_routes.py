@@ -231,8 +231,8 @@ def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
 
 
 def _limit(status: LimitStatus) -> LimitAnswer:
-    amounts = [written(amount) for amount in (status.amount, status.spent, status.held, status.left)]
-    return LimitAnswer(status.resource, status.tool, status.limit, *amounts, status.resets_after)
+    amount, spent, held, left = map(written, (status.amount, status.spent, status.held, status.left))
+    return LimitAnswer(status.resource, status.tool, status.limit, amount, spent, held, left, status.resets_after)
 
 
 def _held(hold: AccountHoldSummary) -> HeldAnswer:
