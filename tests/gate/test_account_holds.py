@@ -226,7 +226,6 @@ def test_f1_exempt_and_shadowed_spending_is_counted_and_never_denied(store: Stor
     assert str(gate.account("acme").limits[1].left) == "7.750000"
     assert sum(one.amount for one in gate.usage(START, START) if one.resource == "usd") == Decimal("2.25")
     if "shadow" in settings:
-        assert hold.decision.would_be is None
         again = gate.hold("cook", {"usd": "0.75"})
         assert again.decision.would_be is not None
         assert again.decision.would_be.value == "deny"
@@ -291,7 +290,7 @@ def test_f1_an_account_tells_limit_spent_held_and_left(gate: Gate) -> None:
         "2.000000",
         "2.500000",
     ]
-    assert (usd.limit, usd.resets_after, usd.used) == ("5 usd/calendar day", pytest.approx(16 * 3600), 0.5)
+    assert (usd.limit, usd.resets_after, usd.used) == ("5 usd/calendar day", 16 * 3600.0, 0.5)
     listed = gate.list_holds("acme/search/planner/a%2Fb")
     assert [(one.id, one.agent, one.session, one.state, one.costs) for one in listed] == [
         (hold.id, "planner", "a/b", "open", {"requests": 1, "usd": Decimal("2.000000"), "tokens": 30})

@@ -1,8 +1,8 @@
 """Holds of accounts: the handle of one, and what makes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from headgate.errors import RateLimited
 from headgate.gate.account_asks import AccountAsks, LimitRow
@@ -38,25 +38,21 @@ class LimitStatus(NamedTuple):
         return float(1 - self.left / self.amount) if self.amount else 1.0
 
 
-class AccountOwner(Protocol):
-    """The gate of a hold."""
+class GateOfHolds(NamedTuple):
+    """What the holds of a gate need of it."""
 
-    @property
-    def hold_store(self) -> HoldStore: ...
-
-    @property
-    def low(self) -> int: ...
-
-    def freed(self, key: str) -> None: ...
-
-    def note_decisions(self, hold: "AccountHold") -> None:
-        """Take note of what is left after a verb."""
+    hold_store: HoldStore
+    low: int
+    freed: Callable[[str], object]
+    """Called with the path of an agent for which something may have come back."""
+    note_decisions: Callable[["AccountHold"], object]
+    """Called after each verb."""
 
 
 class HoldTemplate:
     """What a hold of an agent is made of: the `HoldOwner` of its handle."""
 
-    def __init__(self, owner: AccountOwner, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
+    def __init__(self, owner: GateOfHolds, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
         self.owner: Final = owner
         self.agent: Final = agent
         self.asks: Final = asks

@@ -81,8 +81,8 @@ class GateAccounts(GateHolds):
         return AccountStatus(found, accounts.levels[level], plan, tuple(limits))
 
     def _status(self, asks: AccountAsks, made: tuple[Ask, ...], session: str) -> Flow[StoreCall, list[LimitStatus]]:
-        store, accounts = self.hold_store, self._lookup.effective.accounts
-        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self.low))
+        store, accounts = self._account_store, self._lookup.effective.accounts
+        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self._lookup.low))
         listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _LISTED))
         held = _held(listed)
         return [
@@ -100,11 +100,11 @@ class GateAccounts(GateHolds):
     def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         """Open and expired holds of an account and everything below it, those that end first at the front."""
         found, root, most = self._listing(path, count)
-        return _summaries(self.hold_store.list_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
 
     async def alist_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         found, root, most = self._listing(path, count)
-        return _summaries(await self.hold_store.alist_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(await self._account_store.alist_holds(HOLDS, root, _LISTED), found, most)
 
     def _listing(self, path: object, count: object) -> tuple[str, str, int]:
         accounts = self._lookup.effective.accounts
@@ -134,11 +134,11 @@ class GateAccounts(GateHolds):
         those of `accounts.zone`.
         """
         span = self._usage_span(first, last, account)
-        return self._usage(self.hold_store.read_usage(*span), account)
+        return self._usage(self._account_store.read_usage(*span), account)
 
     async def ausage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
         span = self._usage_span(first, last, account)
-        return self._usage(await self.hold_store.aread_usage(*span), account)
+        return self._usage(await self._account_store.aread_usage(*span), account)
 
     def _usage_span(self, first: object, last: object, account: object) -> tuple[str, int, int, str | None]:
         accounts = self._lookup.effective.accounts

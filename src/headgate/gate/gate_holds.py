@@ -16,6 +16,7 @@ from headgate.gate.account_asks import (
 )
 from headgate.gate.account_holds import (
     AccountHold,
+    GateOfHolds,
     HoldTemplate,
 )
 from headgate.gate.accounts import Bound, is_within
@@ -212,7 +213,7 @@ class GateHolds(GateChanges):
         policy = self._lookup.policy
         shadow = policy.shadow or name in policy.shadow_agents
         mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
-        return HoldTemplate(self, name, asks, of_session, mode), asks.costs_of(costs)
+        return HoldTemplate(self._owner(), name, asks, of_session, mode), asks.costs_of(costs)
 
     def _denied(self, template: HoldTemplate, asks: tuple[Ask, ...], store_id: str, wait: int) -> AccountHold:
         """A hold of an agent that is blocked, or came back before its advised wait was over."""
@@ -240,25 +241,10 @@ class GateHolds(GateChanges):
             self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, decision))
         if violation is not None:
             self._emit_violation(hold.agent, "hold", bound.resource, violation)
-        self.note_decisions(hold)
+        self._note_decisions(hold)
         return hold
 
-    # The `AccountOwner` of holds -------------------------------------------------------------------------------------
-
-    @property
-    def hold_store(self) -> AccountStore:
-        if not isinstance(self._store, AccountStore):
-            refuse("Gate.hold", "a store with accounts (headgate.stores.holds.AccountStore)", self._store)
-        return self._store
-
-    @property
-    def low(self) -> int:
-        return self._lookup.low
-
-    def freed(self, key: str) -> None:
-        self._hold_queues.wake(key)
-
-    def note_decisions(self, hold: AccountHold) -> None:
+    def _note_decisions(self, hold: AccountHold) -> None:
         """Tell of budgets of accounts that are used up, or nearly."""
         if not self._listeners.get(AccountAlerted):
             return
@@ -278,6 +264,15 @@ class GateHolds(GateChanges):
         self._alerted[bound] = (share, period)
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
 
+    def _owner(self) -> GateOfHolds:
+        return GateOfHolds(self._account_store, self._lookup.low, self._hold_queues.wake, self._note_decisions)
+
+    @property
+    def _account_store(self) -> AccountStore:
+        if not isinstance(self._store, AccountStore):
+            refuse("Gate.hold", "a store with accounts (headgate.stores.holds.AccountStore)", self._store)
+        return self._store
+
     # By id -----------------------------------------------------------------------------------------------------------
 
     def find_hold(self, agent: str, hold_id: str) -> AccountHold:
@@ -288,7 +283,7 @@ class GateHolds(GateChanges):
         return await adrive(self._finding(agent, hold_id), acall_store)
 
     def _finding(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
-        name, store, effective = check_agent(agent), self.hold_store, self._lookup.effective
+        name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
         store_id = f"{name}/{check_id(hold_id)}"
         rules = effective.agents.get(name) or NO_AGENT_RULES
         for account in (rules.account, *rules.former):
@@ -296,9 +291,11 @@ class GateHolds(GateChanges):
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
                 asks, session = restored_asks(listed.note, listed.shape)
-                template = HoldTemplate(self, name, asks, session, "enforced")
+                template = HoldTemplate(self._owner(), name, asks, session, "enforced")
                 made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
-                answer: HoldAnswer = yield StoreCall(store.find_hold, store.afind_hold, (made, self.low, store_id))
+                answer: HoldAnswer = yield StoreCall(
+                    store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)
+                )
                 return found_hold(template, made, store_id, answer, called, make=AccountHold)
         raise UnknownHold(name, str(hold_id))
 
