@@ -194,15 +194,16 @@ class AccountHold(Hold):
 
 def _rank(decision: Decision) -> tuple[bool, float, float]:
     """Denials come first, the longest wait before others, then the smallest share left."""
-    wait = float("inf") if decision.retry_us is None else decision.retry_us
-    return bool(decision), -wait, share_left(decision)
+    if decision:
+        return True, 0.0, share_left(decision)
+    wait = decision.retry_us
+    return False, float("-inf") if wait is None else float(-wait), share_left(decision)
 
 
 def share_left(decision: Decision) -> float:
-    capacity = decision.limit.capacity
-    if isinstance(decision.limit, Budget):
-        return float(decision.left / decision.limit.amount)
-    return decision.remaining / capacity if capacity else 0.0
+    limit = decision.limit
+    (capacity,) = limit.integers() if isinstance(limit, Budget) else (limit.capacity,)
+    return decision.smallest_left / capacity if capacity else 0.0
 
 
 def named_costs(asks: AccountAsks, costs: Sequence[int]) -> dict[str, Decimal]:

@@ -71,6 +71,7 @@ class GateHolds(GateChanges):
     def __init__(self, *arguments: Any) -> None:
         self._hold_queues: Final = WaitQueues()
         self._asks: tuple[Effective | None, dict[tuple[object, ...], AccountAsks]] = (None, {})
+        self._of_holds: GateOfHolds | None = None
         self._alerted: dict[Bound, tuple[float, int]] = {}  # the last share of each budget, and the period
         super().__init__(*arguments)
 
@@ -228,19 +229,17 @@ class GateHolds(GateChanges):
 
     def _decided(self, hold: AccountHold, violation: Violation | None) -> AccountHold:
         """The hold, with the decision that its caller gets. Emits the events of it."""
-        mode, decision = hold.mode, hold.decision
         if violation is not None:
-            decision = decision.with_violation(violation)
-        elif mode == "shadow" and self._lookup.block_of(hold.agent) is None:
-            decision = decision.as_shadow()
-        elif mode == "exempt" and hold:
-            decision = EXEMPT
-        hold.decide(decision)
-        bound = hold.bound or Bound("", "", "")
-        if self._listeners.get(HoldChecked):
-            self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, decision))
-        if violation is not None:
-            self._emit_violation(hold.agent, "hold", bound.resource, violation)
+            hold.decide(hold.decision.with_violation(violation))
+        elif hold.mode == "shadow" and self._lookup.block_of(hold.agent) is None:
+            hold.decide(hold.decision.as_shadow())
+        elif hold.mode == "exempt" and hold:
+            hold.decide(EXEMPT)
+        if violation is not None or self._listeners.get(HoldChecked):
+            bound = hold.bound or Bound("", "", "")
+            self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, hold.decision))
+            if violation is not None:
+                self._emit_violation(hold.agent, "hold", bound.resource, violation)
         self._note_decisions(hold)
         return hold
 
@@ -265,7 +264,11 @@ class GateHolds(GateChanges):
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
 
     def _owner(self) -> GateOfHolds:
-        return GateOfHolds(self._account_store, self._lookup.low, self._hold_queues.wake, self._note_decisions)
+        found = self._of_holds
+        if found is None or found.low != self._lookup.low:
+            found = GateOfHolds(self._account_store, self._lookup.low, self._hold_queues.wake, self._note_decisions)
+            self._of_holds = found
+        return found
 
     @property
     def _account_store(self) -> AccountStore:
