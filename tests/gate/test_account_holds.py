@@ -385,6 +385,28 @@ def test_f1_a_hold_that_makes_no_sense_is_refused_and_counts_nothing(
     assert left(gate, "planner") == before
 
 
+def test_f1_names_with_slashes_share_no_ids_and_no_counts(store: Store) -> None:
+    accounts = {"default": {"agent": {"usd": "1 in all"}, "session": {"usd": "1 in all"}}}
+    agents = {agent: {"account": "acme"} for agent in ("a", "a/b", "a%2Fb")}
+    gate = Gate(Policy(accounts=accounts, agents=agents), store=store)
+    assert gate.hold("a", {"usd": 1}, session="x", hold_id="b/x")
+    assert gate.hold("a/b", {"usd": 1}, hold_id="x")
+    assert gate.hold("a%2Fb", {"usd": 1}, hold_id="x")
+    assert [gate.find_hold(agent, id_).account for agent, id_ in (("a", "b/x"), ("a/b", "x"), ("a%2Fb", "x"))] == [
+        "acme/-/a", "acme/-/a%2Fb", "acme/-/a%252Fb",
+    ]  # fmt: skip
+    assert {one.id for one in gate.list_holds("acme")} == {"b/x", "x"}
+    gate.find_hold("a/b", "x").cancel()
+    assert not gate.hold("a", {"usd": 1})
+
+
+def test_f1_a_policy_with_a_shorter_lease_shortens_the_default(store: Store, clock: ManualClock) -> None:
+    gate = Gate(Policy(accounts={"max_lease": 5}), store=store)
+    hold = gate.hold("planner", {})
+    clock.advance(5)
+    assert hold.state == "expired"
+
+
 def test_f1_more_open_holds_than_the_bound_are_an_error(store: Store) -> None:
     gate = Gate(Policy(accounts={"max_open_holds": 2}), store=store)
     gate.hold("planner", {})

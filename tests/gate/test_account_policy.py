@@ -200,6 +200,8 @@ def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
         Policy(accounts={"levels": ["agent", "session"]}), edits
     )  # its paths are others': no effect there
     assert other.accounts.limits_of("planner") == {}
+    rules = other.agents.get("planner")
+    assert rules is None or rules.account == ""
 
 
 @pytest.mark.parametrize(

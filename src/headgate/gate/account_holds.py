@@ -105,7 +105,7 @@ class AccountHold(Hold):
     @property
     def id(self) -> str:
         """The id, by which another process can settle it: `gate.find_hold(agent, id)`."""
-        return self._id[len(self._template.agent) + 1 :]
+        return self._id.partition("/")[2]
 
     @property
     def account(self) -> str:

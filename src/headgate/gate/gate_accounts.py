@@ -20,7 +20,8 @@ from headgate.limits.numbers import whole
 from headgate.stores.base import Ask
 from headgate.stores.holds import EXPIRED, OPEN, ListedHold, UsageRow
 
-_LISTED: Final = 10_000  # open holds that are looked at to tell what is held
+_LISTED: Final = 10_000  # open holds that are looked at to list some
+_COUNTED: Final = 1000  # the same to tell what is held
 
 
 class AccountStatus(NamedTuple):
@@ -83,7 +84,7 @@ class GateAccounts(GateHolds):
     def _status(self, asks: AccountAsks, made: tuple[Ask, ...], session: str) -> Flow[StoreCall, list[LimitStatus]]:
         store, accounts = self._account_store, self._lookup.effective.accounts
         parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self._lookup.low))
-        listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _LISTED))
+        listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _COUNTED))
         held = _held(listed)
         return [
             limit_status(
@@ -235,7 +236,7 @@ def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[Ac
         if hold.state in (OPEN, EXPIRED) and is_within(path, account):
             agent = split_path(asks.path)[-1]
             summary = AccountHoldSummary(
-                hold.hold_id[len(agent) + 1 :],
+                hold.hold_id.partition("/")[2],
                 agent,
                 asks.path,
                 session,

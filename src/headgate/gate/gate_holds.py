@@ -19,7 +19,7 @@ from headgate.gate.account_holds import (
     GateOfHolds,
     HoldTemplate,
 )
-from headgate.gate.accounts import Bound, is_within
+from headgate.gate.accounts import Bound, is_within, join_path
 from headgate.gate.changes import AgentRules, Effective
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS
@@ -42,6 +42,8 @@ from headgate.wait_queue import WaitQueues, aacquire, acquire
 Costs: TypeAlias = Mapping[str, Any]
 """Costs by resource: whole numbers, or as many decimals as the unit has."""
 
+LEASE: Final = 60.0
+"""Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
 NO_AGENT_RULES: Final = AgentRules({}, False)
 
@@ -82,7 +84,7 @@ class GateHolds(GateChanges):
         *,
         session: str | int | None = None,
         tool: str | None = None,
-        lease: Number = 60,
+        lease: Number | None = None,
         timeout: Number | None = 0,
         hold_id: str | None = None,
         keep: Number = KEEP,
@@ -91,8 +93,9 @@ class GateHolds(GateChanges):
         """Reserve costs on the agent, its session, and all accounts above it: everywhere, or nowhere.
 
         A hold also takes one request, and one slot of each account that limits them. A resource that is limited and not
-        named costs nothing, and denies only while nothing is left of it. `hold.bound` tells what decided. See
-        `Limiter.hold` for the other arguments.
+        named costs nothing, and denies only while nothing is left of it. `hold.bound` tells what decided.
+
+        Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
         flow = self._making(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
         return drive(flow, self._perform_hold)
@@ -104,7 +107,7 @@ class GateHolds(GateChanges):
         *,
         session: str | int | None = None,
         tool: str | None = None,
-        lease: Number = 60,
+        lease: Number | None = None,
         timeout: Number | None = 0,
         hold_id: str | None = None,
         keep: Number = KEEP,
@@ -150,7 +153,7 @@ class GateHolds(GateChanges):
         costs: object,
         session: object,
         tool: object,
-        lease: Number,
+        lease: Number | None,
         timeout: Number | None,
         hold_id: str | None,
         keep: object,
@@ -158,10 +161,12 @@ class GateHolds(GateChanges):
     ) -> Flow[_Step, AccountHold]:
         template, taken = self._template(agent, costs, session, tool)
         asks, accounts = template.asks, self._lookup.effective.accounts
-        if lease_of(lease) > accounts.max_lease * 1_000_000:
+        if lease is None:
+            lease = min(LEASE, accounts.max_lease)
+        elif lease_of(lease) > accounts.max_lease * 1_000_000:
             refuse("hold lease", f"at most {accounts.max_lease:g} seconds (accounts.max_lease)", lease)
         made = asks.asks(taken, template.session)
-        store_id = f"{template.agent}/{new_id() if hold_id is None else check_id(hold_id)}"
+        store_id = _store_id(template.agent, new_id() if hold_id is None else check_id(hold_id))
         offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
         wait = NEVER if self._lookup.block_of(template.agent) is not None else 0
         if offence is not None and not wait and offence.backoff.enforce:
@@ -287,7 +292,7 @@ class GateHolds(GateChanges):
 
     def _finding(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
         name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
-        store_id = f"{name}/{check_id(hold_id)}"
+        store_id = _store_id(name, check_id(hold_id))
         rules = effective.agents.get(name) or NO_AGENT_RULES
         for account in (rules.account, *rules.former):
             root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
@@ -309,3 +314,8 @@ def call_store(call: StoreCall) -> Any:
 
 def acall_store(call: StoreCall) -> Any:
     return call.twin(*call.arguments)
+
+
+def _store_id(agent: str, hold_id: str) -> str:
+    """The id of a hold among all agents of its top account."""
+    return f"{join_path([agent])}/{hold_id}"
