@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive, in_thread
 from headgate.gate import changes
-from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, restored_asks
+from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, check_session, restored_asks
 from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
-from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_within, join_path, split_path
+from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_name, is_within, join_path, split_path
 from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
 from headgate.limits.calendar import zone_of
@@ -20,7 +20,8 @@ from headgate.limits.numbers import whole
 from headgate.stores.base import Ask
 from headgate.stores.holds import EXPIRED, OPEN, ListedHold, UsageRow
 
-_LISTED: Final = 10_000  # open holds that are looked at to tell what is held
+_LISTED: Final = 10_000  # open holds that are looked at to list some
+_COUNTED: Final = 1000  # the same to tell what is held
 
 
 class AccountStatus(NamedTuple):
@@ -81,9 +82,9 @@ class GateAccounts(GateHolds):
         return AccountStatus(found, accounts.levels[level], plan, tuple(limits))
 
     def _status(self, asks: AccountAsks, made: tuple[Ask, ...], session: str) -> Flow[StoreCall, list[LimitStatus]]:
-        store, accounts = self.hold_store, self._lookup.effective.accounts
-        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self.low))
-        listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _LISTED))
+        store, accounts = self._account_store, self._lookup.effective.accounts
+        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self._lookup.low))
+        listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _COUNTED))
         held = _held(listed)
         return [
             limit_status(
@@ -100,16 +101,34 @@ class GateAccounts(GateHolds):
     def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         """Open and expired holds of an account and everything below it, those that end first at the front."""
         found, root, most = self._listing(path, count)
-        return _summaries(self.hold_store.list_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
 
     async def alist_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         found, root, most = self._listing(path, count)
-        return _summaries(await self.hold_store.alist_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(await self._account_store.alist_holds(HOLDS, root, _LISTED), found, most)
 
     def _listing(self, path: object, count: object) -> tuple[str, str, int]:
         accounts = self._lookup.effective.accounts
         found = accounts.check_path("account", path, sessions=True)
         return found, accounts.root_of(found), whole("count", count, _LISTED)
+
+    def end_session(self, agent: str, session: str | int) -> None:
+        """Forget what a session has spent: its id may come again, with full limits. What it holds stays held."""
+        for ask in self._session_asks(agent, check_session(session)):
+            self._store.forget(ask.name, ask.key, ask.limit, ask.root)
+
+    async def aend_session(self, agent: str, session: str | int) -> None:
+        for ask in self._session_asks(agent, check_session(session)):
+            await self._store.aforget(ask.name, ask.key, ask.limit, ask.root)
+
+    def _session_asks(self, agent: str, session: str) -> list[Ask]:
+        """What is counted of a session alone. Some ids of sessions are none of accounts."""
+        accounts = self._lookup.effective.accounts
+        if not accounts.defaults.get(accounts.levels[-1]) or not is_name(session):
+            return []
+        of_session = f"{self.path_of(agent)}/{join_path([session])}"
+        asks = asks_of_one(accounts, of_session, "")
+        return [ask for ask in asks.asks(asks.costs_of({}), "") if ask.key == of_session]
 
     def list_accounts(self) -> list[str]:
         """The paths of all accounts above the agents that the policy, a change or an agent names."""
@@ -134,11 +153,11 @@ class GateAccounts(GateHolds):
         those of `accounts.zone`.
         """
         span = self._usage_span(first, last, account)
-        return self._usage(self.hold_store.read_usage(*span), account)
+        return self._usage(self._account_store.read_usage(*span), account)
 
     async def ausage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
         span = self._usage_span(first, last, account)
-        return self._usage(await self.hold_store.aread_usage(*span), account)
+        return self._usage(await self._account_store.aread_usage(*span), account)
 
     def _usage_span(self, first: object, last: object, account: object) -> tuple[str, int, int, str | None]:
         accounts = self._lookup.effective.accounts
@@ -235,7 +254,7 @@ def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[Ac
         if hold.state in (OPEN, EXPIRED) and is_within(path, account):
             agent = split_path(asks.path)[-1]
             summary = AccountHoldSummary(
-                hold.hold_id[len(agent) + 1 :],
+                hold.hold_id.partition("/")[2],
                 agent,
                 asks.path,
                 session,
