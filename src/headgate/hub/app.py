@@ -67,9 +67,10 @@ from headgate.hub.storage.database import Database, DataFile
 from headgate.hub.storage.files import make_private, private_file
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
-from headgate.limits.clock import Clock
+from headgate.limits.clock import Clock, MonotonicClock
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
 from headgate.stores.memory import MemoryStore
+from headgate.stores.memory_file import MemoryFile
 from headgate.stores.sqlite import SqliteChangeLog
 from headgate.stores.urls import aclose_store, is_memory, open_store
 
@@ -226,9 +227,10 @@ class Hub:
         if self.settings.data is None:
             return MemoryStore()
         file = private_file(self.settings.data / "limits.db")
-        store = MemoryStore(remember=file)
+        # The directory is locked; so the file needn't be, and can be backed up.
+        remembered = MemoryFile(file, round(MonotonicClock().wall() * 1_000_000), readable=True)
         make_private(file)
-        return store
+        return MemoryStore(remember=remembered)
 
     def _open_gate(self) -> None:
         settings, store = self.settings, self.store

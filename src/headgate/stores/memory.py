@@ -55,12 +55,14 @@ class MemoryStore(Tables):
         clock: Clock | None = None,
         max_keys: SupportsIndex | None = None,
         max_request_ids: SupportsIndex = 100_000,
-        remember: str | PathLike[str] | None = None,
+        remember: str | PathLike[str] | MemoryFile | None = None,
     ) -> None:
         keys = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
         ids = whole("MemoryStore max_request_ids", max_request_ids)
         file: MemoryFile | None = None  # opened first: its lock is taken within the store's
-        if remember is not None:
+        if isinstance(remember, MemoryFile):
+            file = remember
+        elif remember is not None:
             wall = (MonotonicClock() if clock is None else clock).wall()
             file = MemoryFile(check_path("MemoryStore remember", remember), round(wall * 1_000_000))
         super().__init__(clock, keys)
