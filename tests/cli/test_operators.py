@@ -238,6 +238,21 @@ def test_a_token_is_alone_on_standard_output(
         assert list(printed_json("invite")) == ["invitation"]
 
 
+def test_an_agent_is_registered_or_invited_for_an_account(running_hub: StartHub, headgate: Command) -> None:
+    policy = Policy(accounts={"plans": {"pro": {"tokens": "10/minute"}}})
+    with running_hub(policy, registration="invitation") as hub, hub.http("") as stranger:
+        assert headgate("register", "planner", "--account", "acme/search", "--plan", "pro")[0] == 0
+        code, invitation, _ = headgate("invite", "--account", "acme/ops")
+        assert code == 0
+        body = {"agent_id": "guest", "invitation": invitation.strip()}
+        assert stranger.post("/api/onboard/register", json=body).status_code == 201
+        gate = hub.hub.gate
+        assert [gate.path_of(name) for name in ("planner", "guest")] == ["acme/search/planner", "acme/ops/guest"]
+        code, out, err = headgate("register", "writer", "--plan", "gold")
+        assert (code, out) == (1, "")
+        assert "plan: expected a plan of the policy (pro), got 'gold'" in err
+
+
 def test_b6_named_admins_are_added_listed_and_removed(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,7 +251,8 @@ async def test_a_lease_is_not_renewed_beyond_the_greatest_age(hub: Running, toke
         async with client.hold({"usd": 1}, lease=60, max_age=20) as hold:
             await asyncio.to_thread(wait_for, lambda: hub.clock._alarms, "the pause of the renewer")
             hub.clock.advance(20)
-            await asyncio.wait([hold._renewer], timeout=PATIENCE)  # type: ignore[list-item]
+            assert hold._renewer is not None
+            await asyncio.wait([hold._renewer], timeout=PATIENCE)
             hub.clock.advance(60)
             assert state(hub, hold.id) == "expired"
         assert (hold.state, left(hub)) == ("settled", "9.00 2")  # late, but known

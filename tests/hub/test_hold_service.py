@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ import httpx
 import pytest
 
 from headgate import ManualClock, Policy, RedisStore
-from headgate.hub.app import ROUTES
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from headgate.hub.app import ROUTES, Hub
+from tests.support.hub import ADMIN, VIEWER, Running, hub_settings, running
 from tests.support.hub_process import Program, program
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -511,6 +513,52 @@ def test_a_store_that_is_away_is_a_503() -> None:
             ]
             assert [answer.status_code for answer in answers] == [503] * 5
             assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+
+
+# A hub that is restarted ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["", "memory://"])
+async def test_a_hub_without_a_server_remembers_budgets_and_holds(tmp_path: Path, store: str) -> None:
+    settings = hub_settings(data=tmp_path, store=store)
+    async with Hub(settings, POLICY) as hub:
+        await hub.gate.ahold("planner", {"usd": "3"}, hold_id="open", lease=600)
+        await (await hub.gate.ahold("planner", {"usd": "1"})).asettle({"usd": "0.5"})
+        assert hub.health.disk == "ok"
+    async with Hub(settings, POLICY) as hub:
+        hold = await hub.gate.afind_hold("planner", "open")
+        assert (hold.state, hold.costs["usd"]) == ("open", 3)
+        await hold.asettle({"usd": "2"})
+        today = datetime.now(UTC).date()
+        usage = await hub.gate.ausage(today - timedelta(days=1), today, "acme")
+        assert sum(one.amount for one in usage if one.resource == "usd") == Decimal("2.5")
+
+
+def _make_old(data: Path) -> None:
+    for file in data.glob("limits.db*"):
+        file.unlink()
+    with closing(sqlite3.connect(data / "hub.db")) as db:
+        db.execute("DROP TABLE invitation_notes")
+
+
+async def test_the_data_of_an_older_hub_is_used(tmp_path: Path) -> None:
+    settings = hub_settings(data=tmp_path, registration="invitation")
+    async with Hub(settings, POLICY) as hub:
+        token, code = await hub.registry.register("planner", by_admin=True), await hub.registry.invite()
+    _make_old(tmp_path)
+    async with Hub(settings, POLICY) as hub:
+        assert await hub.registry.owner(token) == "planner"
+        assert await hub.registry.register("guest", code)
+        assert await hub.gate.ahold("planner", {"usd": "3"})
+
+
+async def test_nothing_is_written_for_plain_buckets(tmp_path: Path) -> None:
+    async with Hub(hub_settings(data=tmp_path), POLICY) as hub:
+        for _ in range(10):
+            await hub.gate.acheck("planner", "http", "light")
+        assert not (tmp_path / "limits.db-wal").exists()
+        await hub.gate.ahold("planner", {"usd": "3"})
+        assert (tmp_path / "limits.db-wal").exists()
 
 
 # A hub that is killed -------------------------------------------------------------------------------------------------
