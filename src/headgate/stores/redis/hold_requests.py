@@ -84,6 +84,11 @@ class HoldRequest(Request[HoldAnswer]):
         root = keys.root(first.key)
         names: list[bytes] = []
         fields = b""
+        moment = keys.moment() if plan.dated else _NO_MOMENT
+        ahead: i64 = moment.ahead
+        self._ahead: Final = ahead
+        self._simple: Final = simple and plan.simple and max(costs) < _NARROW
+        block = plan.block(moment) if self._simple else b""
         if len(plan.codecs) == 1:
             start = root if not first.root else keys.start(first)
             names = [start + ending for ending in plan.codecs[0].endings]
@@ -95,13 +100,11 @@ class HoldRequest(Request[HoldAnswer]):
         own_id = encode(hold_id)
         names.append(root + plan.index)
         names.append(root + plan.hold + own_id)
-        moment = keys.moment() if plan.dated else _NO_MOMENT
-        ahead: i64 = moment.ahead
-        self._ahead: Final = ahead
-        self._simple: Final = simple and plan.simple and max(costs) < _NARROW
         if self._simple:
-            spec, numbers = self._short(plan, root, moment, checksum, own_id)
+            spec, numbers = self._short(plan, root, block, checksum, own_id)
             numbers += fields
+            for i in range(len(plan.meters)):
+                names[plan.meters[i]] += plan.days[i]
         else:
             numbers = plan.head.pack(*rest, getrandbits(52) + 1, checksum, *costs)
             numbers += b"".join([codec.periods(moment) for codec in plan.dated]) + fields
@@ -144,7 +147,7 @@ class HoldRequest(Request[HoldAnswer]):
             return names
         return counted_names(plan.codecs, names, [self._asks[place].key for place in plan.places])
 
-    def _short(self, plan: HoldPlan, root: bytes, moment: Moment, checksum: int, own_id: bytes) -> tuple[bytes, bytes]:
+    def _short(self, plan: HoldPlan, root: bytes, block: bytes, checksum: int, own_id: bytes) -> tuple[bytes, bytes]:
         """The spec and the numbers for lua/lean.lua."""
         given, flag, lease, keep, _ = self._rest
         costs, terms = self._costs, self._terms
@@ -174,7 +177,7 @@ class HoldRequest(Request[HoldAnswer]):
         head = plan.simple_head.pack(
             given, flag, lease, keep, getrandbits(52) + 1, checksum, self._ahead, most, len(costs), *each
         )
-        return plan.simple_settle if terms is None else plan.simple_hold, head + plan.block(moment) + texts
+        return plan.simple_settle if terms is None else plan.simple_hold, head + block + texts
 
     def _texts(self, root: bytes, terms: HoldTerms) -> bytes:
         """What only a new hold has: how many may be open, its note and its shape."""

@@ -200,7 +200,16 @@ class HoldPlan:
         self.cost_places: Final[list[int]] = []
         for place, codec in zip(self.places, self.codecs, strict=True):
             self.cost_places.extend([place] * len(codec.parts))
+        place = 0
         self._block: tuple[int, int, bytes] = (0, 0, b"")
+        self.meters: Final[list[int]] = []
+        """The places of meters' keys among those of all."""
+        for codec in self.codecs:
+            if codec.metered:
+                self.meters.append(place)
+            place += len(codec.endings)
+        self.days: list[bytes] = []
+        """The start of the current day of each meter, in digits, as of the last `block`."""
 
     def block(self, now: "Moment") -> bytes:
         """The numbers of all limits for lua/lean.lua, at a moment: they change with the periods of the calendar."""
@@ -208,11 +217,15 @@ class HoldPlan:
         if not first <= now.wall < last:
             first, last = 0, LARGEST
             numbers: list[float] = []
+            days: list[bytes] = []
             for place, codec in zip(self.places, self.codecs, strict=True):
                 for row in codec.numbers(now):
                     numbers.extend([place + 1, *row, 0, 0, 0, 0])
                 if codec.calendar:
                     first, last = max(first, int(row[1])), min(last, int(row[2]))
+                if codec.metered:
+                    days.append(b"%d" % int(row[1]))
+            self.days = days
             found = pack(f"<{len(numbers)}d", *numbers)
             self._block = (first, last, found)
         return found

@@ -13,7 +13,8 @@
 -- after AS_NOW the costs, if none are given; and the reports.
 --
 -- The four numbers of a bucket: its unit, gain, and capacity in units; of a budget: its amount, and the start and end of
--- the current period and the end of the next one (0 without periods); of a meter the same; of slots their count.
+-- the current period and the end of the next one (0 without periods); of a meter the same, and its key is that of the
+-- current day; of slots their count.
 
 local variant = ...
 
@@ -417,11 +418,17 @@ elseif variant == 2 then
         local field, start, cost = nil, all[at + 7], all[at + 9]
         field, texts = unpacked('<I2c0', numbers, texts)
         if written and cost ~= 0 and start > moment - 34560000000000 then -- 400 days
-          local day = string.format('%.0f', start)
-          local used = pcall('HINCRBY', KEYS[place] .. day, field, string.format('%.0f', cost))
-          if type(used) ~= 'table' and (used == cost or used <= 0) then
+          local day = KEYS[place] -- of today
+          if start ~= all[at + 3] then
+            day = string.match(day, '^(.*:)') .. string.format('%.0f', start)
+          end
+          if cost >= 100000000 or cost <= -100000000 then -- the server may write those with an exponent
+            cost = string.format('%.0f', cost)
+          end
+          local used = pcall('HINCRBY', day, field, cost)
+          if type(used) ~= 'table' and (used == tonumber(cost) or used <= 0) then
             others = others or { lean(3) }
-            others[4](KEYS[place], day, start, field, used, moment)
+            others[4](day, start, field, used, moment)
           end
         end
       elseif kind == 115 then
@@ -601,15 +608,15 @@ local function tidy(index, name, id, keep, digest, shape)
 end
 
 -- The first that is counted of a key on a day, or nothing any more: see meter.lua.
-local function first_or_none(key, day, start, field, used, moment)
+local function first_or_none(key, start, field, used, moment)
   if used <= 0 then
-    call('HDEL', key .. day, field)
+    call('HDEL', key, field)
     return
   end
   local place = string.find(key, '}', 1, true)
-  local zone, meter = string.match(key, '^m1:([^:]*:)(.*):$', place + 1)
+  local zone, meter, day = string.match(key, '^m1:([^:]*:)(.*):([^:]*)$', place + 1)
   local days, expiry = string.sub(key, 1, place) .. 'u1:' .. meter, milliseconds(start + 34560000000000 - moment)
-  call('PEXPIRE', key .. day, expiry)
+  call('PEXPIRE', key, expiry)
   if type(pcall('ZADD', days, start, zone .. day)) ~= 'table' then
     call('ZREMRANGEBYSCORE', days, '-inf', string.format('%.0f', moment - 34560000000000))
     call('PEXPIRE', days, expiry)
