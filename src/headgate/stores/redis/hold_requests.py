@@ -87,7 +87,7 @@ class HoldRequest(Request[HoldAnswer]):
         moment = keys.moment() if plan.dated else _NO_MOMENT
         ahead: i64 = moment.ahead
         self._ahead: Final = ahead
-        self._simple: Final = simple and plan.simple and max(costs) < _NARROW
+        self._simple: Final = simple and plan.simple and keys.short_forms and max(costs) < _NARROW
         block = plan.block(moment) if self._simple else b""
         if len(plan.codecs) == 1:
             start = root if not first.root else keys.start(first)

@@ -260,6 +260,8 @@ class Keys:
         self._specs: Final[dict[tuple[bytes, bytes, Backoff | None, bool], bytes]] = {}
         self._plans: Final[dict[tuple[object, ...], HoldPlan]] = {}
         self.shapes: Final = Shapes()
+        self.short_forms = True
+        """Whether requests about simple holds are sent in their short form; tests compare both."""
 
     def codec(self, name: str, limit: Limit) -> LimitCodec:
         found = self._codecs.get((name, limit))

@@ -523,6 +523,37 @@ local function place_of(rows, serial)
   return at
 end
 
+-- Whether one / two < three / four, exactly: their products may pass 2^53.
+local function is_less(one, two, three, four)
+  while true do
+    local rest, other = math.fmod(one, two), math.fmod(three, four)
+    local whole, others = (one - rest) / two, (three - other) / four
+    if whole ~= others or rest == 0 or other == 0 then
+      return whole < others or whole == others and rest == 0 and other > 0
+    end
+    one, two, three, four = four, other, two, rest
+  end
+end
+
+-- With as many entries as there may be, add a hold, and join neighbours whose ratios are closest to 1.
+local function joined(rows, level, left)
+  local last, close = -rows[1] + 1, 1 + 1e-14
+  rows[1], rows[76], rows[77], rows[78] = -last, -last, left, 1
+  while #rows > 51 do -- the head and 16 entries
+    local best = 7
+    local least = rows[8] / rows[5]
+    for i = 10, #rows, 3 do
+      local ratio = rows[i + 1] / rows[i - 2]
+      if ratio < least * close
+        and (ratio * close < least or is_less(rows[i + 1], rows[i - 2], rows[best + 1], rows[best - 2])) then
+        best, least = i, ratio
+      end
+    end
+    remove(rows, best)
+  end
+  return packed('<dd', level, now) .. packed('<' .. string.rep('d', #rows), unpack(rows)), last
+end
+
 -- What is stored of a bucket with headrooms when there is one more hold, and its serial number; nil if it isn't simple.
 local function with_hold(stored, room, level, left, base)
   local size, rest = #stored, nil
@@ -532,11 +563,13 @@ local function with_hold(stored, room, level, left, base)
     rest = string.sub(stored, 41)
   else
     local rows = read(stored)
-    if not rows or #rows > 75 or #rows == 75 and rows[74] <= room then -- there may be 24 entries: some are joined
+    if not rows or #rows > 75 then
       return nil
     end
     see(rows, room)
-    if #rows > 3 then
+    if #rows == 75 then
+      return joined(rows, level, left)
+    elseif #rows > 3 then
       rest = packed('<' .. string.rep('d', #rows - 3), unpack(rows, 4))
     else
       last, lowest, rest = base, base, ''
