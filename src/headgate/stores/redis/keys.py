@@ -147,6 +147,9 @@ class LimitCodec:
             elif kind == _BUDGET:
                 state = BudgetState(row[at], row[at + 1], ahead)
                 at += 2
+                wait = part.wait(state, now, cost)  # also if it has passed: the budget remembers its period then
+                decisions.append(part.decide(state, now, cost, i64(0) if passed else wait, low))
+                continue
             elif kind == _SLOTS:
                 assert isinstance(part, Slots)
                 if not passed and row[at] >= part.capacity:
