@@ -5,10 +5,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from headgate import (
+    Decision,
     Hold,
     HoldError,
     InvalidInput,
@@ -18,8 +20,10 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
-from headgate.holds import HoldSummary
+from headgate.holds import HoldAttempt, HoldSummary
 from headgate.lease_renewer import RENEWERS
+from headgate.limits.notation import parse
+from headgate.stores.base import Ask
 from headgate.stores.holds import MAX_OPEN_HOLDS
 
 
@@ -579,3 +583,94 @@ def test_a_slot_that_another_limiter_frees_is_found(clock: ManualClock) -> None:
         clock.advance(0.25)
         thread.join(0.01)
     assert granted[0]
+
+
+class Resources:
+    """The owner of holds on two resources, as a gate is: a cost is a mapping."""
+
+    low = 200
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.hold_store = store
+
+    def asks(self, tokens: int, usd: int) -> tuple[Ask, ...]:
+        return Ask("tokens", "a", parse("100 in all"), tokens), Ask("usd", "a", parse("10 in all"), usd)
+
+    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
+        assert isinstance(cost, dict)
+        return cost.get("tokens", unnamed[0]), cost.get("usd", unnamed[1])
+
+    def denial(self, key: str, decision: Decision) -> RateLimited:
+        raise NotImplementedError
+
+    def freed(self, key: str) -> None:
+        """Nobody waits."""
+
+    def left(self) -> list[int]:
+        return [one.remaining for one in self.hold_store.peek_each(self.asks(1, 1), 0)]
+
+
+def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
+    owner = Resources(MemoryStore(clock=clock))
+    attempt = HoldAttempt(owner, owner.asks(50, 8), 60, "one", "keep", 60, None, **options)
+    return owner, attempt.made(attempt.ask())
+
+
+@pytest.mark.parametrize(
+    ("used", "settled", "left"),
+    [
+        ([], None, [50, 2]),
+        ([{"tokens": 3}, {"tokens": 4}], None, [93, 2]),
+        ([{"tokens": 0}], None, [100, 2]),
+        ([{"usd": 3}], {"tokens": 1}, [99, 7]),
+        ([{"usd": 3}], {"usd": 5}, [50, 5]),
+        ([], {}, [50, 2]),
+    ],
+)
+def test_f1_a_resource_that_was_not_used_is_settled_with_what_was_reserved(
+    clock: ManualClock, used: list[dict[str, int]], settled: dict[str, int] | None, left: list[int]
+) -> None:
+    owner, hold = of_resources(clock)
+    for cost in used:
+        hold.use(cost)
+    hold.settle(settled)
+    hold.settle(settled)
+    assert owner.left() == left
+
+
+def test_f1_a_resource_that_is_not_named_is_not_extended(clock: ManualClock) -> None:
+    owner, hold = of_resources(clock)
+    assert hold.extend({"tokens": 20})
+    assert owner.left() == [30, 2]
+    assert not hold.extend({"usd": 3})
+    assert [bool(part) for part in hold.parts] == [True, False]
+    hold.use({"tokens": 80})
+    with pytest.raises(ZeroDivisionError), hold:
+        _ = 1 / 0
+    assert owner.left() == [20, 2]
+
+
+def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) -> None:
+    class Own(Hold):
+        """A hold of a gate."""
+
+    owner, hold = of_resources(clock, note="who", shape="what", make=Own)
+    assert isinstance(hold, Own)
+    assert [part.remaining for part in hold.parts] == [50, 2]
+    found = owner.hold_store.read_hold("tokens", "a", "one")
+    assert found is not None
+    assert (found.note, found.shape) == ("who", "what")
+    asks = owner.asks(60, 1)
+    denied = HoldAttempt(owner, asks, 60, None, "keep", 60, None, make=Own)
+    other = denied.made(denied.ask())
+    assert (bool(other), isinstance(other, Own)) == (False, True)
+    assert [bool(part) for part in other.parts] == [False, True]
+    forced = HoldAttempt(owner, asks, 60, None, "keep", 60, None, forced=True)
+    granted = forced.made(forced.ask())
+    assert (granted.state, bool(granted.decision), owner.left()) == ("open", False, [0, 1])
+    assert not granted.extend({"usd": 5})
+    assert granted._costs == (60, 6)
+    granted.settle({})
+    assert owner.left() == [0, 0]
+    with pytest.raises(HoldError, match="at most 2 open holds of 'a', got one more"):
+        [HoldAttempt(owner, asks, 60, None, "keep", 60, None, forced=True, most=2).ask() for _ in range(2)]

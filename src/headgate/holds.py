@@ -19,6 +19,7 @@ from headgate.stores.base import Ask, ServerStore, Verb
 from headgate.stores.holds import (
     DENIED,
     EXPIRED,
+    MAX_OPEN_HOLDS,
     OPEN,
     HoldAnswer,
     HoldState,
@@ -40,6 +41,7 @@ KEEP: Final = 86_400
 
 _LONGEST_ID: Final = 200
 _RECHECK: Final = 250_000  # microseconds
+_UNUSED: Final = -1
 _log = logging.getLogger("headgate")
 
 
@@ -53,8 +55,11 @@ class HoldOwner(Protocol):
     def low(self) -> int:
         """The share of the capacity, in thousandths, below which a decision warns."""
 
-    def read_costs(self, cost: object) -> tuple[int, ...]:
-        """The cost of each ask, in smallest units, from what a caller gives: 0 or more."""
+    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
+        """The cost of each ask, in smallest units, from what a caller gives: 0 or more.
+
+        Of an ask for a resource that the caller doesn't name, it is what `unnamed` has in its place.
+        """
 
     def denial(self, key: str, decision: Decision) -> RateLimited:
         """The error for a denied hold."""
@@ -103,10 +108,11 @@ class Hold:
         self._called: Final = called
         self._max_age: Final = max_age
         self._decision = answer.decision
+        self._parts = answer.parts
         self._state: HoldState = answer.state
         self._costs = answer.costs
         self._ends = called + answer.left  # never later than in the store
-        self._used: tuple[int, ...] | None = None
+        self._used: tuple[int, ...] | None = None  # for each ask; _UNUSED: its resource wasn't named
         self._lost = False
 
     @property
@@ -123,6 +129,11 @@ class Hold:
     def decision(self) -> Decision:
         """The decision on it; after another verb, what that one has left."""
         return self._decision
+
+    @property
+    def parts(self) -> tuple[Decision, ...]:
+        """The decision on each limit, of which `decision` is the one that bound; none while its store is away."""
+        return self._parts
 
     @property
     def state(self) -> HoldState:
@@ -145,14 +156,14 @@ class Hold:
             raise HoldError(
                 f"hold {self.id!r} of {self.key!r}: expected an open hold to use, got one that is {self.state}"
             )
-        more = self._owner.read_costs(cost)
-        before = self._used or (0,) * len(more)
-        self._used = tuple(one + other for one, other in zip(before, more, strict=True))
+        unused = (_UNUSED,) * len(self._asks)
+        more = self._owner.read_costs(cost, unused)
+        self._used = tuple(map(_sum, self._used or unused, more))
 
     def settle(self, cost: object = None) -> Decision:
         """End it, and count this cost instead of the reserved one: less gives back, more is charged, even into debt.
 
-        Without a cost, it is what `use` has added up, or else what was reserved.
+        Without a cost, it is what `use` has added up, or else what was reserved: of each resource, if there are more.
         """
         return self._ended(self._store.settle(*self._arguments(), self._settled(cost)))
 
@@ -188,34 +199,37 @@ class Hold:
 
     def _settled(self, cost: object) -> tuple[int, ...] | None:
         if cost is None:
-            return self._used if self._is_unsettled() else self._costs
-        costs = self._owner.read_costs(cost)
+            return self._used_or_reserved() if self._used is not None or not self._is_unsettled() else None
+        costs = self._owner.read_costs(cost, self._used_or_reserved())
         if self and not self._is_unsettled() and costs != self._costs:  # known even while the store is away
             refuse_other_costs(self._asks, self.id, self.state, self._costs, costs)
         return costs
 
-    def _refuse_settled(self, verb: str) -> None:
-        if not self._is_unsettled():
-            refuse_ended(self._asks, self.id, self.state, self._costs, verb)
+    def _used_or_reserved(self) -> tuple[int, ...]:
+        """What was used of each ask that was used at all, and what is reserved for the others."""
+        if self._used is None or not self._is_unsettled():
+            return self._costs
+        return tuple([one if used == _UNUSED else used for one, used in zip(self._costs, self._used, strict=True)])
 
     def _is_unsettled(self) -> bool:
         return self._state in (OPEN, EXPIRED)
 
     def _ended(self, answer: HoldAnswer) -> Decision:
         self._state, self._costs, self._decision = answer.state, answer.costs, answer.decision
+        self._parts = answer.parts
         self._owner.freed(self.key)
         return answer.decision
 
     def _extension(self, cost: object, lease: Number | None) -> tuple[tuple[int, ...] | None, int | None]:
         costs = None
         if cost is not None:
-            more = self._owner.read_costs(cost)
+            more = self._owner.read_costs(cost, (0,) * len(self._costs))
             costs = tuple(one + other for one, other in zip(self._costs, more, strict=True))
         return costs, None if lease is None else lease_of(lease)
 
     def _extended(self, called: int, answer: HoldAnswer) -> Decision:
-        self._decision = answer.decision
-        if answer.decision:  # a denial changes nothing
+        self._decision, self._parts = answer.decision, answer.parts
+        if answer.decision or answer.costs != self._costs:  # a denial changes nothing, unless more is forced
             self._state = answer.state
             if answer.costs != self._costs:
                 self._costs, self._asks = answer.costs, _with_costs(self._asks, answer.costs)
@@ -345,11 +359,20 @@ class HoldAttempt:
         on_expiry: object,
         keep: object,
         max_age: object,
+        *,
+        note: str = "",
+        shape: str = "",
+        most: int = MAX_OPEN_HOLDS,
+        forced: bool = False,
+        make: Callable[..., Hold] = Hold,
     ) -> None:
+        """`make` is `Hold` or a subclass; it is called with the arguments of `Hold`."""
         self._owner: Final = owner
         self._store: Final = owner.hold_store
         self._asks: Final = asks
-        self._terms: Final = _terms(lease, hold_id, on_expiry, keep)
+        terms = _terms(lease, hold_id, on_expiry, keep)
+        self._terms: Final = terms._replace(note=note, shape=shape, most=most, forced=forced)
+        self._make: Final = make
         self._own_id: Final = hold_id is None
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
         self._called = 0
@@ -401,9 +424,10 @@ class HoldAttempt:
     def _made(self, decision: Decision) -> Hold:
         answer = self._answer
         if answer is None or answer.state == DENIED:
-            answer = HoldAnswer(decision, DENIED, tuple(ask.cost for ask in self._asks), 0)
+            parts = answer.parts if answer is not None and answer.decision is decision else ()
+            answer = HoldAnswer(decision, DENIED, tuple(ask.cost for ask in self._asks), 0, parts)
         terms = self._terms
-        return Hold(self._owner, self._asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
+        return self._make(self._owner, self._asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
 
     def _may_be_granted(self, hold: Hold) -> bool:
         """Whether a server that didn't answer may still grant a hold that is denied here, and nobody can repeat it."""
@@ -413,10 +437,21 @@ class HoldAttempt:
         return self._asks, self._owner.low, self._terms.hold_id, (0,) * len(self._asks)
 
 
-def found_hold(owner: HoldOwner, asks: tuple[Ask, ...], hold_id: str, answer: HoldAnswer, called: int) -> Hold:
+def found_hold(
+    owner: HoldOwner,
+    asks: tuple[Ask, ...],
+    hold_id: str,
+    answer: HoldAnswer,
+    called: int,
+    make: Callable[..., Hold] = Hold,
+) -> Hold:
     """A hold that was made before, by its id."""
     lease = min(max(answer.left, SHORTEST_LEASE), LONGEST_LEASE)
-    return Hold(owner, _with_costs(asks, answer.costs), hold_id, lease, answer, called)
+    return make(owner, _with_costs(asks, answer.costs), hold_id, lease, answer, called)
+
+
+def _sum(used: int, more: int) -> int:
+    return used if more == _UNUSED else max(used, 0) + more
 
 
 def _with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]:

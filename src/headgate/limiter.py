@@ -273,7 +273,7 @@ class LimiterHolds:
             refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
         return self._store
 
-    def read_costs(self, cost: object) -> tuple[int, ...]:
+    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
         return (cost_in(self._decimals, cost, zero=True),)
 
     def denial(self, key: str, decision: Decision) -> RateLimited:

@@ -21,10 +21,13 @@ import pytest
 
 from headgate import Hold, HoldError, InvalidInput, Limiter, ManualClock, MemoryStore, StoreError, UnknownHold
 from headgate.gate.changes import exemption
+from headgate.limits.budget import Budget
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.meter import Meter
 from headgate.limits.notation import parse
 from headgate.stores import conformance
 from headgate.stores.account_walks import ACCOUNT_WALKS
-from headgate.stores.base import Ask, Change, Store
+from headgate.stores.base import Ask, Change, Store, Verb
 from headgate.stores.hold_walks import WALKS, compare_holds, random_hold_steps
 from headgate.stores.holds import HoldTerms
 from headgate.stores.reference import BudgetModel, Model, SlotsModel
@@ -575,9 +578,88 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ChangeLogError, match="expected a change log, got a file of another program"):
         SqliteChangeLog(ours)
     with closing(sqlite3.connect(ours)) as file:
-        file.execute("PRAGMA user_version=2")
-    with pytest.raises(StoreError, match="expected a file of budgets and holds of format 1, got format 2; use a newer"):
+        file.execute("PRAGMA user_version=3")
+    with pytest.raises(StoreError, match="expected a file of budgets and holds of format 2, got format 3; use a newer"):
         MemoryStore(remember=ours)
+
+
+def test_a_file_of_format_1_is_upgraded(restarts: Restarts) -> None:
+    """It has neither notes nor meters, and its asks have no roots."""
+    limiter = restarts.limiter("100 in all; 3 in flight")
+    limiter.hold("a", 30, hold_id="open")
+    limiter.hold("a", 20, hold_id="done").settle(10)
+    restarts.restart()
+    with closing(sqlite3.connect(restarts.path)) as file:
+        for column in ("note", "shape", "forced"):
+            file.execute(f"ALTER TABLE holds DROP COLUMN {column}")
+        (found,) = {asks for (asks,) in file.execute("SELECT asks FROM holds")}
+        file.execute("UPDATE holds SET asks = ?", (json.dumps([ask[:3] for ask in json.loads(found)]),))
+        file.execute("DROP TABLE meters")
+        file.execute("PRAGMA user_version=1")
+        file.commit()
+    for _ in range(2):
+        limiter = restarts.limiter("100 in all; 3 in flight")
+        assert limiter.find_hold("a", "open").state == "open"
+        assert limiter.peek("a", 60)
+        assert not limiter.peek("a", 61)
+        restarts.restart()
+    limiter = restarts.limiter("100 in all; 3 in flight")
+    limiter.find_hold("a", "open").settle(5)
+    assert limiter.peek("a", 85)
+    assert not limiter.peek("a", 86)
+
+
+METERED = (
+    Ask("accounts", "acme", UNLIMITED, 1),
+    Ask("usage", "acme/x\t\tusd", Meter("Europe/Berlin"), 7, "acme"),
+    Ask("usd", "acme", Budget(10, unit="credits:0"), 7, "acme"),
+)
+
+
+def test_what_meters_have_counted_survives_a_restart(restarts: Restarts) -> None:
+    """On each day, with its root; settled afterwards, a hold still counts on its own day."""
+    reopened(restarts).hold(METERED, 0, HoldTerms("early", 60 * 10**6, False, 7 * DAY * 10**6, "note \udcff", "shape"))
+    restarts.restart(DAY)
+    store = reopened(restarts)
+    (first,) = store.read_usage("usage", 0, 2**62)
+    assert (first.root, first.key, first.amount) == ("acme", "acme/x\t\tusd", 7)
+    store.hold([METERED[0], METERED[1]], 0, HoldTerms("late", 60 * 10**6, True, 10**6, forced=True))
+    assert [row.amount for row in store.read_usage("usage", 0, 2**62)] == [7, 7]
+    restarts.restart()
+    store = reopened(restarts)
+    assert store.settle(METERED, 0, "early", [1, 3, 9]).state == "settled"
+    restarts.restart()
+    store = reopened(restarts)
+    assert [row.amount for row in store.read_usage("usage", 0, 2**62)] == [3, 7]
+    assert store.read_usage("usage", first.start, first.start + 1, "acme") == [first._replace(amount=3)]
+    assert store.read_hold("accounts", "acme", "early") == ("early", "settled", (1, 3, 9), 0, "note \udcff", "shape")
+    restarts.restart(60)
+    store = reopened(restarts)
+    assert [row.amount for row in store.read_usage("usage", 0, 2**62)] == [3]  # the late one was released
+    restarts.restart(400 * DAY)
+    assert reopened(restarts).read_usage("usage", 0, 2**62) == []
+    restarts.close()
+    assert rows(restarts.path, "meters") == []
+
+
+def test_meters_are_forgotten_and_cleared_in_the_file_too(restarts: Restarts) -> None:
+    store = reopened(restarts)
+    for key in ("a", "b", "c"):
+        store.apply(Verb.CHARGE, [Ask("usage", key, Meter(), 5, "acme")], 0)
+    store.apply(Verb.REFUND, [Ask("usage", "b", Meter(), 2, "acme")], 0)
+    store.forget("usage", "a", Meter())
+    restarts.restart()
+    store = reopened(restarts)
+    assert [(row.key, row.amount) for row in store.read_usage("usage", 0, 2**62)] == [("b", 3), ("c", 5)]
+    store.clear("usage", Meter())
+    restarts.restart()
+    assert reopened(restarts).read_usage("usage", 0, 2**62) == []
+
+
+def reopened(restarts: Restarts) -> MemoryStore:
+    store = restarts.limiter("1 in all").store
+    assert isinstance(store, MemoryStore)
+    return store
 
 
 def test_a_damaged_file_is_left_alone(restarts: Restarts) -> None:
@@ -661,7 +743,7 @@ def test_many_rows_are_read_at_once(restarts: Restarts) -> None:
         numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) "
         file.execute(
             numbers + "INSERT INTO holds SELECT name, key, CAST('h' || i AS BLOB), asks, release, keep, state, costs, "
-            "charges, ends + i, released FROM holds, n"
+            "charges, ends + i, released, note, shape, forced FROM holds, n"
         )
         file.execute(
             numbers

@@ -7,10 +7,8 @@ import pytest
 from headgate import AllOf, Budget, Limit, ManualClock, MemoryStore, SlidingWindow, Slots, per_day, per_second
 from headgate.errors import HoldError, UnknownHold
 from headgate.limits.slots import Leases
-from headgate.stores import memory_holds
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldAnswer, HoldTerms
-from headgate.stores.memory_tables import compiled
 from tests.support.threads import run_together
 
 THREADS = 8
@@ -186,20 +184,29 @@ def test_settled_holds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert record.getMessage() == text + "so that settling one of them again is an error"
 
 
-@pytest.mark.skipif(compiled(), reason="compiled code has the bound built in")
-def test_open_holds_of_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_holds, "MAX_OPEN_HOLDS", 3)
+def test_open_holds_of_a_key_are_bounded() -> None:
     clock = ManualClock()
     store, limit = MemoryStore(clock=clock), per_day(100)
+
+    def hold(hold_id: str, key: str = "key", most: int = 3) -> str:
+        terms = HoldTerms(hold_id, 60 * 10**6, False, 10**6, most=most)
+        return store.hold([Ask("", key, limit, 1)], 0, terms).state
+
     for number in range(3):
-        hold(store, limit, str(number))
-    with pytest.raises(HoldError, match=r"open holds of 'key', got one more; settle some first$"):
-        hold(store, limit, "more")
-    assert hold(store, limit, "more", key="other").state == "open"
+        hold(str(number))
+    with pytest.raises(HoldError, match=r"expected at most 3 open holds of 'key', got one more; settle some first$"):
+        hold("more")
+    assert hold("more", "other") == "open"
     settle(store, limit, "0", 1)
-    assert hold(store, limit, "more").state == "open"
+    assert hold("more") == "open"
+    with pytest.raises(HoldError):
+        hold("yet more")
+    assert hold("yet more", most=4) == "open"
     clock.advance(61)
-    assert hold(store, limit, "yet more").state == "open"
+    for number in range(3):
+        assert hold(f"later {number}") == "open"
+    with pytest.raises(HoldError):
+        hold("one more")
 
 
 def test_ended_holds_are_forgotten_while_new_ones_come() -> None:

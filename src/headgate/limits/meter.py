@@ -15,12 +15,21 @@ KEPT: Final = 400 * 86_400_000_000
 class MeterState:
     """What was used on each day, by the day's start in microseconds since 1970."""
 
-    __slots__ = ("ahead", "days", "newest")
+    __slots__ = ("ahead", "days", "newest", "root")
 
     def __init__(self) -> None:
         self.ahead: i64 = 0
-        self.newest: i64 = 0  # the day that was counted on last
+        self.newest: i64 = -1  # the day of the last look
         self.days: Final[dict[int, int]] = {}
+        self.root = ""  # of the ask: for the store, which lists what was used
+
+    def copy(self) -> "MeterState":
+        copied = MeterState()
+        copied.ahead = self.ahead
+        copied.newest = self.newest
+        copied.root = self.root
+        copied.days.update(self.days)
+        return copied
 
 
 class Meter(Limit):
@@ -35,7 +44,7 @@ class Meter(Limit):
     def __init__(self, zone: str = "UTC") -> None:
         self._calendar: Final = Calendar("day", zone)
         self._zone: Final = zone
-        self._current: tuple[int, ...] = (0, 0)  # the start and end of the day of the last look: one object, for threads
+        self._current: tuple[int, ...] = (0, 0)  # start and end of the day of the last look: one object, for threads
 
     @property
     def capacity(self) -> int:
@@ -75,16 +84,17 @@ class Meter(Limit):
         state.ahead = ahead
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
+        assert isinstance(state, MeterState)
+        start = self.day_at(now + state.ahead)
+        if start != state.newest:
+            state.newest = start
+            for day in [day for day in state.days if day <= start - KEPT]:
+                state.days.pop(day, None)
         return 0
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, MeterState)
-        start = self.day_at(now + state.ahead)
-        if start not in state.days:
-            for day in [day for day in state.days if day <= start - KEPT]:
-                del state.days[day]
-        state.newest = start
-        _count(state.days, start, cost)
+        _count(state.days, state.newest, cost)
 
     def refund(self, state: State, cost: i64) -> None:
         assert isinstance(state, MeterState)

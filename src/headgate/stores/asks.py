@@ -10,7 +10,7 @@ def pieces_of(asks: Sequence[Ask]) -> Sequence[Ask]:
     """The asks, with one for each piece of a limit."""
     for ask in asks:
         if len(ask.limit.pieces) > 1:
-            return [Ask(one.name, one.key, piece, one.cost) for one in asks for piece in one.limit.pieces]
+            return [Ask(one.name, one.key, piece, one.cost, one.root) for one in asks for piece in one.limit.pieces]
     return asks
 
 

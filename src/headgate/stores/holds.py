@@ -197,8 +197,8 @@ def refuse_other_limits(asks: Sequence[Ask], hold_id: str) -> NoReturn:
     )
 
 
-def refuse_more_holds(key: str) -> NoReturn:
-    raise HoldError(f"hold: expected at most {MAX_OPEN_HOLDS} open holds of {key!r}, got one more; settle some first")
+def refuse_more_holds(key: str, most: int = MAX_OPEN_HOLDS) -> NoReturn:
+    raise HoldError(f"hold: expected at most {most} open holds of {key!r}, got one more; settle some first")
 
 
 def _shown(asks: Sequence[Ask], costs: Sequence[int]) -> str:

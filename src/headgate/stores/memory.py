@@ -15,7 +15,7 @@ from headgate.limits.numbers import whole
 from headgate.limits.violations import Standing
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import REMEMBERED, Ask, Offence, Store, Verb
-from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold
+from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold, UsageRow
 from headgate.stores.memory_file import MemoryFile, check_path
 from headgate.stores.memory_holds import MemoryHolds
 from headgate.stores.memory_tables import CHARGE, CHECK, REFUND, Entry, Tables, ViolationTable, decide_all, identity_of
@@ -120,7 +120,10 @@ class MemoryStore(Tables):
             now = self.now()
             if now >= self.due:
                 self.release_due(now)
-            entries = [Entry(tables[i], asks[i].key, asks[i].limit, asks[i].cost, now) for i in range(len(tables))]
+            entries = [
+                Entry(tables[i], asks[i].key, asks[i].limit, asks[i].cost, now, asks[i].root)
+                for i in range(len(tables))
+            ]
             decision = self._apply(verb, entries, now, low, violations, "" if offence is None else offence.key)
         return self._apply_pieces(verb, asks, low, offence) if decision is None else decision
 
@@ -256,6 +259,21 @@ class MemoryStore(Tables):
         with self._lock:
             return self._holds.list_holds(name, key, count)
 
+    def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
+        """See `AccountStore.read_hold`."""
+        with self._lock:
+            return self._holds.read_hold(name, key, hold_id)
+
+    def peek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]:
+        """See `AccountStore.peek_each`."""
+        with self._lock:
+            return self._holds.peek_each(asks, low)
+
+    def read_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
+        """See `AccountStore.read_usage`."""
+        with self._lock:
+            return self._holds.read_usage(name, first, last, root)
+
     async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
         return self.hold(asks, low, terms)
 
@@ -274,6 +292,15 @@ class MemoryStore(Tables):
 
     async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
         return self.list_holds(name, key, count)
+
+    async def aread_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
+        return self.read_hold(name, key, hold_id)
+
+    async def apeek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]:
+        return self.peek_each(asks, low)
+
+    async def aread_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
+        return self.read_usage(name, first, last, root)
 
     def windows(self, prefix: str | None = None) -> MemoryWindows:
         """Sliding windows whose limit comes with each call. Each object that is made here counts for itself."""

@@ -1,4 +1,4 @@
-"""The file in which a `MemoryStore` remembers budgets and holds, in SQLite.
+"""The file in which a `MemoryStore` remembers budgets, meters and holds, in SQLite.
 
 Each verb is one transaction, committed before it is answered, so that a kill loses nothing that was answered. Moments
 are those of the time of day, in microseconds since 1970: the store's own clock begins anew with each boot.
@@ -8,6 +8,7 @@ What happens by itself, at the end of a lease, would happen again after a restar
 
 import json
 import logging
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from headgate.errors import InvalidInput, StoreError, refuse
 from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
+from headgate.limits.meter import KEPT, Meter
 from headgate.limits.notation import parse
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask
@@ -35,10 +37,23 @@ CREATE INDEX IF NOT EXISTS budgets_by_end ON budgets (ends);
 CREATE TABLE IF NOT EXISTS holds (
     name BLOB NOT NULL, key BLOB NOT NULL, id BLOB NOT NULL, asks TEXT NOT NULL, release INTEGER NOT NULL,
     keep INTEGER NOT NULL, state TEXT NOT NULL, costs TEXT NOT NULL, charges TEXT NOT NULL, ends INTEGER NOT NULL,
-    released INTEGER NOT NULL, PRIMARY KEY (name, key, id)
-) WITHOUT ROWID
+    released INTEGER NOT NULL, note BLOB NOT NULL DEFAULT x'', shape BLOB NOT NULL DEFAULT x'',
+    forced INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (name, key, id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS meters (
+    name BLOB NOT NULL, meter TEXT NOT NULL, key BLOB NOT NULL, root BLOB NOT NULL, start INTEGER NOT NULL,
+    amount INTEGER NOT NULL, UNIQUE (name, meter, key, start)
+);
+CREATE INDEX IF NOT EXISTS meters_by_start ON meters (start)
 """
-_KIND: Final = FileKind("file of budgets and holds", 1, _SCHEMA, StoreError, application=0x68676D66, exclusive=True)
+_UPGRADE: Final = """
+ALTER TABLE holds ADD COLUMN note BLOB NOT NULL DEFAULT x'';
+ALTER TABLE holds ADD COLUMN shape BLOB NOT NULL DEFAULT x'';
+ALTER TABLE holds ADD COLUMN forced INTEGER NOT NULL DEFAULT 0
+"""
+_KIND: Final = FileKind(
+    "file of budgets and holds", 2, _SCHEMA, StoreError, application=0x68676D66, exclusive=True, upgrade=_UPGRADE
+)
 
 _PUT: Final = (
     "INSERT INTO budgets (name, budget, key, start, ends, used) VALUES (?, ?, ?, ?, ?, ?) "
@@ -48,8 +63,16 @@ _DROP: Final = "DELETE FROM budgets WHERE name = ? AND budget = ? AND key = ?"
 _DROP_ENDED: Final = (
     "DELETE FROM budgets WHERE rowid IN (SELECT rowid FROM budgets WHERE ends <= ? ORDER BY ends LIMIT ?)"
 )
+_PUT_DAY: Final = (
+    "INSERT INTO meters (name, meter, key, root, start, amount) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET amount = excluded.amount"
+)
+_DROP_DAY: Final = "DELETE FROM meters WHERE name = ? AND meter = ? AND key = ? AND start = ?"
+_DROP_OLD_DAYS: Final = (
+    "DELETE FROM meters WHERE rowid IN (SELECT rowid FROM meters WHERE start <= ? ORDER BY start LIMIT ?)"
+)
 _HOLD: Final = "name = ? AND key = ? AND id = ?"
-_ADD_HOLD: Final = f"INSERT OR REPLACE INTO holds VALUES ({', '.join('?' * 11)})"  # noqa: S608 - constants
+_ADD_HOLD: Final = f"INSERT OR REPLACE INTO holds VALUES ({', '.join('?' * 14)})"  # noqa: S608 - constants
 _CHANGE_HOLD: Final = f"UPDATE holds SET state = ?, costs = ?, charges = coalesce(?, charges), ends = ? WHERE {_HOLD}"  # noqa: S608
 _RELEASE_HOLD: Final = f"UPDATE holds SET released = 1 WHERE {_HOLD}"  # noqa: S608
 _DROP_HOLD: Final = f"DELETE FROM holds WHERE {_HOLD}"  # noqa: S608
@@ -59,12 +82,16 @@ _DROP_FORGOTTEN: Final = (
 
 _LATER: Final = 2**62
 _DROPPED_AT_ONCE: Final = 4  # budgets of periods that are over, with each verb
+_DAYS_AT_ONCE: Final = 100  # of meters, that are too old
+_DAYS_EVERY: Final = 3_600_000_000  # microseconds from one look for days that are too old to the next
 _FAILURE: Final = "nothing was counted, since it can't be written"
 _UNREADABLE: Final = (InvalidInput, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 T = TypeVar("T")
 _Rows: TypeAlias = list[tuple[Any, ...]]
 _Statement: TypeAlias = tuple[str, tuple[object, ...]]
+
+_METER: Final = re.compile(r"metered in (\S+)")
 
 _log = logging.getLogger("headgate")
 
@@ -78,6 +105,20 @@ class BudgetRow(NamedTuple):
     key: str
     start: int
     used: int
+
+
+class MeterRow(NamedTuple):
+    """What a meter has counted on the day that began at `start`."""
+
+    name: str
+    limit: Meter
+    key: str
+    root: str
+    start: int
+    amount: int
+
+
+CountRow: TypeAlias = BudgetRow | MeterRow
 
 
 class HoldKey(NamedTuple):
@@ -100,7 +141,7 @@ class HoldRow(NamedTuple):
     """Of its lease, or when it was settled."""
     released: bool
     charges: list[list[tuple[int, int]]]
-    """Of each piece of each ask: the cost and the mark of each charge. Only those of budgets are of use later."""
+    """Of each piece of each ask: the cost and the mark of each charge. Those of budgets and meters are of use later."""
 
 
 class MemoryFile(SqliteFile):
@@ -112,7 +153,8 @@ class MemoryFile(SqliteFile):
         self._pending: Final[list[_Statement]] = []  # for the next transaction
         self._periods: Final[dict[object, tuple[str, Budget, int, int]]] = {}  # of each budget, the last that was seen
         self._first_end = 0  # of a budget's period, or earlier
-        self._rows: tuple[_Rows, _Rows] = ([], [])  # of budgets and of holds, until they are taken
+        self._next_days = 0  # when to look for days that are too old
+        self._rows: tuple[_Rows, _Rows, _Rows] = ([], [], [])  # of budgets, meters and holds, until they are taken
         super().__init__(path, _KIND)
 
     def _prepare(self, file: sqlite3.Connection) -> None:
@@ -129,20 +171,27 @@ class MemoryFile(SqliteFile):
 
     # Reading, once ----------------------------------------------------------------------------------------------------
 
-    def _read(self, file: sqlite3.Connection) -> tuple[_Rows, _Rows]:
+    def _read(self, file: sqlite3.Connection) -> tuple[_Rows, _Rows, _Rows]:
         file.execute("DELETE FROM budgets WHERE ends <= ?", (self._now,))
+        file.execute("DELETE FROM meters WHERE start <= ?", (self._now - KEPT,))
         file.execute(_DROP_FORGOTTEN, (self._now,))
         budgets = file.execute("SELECT name, budget, key, start, used FROM budgets").fetchall()
-        return budgets, file.execute("SELECT * FROM holds ORDER BY ends").fetchall()
+        meters = file.execute("SELECT name, meter, key, root, start, amount FROM meters ORDER BY start").fetchall()
+        return budgets, meters, file.execute("SELECT * FROM holds ORDER BY ends").fetchall()
 
     def take_budgets(self) -> Iterator[BudgetRow]:
         """The budgets when the file was opened, once."""
-        rows, self._rows = self._rows[0], ([], self._rows[1])
+        rows, self._rows = self._rows[0], ([], *self._rows[1:])
         return self._readable(rows, _budget_row)
+
+    def take_meters(self) -> Iterator[MeterRow]:
+        """What meters had counted when the file was opened, once: older days come first."""
+        rows, self._rows = self._rows[1], (self._rows[0], [], self._rows[2])
+        return self._readable(rows, _meter_row)
 
     def take_holds(self) -> Iterator[HoldRow]:
         """The holds when the file was opened, once: those that end first come first."""
-        rows, self._rows = self._rows[1], (self._rows[0], [])
+        rows, self._rows = self._rows[2], (*self._rows[:2], [])
         return self._readable(rows, _hold_row)
 
     def _readable(self, rows: _Rows, read: Callable[..., T]) -> Iterator[T]:
@@ -159,20 +208,22 @@ class MemoryFile(SqliteFile):
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
-    def count(self, now: int, budgets: Sequence[BudgetRow]) -> None:
-        """Write what is used of some budgets."""
-        with self._verb(now, budgets):
+    def count(self, now: int, counts: Sequence[CountRow]) -> None:
+        """Write what is used of some budgets and meters."""
+        with self._verb(now, counts):
             return
 
-    def add_hold(self, now: int, hold: HoldRow, budgets: Sequence[BudgetRow]) -> None:
+    def add_hold(self, now: int, hold: HoldRow, counts: Sequence[CountRow]) -> None:
         """Write a new hold."""
         first, terms = hold.asks[0], hold.terms
-        asks = json.dumps([(ask.name, ask.key, str(ask.limit)) for ask in hold.asks])
+        asks = json.dumps([(ask.name, ask.key, str(ask.limit), ask.root) for ask in hold.asks])
         fixed = asks, int(terms.release), terms.keep
         costs = json.dumps([ask.cost for ask in hold.asks])
         changing = hold.state, costs, json.dumps(hold.charges), hold.end, int(hold.released)
-        with self._verb(now, budgets):
-            self._file.execute(_ADD_HOLD, (*_stored(HoldKey(first.name, first.key, terms.hold_id)), *fixed, *changing))
+        kept = _bytes(terms.note), _bytes(terms.shape), int(terms.forced)
+        key = _stored(HoldKey(first.name, first.key, terms.hold_id))
+        with self._verb(now, counts):
+            self._file.execute(_ADD_HOLD, (*key, *fixed, *changing, *kept))
 
     def change_hold(
         self,
@@ -182,64 +233,78 @@ class MemoryFile(SqliteFile):
         end: int,
         costs: Sequence[int],
         charges: list[list[tuple[int, int]]] | None,
-        budgets: Sequence[BudgetRow],
+        counts: Sequence[CountRow],
     ) -> None:
         """Write what has become of a hold. No charges: those that it has."""
         changed = state, json.dumps(costs), None if charges is None else json.dumps(charges), end
-        with self._verb(now, budgets):
+        with self._verb(now, counts):
             self._file.execute(_CHANGE_HOLD, (*changed, *_stored(key)))
 
     def forget(
         self, now: int, name: str, key: str, limits: Iterable[object], holds: Iterable[tuple[str, str, str]]
     ) -> None:
-        """Delete some holds, and what a key has used of the budgets among some limits."""
+        """Delete some holds, and what a key has used of the budgets and meters among some limits."""
         with self._verb(now, ()):
             for hold in holds:
                 self._file.execute(_DROP_HOLD, _stored(hold))
-            for budget in _budgets(limits):
-                self._file.execute(_DROP, (_bytes(name), self._text(budget), _bytes(key)))
+            for limit in limits:
+                if isinstance(limit, Budget):
+                    self._file.execute(_DROP, (_bytes(name), self._text(limit), _bytes(key)))
+                elif isinstance(limit, Meter):
+                    of_meter = "DELETE FROM meters WHERE name = ? AND meter = ? AND key = ?"
+                    self._file.execute(of_meter, (_bytes(name), str(limit), _bytes(key)))
 
     def clear(self, now: int, name: str, limits: Iterable[object], holds: Iterable[tuple[str, str, str]]) -> None:
-        """Delete some holds, and what was used of the budgets among some limits."""
+        """Delete some holds, and what was used of the budgets and meters among some limits."""
         with self._verb(now, ()):
             for hold in holds:
                 self._file.execute(_DROP_HOLD, _stored(hold))
-            for budget in _budgets(limits):
-                self._file.execute(
-                    "DELETE FROM budgets WHERE name = ? AND budget = ?", (_bytes(name), self._text(budget))
-                )
+            for limit in limits:
+                if isinstance(limit, Budget):
+                    of_budget = "DELETE FROM budgets WHERE name = ? AND budget = ?"
+                    self._file.execute(of_budget, (_bytes(name), self._text(limit)))
+                elif isinstance(limit, Meter):
+                    of_meter = "DELETE FROM meters WHERE name = ? AND meter = ?"
+                    self._file.execute(of_meter, (_bytes(name), str(limit)))
 
     def reset(self, now: int) -> None:
         """Delete everything."""
         with self._verb(now, ()):
             self._file.execute("DELETE FROM holds")
             self._file.execute("DELETE FROM budgets")
+            self._file.execute("DELETE FROM meters")
 
-    def release_later(self, key: HoldKey, budgets: Sequence[BudgetRow]) -> None:
+    def release_later(self, key: HoldKey, counts: Sequence[CountRow]) -> None:
         """Write with the next verb that a hold has given back its costs."""
         self._pending.append((_RELEASE_HOLD, _stored(key)))
-        self._pending.extend([self._put(row) for row in budgets])
+        self._pending.extend([self._put(row) for row in counts])
 
     def forget_later(self, key: HoldKey) -> None:
         """Delete a hold with the next verb."""
         self._pending.append((_DROP_HOLD, _stored(key)))
 
     @contextmanager
-    def _verb(self, now: int, budgets: Sequence[BudgetRow]) -> Iterator[None]:
+    def _verb(self, now: int, counts: Sequence[CountRow]) -> Iterator[None]:
         """The transaction of a verb."""
         with self._transaction(_FAILURE):
             pending = len(self._pending)
-            for statement, values in [*self._pending, *[self._put(row) for row in budgets]]:
+            for statement, values in [*self._pending, *[self._put(row) for row in counts]]:
                 self._file.execute(statement, values)
             yield
             if now >= self._first_end:
                 self._file.execute(_DROP_ENDED, (now, _DROPPED_AT_ONCE))
                 (first,) = self._file.execute("SELECT MIN(ends) FROM budgets").fetchone()
                 self._first_end = _LATER if first is None else first
+            if now >= self._next_days:
+                dropped = self._file.execute(_DROP_OLD_DAYS, (now - KEPT, _DAYS_AT_ONCE)).rowcount
+                self._next_days = now if dropped == _DAYS_AT_ONCE else now + _DAYS_EVERY
         del self._pending[:pending]
         self.failure = ""
 
-    def _put(self, row: BudgetRow) -> _Statement:
+    def _put(self, row: CountRow) -> _Statement:
+        return self._put_budget(row) if isinstance(row, BudgetRow) else _put_day(row)
+
+    def _put_budget(self, row: BudgetRow) -> _Statement:
         text, budget, start, end = self._period(row.limit)
         if start != row.start:
             end = _LATER if budget.period is None else budget.nearby(row.start)[2]
@@ -269,8 +334,11 @@ def check_path(where: str, remember: object) -> str | PathLike[str]:
     return remember
 
 
-def _budgets(limits: Iterable[object]) -> list[Budget]:
-    return [limit for limit in limits if isinstance(limit, Budget)]
+def _put_day(row: MeterRow) -> _Statement:
+    where = _bytes(row.name), str(row.limit), _bytes(row.key)
+    if row.amount == 0:
+        return _DROP_DAY, (*where, row.start)
+    return _PUT_DAY, (*where, _bytes(row.root), row.start, row.amount)
 
 
 def _bytes(text: str) -> bytes:
@@ -291,6 +359,13 @@ def _budget_row(name: bytes, text: str, key: bytes, start: object, used: object)
     return BudgetRow(_str(name), budget, _str(key), _whole(start), _whole(used, 1))
 
 
+def _meter_row(name: bytes, text: str, key: bytes, root: bytes, start: object, amount: object) -> MeterRow:
+    meter = _limit(text)
+    if not isinstance(meter, Meter):
+        raise TypeError(f"expected a meter, got {text!r}")
+    return MeterRow(_str(name), meter, _str(key), _str(root), _whole(start), _whole(amount, 1))
+
+
 def _hold_row(
     name: bytes,
     key: bytes,
@@ -303,10 +378,13 @@ def _hold_row(
     charges: str,
     end: object,
     released: object,
+    note: bytes,
+    shape: bytes,
+    forced: object,
 ) -> HoldRow:
     found = [
-        Ask(_text_of(one), _text_of(other), _limit(limit), _whole(cost))
-        for (one, other, limit), cost in zip(json.loads(asks), json.loads(costs), strict=True)
+        Ask(_text_of(one), _text_of(other), _limit(limit), _whole(cost), _text_of(root[0] if root else ""))
+        for (one, other, limit, *root), cost in zip(json.loads(asks), json.loads(costs), strict=True)
     ]
     if (found[0].name, found[0].key) != (_str(name), _str(key)):
         raise ValueError(f"expected a hold of {_str(key)!r}, got one of {found[0].key!r}")
@@ -316,13 +394,28 @@ def _hold_row(
     taken = [[(_whole(cost), _whole(mark, -1)) for cost, mark in piece] for piece in json.loads(charges)]
     if len(taken) != pieces or not all(0 < len(piece) <= MAX_CHARGES for piece in taken):
         raise ValueError(f"expected charges of {pieces} limits, got {charges!r}")
-    terms = HoldTerms(_str(hold_id), 0, _whole(release, 0, 1) == 1, _whole(keep))
+    terms = HoldTerms(
+        _str(hold_id),
+        0,
+        _whole(release, 0, 1) == 1,
+        _whole(keep),
+        note=_str(note),
+        shape=_shape(shape),
+        forced=_whole(forced, 0, 1) == 1,
+    )
     return HoldRow(tuple(found), terms, state, _whole(end), _whole(released, 0, 1) == 1, taken)
 
 
 @lru_cache(1024)
 def _limit(text: object) -> Limit:
-    return parse(_text_of(text))
+    meter = _METER.fullmatch(_text_of(text))
+    return parse(_text_of(text)) if meter is None else Meter(meter[1])
+
+
+@lru_cache(1024)
+def _shape(text: bytes) -> str:
+    """The shape of a hold: one object for many."""
+    return _str(text)
 
 
 def _text_of(value: object) -> str:

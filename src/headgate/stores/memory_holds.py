@@ -9,7 +9,7 @@ from typing import Final
 from headgate._native import i64, mypyc_attr
 from headgate.errors import UnknownHold, refuse
 from headgate.limits.all_of import AllOfState
-from headgate.limits.decision import Decision, Limit, State
+from headgate.limits.decision import Decision, Limit, State, binding_of
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import (
@@ -24,11 +24,12 @@ from headgate.stores.holds import (
     HoldState,
     HoldTerms,
     ListedHold,
+    UsageRow,
     refuse_ended,
     refuse_more_holds,
     refuse_other_costs,
 )
-from headgate.stores.memory_tables import CHARGE, CHECK, LATER, Entry, Tables, decide_all
+from headgate.stores.memory_tables import CHARGE, CHECK, LATER, Entry, Tables, decide_each
 
 _SWEPT_AT_ONCE: Final = 2  # holds that a new one looks at, whether they can be forgotten
 
@@ -68,6 +69,7 @@ class HeldPiece:
     def __init__(self, ask: Ask, charge: Charge) -> None:
         self.name: Final = ask.name
         self.key: Final = ask.key
+        self.root: Final = ask.root
         self.limit: Final = ask.limit
         self.charges: Final[list[Charge]] = [charge]
 
@@ -97,6 +99,9 @@ class MemoryHold:
         self.hold_id: Final = terms.hold_id
         self.release: Final = terms.release
         self.keep: Final[i64] = terms.keep
+        self.note: Final = terms.note
+        self.shape: Final = terms.shape
+        self.forced: Final = terms.forced
         self.pieces = pieces
         self.costs = costs
         """Of each ask: the reserved ones, in the end the settled ones."""
@@ -107,11 +112,11 @@ class MemoryHold:
 
     def asks_for(self, asks: Sequence[Ask], more: list[int]) -> Sequence[Ask]:
         """The asks, for more: if their limits are others meanwhile, under those with which the hold was made."""
-        asked = [Ask(asks[i].name, asks[i].key, asks[i].limit, more[i]) for i in range(len(asks))]
+        asked = [asks[i]._replace(cost=more[i]) for i in range(len(asks))]
         identities = [(one.name, one.key, one.limit.identity) for one in pieces_of(asked)]
         if identities == [(one.name, one.key, one.limit.identity) for one in self.pieces]:
             return asked
-        return [Ask(self.asks[i].name, self.asks[i].key, self.asks[i].limit, more[i]) for i in range(len(more))]
+        return [self.asks[i]._replace(cost=more[i]) for i in range(len(more))]
 
     def let_go(self) -> None:
         """Drop what only an unsettled hold needs."""
@@ -123,8 +128,25 @@ class MemoryHold:
     def left(self, now: i64) -> i64:
         return max(self.end - now, 0) if self.state == OPEN else 0
 
+    def listed(self, now: i64) -> ListedHold:
+        return ListedHold(self.hold_id, self.state_at(now), self.costs, self.left(now), self.note, self.shape)
+
 
 _NO_PIECES: Final[list[HeldPiece]] = []
+
+
+class KeyHolds:
+    """The holds of one key."""
+
+    def __init__(self) -> None:
+        self.by_id: Final[dict[str, MemoryHold]] = {}
+        self.open: i64 = 0
+        """How many are open, or more: leases may have ended since they were counted."""
+
+    def open_at(self, now: i64) -> i64:
+        """How many are open, exactly."""
+        self.open = len([None for held in self.by_id.values() if held.state == OPEN and held.end > now])
+        return self.open
 
 
 class MemoryHolds:
@@ -133,12 +155,11 @@ class MemoryHolds:
     def __init__(self, tables: Tables, max_ended: int) -> None:
         self._tables: Final = tables
         self._max_ended: Final = max_ended
-        self._by_key: Final[dict[tuple[str, str], dict[str, MemoryHold]]] = {}
+        self._by_key: Final[dict[tuple[str, str], KeyHolds]] = {}
         self._all: Final[deque[MemoryHold]] = deque()  # in the order in which they are looked at
         self._ended: Final[deque[MemoryHold]] = deque()  # those that were settled, in this order
         self._forgotten: i64 = 0  # how many of these are still in the queue of all
         self._due: Final[list[tuple[int, int, MemoryHold]]] = []  # when their costs may come back
-        self._room: Final[dict[tuple[str, str], int]] = {}  # holds that a key with many may surely make
         self._made = 0
         self._warned = False
 
@@ -158,21 +179,24 @@ class MemoryHolds:
                 refuse_other_costs(asks, terms.hold_id, known.state_at(now), known.costs, costs)
             return self._answer(known, asks, low, now, CHECK)
         pieces = pieces_of(asks)
-        self._refuse_more(name, key, now)
-        entries = self._entries(pieces, now)
+        self._refuse_more(name, key, now, terms.most)
+        entries = self._entries(pieces, now, 1)
         charges = [Charge(ask.limit, ask.cost) for ask in pieces]
         held = MemoryHold(asks, terms, [HeldPiece(pieces[i], charges[i]) for i in range(len(pieces))], costs)
         held.end = now + terms.lease
         denied = self._take(entries, charges, now, held.end)
-        decision = self._decide(entries, denied, asks, pieces, low, now)
+        parts = self._decide(entries, denied, low, now)
+        decision = _binding(parts, asks, pieces)
+        if denied and not terms.forced:
+            return HoldAnswer(decision, DENIED, costs, 0, parts)
         if denied:
-            return HoldAnswer(decision, DENIED, costs, 0)
+            self._force(entries, charges, now, held.end)
         self._record_hold(held, asks, terms, now)
         self._add(held)
         self._expect_release(held)
         self._sweep(now)
         self._tables.sweep(now)
-        return HoldAnswer(decision, OPEN, costs, terms.lease)
+        return HoldAnswer(decision, OPEN, costs, terms.lease, parts)
 
     def settle(
         self, asks: Sequence[Ask], low: i64, hold_id: str, costs: Sequence[int] | None, cancel: bool
@@ -188,6 +212,8 @@ class MemoryHolds:
         self._record_settlement(held, state, actual, now)
         self._free_slots(held, now)
         self._count(held, actual, now)
+        if held.end > now:
+            self._by_key[held.name, held.key].open -= 1
         held.costs = actual
         held.state = state
         held.end = now
@@ -202,17 +228,21 @@ class MemoryHolds:
         if held.state_at(now) != OPEN:
             refuse_ended(asks, hold_id, held.state_at(now), held.costs, "extend")
         more = [max(costs[i] - held.costs[i], 0) for i in range(len(costs))] if costs is not None else []
-        decision = None
+        parts: tuple[Decision, ...] = ()
+        decision: Decision | None = None
         charges: list[Charge] = []
         if any(more):
             asked = held.asks_for(asks, more)
             pieces = pieces_of(asked)
-            entries = self._entries(pieces, now)
+            entries = self._entries(pieces, now, 0)
             charges = [Charge(ask.limit, ask.cost) for ask in pieces]
             denied = self._take(entries, charges, now, 0)
-            decision = self._decide(entries, denied, asked, pieces, low, now)
+            parts = self._decide(entries, denied, low, now)
+            decision = _binding(parts, asked, pieces)
+            if denied and not held.forced:
+                return HoldAnswer(decision, OPEN, held.costs, held.left(now), parts)
             if denied:
-                return HoldAnswer(decision, OPEN, held.costs, held.left(now))
+                self._force(entries, charges, now, 0)
             for i in range(len(pieces)):
                 _add_charge(held.pieces[i].charges, charges[i])
             held.costs = tuple([held.costs[i] + more[i] for i in range(len(asks))])
@@ -221,7 +251,7 @@ class MemoryHolds:
             self._record_extension(held, charges, more, end, now)
         self._move(held, now, end)
         answer = self._answer(held, asks, low, now, CHECK)
-        return answer if decision is None else answer._replace(decision=decision)
+        return answer if decision is None else answer._replace(decision=decision, parts=parts)
 
     def find_hold(self, asks: Sequence[Ask], low: i64, hold_id: str) -> HoldAnswer:
         now = self._begin()
@@ -229,9 +259,22 @@ class MemoryHolds:
 
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
         now = self._begin()
-        found = [held for held in self._by_key.get((name, key), {}).values() if held.end + held.keep > now]
+        found = [held for held in self._of_key(name, key) if held.end + held.keep > now]
         first = heapq.nsmallest(count, [(held.end, i, held) for i, held in enumerate(found)])
-        return [ListedHold(one.hold_id, one.state_at(now), one.costs, one.left(now)) for _, _, one in first]
+        return [held.listed(now) for _, _, held in first]
+
+    def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
+        now = self._begin()
+        held = self._find(name, key, hold_id, now)
+        return None if held is None else held.listed(now)
+
+    def read_usage(self, name: str, first: int, last: int, root: str | None) -> list[UsageRow]:
+        self._begin()
+        return self._tables.usage(name, first, last, root)
+
+    def peek_each(self, asks: Sequence[Ask], low: i64) -> tuple[Decision, ...]:
+        now = self._begin()
+        return self._peek(pieces_of(asks), CHARGE, low, now)
 
     # What a verb takes and gives back --------------------------------------------------------------------------------
 
@@ -241,21 +284,22 @@ class MemoryHolds:
             self.release_due(now)
         return now
 
-    def _entry(self, ask: Ask, now: i64) -> Entry:
-        return Entry(self._tables.table_of(ask.name, ask.limit), ask.key, ask.limit, ask.cost, now)
+    def _entry(self, ask: Ask, cost: i64, now: i64) -> Entry:
+        return Entry(self._tables.table_of(ask.name, ask.limit), ask.key, ask.limit, cost, now, ask.root)
 
-    def _entries(self, pieces: Sequence[Ask], now: i64) -> list[Entry]:
-        """The entries of asks that are about to be taken."""
+    def _entries(self, pieces: Sequence[Ask], now: i64, least: i64) -> list[Entry]:
+        """The entries of asks that are about to be taken. What is asked of each is its cost, or at least so much."""
         if self._tables.size + len(pieces) > self._tables.max_keys:
             self._tables.make_room(now)  # before tables are looked up: it may drop empty ones
-        entries = [self._entry(ask, now) for ask in pieces]
+        entries = [self._entry(ask, max(ask.cost, least), now) for ask in pieces]
         if len(entries) > 1 and len({(id(entry.table), entry.key) for entry in entries}) < len(entries):
             refuse("asks", "each key once", [ask.key for ask in pieces])
         return entries
 
     def _found(self, piece: HeldPiece, now: i64) -> Entry:
         """The entry of a piece of a hold, up to now."""
-        entry = Entry(self._tables.table_of(piece.name, piece.limit), piece.key, piece.limit, 0, now)
+        table = self._tables.table_of(piece.name, piece.limit)
+        entry = Entry(table, piece.key, piece.limit, 0, now, piece.root)
         entry.find(now)
         return entry
 
@@ -274,12 +318,21 @@ class MemoryHolds:
         # From here on nothing is allocated that the garbage collector tracks: a finalizer could spend in between.
         if self._waits(entries, now, end):
             return True
+        self._spend(entries, charges, now, end)
+        return False
+
+    def _spend(self, entries: list[Entry], charges: list[Charge], now: i64, end: i64) -> None:
         for i in range(len(entries)):
             charges[i].take(entries[i].limit, entries[i].state, now)
             if end != 0:
                 entries[i].limit.take_slot(entries[i].state, end)
             entries[i].keep(now)
-        return False
+
+    def _force(self, entries: list[Entry], charges: list[Charge], now: i64, end: i64) -> None:
+        """Take all costs, and slots until `end` (0: none), whatever is left."""
+        for i in range(len(entries)):
+            entries[i].find(now)  # again: a finalizer may have been quicker
+        self._spend(entries, charges, now, end)
 
     def _waits(self, entries: list[Entry], now: i64, end: i64) -> bool:
         """Find the states of entries, and say whether any of them has to wait."""
@@ -291,13 +344,11 @@ class MemoryHolds:
             waits = waits or entries[i].wait != 0
         return waits
 
-    def _decide(
-        self, entries: list[Entry], denied: bool, asks: Sequence[Ask], pieces: Sequence[Ask], low: i64, now: i64
-    ) -> Decision:
-        """The decision on what was taken, or denied."""
+    def _decide(self, entries: list[Entry], denied: bool, low: i64, now: i64) -> tuple[Decision, ...]:
+        """The decision on each entry that was taken, or denied."""
         if denied and self._lacks_room(entries):
-            return self._tables.deny_for_room(entries[0].limit)
-        return place_in(decide_all(entries, CHECK, not denied, now, low), asks, pieces)
+            return tuple([self._tables.deny_for_room(entry.limit) for entry in entries])
+        return tuple(decide_each(entries, CHECK, not denied, now, low))
 
     def _count(self, held: MemoryHold, actual: tuple[int, ...], now: i64) -> None:
         """Count `actual` for each ask of a hold instead of what is counted now."""
@@ -341,11 +392,15 @@ class MemoryHolds:
     def _answer(self, held: MemoryHold, asks: Sequence[Ask], low: i64, now: i64, verb: Verb = CHARGE) -> HoldAnswer:
         """What has become of a hold: for CHECK with a decision that passed, otherwise as a peek would say."""
         pieces = pieces_of(asks)
-        entries = [self._entry(ask, now) for ask in pieces]
+        parts = self._peek(pieces, verb, low, now)
+        return HoldAnswer(_binding(parts, asks, pieces), held.state_at(now), held.costs, held.left(now), parts)
+
+    def _peek(self, pieces: Sequence[Ask], verb: Verb, low: i64, now: i64) -> tuple[Decision, ...]:
+        """The decision on each piece right now."""
+        entries = [self._entry(ask, 1, now) for ask in pieces]
         for entry in entries:
             entry.find(now)
-        decision = place_in(decide_all(entries, verb, True, now, low), asks, pieces)
-        return HoldAnswer(decision, held.state_at(now), held.costs, held.left(now))
+        return tuple(decide_each(entries, verb, True, now, low))
 
     # Leases that end, and holds that are forgotten -------------------------------------------------------------------
 
@@ -366,7 +421,8 @@ class MemoryHolds:
         self._tables.due = self._due[0][0] if self._due else LATER
 
     def _find(self, name: str, key: str, hold_id: str, now: i64) -> MemoryHold | None:
-        held = self._by_key.get((name, key), {}).get(hold_id)
+        holds = self._by_key.get((name, key))
+        held = None if holds is None else holds.by_id.get(hold_id)
         if held is not None and held.end + held.keep <= now:
             self._forget(held)
             return None
@@ -378,25 +434,24 @@ class MemoryHolds:
             raise UnknownHold(asks[0].key, hold_id)
         return held
 
-    def _refuse_more(self, name: str, key: str, now: i64) -> None:
+    def _refuse_more(self, name: str, key: str, now: i64, most: i64) -> None:
         """Refuse one open hold too many. They are counted only when there may be so many, not for every hold."""
         holds = self._by_key.get((name, key))
-        if holds is None or len(holds) < MAX_OPEN_HOLDS:
-            if self._room:
-                self._room.pop((name, key), None)
-            return
-        room = self._room.get((name, key), 0)
-        if room == 0:
-            for held in list(holds.values()):
-                if held.end + held.keep <= now:
-                    self._forget(held)
-            room = MAX_OPEN_HOLDS - len([None for held in holds.values() if held.state_at(now) == OPEN])
-            if room <= 0:
-                refuse_more_holds(key)
-        self._room[name, key] = room - 1
+        most = min(most, MAX_OPEN_HOLDS)
+        if holds is not None and holds.open >= most and holds.open_at(now) >= most:
+            refuse_more_holds(key, most)
+
+    def _of_key(self, name: str, key: str) -> list[MemoryHold]:
+        holds = self._by_key.get((name, key))
+        return [] if holds is None else list(holds.by_id.values())
 
     def _add(self, held: MemoryHold) -> None:
-        self._by_key.setdefault((held.name, held.key), {})[held.hold_id] = held
+        holds = self._by_key.get((held.name, held.key))
+        if holds is None:
+            holds = self._by_key[held.name, held.key] = KeyHolds()
+        holds.by_id[held.hold_id] = held
+        if held.state == OPEN:
+            holds.open += 1
         self._all.append(held)
 
     def _remember(self, held: MemoryHold) -> None:
@@ -438,15 +493,15 @@ class MemoryHolds:
         held.forgotten = True
         self._forgotten += 1
         holds = self._by_key[held.name, held.key]
-        del holds[held.hold_id]
-        if not holds:
+        del holds.by_id[held.hold_id]
+        if not holds.by_id:
             del self._by_key[held.name, held.key]
 
     def under(self, name: str, limit: Limit, key: str | None = None) -> list["MemoryHold"]:
         """The holds under a name that have taken something of a limit, of all keys or of one."""
         counted = {piece.identity for piece in limit.pieces}
-        keys = [(name, key)] if key is not None else [one for one in self._by_key if one[0] == name]
-        found = [held for one in keys for held in self._by_key.get(one, {}).values()]
+        keys = [key] if key is not None else [one[1] for one in self._by_key if one[0] == name]
+        found = [held for one in keys for held in self._of_key(name, one)]
         return [held for held in found if not counted.isdisjoint([piece.limit.identity for piece in held.pieces])]
 
     def forget(self, holds: list["MemoryHold"]) -> None:
@@ -456,7 +511,7 @@ class MemoryHolds:
             self._drop(held)
 
     def forget_all(self) -> None:
-        self.forget([held for holds in self._by_key.values() for held in holds.values()])
+        self.forget([held for holds in self._by_key.values() for held in holds.by_id.values()])
 
     # For a file that remembers them: called within each verb, before it is answered ----------------------------------
 
@@ -474,6 +529,13 @@ class MemoryHolds:
 
     def _record_forgotten(self, held: MemoryHold) -> None:
         """Called when a hold is forgotten because it ended long ago."""
+
+
+def _binding(parts: tuple[Decision, ...], asks: Sequence[Ask], pieces: Sequence[Ask]) -> Decision:
+    """Of the decisions on some pieces the one that bound, as one on the asks."""
+    if len(parts) == 1 or parts[0].degraded:  # without room for one of them, none is asked
+        return parts[0]
+    return place_in(binding_of(list(parts)), asks, pieces)
 
 
 def _add_charge(charges: list[Charge], charge: Charge) -> None:

@@ -27,8 +27,10 @@ from headgate._native import i64
 from headgate.lifecycle import new_lock
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.decision import DENY, Decision, Details, Limit, Rule, State, Violation, more_binding
+from headgate.limits.meter import Meter, MeterState
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Verb
+from headgate.stores.holds import UsageRow
 
 _SHARDS: Final[i64] = 256
 _SPLIT: Final = 4096  # entries in one dict before it is split into shards, so that no growing dict has many to move
@@ -84,6 +86,11 @@ class Table:
             self.size -= 1
             self.store.size -= 1
         return state
+
+    def items(self) -> list[tuple[str, State]]:
+        """All keys and their states, in any order."""
+        dicts = [*self.dicts, self.old or {}]
+        return [found for one in dicts for found in list(one.items())]
 
     def clear(self) -> None:
         """Drop every entry."""
@@ -243,9 +250,10 @@ class ViolationTable(Table):
 class Entry:
     """One key that a verb is carried out on, with its state."""
 
-    def __init__(self, table: LimitTable, key: str, limit: Limit, cost: i64, now: i64) -> None:
+    def __init__(self, table: LimitTable, key: str, limit: Limit, cost: i64, now: i64, root: str = "") -> None:
         self.table: Final = table
         self.key: Final = key
+        self.root: Final = root
         self.limit: Final = limit
         self.cost: Final = cost
         self.known = False
@@ -271,6 +279,8 @@ class Entry:
         if not self.known and not self.limit.idle(self.state, now):
             self.table.add(self.key, self.state)
             self.known = True
+            if isinstance(self.state, MeterState):
+                self.state.root = self.root
 
     def decide(self, verb: Verb, passes: bool, now: i64, low: i64) -> Decision:
         limit, cost, wait = self.limit, self.cost, self.wait
@@ -346,6 +356,18 @@ class Tables:
                 self._order.append(table)
             return found
 
+    def usage(self, name: str, first: int, last: int, root: str | None) -> list[UsageRow]:
+        """What meters under a name have counted: see `AccountStore.read_usage`."""
+        rows: list[UsageRow] = []
+        for table in list(self._order):
+            if isinstance(table, LimitTable) and table.name == name and isinstance(table.limit, Meter):
+                for key, state in table.items():
+                    assert isinstance(state, MeterState)
+                    if root is None or state.root == root:
+                        days = sorted(state.days.items())
+                        rows.extend([UsageRow(state.root, key, day, used) for day, used in days if first <= day < last])
+        return rows
+
     def sweep(self, now: i64) -> None:
         """Sweep the next few entries of the round, or begin one if it is time."""
         dropped = False
@@ -404,6 +426,11 @@ def decide_all(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i6
         for i in range(1, len(entries)):
             decision = more_binding(decision, entries[i].decide(verb, passes, now, low), i)
     return decision
+
+
+def decide_each(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i64) -> list[Decision]:
+    """The decision on each of some entries."""
+    return [entries[i].decide(verb, passes, now, low) for i in range(len(entries))]
 
 
 def identity_of(rule: Rule) -> object:

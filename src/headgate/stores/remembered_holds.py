@@ -1,4 +1,4 @@
-"""Holds and budgets in memory that a file remembers.
+"""Holds, budgets and meters in memory that a file remembers.
 
 A verb is written before it is answered, and isn't done if it can't be written. Buckets and windows aren't remembered:
 a hold of an earlier process gives nothing back to them.
@@ -11,10 +11,11 @@ from typing import Final
 from headgate._native import i64
 from headgate.errors import StoreError
 from headgate.limits.budget import Budget, BudgetState
-from headgate.limits.decision import Limit
+from headgate.limits.decision import Limit, State
+from headgate.limits.meter import Meter, MeterState
 from headgate.stores.base import Ask
 from headgate.stores.holds import OPEN, HoldState, HoldTerms
-from headgate.stores.memory_file import BudgetRow, HoldKey, HoldRow, MemoryFile
+from headgate.stores.memory_file import BudgetRow, CountRow, HoldKey, HoldRow, MemoryFile, MeterRow
 from headgate.stores.memory_holds import Charge, HeldPiece, MemoryHold, MemoryHolds, remove_charge
 from headgate.stores.memory_tables import Entry, Tables
 
@@ -22,7 +23,7 @@ _NOWHERE: Final = -1  # the mark of a charge in a bucket or window that is gone
 
 
 class RememberedHolds(MemoryHolds):
-    """The holds of one store and its budgets, beginning with those in a file."""
+    """The holds of one store, its budgets and its meters, beginning with those in a file."""
 
     def __init__(self, tables: Tables, max_ended: int, file: MemoryFile) -> None:
         super().__init__(tables, max_ended)
@@ -42,15 +43,29 @@ class RememberedHolds(MemoryHolds):
             table = self._tables.table_of(row.name, row.limit)
             table.add(row.key, BudgetState(row.start, row.used, ahead))
             table.split()
+        for day in self.file.take_meters():
+            self._restore_day(day, ahead)
         for hold in self.file.take_holds():
             self._restore(hold, now, ahead)
+
+    def _restore_day(self, row: MeterRow, ahead: i64) -> None:
+        table = self._tables.table_of(row.name, row.limit)
+        state = table.find(row.key)
+        if state is None:
+            state = MeterState()
+            state.ahead = ahead
+            state.root = row.root
+            table.add(row.key, state)
+            table.split()
+        assert isinstance(state, MeterState)
+        state.days[row.start] = row.amount
 
     def _restore(self, row: HoldRow, now: i64, ahead: i64) -> None:
         pieces: list[HeldPiece] = []
         for ask in row.asks:
             for limit in ask.limit.pieces:
                 charges = [_charge(limit, cost, mark) for cost, mark in row.charges[len(pieces)]]
-                piece = HeldPiece(Ask(ask.name, ask.key, limit, 0), charges[0])
+                piece = HeldPiece(Ask(ask.name, ask.key, limit, 0, ask.root), charges[0])
                 piece.charges.extend(charges[1:])
                 pieces.append(piece)
         held = MemoryHold(row.asks, row.terms, pieces, tuple([ask.cost for ask in row.asks]))
@@ -74,11 +89,11 @@ class RememberedHolds(MemoryHolds):
         now = self._tables.now()
         return now + self._tables.wall_ahead(now)
 
-    # Verbs on budgets -------------------------------------------------------------------------------------------------
+    # Verbs on budgets and meters --------------------------------------------------------------------------------------
 
     def record_spent(self, entries: list[Entry], now: i64) -> None:
         """Write what has been spent; if that isn't possible, it is given back."""
-        rows = [_budget_row(one.table.name, one.key, one.limit, one.state) for one in entries if _is_budget(one)]
+        rows = [_entry_row(one, one.state) for one in entries if _is_remembered(one.limit)]
         if rows:
             try:
                 self.file.count(now + self._tables.wall_ahead(now), rows)
@@ -89,12 +104,12 @@ class RememberedHolds(MemoryHolds):
 
     def record_refund(self, entries: list[Entry], now: i64) -> None:
         """Write what is about to be given back."""
-        rows: list[BudgetRow] = []
+        rows: list[CountRow] = []
         for entry in entries:
-            if isinstance(entry.state, BudgetState):
+            if _is_remembered(entry.limit):
                 state = _copied(entry.state)
                 entry.limit.refund(state, entry.cost)
-                rows.append(_budget_row(entry.table.name, entry.key, entry.limit, state))
+                rows.append(_entry_row(entry, state))
         if rows:
             self.file.count(now + self._tables.wall_ahead(now), rows)
 
@@ -104,7 +119,7 @@ class RememberedHolds(MemoryHolds):
         ahead = self._tables.wall_ahead(now)
         row = HoldRow(tuple(asks), terms, OPEN, held.end + ahead, False, _charges(held))
         try:
-            self.file.add_hold(now + ahead, row, self._budget_rows(held, now))
+            self.file.add_hold(now + ahead, row, self._count_rows(held, now))
         except BaseException as error:
             if not isinstance(error, StoreError):  # an interruption: it may have been written
                 self.file.forget_later(_key(held))
@@ -114,19 +129,18 @@ class RememberedHolds(MemoryHolds):
 
     def _record_settlement(self, held: MemoryHold, state: HoldState, actual: tuple[int, ...], now: i64) -> None:
         ahead = self._tables.wall_ahead(now)
-        rows: list[BudgetRow] = []
+        rows: list[CountRow] = []
         for piece, counted, cost in self._corrections(held, actual):
-            entry = self._found(piece, now)
-            if isinstance(entry.state, BudgetState):
-                planned = _copied(entry.state)
+            if _is_remembered(piece.limit):
+                planned = _copied(self._found(piece, now).state)
                 piece.correct(planned, now, counted, cost)
-                rows.append(_budget_row(piece.name, piece.key, piece.limit, planned))
+                rows.extend(_piece_rows(piece, planned))
         self.file.change_hold(now + ahead, _key(held), state, now + ahead, actual, None, rows)
 
     def _record_extension(self, held: MemoryHold, charges: list[Charge], more: list[int], end: i64, now: i64) -> None:
         ahead = self._tables.wall_ahead(now)
         taken = _charges(held) if charges else None
-        rows = self._budget_rows(held, now) if charges else []
+        rows = self._count_rows(held, now) if charges else []
         try:
             self.file.change_hold(now + ahead, _key(held), OPEN, end + ahead, held.costs, taken, rows)
         except BaseException:
@@ -139,30 +153,48 @@ class RememberedHolds(MemoryHolds):
             raise
 
     def _record_release(self, held: MemoryHold, now: i64) -> None:
-        self.file.release_later(_key(held), self._budget_rows(held, now))
+        self.file.release_later(_key(held), self._count_rows(held, now))
 
     def _record_forgotten(self, held: MemoryHold) -> None:
         self.file.forget_later(_key(held))
 
-    def _budget_rows(self, held: MemoryHold, now: i64) -> list[BudgetRow]:
-        return [
-            _budget_row(piece.name, piece.key, piece.limit, self._found(piece, now).state)
-            for piece in held.pieces
-            if isinstance(piece.limit, Budget)
-        ]
+    def _count_rows(self, held: MemoryHold, now: i64) -> list[CountRow]:
+        rows: list[CountRow] = []
+        for piece in held.pieces:
+            if _is_remembered(piece.limit):
+                rows.extend(_piece_rows(piece, self._found(piece, now).state))
+        return rows
 
 
-def _is_budget(entry: Entry) -> bool:
-    return isinstance(entry.limit, Budget)
+def _is_remembered(limit: Limit) -> bool:
+    return isinstance(limit, (Budget, Meter))
 
 
-def _budget_row(name: str, key: str, limit: object, state: object) -> BudgetRow:
+def _entry_row(entry: Entry, state: State) -> CountRow:
+    """What is counted now for an entry."""
+    day = state.newest if isinstance(state, MeterState) else 0
+    return _row(entry.table.name, entry.key, entry.root, entry.limit, state, day)
+
+
+def _piece_rows(piece: HeldPiece, state: State) -> list[CountRow]:
+    """What is counted for a piece of a hold: of a meter, on each day on which the hold was charged."""
+    days = {charge.marks[0] for charge in piece.charges} if isinstance(piece.limit, Meter) else {0}
+    return [_row(piece.name, piece.key, piece.root, piece.limit, state, day) for day in days]
+
+
+def _row(name: str, key: str, root: str, limit: object, state: object, day: int) -> CountRow:
+    if isinstance(state, MeterState):
+        assert isinstance(limit, Meter)
+        return MeterRow(name, limit, key, state.root or root, day, state.days.get(day, 0))
     assert isinstance(limit, Budget)
     assert isinstance(state, BudgetState)
     return BudgetRow(name, limit, key, state.start, state.used)
 
 
-def _copied(state: BudgetState) -> BudgetState:
+def _copied(state: State) -> State:
+    if isinstance(state, MeterState):
+        return state.copy()
+    assert isinstance(state, BudgetState)
     return BudgetState(state.start, state.used, state.ahead)
 
 
@@ -172,7 +204,7 @@ def _key(held: MemoryHold) -> HoldKey:
 
 def _charges(held: MemoryHold) -> list[list[tuple[int, int]]]:
     return [
-        [(one.cost, one.marks[0] if isinstance(piece.limit, Budget) else _NOWHERE) for one in piece.charges]
+        [(one.cost, one.marks[0] if _is_remembered(piece.limit) else _NOWHERE) for one in piece.charges]
         for piece in held.pieces
     ]
 

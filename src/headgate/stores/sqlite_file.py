@@ -44,6 +44,8 @@ class FileKind(NamedTuple):
     """SQLite's `application_id`, which tells it from other files with the same version."""
     exclusive: bool = False
     """Whether one process has it for itself. Then the last commits may not survive a loss of power."""
+    upgrade: str = ""
+    """Statements that make it out of a file of the version before; none if there is no such version."""
 
 
 def open_file(
@@ -84,7 +86,10 @@ def _make(file: sqlite3.Connection, path: str | PathLike[str], kind: FileKind) -
     (application,) = file.execute("PRAGMA application_id").fetchone()
     if application != (kind.application if found else 0):
         raise kind.failure(f"{path}: expected a {kind.what}, got a file of another program")
-    if found not in (0, kind.version):
+    if found and found == kind.version - 1 and kind.upgrade:
+        for statement in (*kind.upgrade.split(";"), f"PRAGMA user_version={kind.version}"):
+            file.execute(statement)
+    elif found not in (0, kind.version):
         newer = f"of format {kind.version}, got format {found}; use a newer headgate"
         raise kind.failure(f"{path}: expected a {kind.what} {newer}")
     if not found:
