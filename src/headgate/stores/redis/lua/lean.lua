@@ -582,6 +582,8 @@ local function settle(text, numbers, next_key)
         end
         stored[i] = packed('<dd', starts[i], levels[i])
       end
+    elseif kind == METER then
+      mark = mark + 1
     end
   end
   local index, name = KEYS[key], KEYS[key + 1]
