@@ -66,9 +66,7 @@ def test_the_format_of_holds(still: RedisStore, raw: Any) -> None:
     checksum = struct.pack("<I", crc32("\n".join([f"}}{ending}:name" for ending in endings]).encode()))
     assert stored[b"headgate:{key}h1:4:name:id"] == head + checksum + charges
     still.settle(asks(limit, 4), 0, "id", [1])
-    assert raw.get("headgate:{key}h1:4:name:id") == struct.pack(
-        "<BBBddIBH", 2, 0, 1, 10**9, 600.0 * SECOND, 1, 0, 0
-    )
+    assert raw.get("headgate:{key}h1:4:name:id") == struct.pack("<BBBddIBH", 2, 0, 1, 10**9, 600.0 * SECOND, 1, 0, 0)
     assert not raw.exists("headgate:{key}s1:name")
 
 
