@@ -266,6 +266,10 @@ HONEST_LEVELS = {
     "a killed extend that did not": [
         levels("h", 0, 5), {**killed(extend("h", 0.1, cost=2)), **ENDED_IN_TIME}, find("h", 1, "open", 5), usage(2, 5),
     ],
+    "an extend while another limit is in debt": [
+        levels("h", 0, 1), {**call("charge", "", 0, cost=12), "limits": [["B", "acme/a"]]},
+        extend("h", 1, "denied", cost=[1, 1, 0, 0, 1]), usage(2, 1),
+    ],
     "a find while a call is under way": [
         levels("h", 0, 5), settle("h", 1, 3, until=3), find("h", 2, "open", 5), usage(4, 3),
     ],
@@ -462,14 +466,25 @@ def test_the_program_says_what_it_found(tmp_path: Path) -> None:
     assert "line 2.jsonl:1: expected a limit or a call" in output
 
 
+@pytest.mark.parametrize("limit", ["W", "M"])
 @pytest.mark.parametrize("cost", [4, 5, 6])
-def test_what_is_settled_after_it_came_back_need_not_fit(cost: int) -> None:
+def test_what_is_settled_after_it_came_back_need_not_fit(limit: str, cost: int) -> None:
     """Whether it is less than what was held, the same or more."""
     late = [
-        hold("h1", "W", 0, 5, until=0.1, release=True, lease=SECOND),
-        hold("h2", "W", 2, 10, until=2.1),
+        hold("h1", limit, 0, 5, until=0.1, release=True, lease=SECOND),
+        hold("h2", limit, 2, 10, until=2.1),
         settle("h1", 3, cost, until=3.1),
     ]
     assert check_history([*LIMITS, *late]) == []
-    too_much = hold("h3", "W", 4, 1, until=4.1)
+    too_much = hold("h3", limit, 4, 1, until=4.1)
     assert [crime.kind for crime in check_history([*LIMITS, *late, too_much])] == ["exceeded"]
+
+
+@pytest.mark.parametrize(("shown", "kind"), [(5, "lost"), (4, None), (3, "booked twice")])
+def test_what_is_settled_after_it_came_back_counts_once(shown: int, kind: str | None) -> None:
+    late = [
+        hold("h", "M", 0, 5, until=0.1, release=True, lease=SECOND),
+        settle("h", 3, 6, until=3.1),
+        peek("M", 4, shown, until=4.1),
+    ]
+    assert [crime.kind for crime in check_history([*LIMITS, *late])] == ([kind] if kind else [])

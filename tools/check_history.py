@@ -23,7 +23,7 @@ key       who is counted; each pair of key and limit is an account, unused when 
 limits    names, or pairs [name, key] where an account is another key's; not needed for verbs on a hold that exists
 cost      a whole number, or a list with one for each of the limits (for extend, settle, find: of the hold's); default
           1, for extend 0; a settle must have it. Slots ignore it: a hold takes one, a check needs a free one. A hold
-          of 0 takes nothing, and passes only where 1 would
+          of 0 takes nothing, and passes only where 1 would; an extend of 0 may be denied where there is a debt
 hold      the hold's id (hold, extend, settle, cancel, find)
 lease     microseconds (hold; extend: absent if the lease is left alone)
 release   hold: whether its cost comes back at the end of the lease; default false
@@ -311,10 +311,10 @@ class History:
             needs = [
                 (account, cost)
                 for account, cost in zip(hold.accounts, _spread(call.costs, len(hold.accounts)), strict=True)
-                if cost and not self._counts_slots(account)
+                if not self._counts_slots(account)
             ]
             is_open = start[2] and start[1] <= call.first and call.last < low and (not end or call.last < end[0])
-            if call.said == "denied" and is_open and needs:
+            if call.said == "denied" and is_open and any([cost for _, cost in needs]):
                 self.denials.append((call, needs))
             if call.said == "passed":
                 if not hold.forced:
@@ -339,7 +339,7 @@ class History:
         least, most = sum([cost for cost, known in zip(costs, sure, strict=True) if known]), sum(costs)
         finals = [0 if call.verb == "cancel" else _spread(call.costs, count)[index] for call in ends]
         low, high = (min(finals), max(finals)) if finals else (0, 0)
-        came_late = hold.release and end is not None and rated and end[1] > expiry[0]  # or may have
+        came_late = hold.release and end is not None and end[1] > expiry[0]  # or may have
         if (finals and low < most) or hold.release:
             self.gave_back.add(account)
         before = before_sure = 0
@@ -354,6 +354,8 @@ class History:
                     kept = 0  # what is booked late, after it came back, didn't have to fit
                 if not place and rated and cost < high < most:
                     kept_most = high  # as if all of it had been taken at the instant of the hold
+                if came_late and not rated:
+                    kept_most = 0  # it counts below
                 moves.append((*end[:3], kept, kept_most))
             before, before_sure = before + cost, before_sure + (cost if known else 0)
             if cost:
@@ -361,7 +363,7 @@ class History:
                 self._add(account, part, start[0], start[1])
         over = high if came_late else max(0, high - least)
         if end and over:
-            moves = [(*end[:3], max(0, low - most), over)]
+            moves = [(*end[:3], low if came_late and not rated else max(0, low - most), over)]
             self._add(account, Part(ends[0].line, moves, end[2], admitted=False, held=True), start[0], start[1])
 
     def _convict(self, kind: str, text: str, lines: Sequence[str], proof: Sequence[Source] = ()) -> None:
