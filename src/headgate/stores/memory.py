@@ -323,6 +323,11 @@ class MemoryStore(Tables):
     async def areset(self) -> dict[str, int]:
         return self.reset()
 
+    @property
+    def file(self) -> MemoryFile | None:
+        """The file that remembers budgets and holds, if there is one."""
+        return None if self._remembered is None else self._remembered.file
+
     def close(self) -> None:
         """Close the file that remembers budgets and holds, if there is one."""
         if self._remembered is not None:
