@@ -410,7 +410,11 @@ class AgentDirectory(Protocol):
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""
 
-    async def invite(self, digest: bytes, at: float) -> None: ...
+    async def invite(self, digest: bytes, at: float, note: str = "") -> None:
+        """Add an invitation, with a note about what it grants."""
+
+    async def invitation(self, digest: bytes) -> str | None:
+        """The note of an invitation; None if there is no such invitation."""
 
 
 AlertOutcome: TypeAlias = Literal["done", "other", "ended", "full"]
