@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive, in_thread
 from headgate.gate import changes
-from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, restored_asks
+from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, check_session, restored_asks
 from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
-from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_within, join_path, split_path
+from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_name, is_within, join_path, split_path
 from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_groups, usage_totals
@@ -103,6 +103,24 @@ class GateAccounts(GateHolds):
         accounts = self._lookup.effective.accounts
         found = accounts.check_path("account", path, sessions=True)
         return found, accounts.root_of(found), whole("count", count, _LISTED)
+
+    def end_session(self, agent: str, session: str | int) -> None:
+        """Forget what a session has spent: its id may come again, with full limits. What it holds stays held."""
+        for ask in self._session_asks(agent, check_session(session)):
+            self._store.forget(ask.name, ask.key, ask.limit, ask.root)
+
+    async def aend_session(self, agent: str, session: str | int) -> None:
+        for ask in self._session_asks(agent, check_session(session)):
+            await self._store.aforget(ask.name, ask.key, ask.limit, ask.root)
+
+    def _session_asks(self, agent: str, session: str) -> list[Ask]:
+        """What is counted of a session alone. Some ids of sessions are none of accounts."""
+        accounts = self._lookup.effective.accounts
+        if not accounts.defaults.get(accounts.levels[-1]) or not is_name(session):
+            return []
+        of_session = f"{self.path_of(agent)}/{join_path([session])}"
+        asks = asks_of_one(accounts, of_session, "")
+        return [ask for ask in asks.asks(asks.costs_of({}), "") if ask.key == of_session]
 
     def list_accounts(self) -> list[str]:
         """The paths of all accounts above the agents that the policy, a change or an agent names."""

@@ -112,10 +112,10 @@ class Store(Protocol):
 
     async def astanding(self, offence: Offence) -> Standing: ...
 
-    def forget(self, name: str, key: str, rule: Rule) -> bool:
-        """Drop the count of a key under a limit or a backoff, and return whether there was any."""
+    def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
+        """Drop the count of a key under a limit or a backoff, and return whether there was any. See `Ask.root`."""
 
-    async def aforget(self, name: str, key: str, rule: Rule) -> bool: ...
+    async def aforget(self, name: str, key: str, rule: Rule, root: str = "") -> bool: ...
 
     def clear(self, name: str, rule: Rule) -> None:
         """Drop the counts of all keys under a name and a limit or backoff."""

@@ -287,12 +287,12 @@ class TimeRequest(Request[int]):
 class ForgetRequest(Request[bool]):
     """Drop the count of one key."""
 
-    def __init__(self, keys: Keys, name: str, key: str, rule: Rule) -> None:
-        self._arguments: Final = (keys, name, key, rule)
+    def __init__(self, keys: Keys, name: str, key: str, rule: Rule, root: str = "") -> None:
+        self._arguments: Final = (keys, name, key, rule, root)
         if isinstance(rule, Limit):
-            root = keys.root(key)
-            codecs = [keys.codec(name, piece) for piece in rule.pieces if not isinstance(piece, Meter)]  # it has a root
-            stored = [root + ending for codec in codecs for ending in codec.endings]
+            start = keys.start(Ask(name, key, rule, 0, root))
+            codecs = [keys.codec(name, piece) for piece in rule.pieces if not isinstance(piece, Meter)]
+            stored = [start + ending for codec in codecs for ending in codec.endings]
             periods = b""
             if any([codec.calendar for codec in codecs]):
                 moment = keys.moment()
@@ -300,7 +300,7 @@ class ForgetRequest(Request[bool]):
             spec = b"".join([codec.spec for codec in codecs])
             if stored:
                 spec += b"n"
-                stored.append(root + open_ending(name))
+                stored.append(start + open_ending(name))
             super().__init__(keys.spec(b"f", spec), stored, periods)
         else:
             assert isinstance(rule, Backoff)
