@@ -27,6 +27,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import (
+    admin_account_routes,
     admin_agent_routes,
     admin_hub_routes,
     admin_limit_routes,
@@ -81,6 +82,7 @@ ROUTES: Final = (
     *openapi.ROUTES,
     *agent_routes.ROUTES,
     *admin_limit_routes.ROUTES,
+    *admin_account_routes.ROUTES,
     *admin_policy_routes.ROUTES,
     *admin_agent_routes.ROUTES,
     *agent_detail_routes.ROUTES,
