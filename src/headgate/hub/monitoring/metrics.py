@@ -21,6 +21,7 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.dashboard.feed import DashboardFeed
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.account_alerts import AccountAlerts
 from headgate.hub.monitoring.alerts import Alerts
 from headgate.hub.monitoring.health import Health
 from headgate.hub.monitoring.stats import BOUNDS, Stats
@@ -52,6 +53,7 @@ class MetricSources:
     health: Health
     stats: Stats
     alerts: Alerts
+    account_alerts: AccountAlerts
     webhooks: Webhooks
     presence: Presence
     relay: Relay
