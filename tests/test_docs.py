@@ -29,7 +29,7 @@ from headgate.hub.sockets import frames
 from headgate.limits.violations import Standing
 from headgate.proto import envelope_pb2 as wire
 from headgate.sliding import RateLimiter, RateLimitResult
-from headgate.stores.holds import HoldStore
+from headgate.stores.holds import AccountStore
 from tests.support.cli import leaves
 from tests.support.command_steps import ELSEWHERE, STEPS, routes_of_commands
 
@@ -43,6 +43,7 @@ def page(name: str) -> str:
 
 LIMITER = page("limiter")
 HOLDS = page("holds")
+ACCOUNTS = page("accounts")
 GATE = page("gate")
 REDIS = page("redis")
 HUB = page("hub-reference")
@@ -98,14 +99,14 @@ FOR_STORES = (
     ("names", "text"),
     [
         (public(Limiter), LIMITER + HOLDS),
-        ([name for name in public(Hold) if name not in ("renew", "renewal_interval")], HOLDS),
+        ([name for name in public(Hold) if name not in ("renew", "renewal_interval", "parts")], HOLDS),
         ([name for name in public(Decision) if name not in FOR_STORES], LIMITER + GATE),
-        (public(Gate), GATE),
+        (public(Gate), GATE + ACCOUNTS),
         (public(Standing), GATE),
-        ([name for name in public(RedisStore) if name not in (*dir(HoldStore), *INSIDE)], REDIS),
+        ([name for name in public(RedisStore) if name not in (*dir(AccountStore), *INSIDE)], REDIS),
         ([*inspect.signature(RedisStore).parameters][1:], REDIS),
         (public(RateLimiter) + list(RateLimitResult.__slots__), REDIS),
-        ([event.__name__ for event in get_args(Event)], GATE),
+        ([event.__name__ for event in get_args(Event)], GATE + ACCOUNTS),
         ([name for name in headgate.__all__ if name not in ("Limit", "Outcome")], LIMITER + GATE + HOLDS),
         ([*Options.__annotations__, *get_args(Dialect)], page("middleware")),
         ([field.name for field in fields(WebSocketLimits)], page("websockets")),

@@ -87,7 +87,7 @@ def test_f1_several_accounts_share_one_list_of_holds(clock: ManualClock, monkeyp
     gate.set_account_limit("acme", "usd", "20/calendar day")
     gate.hold("planner", {"usd": "3"})
     gate.hold("planner", {"usd": "2"}).settle()
-    store, lists = gate.hold_store, []
+    store, lists = gate._account_store, []
     listing = store.list_holds
     monkeypatch.setattr(store, "list_holds", lambda *given: lists.append(given) or listing(*given))
     found = gate.accounts(["acme", "acme/search"])

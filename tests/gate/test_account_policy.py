@@ -1,5 +1,6 @@
 """Accounts in a policy: read, refused, written, and changed while running."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +201,8 @@ def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
         Policy(accounts={"levels": ["agent", "session"]}), edits
     )  # its paths are others': no effect there
     assert other.accounts.limits_of("planner") == {}
+    rules = other.agents.get("planner")
+    assert rules is None or rules.account == ""
 
 
 @pytest.mark.parametrize(
@@ -251,3 +254,16 @@ def test_f1_a_change_that_makes_no_sense_is_refused(call: Any, text: str) -> Non
 
 def test_f1_a_bound_reads_well() -> None:
     assert str(Bound("acme/search", "requests", "web")) == "requests of acme/search by web"
+
+
+def test_f1_changes_of_accounts_survive_a_restart(tmp_path: Path) -> None:
+    with Gate(Policy(**SETTINGS), remember=tmp_path / "gate.db") as gate:
+        gate.set_account_limit("acme/search", "usd", "7/calendar day", by="ada")
+        gate.set_agent_account("writer", "acme/ops", by="ada")
+    with Gate(Policy(**SETTINGS), remember=tmp_path / "gate.db") as gate:
+        assert gate.effective.accounts.limits_of("acme/search")["usd", ""].text == "7 usd/calendar day"
+        assert gate.path_of("writer") == "acme/ops/writer"
+        assert {str(change) for change in gate.history()} == {
+            "account_limit of 'acme/search' for usd set to 7 usd/calendar day",
+            "account of 'writer' set to acme/ops",
+        }

@@ -338,3 +338,37 @@ def test_a_gate_that_starts_without_the_server_applies_the_changes_later(
         assert not late.is_exempt("vip")
         server.start()
         wait_for(lambda: late.is_exempt("vip"), "the changes")
+
+
+def test_f1_accounts_are_changed_on_every_node_and_settled_on_any(server: Server) -> None:
+    policy = Policy(accounts={"default": {"team": {"usd": "1 in all"}}})
+    with Nodes(server, policy) as (nodes, one, other):
+        one.set_agent_account("planner", "acme/search", by="ada")
+        one.set_account_limit("acme/search", "usd", "5 in all", by="ada")
+        wait_for(lambda: "acme/search" in other.effective.accounts.at, "the other node to know the account")
+        assert other.hold("planner", {"usd": 4}, hold_id="x")
+        assert not one.hold("planner", {"usd": 2})
+        one.find_hold("planner", "x").settle({"usd": 1})
+        assert one.hold("planner", {"usd": 4})
+        later = nodes.start()
+        assert [str(limit.left) for limit in later.account("acme/search").limits] == ["0.000000"]
+        assert [change.by for change in later.history()] == ["ada", "ada"]
+
+
+def test_f1_nodes_grant_exactly_what_fits(server: Server) -> None:
+    policy = Policy(
+        accounts={"at": {"acme": {"usd": "10 in all"}}, "default": {"agent": {"slots": "3 in flight"}}},
+        agents={f"agent-{number}": {"account": "acme"} for number in range(8)},
+    )
+
+    async def hold_on(gate: Gate) -> int:
+        holds = await asyncio.gather(*[gate.ahold(f"agent-{n % 8}", {"usd": "0.6"}) for n in range(40)])
+        return sum(map(bool, holds))
+
+    async def hold_on_all(gates: list[Gate]) -> list[int]:
+        return await asyncio.gather(*[hold_on(gate) for gate in gates])
+
+    with Nodes(server, policy) as (nodes, one, _):
+        granted = asyncio.run(hold_on_all(nodes.gates))
+        assert sum(granted) == 16  # 9.6 of 10; of each agent at most three at once
+        assert [str(limit.held) for limit in one.account("acme").limits] == ["9.600000"]

@@ -56,7 +56,8 @@ def test_a_policy_keeps_its_tiers_as_toml() -> None:
     assert repr(BULK).startswith("Policy(tiers=['bulk'], ")
 
 
-NAME = "a name of up to 64 letters, digits and underscores other than light, normal, heavy, session, shadow, account, plan, ws, http"
+TAKEN = "light, normal, heavy, session, shadow, account, plan, ws, http"
+NAME = f"a name of up to 64 letters, digits and underscores other than {TAKEN}"
 NO_LIMIT = "expected a limit, since tiers lists bulk, got none"
 
 

@@ -256,11 +256,11 @@ AGENTS = [
 
 
 @pytest.mark.parametrize("trial", [*NETWORK, *AGENTS], ids=lambda trial: trial.name)
-def test_b11_an_attack_costs_others_little(tmp_path: Path, trial: Trial) -> None:
+def test_f4_b11_an_attack_costs_others_little(tmp_path: Path, trial: Trial) -> None:
     attacked(tmp_path, trial)
 
 
-def test_b11_a_store_that_loses_everything_gives_no_name_away(tmp_path: Path) -> None:
+def test_f4_a_store_that_loses_everything_gives_no_name_away(tmp_path: Path) -> None:
     with Server() as server, server.client() as client:
         config = f'{RAISED}[hub]\nstore = "{server.url}"\n'
         lost = "the store is lost"

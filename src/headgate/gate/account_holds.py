@@ -1,8 +1,8 @@
 """Holds of accounts: the handle of one, and what makes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from headgate.errors import RateLimited
 from headgate.gate.account_asks import AccountAsks, LimitRow
@@ -38,25 +38,21 @@ class LimitStatus(NamedTuple):
         return float(1 - self.left / self.amount) if self.amount else 1.0
 
 
-class AccountOwner(Protocol):
-    """The gate of a hold."""
+class GateOfHolds(NamedTuple):
+    """What the holds of a gate need of it."""
 
-    @property
-    def hold_store(self) -> HoldStore: ...
-
-    @property
-    def low(self) -> int: ...
-
-    def freed(self, key: str) -> None: ...
-
-    def note_decisions(self, hold: "AccountHold") -> None:
-        """Take note of what is left after a verb."""
+    hold_store: HoldStore
+    low: int
+    freed: Callable[[str], object]
+    """Called with the path of an agent for which something may have come back."""
+    note_decisions: Callable[["AccountHold"], object]
+    """Called after each verb."""
 
 
 class HoldTemplate:
     """What a hold of an agent is made of: the `HoldOwner` of its handle."""
 
-    def __init__(self, owner: AccountOwner, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
+    def __init__(self, owner: GateOfHolds, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
         self.owner: Final = owner
         self.agent: Final = agent
         self.asks: Final = asks
@@ -109,7 +105,7 @@ class AccountHold(Hold):
     @property
     def id(self) -> str:
         """The id, by which another process can settle it: `gate.find_hold(agent, id)`."""
-        return self._id[len(self._template.agent) + 1 :]
+        return self._id.partition("/")[2]
 
     @property
     def account(self) -> str:
@@ -198,15 +194,16 @@ class AccountHold(Hold):
 
 def _rank(decision: Decision) -> tuple[bool, float, float]:
     """Denials come first, the longest wait before others, then the smallest share left."""
-    wait = float("inf") if decision.retry_us is None else decision.retry_us
-    return bool(decision), -wait, share_left(decision)
+    if decision:
+        return True, 0.0, share_left(decision)
+    wait = decision.retry_us
+    return False, float("-inf") if wait is None else float(-wait), share_left(decision)
 
 
 def share_left(decision: Decision) -> float:
-    capacity = decision.limit.capacity
-    if isinstance(decision.limit, Budget):
-        return float(decision.left / decision.limit.amount)
-    return decision.remaining / capacity if capacity else 0.0
+    limit = decision.limit
+    (capacity,) = limit.integers() if isinstance(limit, Budget) else (limit.capacity,)
+    return decision.smallest_left / capacity if capacity else 0.0
 
 
 def named_costs(asks: AccountAsks, costs: Sequence[int]) -> dict[str, Decimal]:

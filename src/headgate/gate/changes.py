@@ -361,6 +361,8 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
         return replace(before, plan=policy.agent_plans.get(edit.agent, "") if edit.value is None else edit.value)
     if edit.kind == "account":
         path = policy.agent_accounts.get(edit.agent, "") if edit.value is None else edit.value
+        if path.count("/") >= max(policy.accounts.agent_level, 1) or (path and policy.accounts.agent_level == 0):
+            return before  # of a policy with more levels
         former = [before.account, *before.former] if path != before.account else list(before.former)
         return replace(before, account=path, former=tuple([one for one in former if one != path][:_FORMER]))
     places = places_of(policy, edit)

@@ -20,7 +20,8 @@ from headgate.limits.numbers import whole
 from headgate.stores.base import Ask
 from headgate.stores.holds import EXPIRED, OPEN, ListedHold, UsageRow
 
-_LISTED: Final = 10_000  # open holds that are looked at to tell what is held
+_LISTED: Final = 10_000  # open holds that are looked at to list some
+_COUNTED: Final = 1000  # the same to tell what is held
 
 
 class AccountStatus(NamedTuple):
@@ -103,11 +104,12 @@ class GateAccounts(GateHolds):
         known: dict[str, dict[Bound, int]] | None = None,
     ) -> Flow[StoreCall, list[LimitStatus]]:
         """The limits of some asks. `known` is what is held, by top account, and gets what is read here."""
-        store, accounts = self.hold_store, self._lookup.effective.accounts
-        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self.low))
+        store, accounts = self._account_store, self._lookup.effective.accounts
+        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self._lookup.low))
         held = None if known is None else known.get(asks.root)
         if held is None:
-            listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _LISTED))
+            arguments = (HOLDS, asks.root, _COUNTED)
+            listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, arguments)
             held = _held(listed)
             if known is not None:
                 known[asks.root] = held
@@ -126,11 +128,11 @@ class GateAccounts(GateHolds):
     def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         """Open and expired holds of an account and everything below it, those that end first at the front."""
         found, root, most = self._listing(path, count)
-        return _summaries(self.hold_store.list_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
 
     async def alist_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         found, root, most = self._listing(path, count)
-        return _summaries(await self.hold_store.alist_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(await self._account_store.alist_holds(HOLDS, root, _LISTED), found, most)
 
     def _listing(self, path: object, count: object) -> tuple[str, str, int]:
         accounts = self._lookup.effective.accounts
@@ -160,11 +162,11 @@ class GateAccounts(GateHolds):
         those of `accounts.zone`.
         """
         span = self._usage_span(first, last, account)
-        return self._usage(self.hold_store.read_usage(*span), account)
+        return self._usage(self._account_store.read_usage(*span), account)
 
     async def ausage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
         span = self._usage_span(first, last, account)
-        return self._usage(await self.hold_store.aread_usage(*span), account)
+        return self._usage(await self._account_store.aread_usage(*span), account)
 
     def _usage_span(self, first: object, last: object, account: object) -> tuple[str, int, int, str | None]:
         accounts = self._lookup.effective.accounts
@@ -261,7 +263,7 @@ def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[Ac
         if hold.state in (OPEN, EXPIRED) and is_within(path, account):
             agent = split_path(asks.path)[-1]
             summary = AccountHoldSummary(
-                hold.hold_id[len(agent) + 1 :],
+                hold.hold_id.partition("/")[2],
                 agent,
                 asks.path,
                 session,

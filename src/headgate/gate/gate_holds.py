@@ -16,9 +16,10 @@ from headgate.gate.account_asks import (
 )
 from headgate.gate.account_holds import (
     AccountHold,
+    GateOfHolds,
     HoldTemplate,
 )
-from headgate.gate.accounts import Bound, is_within
+from headgate.gate.accounts import Bound, is_within, join_path
 from headgate.gate.changes import AgentRules, Effective
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS
@@ -41,6 +42,8 @@ from headgate.wait_queue import WaitQueues, aacquire, acquire
 Costs: TypeAlias = Mapping[str, Any]
 """Costs by resource: whole numbers, or as many decimals as the unit has."""
 
+LEASE: Final = 60.0
+"""Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
 NO_AGENT_RULES: Final = AgentRules({}, False)
 
@@ -70,6 +73,7 @@ class GateHolds(GateChanges):
     def __init__(self, *arguments: Any) -> None:
         self._hold_queues: Final = WaitQueues()
         self._asks: tuple[Effective | None, dict[tuple[object, ...], AccountAsks]] = (None, {})
+        self._of_holds: GateOfHolds | None = None
         # By budget, whatever its amount: the last share that was told, the period, and the budget as it was.
         self._alerted: dict[tuple[Bound, object], tuple[float, int, Budget]] = {}
         super().__init__(*arguments)
@@ -81,7 +85,7 @@ class GateHolds(GateChanges):
         *,
         session: str | int | None = None,
         tool: str | None = None,
-        lease: Number = 60,
+        lease: Number | None = None,
         timeout: Number | None = 0,
         hold_id: str | None = None,
         keep: Number = KEEP,
@@ -90,8 +94,9 @@ class GateHolds(GateChanges):
         """Reserve costs on the agent, its session, and all accounts above it: everywhere, or nowhere.
 
         A hold also takes one request, and one slot of each account that limits them. A resource that is limited and not
-        named costs nothing, and denies only while nothing is left of it. `hold.bound` tells what decided. See
-        `Limiter.hold` for the other arguments.
+        named costs nothing, and denies only while nothing is left of it. `hold.bound` tells what decided.
+
+        Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
         flow = self._making(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
         return drive(flow, self._perform_hold)
@@ -103,7 +108,7 @@ class GateHolds(GateChanges):
         *,
         session: str | int | None = None,
         tool: str | None = None,
-        lease: Number = 60,
+        lease: Number | None = None,
         timeout: Number | None = 0,
         hold_id: str | None = None,
         keep: Number = KEEP,
@@ -149,7 +154,7 @@ class GateHolds(GateChanges):
         costs: object,
         session: object,
         tool: object,
-        lease: Number,
+        lease: Number | None,
         timeout: Number | None,
         hold_id: str | None,
         keep: object,
@@ -157,10 +162,12 @@ class GateHolds(GateChanges):
     ) -> Flow[_Step, AccountHold]:
         template, taken = self._template(agent, costs, session, tool)
         asks, accounts = template.asks, self._lookup.effective.accounts
-        if lease_of(lease) > accounts.max_lease * 1_000_000:
+        if lease is None:
+            lease = min(LEASE, accounts.max_lease)
+        elif lease_of(lease) > accounts.max_lease * 1_000_000:
             refuse("hold lease", f"at most {accounts.max_lease:g} seconds (accounts.max_lease)", lease)
         made = asks.asks(taken, template.session)
-        store_id = f"{template.agent}/{new_id() if hold_id is None else check_id(hold_id)}"
+        store_id = _store_id(template.agent, new_id() if hold_id is None else check_id(hold_id))
         offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
         wait = NEVER if self._lookup.block_of(template.agent) is not None else 0
         if offence is not None and not wait and offence.backoff.enforce:
@@ -213,7 +220,7 @@ class GateHolds(GateChanges):
         policy = self._lookup.policy
         shadow = policy.shadow or name in policy.shadow_agents
         mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
-        return HoldTemplate(self, name, asks, of_session, mode), asks.costs_of(costs)
+        return HoldTemplate(self._owner(), name, asks, of_session, mode), asks.costs_of(costs)
 
     def _denied(self, template: HoldTemplate, asks: tuple[Ask, ...], store_id: str, wait: int) -> AccountHold:
         """A hold of an agent that is blocked, or came back before its advised wait was over."""
@@ -228,38 +235,21 @@ class GateHolds(GateChanges):
 
     def _decided(self, hold: AccountHold, violation: Violation | None) -> AccountHold:
         """The hold, with the decision that its caller gets. Emits the events of it."""
-        mode, decision = hold.mode, hold.decision
         if violation is not None:
-            decision = decision.with_violation(violation)
-        elif mode == "shadow" and self._lookup.block_of(hold.agent) is None:
-            decision = decision.as_shadow()
-        elif mode == "exempt" and hold:
-            decision = EXEMPT
-        hold.decide(decision)
-        bound = hold.bound or Bound("", "", "")
-        if self._listeners.get(HoldChecked):
-            self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, decision))
-        if violation is not None:
-            self._emit_violation(hold.agent, "hold", bound.resource, violation)
-        self.note_decisions(hold)
+            hold.decide(hold.decision.with_violation(violation))
+        elif hold.mode == "shadow" and self._lookup.block_of(hold.agent) is None:
+            hold.decide(hold.decision.as_shadow())
+        elif hold.mode == "exempt" and hold:
+            hold.decide(EXEMPT)
+        if violation is not None or self._listeners.get(HoldChecked):
+            bound = hold.bound or Bound("", "", "")
+            self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, hold.decision))
+            if violation is not None:
+                self._emit_violation(hold.agent, "hold", bound.resource, violation)
+        self._note_decisions(hold)
         return hold
 
-    # The `AccountOwner` of holds -------------------------------------------------------------------------------------
-
-    @property
-    def hold_store(self) -> AccountStore:
-        if not isinstance(self._store, AccountStore):
-            refuse("Gate.hold", "a store with accounts (headgate.stores.holds.AccountStore)", self._store)
-        return self._store
-
-    @property
-    def low(self) -> int:
-        return self._lookup.low
-
-    def freed(self, key: str) -> None:
-        self._hold_queues.wake(key)
-
-    def note_decisions(self, hold: AccountHold) -> None:
+    def _note_decisions(self, hold: AccountHold) -> None:
         """Tell of budgets of accounts that are used up, or nearly."""
         if not self._listeners.get(AccountAlerted):
             return
@@ -283,6 +273,19 @@ class GateHolds(GateChanges):
         self._alerted[key] = (share, period, budget)
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
 
+    def _owner(self) -> GateOfHolds:
+        found = self._of_holds
+        if found is None or found.low != self._lookup.low:
+            found = GateOfHolds(self._account_store, self._lookup.low, self._hold_queues.wake, self._note_decisions)
+            self._of_holds = found
+        return found
+
+    @property
+    def _account_store(self) -> AccountStore:
+        if not isinstance(self._store, AccountStore):
+            refuse("Gate.hold", "a store with accounts (headgate.stores.holds.AccountStore)", self._store)
+        return self._store
+
     # By id -----------------------------------------------------------------------------------------------------------
 
     def find_hold(self, agent: str, hold_id: str) -> AccountHold:
@@ -293,17 +296,19 @@ class GateHolds(GateChanges):
         return await adrive(self._finding(agent, hold_id), acall_store)
 
     def _finding(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
-        name, store, effective = check_agent(agent), self.hold_store, self._lookup.effective
-        store_id = f"{name}/{check_id(hold_id)}"
+        name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
+        store_id = _store_id(name, check_id(hold_id))
         rules = effective.agents.get(name) or NO_AGENT_RULES
         for account in (rules.account, *rules.former):
             root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
                 asks, session = restored_asks(listed.note, listed.shape)
-                template = HoldTemplate(self, name, asks, session, "enforced")
+                template = HoldTemplate(self._owner(), name, asks, session, "enforced")
                 made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
-                answer: HoldAnswer = yield StoreCall(store.find_hold, store.afind_hold, (made, self.low, store_id))
+                answer: HoldAnswer = yield StoreCall(
+                    store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)
+                )
                 return found_hold(template, made, store_id, answer, called, make=AccountHold)
         raise UnknownHold(name, str(hold_id))
 
@@ -325,3 +330,8 @@ def call_store(call: StoreCall) -> Any:
 
 def acall_store(call: StoreCall) -> Any:
     return call.twin(*call.arguments)
+
+
+def _store_id(agent: str, hold_id: str) -> str:
+    """The id of a hold among all agents of its top account."""
+    return f"{join_path([agent])}/{hold_id}"

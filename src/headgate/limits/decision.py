@@ -268,6 +268,12 @@ class Decision:
         return Decimal(self.remaining) if left < 0 else Decimal(int(left)).scaleb(-self._limit.decimals)
 
     @property
+    def smallest_left(self) -> int:
+        """What is left in smallest units of what the limit counts."""
+        left = self._exact_left()
+        return self._remaining if left < 0 else left
+
+    @property
     def retry_after(self) -> float | None:
         """Seconds until the same request passes if no other comes: 0.0 if it passed, None if it never will."""
         return None if self._retry == NEVER else self._retry / 1_000_000

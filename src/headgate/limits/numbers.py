@@ -71,6 +71,12 @@ def smallest_units(
 
     It is an int, a float, a Decimal, a Fraction or a text. A float is the decimal that it prints.
     """
+    if type(value) is str and not round_up and _WRITTEN.fullmatch(value):  # as most are: without fractions
+        whole_part, _, decimal_part = value.partition(".")
+        if len(decimal_part) <= decimals:
+            found = int(whole_part + decimal_part.ljust(decimals, "0"))
+            if (found or zero) and found <= LARGEST:
+                return found
     number = _decimal(value)
     if number is None or number < 0 or (number == 0 and not zero):
         refuse(where, "a number, 0 or more" if zero else f"a number above 0{hint}", value)

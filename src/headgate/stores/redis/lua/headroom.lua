@@ -5,7 +5,7 @@
 -- the one before. Then for each entry its negative serial number, its headroom in units, and how many open holds belong
 -- to it. Without any entry, nothing is stored.
 
-local MOST = 16
+local MOST, GROWN = 16, 24 -- entries: beyond the latter, they are joined until there are no more than the former
 local CLOSE = 1 + 1e-14 -- quotients that differ by less may be rounded to the wrong order
 
 -- One that is too large to be exact counts as less.
@@ -112,8 +112,10 @@ local function add(bucket, base)
   local count = #stack.rooms
   if room > 0 then
     stack.serials[count + 1], stack.rooms[count + 1], stack.holds[count + 1] = stack.last, room, 1
-    if count + 1 > MOST then
-      merge(stack)
+    if count + 1 > GROWN then
+      while #stack.rooms > MOST do
+        merge(stack)
+      end
     end
   elseif count > 0 then
     stack.holds[count] = stack.holds[count] + 1
