@@ -30,7 +30,7 @@ class Scene:
     mail: int
 
     def parts(self) -> dict[str, str]:
-        """What stands in the named places of paths."""
+        """What stands in the named places of paths. The policy has a plan `pro`."""
         return {
             "agent": self.other,
             "name": self.own_channel,
@@ -39,6 +39,9 @@ class Scene:
             "key": "a key",
             "tier": "heavy",
             "path": f"-/-/{self.agent}",
+            "account": f"-/-/{self.other}",
+            "level": "team",
+            "plan": "pro",
         }
 
     def bodies(self) -> dict[tuple[str, str], Any]:
@@ -64,6 +67,10 @@ class Scene:
             ("PUT", "/api/admin/agents/{agent}/block"): {"reason": "it loops"},
             ("POST", "/api/admin/admins"): {"name": self.newcomer, "role": "viewer"},
             ("PUT", "/api/admin/agents/{agent}/role"): {"role": "viewer"},
+            ("PUT", "/api/admin/accounts/{account}"): {"usd": "5/calendar day", "tokens": None, "plan": None},
+            ("PUT", "/api/admin/account-defaults/levels/{level}"): {"usd": f"{self.mail + 1}/calendar day"},
+            ("PUT", "/api/admin/account-defaults/plans/{plan}"): {"usd": f"{self.mail + 1}/calendar day"},
+            ("PUT", "/api/admin/agents/{agent}/account"): {"account": "acme/search"},
             ("POST", "/api/admin/invitations"): {"account": "acme/search"},
             ("POST", "/v1/check"): {"key": "a key"},
             ("POST", "/v1/holds"): {"costs": {"tokens": 12, "usd": "0.03"}, "session": "42", "agent": self.agent},
