@@ -527,7 +527,7 @@ async def test_a_hub_without_a_server_remembers_budgets_and_holds(tmp_path: Path
         assert hub.health.disk == "ok"
     async with Hub(settings, POLICY) as hub:
         hold = await hub.gate.afind_hold("planner", "open")
-        assert (hold.state, hold.costs["usd"]) == ("open", 3)
+        assert (hold.state, hold.costs["usd"]) == ("open", Decimal(3))
         await hold.asettle({"usd": "2"})
         today = datetime.now(UTC).date()
         usage = await hub.gate.ausage(today - timedelta(days=1), today, "acme")
