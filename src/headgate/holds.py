@@ -298,7 +298,7 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if self._leave():
-            await _to_its_end(self._aend(error))
+            await to_its_end(self._aend(error))
 
     async def _aend(self, error: BaseException | None) -> None:
         try:
@@ -487,7 +487,7 @@ def summarize(listed: ListedHold, decimals: int) -> HoldSummary:
 _ending: Final[set[asyncio.Task[None]]] = set()  # an event loop itself keeps only weak references
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Await the end of a hold, even if the caller is cancelled meanwhile: its slot must not wait for the lease."""
     task = asyncio.ensure_future(work)
     _ending.add(task)

@@ -44,6 +44,18 @@ DETAIL = {
     "denials": [{"at": 1, "channel": "ws", "action": "ping", "tier": "", "address": "", "retry_after_ms": 5}],
     "connections": [{"kind": "ws", "address": "::1", "since": 1}], "sessions": 1, "tasks": {"held": "t", "created": 1},
 }  # fmt: skip
+ACCOUNT_ALERT = {
+    "alert_id": "b",
+    "account": "acme/search",
+    "resource": "usd",
+    "tool": "web",
+    "share": 0.8,
+    "limit": "500 usd/calendar month",
+    "resets_at": 2,
+    "raised_at": 1,
+    "resolved_at": None,
+    "times": 1,
+}
 ALERT = {
     "alert_id": "x", "agent_id": "a", "violations": 10, "within": 300, "raised_at": 1, "resolved_at": None, "times": 1,
     "total": 12, "actions": [DENIED_ACTION], "address": "::1",
@@ -84,7 +96,7 @@ SIGNAL = '{"type": "t", "entity": "e", "weight": 1, "timestamp": 1}'
 ANSWERS: dict[str, tuple[list[str], Any]] = {
     "agents": ([], {"agents": [CARD]}),
     "agents AGENT": (["a"], DETAIL),
-    "alerts": ([], {"open": 1, "alerts": [ALERT]}),
+    "alerts": ([], {"open": 1, "alerts": [ALERT], "account_alerts": [ACCOUNT_ALERT]}),
     "addresses": ([], {"addresses": [{"address": "::1", "purpose": "request", "denials": 1, "last_at": 1}]}),
     "block": (["a", "--for", "2h", "--reason", "loops", "--disconnect"], {"connections": 2, **BLOCK}),
     "unblock": (["a"], {**BLOCK, "agent_id": "a", "blocked": True}),

@@ -55,6 +55,22 @@ def test_from_an_alert_to_a_block_it_takes_two_commands(running_hub: StartHub, h
         assert "\nblocked       until it is unblocked\n" in out
 
 
+def test_f1_alerts_of_accounts_are_listed_with_those_of_agents(running_hub: StartHub, headgate: Command) -> None:
+    accounts = {"at": {"acme": {"usd": "10 in all", "tools": {"web": {"usd": "10 in all"}}}}}
+    policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
+    with running_hub(policy) as hub, hub.http(VIEWER) as viewer:
+        hub.hub.gate.hold("planner", {"usd": "8.5"}, tool="web")
+        wait_for(lambda: viewer.get("/api/admin/alerts").json()["open"] == 2, "the alerts")
+        code, out, err = headgate("alerts")
+        assert (code, err) == (0, "")
+        assert sorted(
+            re.findall(rf"^{TIME}  acme  open +-  80 % of 10 usd in all( by web)? +-$", out, re.MULTILINE)
+        ) == [
+            "",
+            " by web",
+        ]
+
+
 def test_resolved_alerts_are_listed_unless_only_open_ones_are_asked_for(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:

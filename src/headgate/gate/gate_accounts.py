@@ -60,7 +60,22 @@ class GateAccounts(GateHolds):
     async def aaccount(self, path: str) -> AccountStatus:
         return await adrive(self._looking(path), acall_store)
 
-    def _looking(self, path: object) -> Flow[StoreCall, AccountStatus]:
+    def accounts(self, paths: Iterable[str]) -> list[AccountStatus]:
+        """Several accounts. The open holds of each top account are read once."""
+        return drive(self._looking_at(paths), call_store)
+
+    async def aaccounts(self, paths: Iterable[str]) -> list[AccountStatus]:
+        return await adrive(self._looking_at(paths), acall_store)
+
+    def _looking_at(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
+        held: dict[str, dict[Bound, int]] = {}
+        found = []
+        for path in paths:
+            status = yield from self._looking(path, held)
+            found.append(status)
+        return found
+
+    def _looking(self, path: object, held: dict[str, dict[Bound, int]] | None = None) -> Flow[StoreCall, AccountStatus]:
         effective = self._lookup.effective
         accounts = effective.accounts
         found = accounts.check_path("account", path, sessions=True)
@@ -70,14 +85,26 @@ class GateAccounts(GateHolds):
         if level == accounts.agent_level:
             plan = (effective.agents.get(split_path(found)[-1]) or NO_AGENT_RULES).plan
         asks = asks_of_one(accounts, found, plan)
-        limits = yield from self._status(asks, asks.asks(asks.costs_of({}), ""), "")
+        limits = yield from self._status(asks, asks.asks(asks.costs_of({}), ""), "", held)
         return AccountStatus(found, accounts.levels[level], plan, tuple(limits))
 
-    def _status(self, asks: AccountAsks, made: tuple[Ask, ...], session: str) -> Flow[StoreCall, list[LimitStatus]]:
+    def _status(
+        self,
+        asks: AccountAsks,
+        made: tuple[Ask, ...],
+        session: str,
+        known: dict[str, dict[Bound, int]] | None = None,
+    ) -> Flow[StoreCall, list[LimitStatus]]:
+        """The limits of some asks. `known` is what is held, by top account, and gets what is read here."""
         store, accounts = self._account_store, self._lookup.effective.accounts
         parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self._lookup.low))
-        listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _COUNTED))
-        held = _held(listed)
+        held = None if known is None else known.get(asks.root)
+        if held is None:
+            arguments = (HOLDS, asks.root, _COUNTED)
+            listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, arguments)
+            held = _held(listed)
+            if known is not None:
+                known[asks.root] = held
         return [
             limit_status(
                 bound := asks.bound_of(row, session),

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from headgate.errors import HeadgateError
-from headgate.events import Alerted, Event, PolicyChanged, Violated, ViolationsReset
+from headgate.events import AccountAlerted, Alerted, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
@@ -52,6 +52,7 @@ from headgate.hub.dashboard.feed import MAX_QUEUED, MAX_QUEUED_BYTES, DashboardF
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.account_alerts import AccountAlerts
 from headgate.hub.monitoring.address_log import AddressLog
 from headgate.hub.monitoring.alerts import Alerts
 from headgate.hub.monitoring.health import Health
@@ -115,6 +116,7 @@ class Hub:
     address_log: AddressLog
     webhooks: Webhooks
     alerts: Alerts
+    account_alerts: AccountAlerts
     presence: Presence
     tokens: Tokens
     registry: Registry
@@ -156,7 +158,7 @@ class Hub:
             await self._open()
             # The tokens late: the admin's is made once, and would be lost if a later step failed before it is shown.
             parts = (self.registry, self.messages, self.sessions, self.scheduler, self.webhooks, self.alerts)
-            for part in (*parts, self.tokens, self.operators):
+            for part in (*parts, self.account_alerts, self.tokens, self.operators):
                 await part.start()
             self._exit_stack.push_async_callback(self.registry.close)
             self._exit_stack.push_async_callback(self.scheduler.close)
@@ -197,7 +199,8 @@ class Hub:
         stack.callback(self.stats.stop)
         self.address_log = AddressLog(self.gate, self.clock)
         stack.callback(self.address_log.stop)
-        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Violated, Alerted))
+        kinds = (PolicyChanged, ViolationsReset, Violated, Alerted, AccountAlerted)
+        stack.callback(self.gate.subscribe(self._on_event, *kinds))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         stack.push_async_callback(self.webhooks.close)
         shared_alerts = self.store.alerts() if isinstance(self.store, HubStore) else None
@@ -210,6 +213,10 @@ class Hub:
             lambda: self.health.degraded,
         )
         stack.push_async_callback(self.alerts.close)
+        self.account_alerts = AccountAlerts(
+            self.gate, self.clock, self.webhooks.send, shared_alerts, lambda: self.health.degraded
+        )
+        stack.push_async_callback(self.account_alerts.close)
         self._open_parts()
 
     def _open_store(self) -> None:
@@ -302,18 +309,33 @@ class Hub:
             most_connections=settings.max_connections_per_agent,
             identify_within=settings.identify_within,
         )
-        cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler, self._background)
+        account_alerts = self.account_alerts
+        cards = Cards(
+            gate, stats, presence, alerts, account_alerts, health, self.address_log, scheduler, self._background
+        )
         feed = self.dashboard = DashboardFeed(
-            cards, gate, stats, presence, alerts, operators, authentication, clock, settings
+            cards, gate, stats, presence, alerts, account_alerts, operators, authentication, clock, settings
         )
         sources = self.metric_sources = MetricSources(
-            gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
+            gate,
+            store,
+            health,
+            stats,
+            alerts,
+            account_alerts,
+            self.webhooks,
+            presence,
+            relay,
+            feed,
+            scheduler,
+            messages,
+            sessions,
         )
         windows, file = counters(store), self._config
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, operators, messages, sessions, scheduler]
-        parts += [alerts, feed, cards, sources, self.address_log]
+        parts += [alerts, self.account_alerts, feed, cards, sources, self.address_log]
         router = Router(bind(ROUTES, parts))
         self._api = Api(router, gate, stats, operators, registry, authentication, allowed_hosts, settings)
 
@@ -460,12 +482,15 @@ class Hub:
             self.alerts.on_violation(event)
         elif isinstance(event, Alerted):
             self.alerts.on_alert(event)
+        elif isinstance(event, AccountAlerted):
+            self.account_alerts.on_alert(event)
 
     def _recheck(self) -> None:
         """Limits or exemptions have changed: look again at everything that depends on them."""
         self.scheduler.recheck()
         self.dashboard.recheck()
         self.alerts.recheck()
+        self.account_alerts.recheck()
 
 
 def _address(scope: Mapping[str, Any]) -> str:

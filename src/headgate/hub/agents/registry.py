@@ -157,7 +157,7 @@ class Registry:
         if self._gate is None or not edits:
             return
         try:
-            await asyncio.to_thread(self._gate.change, edits, by=grant.by)
+            await self._gate.achange(edits, by=grant.by)
         except HeadgateError as error:
             _log.error("agent %r is registered, but its account and plan are not set: %s", agent, error)
             detail = (

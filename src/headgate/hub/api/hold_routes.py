@@ -67,7 +67,8 @@ class NewHold(Body):
     """For admins: the agent that holds."""
     session: _Session | None = None
     tool: _Tool | None = None
-    lease: Lease = 60
+    lease: Lease | None = None
+    """60 seconds unless it is given, or `accounts.max_lease` of the policy if that is less."""
     timeout: Annotated[float, Meta(ge=0, le=MAX_TIMEOUT, description="seconds to wait if it is denied")] = 0
     id: HoldId | None = None
 
@@ -231,8 +232,8 @@ def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
 
 
 def _limit(status: LimitStatus) -> LimitAnswer:
-    amounts = [written(amount) for amount in (status.amount, status.spent, status.held, status.left)]
-    return LimitAnswer(status.resource, status.tool, status.limit, *amounts, status.resets_after)
+    amount, spent, held, left = map(written, (status.amount, status.spent, status.held, status.left))
+    return LimitAnswer(status.resource, status.tool, status.limit, amount, spent, held, left, status.resets_after)
 
 
 def _held(hold: AccountHoldSummary) -> HeldAnswer:

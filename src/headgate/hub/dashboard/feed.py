@@ -33,6 +33,7 @@ from headgate.hub.dashboard.cards import (
     timeline,
 )
 from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
 from headgate.hub.settings import HubSettings
@@ -97,6 +98,8 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     timeline: list[list[int]]
     """Each slot, with its numbers of allowed, warned and denied requests."""
     alerts: list[Alert]
+    account_alerts: list[AccountAlert]
+    """A dashboard without a token gets none."""
 
 
 class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
@@ -109,6 +112,7 @@ class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
     more: int | UnsetType = UNSET
     timeline: list[list[int]] = []
     alerts: list[Alert] | UnsetType = UNSET
+    account_alerts: list[AccountAlert] | UnsetType = UNSET
 
 
 class DashboardFeed:
@@ -121,12 +125,14 @@ class DashboardFeed:
         stats: Stats,
         presence: Presence,
         alerts: Alerts,
+        account_alerts: AccountAlerts,
         operators: Operators,
         authentication: Authentication,
         clock: Clock,
         settings: HubSettings,
     ) -> None:
         self._cards, self._gate, self._stats, self._presence, self._alerts = cards, gate, stats, presence, alerts
+        self._account_alerts: Final = account_alerts
         self._operators, self._authentication, self._clock, self._settings = operators, authentication, clock, settings
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
@@ -142,6 +148,7 @@ class DashboardFeed:
         self._sent_sparks: dict[str, list[list[int]]] = {}
         self._sent_summary: Summary | None = None
         self._sent_alerts: list[Alert] = []
+        self._sent_account_alerts: list[AccountAlert] = []
         self._sent_timeline: list[list[int]] = []
         self._sent_more = 0
         self._live: list[LiveCard] = []  # the cards for a snapshot, once somebody asks for one
@@ -318,6 +325,7 @@ class DashboardFeed:
             more=self._sent_more,
             timeline=timeline(self._stats, self._slot - FLEET_SLOTS + 1),
             alerts=public_alerts(self._sent_alerts) if public else self._sent_alerts,
+            account_alerts=[] if public else self._sent_account_alerts,
         )
         return [encode(snapshot), *self._encode_cards(live[_FRAME_CARDS:])]
 
@@ -401,6 +409,8 @@ class DashboardFeed:
             self._sent_more = update.more = more
         if (alerts := self._alerts.recent()) != self._sent_alerts:
             self._sent_alerts = update.alerts = alerts
+        if (of_accounts := self._account_alerts.recent()) != self._sent_account_alerts:
+            self._sent_account_alerts = update.account_alerts = of_accounts
         points = timeline(stats, since)
         update.timeline = [point for point in points if point not in self._sent_timeline]
         self._sent_timeline = points
@@ -463,6 +473,7 @@ def _for_everybody(update: Update) -> Update:
         update,
         summary=UNSET if update.summary is UNSET else public_summary(update.summary),
         alerts=UNSET if update.alerts is UNSET else public_alerts(update.alerts),
+        account_alerts=UNSET,
         agents=[
             {**card, "role": ""} if card.get("role") else card
             for card in update.agents
