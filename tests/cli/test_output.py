@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -134,7 +135,7 @@ def test_a_full_or_closed_output_is_an_error_of_every_command(
     running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ConfigFile(Path("headgate.toml"), {})
-    accounts = {"plans": {"pro": {}}}
+    accounts: dict[str, Any] = {"plans": {"pro": {}}}
     policy = Policy(limits={"light": "1/minute"}, accounts=accounts, agents={"a": {"account": "acme"}})
     with running_hub(policy, config=config) as hub:
         hub.register("a")

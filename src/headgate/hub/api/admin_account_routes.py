@@ -191,7 +191,7 @@ async def _accounts(call: Call, gate: Gate) -> AccountTree:
     ]
     page = wanted[: query.limit]
     agents = _agent_counts(gate)
-    found = [_summary(gate, await gate.aaccount(path), agents) for path in page]
+    found = [_summary(gate, status, agents) for status in await gate.aaccounts(page)]
     return AccountTree(found, len(wanted) > len(page))
 
 
