@@ -76,6 +76,22 @@ VALUE = {
     "by": "a",
     "at": 1,
 }
+LIMIT = {
+    "resource": "usd", "tool": "web", "limit": "9 usd in all", "source": "account", "amount": "9", "spent": "1.500000",
+    "held": "0", "left": "7.5", "used": 0.2, "resets_after": None,
+}  # fmt: skip
+ACCOUNT = {"path": "acme", "level": "org", "plan": "pro", "agents": 1, "limits": [LIMIT, {**LIMIT, "resets_after": 9}]}
+ACCOUNT_DETAIL = {**ACCOUNT, "accounts": ["acme/search"], "members": ["a"], "registered": None, "known": True}
+ACCOUNT_LIMITS = {"usd": "1 usd in all", "tools": {"web": {"usd": "1 usd in all"}}}
+ACCOUNT_DEFAULTS = {
+    "levels": ["org"], "resources": ["usd"], "tools": ["web"], "zone": "UTC", "plans": {"pro": ACCOUNT_LIMITS},
+    "level_limits": {"org": ACCOUNT_LIMITS},
+}  # fmt: skip
+HOLD = {
+    "id": "x", "agent": "a", "account": "-/-/a", "session": "1", "tool": "", "state": "open", "costs": {"usd": "1.5"},
+    "lease_left": 9.5,
+}  # fmt: skip
+TOTAL = {"group": {"month": "2026-11", "resource": "usd"}, "amount": "1.5"}
 SIGNAL = '{"type": "t", "entity": "e", "weight": 1, "timestamp": 1}'
 ANSWERS: dict[str, tuple[list[str], Any]] = {
     "agents": ([], {"agents": [CARD]}),
@@ -114,6 +130,27 @@ ANSWERS: dict[str, tuple[list[str], Any]] = {
     "override set": (["a", "light=1/s"], OVERRIDE),
     "override remove": (["a"], OVERRIDE),
     "override list": ([], {"overrides": {"a": {"ws": {"light": "1/second"}}}, "session_overrides": {"a": "1/second"}}),
+    "accounts": ([], {"more": False, "accounts": [ACCOUNT]}),
+    "accounts list": ([], {"more": False, "accounts": [ACCOUNT]}),
+    "accounts show": (["acme"], ACCOUNT_DETAIL),
+    "accounts set": (["acme", "usd=1 in all"], ACCOUNT_DETAIL),
+    "accounts unset": (["acme", "usd"], ACCOUNT_DETAIL),
+    "accounts plan": (["acme", "pro"], ACCOUNT_DETAIL),
+    "accounts move": (["a", "acme"], {"agent_id": "a", "path": "acme/-/a", "account": "acme", "plan": "pro"}),
+    "levels": ([], ACCOUNT_DEFAULTS),
+    "levels list": ([], ACCOUNT_DEFAULTS),
+    "levels set": (["org", "usd=1 in all"], ACCOUNT_DEFAULTS),
+    "levels unset": (["org"], ACCOUNT_DEFAULTS),
+    "plans": ([], ACCOUNT_DEFAULTS),
+    "plans list": ([], ACCOUNT_DEFAULTS),
+    "plans set": (["pro", "usd=1 in all"], ACCOUNT_DEFAULTS),
+    "plans unset": (["pro"], ACCOUNT_DEFAULTS),
+    "holds list": (["acme"], {"more": False, "holds": [HOLD]}),
+    "holds cancel": (["a", "x"], {**HOLD, "state": "cancelled"}),
+    "usage": (
+        [],
+        {"from": "2026-11-01", "to": "2026-11-30", "zone": "UTC", "by": ["month", "resource"], "totals": [TOTAL]},
+    ),
     "exempt add": (["a"], {"agents": ["a"]}),
     "exempt remove": (["a"], {"agents": ["a"]}),
     "exempt list": ([], {"agents": ["a"]}),

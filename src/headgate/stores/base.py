@@ -283,7 +283,7 @@ class Edit:
     """In the snapshot of a compacted log: how often a default had been changed."""
 
     def __str__(self) -> str:
-        words = [self.kind]
+        words = [self.kind.replace("_", " ")]
         if self.agent:
             words.append(f"of {self.agent!r}")
         if self.channel or self.tier:

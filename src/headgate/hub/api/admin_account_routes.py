@@ -1,6 +1,6 @@
 """Admin routes: accounts, their limits and plans, the accounts of agents, and usage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias
@@ -11,7 +11,7 @@ from headgate.errors import refuse
 from headgate.gate import Gate, changes
 from headgate.gate.account_holds import LimitStatus
 from headgate.gate.account_settings import limit_settings
-from headgate.gate.accounts import Accounts, Resource, account_limit, is_within, split_path
+from headgate.gate.accounts import AccountLimit, Accounts, Resource, account_limit, is_within, split_path
 from headgate.gate.changes import account_limit_edit, account_plan, agent_plan, level_limit, plan_limit
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.gate.policy import check_agent
@@ -191,7 +191,7 @@ async def _accounts(call: Call, gate: Gate) -> AccountTree:
     ]
     page = wanted[: query.limit]
     agents = _agent_counts(gate)
-    found = [_summary(gate, await gate.aaccount(path), agents) for path in page]
+    found = [_summary(gate, status, agents) for status in await gate.aaccounts(page)]
     return AccountTree(found, len(wanted) > len(page))
 
 
@@ -223,8 +223,7 @@ async def _reset_account(call: Call, gate: Gate, registry: Registry) -> ChangedA
     own, filed = effective.accounts.at.get(path), policy.accounts.at.get(path)
     edits = []
     if own is not None:
-        before = {} if filed is None else filed.limits
-        changed = [resource for resource, limit in own.limits.items() if before.get(resource) != limit]
+        changed = _changed_limits(own.limits, {} if filed is None else filed.limits)
         edits = [account_limit_edit(path, resource, None, tool or None) for resource, tool in changed]
         if own.plan != ("" if filed is None else filed.plan):
             edits.append(account_plan(path, None))
@@ -358,6 +357,11 @@ def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
     return account_limit(where, resource, texts, accounts.units).text
 
 
+def _changed_limits(limits: Mapping[Resource, AccountLimit], filed: Mapping[Resource, AccountLimit]) -> list[Resource]:
+    """What differs from the policy."""
+    return [resource for resource, limit in limits.items() if filed.get(resource) != limit]
+
+
 def _expect_edits(edits: list[Edit]) -> None:
     if not edits:
         raise RequestError(
@@ -402,7 +406,8 @@ async def _set_defaults(call: Call, gate: Gate, edit: Callable[..., Edit]) -> Ac
 async def _reset_level(call: Call, gate: Gate) -> AccountDefaults:
     accounts = gate.effective.accounts
     level = accounts.check_level("level", call.parts["level"])
-    edits = [level_limit(level, resource, None, tool) for resource, tool in accounts.defaults.get(level, {})]
+    changed = _changed_limits(accounts.defaults.get(level, {}), gate.policy.accounts.defaults.get(level, {}))
+    edits = [level_limit(level, resource, None, tool) for resource, tool in changed]
     await gate.achange(edits, by=call.by)
     return await _defaults(call, gate)
 
@@ -410,7 +415,8 @@ async def _reset_level(call: Call, gate: Gate) -> AccountDefaults:
 async def _reset_plan(call: Call, gate: Gate) -> AccountDefaults:
     accounts = gate.effective.accounts
     plan = accounts.check_plan("plan", call.parts["plan"])
-    edits = [plan_limit(plan, resource, None, tool) for resource, tool in accounts.plans[plan]]
+    changed = _changed_limits(accounts.plans[plan], gate.policy.accounts.plans[plan])
+    edits = [plan_limit(plan, resource, None, tool) for resource, tool in changed]
     await gate.achange(edits, by=call.by)
     return await _defaults(call, gate)
 
