@@ -22,6 +22,7 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
+from headgate.hub.dashboard.accounts import AccountCard, AccountReader
 from headgate.hub.dashboard.cards import (
     AgentCard,
     Cards,
@@ -99,7 +100,13 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     """Each slot, with its numbers of allowed, warned and denied requests."""
     alerts: list[Alert]
     account_alerts: list[AccountAlert]
-    """A dashboard without a token gets none."""
+    """A dashboard without a token gets none, and no accounts."""
+    accounts: list[AccountCard]
+    """Those that were read so far."""
+    more_accounts: int
+    """The number of accounts not shown: only 500 are, those of which the largest share is used."""
+    accounts_age: int
+    """How old the oldest figures of these accounts are, in seconds."""
 
 
 class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
@@ -113,6 +120,10 @@ class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
     timeline: list[list[int]] = []
     alerts: list[Alert] | UnsetType = UNSET
     account_alerts: list[AccountAlert] | UnsetType = UNSET
+    accounts: list[AccountCard] = []
+    accounts_gone: list[str] = []
+    more_accounts: int | UnsetType = UNSET
+    accounts_age: int | UnsetType = UNSET
 
 
 class DashboardFeed:
@@ -134,6 +145,7 @@ class DashboardFeed:
         self._cards, self._gate, self._stats, self._presence, self._alerts = cards, gate, stats, presence, alerts
         self._account_alerts: Final = account_alerts
         self._operators, self._authentication, self._clock, self._settings = operators, authentication, clock, settings
+        self._accounts: Final = AccountReader(gate, clock)
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
         self._identified: Final[dict[Socket, Holder]] = {}  # oldest first
@@ -149,6 +161,8 @@ class DashboardFeed:
         self._sent_summary: Summary | None = None
         self._sent_alerts: list[Alert] = []
         self._sent_account_alerts: list[AccountAlert] = []
+        self._sent_accounts: dict[str, AccountCard] = {}
+        self._sent_more_accounts = self._sent_accounts_age = 0
         self._sent_timeline: list[list[int]] = []
         self._sent_more = 0
         self._live: list[LiveCard] = []  # the cards for a snapshot, once somebody asks for one
@@ -303,6 +317,7 @@ class DashboardFeed:
             if not self._running:  # only now: it ends when nobody watches
                 self._running = True
                 self._background.spawn(self._run())
+                self._background.spawn(self._accounts.run(lambda: bool(self._viewers), self.refresh))
         for frame in frames:
             await socket.send(frame)
         socket.release()
@@ -326,6 +341,9 @@ class DashboardFeed:
             timeline=timeline(self._stats, self._slot - FLEET_SLOTS + 1),
             alerts=public_alerts(self._sent_alerts) if public else self._sent_alerts,
             account_alerts=[] if public else self._sent_account_alerts,
+            accounts=[] if public else list(self._sent_accounts.values()),
+            more_accounts=0 if public else self._sent_more_accounts,
+            accounts_age=0 if public else self._sent_accounts_age,
         )
         return [encode(snapshot), *self._encode_cards(live[_FRAME_CARDS:])]
 
@@ -411,10 +429,22 @@ class DashboardFeed:
             self._sent_alerts = update.alerts = alerts
         if (of_accounts := self._account_alerts.recent()) != self._sent_account_alerts:
             self._sent_account_alerts = update.account_alerts = of_accounts
+        self._update_accounts(update)
         points = timeline(stats, since)
         update.timeline = [point for point in points if point not in self._sent_timeline]
         self._sent_timeline = points
         return update
+
+    def _update_accounts(self, update: Update) -> None:
+        """Add the accounts that have changed since the last update. They were read in the background."""
+        sent, shown = self._sent_accounts, self._accounts.shown()
+        update.accounts = [card for path, card in shown.items() if sent.get(path) is not card]
+        update.accounts_gone = [path for path in sent if path not in shown]
+        self._sent_accounts = shown
+        if (more := self._accounts.total - len(shown)) != self._sent_more_accounts:
+            self._sent_more_accounts = update.more_accounts = more
+        if (age := self._accounts.age(list(shown))) != self._sent_accounts_age:
+            self._sent_accounts_age = update.accounts_age = age
 
     async def _changes(self, new: dict[str, AgentCard], active: set[str], since: int) -> list[dict[str, Any]]:
         """The changed fields of the cards that were made again, and the traffic of active agents."""
@@ -474,6 +504,10 @@ def _for_everybody(update: Update) -> Update:
         summary=UNSET if update.summary is UNSET else public_summary(update.summary),
         alerts=UNSET if update.alerts is UNSET else public_alerts(update.alerts),
         account_alerts=UNSET,
+        accounts=[],
+        accounts_gone=[],
+        more_accounts=UNSET,
+        accounts_age=UNSET,
         agents=[
             {**card, "role": ""} if card.get("role") else card
             for card in update.agents
